@@ -1,0 +1,137 @@
+# Two commands matter: `make demo` and `make test`. Both set everything up first, in .venv, without root.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+JOBS   := $(shell nproc 2>/dev/null || echo 2)
+WHEELS ?=
+
+NATIVE_SOURCES := $(shell find native -type f 2>/dev/null)
+CXX_FILES      := $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE_SOURCES))
+PYTHON_ROOTS   := kvoffload tests examples docs
+
+# The build below is for tests of the core alone: no Python, warnings are errors.
+CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+
+say = @printf '\033[1m== %s\033[0m\n' "$(1)"
+
+.PHONY: help setup demo test check format format-check lint types imports spell native-test python-test sanitize \
+        sanitize-address sanitize-thread bench campaign gpu docs wheel clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- set-up: every step leaves a stamp, so a second run takes a second ----
+
+setup: $(STAMPS)/native ## .venv with everything that tests and demo need
+
+$(STAMPS)/venv:
+	$(call say,set-up 1/3: .venv)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "kvoffload needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try make PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/packages: requirements/tests.txt $(STAMPS)/venv
+	$(call say,set-up 2/3: packages (the real engine among them; about two minutes and 4 GB))
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/tests.txt
+	@# vLLM pulls these in; their builds need a torch with CUDA and break imports beside a CPU torch.
+	@$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
+	$(call say,set-up 3/3: native extension)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -q --disable-pip-version-check \
+	  --no-build-isolation --no-deps --config-settings=cmake.define.KVOFFLOAD_WERROR=ON -e .
+	@touch $@
+
+# ---- the two commands ----
+
+demo: setup ## the tiny hybrid model on real vLLM with the plugin loaded
+	$(call say,demo)
+	@$(BIN)/python examples/demo.py
+
+test: native-test python-test ## all tests that need no GPU
+
+# $(call run_native_tests,folder below build/,more cmake options): quiet when it passes, the whole log when it fails.
+define run_native_tests
+	@PATH="$(CURDIR)/$(BIN):$$PATH"; mkdir -p build; \
+	{ cmake -B build/$(1) $(CMAKE_TESTS) -G Ninja $(2) && cmake --build build/$(1) -j $(JOBS) \
+	  && ctest --test-dir build/$(1) --output-on-failure -j $(JOBS); } > build/$(1).log 2>&1 \
+	  || { cat build/$(1).log; exit 1; }; tail -n 3 build/$(1).log
+endef
+
+native-test: setup
+	$(call say,test 1/2: native)
+	$(call run_native_tests,native,)
+
+python-test: setup
+	$(call say,test 2/2: Python (with the real engine))
+	@$(BIN)/python -m pytest -q
+
+# ---- gates ----
+
+check: format-check lint types imports spell sanitize test ## what CI runs
+
+format: setup ## write the house format
+	@$(BIN)/ruff format $(PYTHON_ROOTS)
+	@$(BIN)/ruff check --fix-only $(PYTHON_ROOTS)
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+format-check: setup
+	$(call say,check: format)
+	@$(BIN)/ruff format --check $(PYTHON_ROOTS)
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+lint: setup
+	$(call say,check: lint)
+	@$(BIN)/ruff check $(PYTHON_ROOTS)
+
+types: setup
+	$(call say,check: types)
+	@$(BIN)/mypy
+
+imports: setup
+	$(call say,check: import contracts)
+	@$(BIN)/lint-imports
+
+spell: setup
+	$(call say,check: spelling)
+	@git ls-files -z | xargs -0 $(BIN)/codespell
+
+sanitize: sanitize-address sanitize-thread ## native tests under ASan+UBSan and TSan
+
+sanitize-address: setup
+	$(call say,check: native tests under ASan and UBSan)
+	$(call run_native_tests,address,-DKVOFFLOAD_CUDA=OFF "-DKVOFFLOAD_SANITIZE=address;undefined")
+
+sanitize-thread: setup
+	$(call say,check: native tests under TSan)
+	$(call run_native_tests,thread,-DKVOFFLOAD_CUDA=OFF -DKVOFFLOAD_SANITIZE=thread)
+
+# ---- on demand ----
+
+bench: setup ## every benchmark, beside this machine's limits
+	@$(BIN)/kvoffload bench
+
+campaign: setup ## long fault and fuzz runs
+	$(call say,campaign)
+	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples
+
+gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
+	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh
+
+docs: setup ## write the tables that are made from code
+	@$(BIN)/python docs/generate.py
+
+wheel: setup ## a wheel in dist/
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps -w dist .
+
+clean: ## remove what was built, keep .venv
+	@rm -rf build dist .cache

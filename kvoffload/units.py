@@ -1,0 +1,79 @@
+"""Sizes and durations as people write them: `64GiB`, `250ms`. Reading and writing round-trip."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+SIZE_UNITS = {
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+SIZE_FORM = "a number of bytes or a size such as 512MiB, 64GiB or 1.5TiB"
+DURATION_FORM = "a duration with its unit such as 500us, 250ms, 5s, 10min or 1h"
+
+_QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)", re.ASCII)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of `64GiB`, `1.5TiB` or a plain whole number. ValueError says what is wrong."""
+    if isinstance(text, bool):
+        raise ValueError("not a size")
+    if isinstance(text, int):
+        return _whole_bytes(text, str(text))
+    number, unit = _split(text, "size")
+    by_lower = {name.lower(): factor for name, factor in SIZE_UNITS.items()}
+    if unit and unit.lower() not in by_lower:
+        raise ValueError(f"unit {unit!r} is not one of {', '.join(SIZE_UNITS)}")
+    return _whole_bytes(number * by_lower[unit.lower() or "b"], text)
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of `250ms` or `5s`. A bare number is refused: nobody can tell seconds from milliseconds."""
+    if not isinstance(text, str):
+        raise ValueError("the unit is missing")
+    number, unit = _split(text, "duration")
+    if unit not in DURATION_UNITS:
+        raise ValueError(f"unit {unit!r} is not one of {', '.join(DURATION_UNITS)}" if unit else "the unit is missing")
+    return float(number) * DURATION_UNITS[unit]
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact spelling: 64GiB, 1536MiB, 1000B."""
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        factor = SIZE_UNITS[name]
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{name}"
+    return f"{size_bytes}B"
+
+
+def format_duration(seconds: float) -> str:
+    """The largest unit that leaves a number of at least 1: 50ms, 1.5s."""
+    for name in ("h", "min", "s", "ms"):
+        if seconds >= DURATION_UNITS[name]:
+            return f"{seconds / DURATION_UNITS[name]:.10g}{name}"
+    return f"{seconds / 1e-6:.10g}us"
+
+
+def _split(text: str, what: str) -> tuple[Decimal, str]:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"not a {what}")
+    return Decimal(match.group(1)), match.group(2)
+
+
+def _whole_bytes(value: Decimal | int, text: str) -> int:
+    if value < 0:
+        raise ValueError("negative")
+    if value != int(value):
+        raise ValueError(f"{text} is not a whole number of bytes")
+    return int(value)

@@ -1,0 +1,10 @@
+"""Settings of the whole test run."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# No deadline: a shared machine's pauses are not a property of the code.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("campaign", settings.get_profile("house"), max_examples=20_000)
+settings.load_profile("house")
