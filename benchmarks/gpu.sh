@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Build, GPU tests and GPU benchmarks with the python3 that is there (torch, numpy, pytest, nanobind, scikit-build-core),
+# without network. WHEELS names a folder with wheels that the machine lacks. Results: benchmarks/results/<gpu>.json.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python="${PYTHON:-python3}"
+site="$PWD/build/gpu-site"
+rm -rf "$site"
+export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+if [ -n "${WHEELS:-}" ]; then
+    echo "== gpu 1/4: wheels from $WHEELS"
+    "$python" -m pip install -q --no-deps --target "$site" "$WHEELS"/*.whl
+else
+    echo "== gpu 1/4: no WHEELS given, using what $python has"
+fi
+echo "== gpu 2/4: build"
+"$python" -m pip install -q --no-build-isolation --no-deps --target "$site" .
+
+# Tests and benchmarks run from the tree, so the extension is lent to it while they do.
+trap 'rm -f kvoffload/_native*.so' EXIT
+cp "$site"/kvoffload/_native*.so kvoffload/
+export PYTHONPATH="$PWD:$site"
+echo "== gpu 3/4: tests"
+"$python" -m pytest -q -o addopts="" -m gpu tests || { status=$?; [ "$status" -eq 5 ] && echo "no GPU test ran" || exit "$status"; }
+echo "== gpu 4/4: benchmarks"
+"$python" benchmarks/gpu_results.py benchmarks/results

@@ -1,0 +1,41 @@
+"""Runs every benchmark on a GPU machine and writes benchmarks/results/<gpu>.json: one JSON object a line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import sys
+from pathlib import Path
+
+from kvoffload import __version__, native
+from kvoffload.bench import BENCHMARKS
+
+
+def main(folder: Path) -> int:
+    import torch
+
+    if not torch.cuda.is_available():
+        print("gpu: torch sees no CUDA device, nothing is written", file=sys.stderr)
+        return 1
+    gpu = torch.cuda.get_device_name(0)
+    machine = {
+        "name": "machine",
+        "gpu": gpu,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "kvoffload": __version__,
+        "capabilities": str(native.capabilities(probe_devices=True)),
+    }
+    lines = [json.dumps(machine)]
+    for benchmark in BENCHMARKS:
+        lines += [json.dumps(result.as_json()) for result in benchmark.run(lambda step: None)]
+    target = folder / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json")
+    target.write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,91 @@
+"""Writes the reference pages that are made from code. `make docs`; tests/house compares them with the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvoffload.config import describe_settings
+from kvoffload.errors import walk_errors
+from kvoffload.metrics.catalog import CATALOG
+
+DOCS = Path(__file__).parent
+ROOMS = DOCS.parent / "kvoffload"
+NOTE = "<!-- Made by docs/generate.py from {source}; `make docs` writes it anew. -->"
+
+
+def render_pages() -> dict[str, str]:
+    """File name to text."""
+    return {"configuration.md": _configuration(), "errors.md": _errors(), "metrics.md": _metrics()}
+
+
+def _configuration() -> str:
+    rows = [
+        [
+            f"`{row.name}`",
+            f"`{row.default}`" if row.default else "(empty)",
+            row.allowed,
+            row.description,
+            _room(row.room),
+        ]
+        for row in describe_settings()
+    ]
+    return _page(
+        "Settings",
+        "kvoffload/config.py",
+        "Sources in rising order: default, TOML file, the engine's extra config, flag. Unknown names are refused.\n"
+        "`kvoffload config show` prints each value and where it came from.",
+        ["setting", "default", "allowed", "meaning", "read by"],
+        rows,
+    )
+
+
+def _errors() -> str:
+    rows = [[f"`{kind.code}`", kind.__name__, str(kind.exit_code), _sentence(kind)] for kind in walk_errors()]
+    return _page(
+        "Error codes",
+        "kvoffload/errors.py",
+        "Every fault that kvoffload raises on purpose. The command line ends with the exit code.",
+        ["code", "class", "exit code", "meaning"],
+        rows,
+    )
+
+
+def _metrics() -> str:
+    rows = [
+        [
+            f"`{metric.name}`",
+            metric.kind.value,
+            metric.unit.value,
+            ", ".join(f"`{label}`: {text}" for label, text in metric.labels.items()),
+            metric.help,
+        ]
+        for metric in CATALOG
+    ]
+    return _page(
+        "Metrics",
+        "kvoffload/metrics/catalog.py",
+        "Every metric.",
+        ["metric", "kind", "unit", "labels", "meaning"],
+        rows,
+    )
+
+
+def _room(room: str) -> str:
+    is_built = (ROOMS / room).is_dir() or (ROOMS / f"{room}.py").is_file()
+    return f"`{room}`" if is_built else f"`{room}` (not built yet)"
+
+
+def _sentence(kind: type) -> str:
+    return " ".join((kind.__doc__ or "").split())
+
+
+def _page(title: str, source: str, intro: str, columns: list[str], rows: list[list[str]]) -> str:
+    lines = [f"# {title}", "", NOTE.format(source=source), "", intro, ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for name, text in render_pages().items():
+        (DOCS / name).write_text(text)

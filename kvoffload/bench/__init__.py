@@ -1,0 +1,8 @@
+"""Benchmarks: one question each, beside the limit it should approach. Nothing that is measured may import this."""
+
+from __future__ import annotations
+
+from kvoffload.bench.base import Benchmark
+from kvoffload.bench.block_hash import BlockHashBenchmark
+
+BENCHMARKS: tuple[Benchmark, ...] = (BlockHashBenchmark(),)

@@ -1,0 +1,53 @@
+"""What this machine gives at best: the other half of every ratio.
+
+Each limit is the plainest code that does the unavoidable work, and has a floor: below it the limit itself is broken
+(a debug build, a throttled machine), and a ratio over it would flatter us, so the benchmark refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvoffload.errors import BenchmarkError
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One call does `amount` of `unit`; `floor` is the slowest rate per second that is believed."""
+
+    name: str
+    call: Callable[[], object]
+    amount: float
+    unit: str
+    floor: float
+
+    def rate(self, seconds: float) -> float:
+        """The rate at this time per call. Raises BenchmarkError below the floor."""
+        rate = self.amount / seconds
+        if rate < self.floor:
+            raise BenchmarkError(
+                f"the limit {self.name!r} measured {rate:.3g} {self.unit}/s, below its floor of {self.floor:.3g}",
+                remedy="run on an idle machine; a slow limit would flatter the ratio",
+            )
+        return rate
+
+
+def limit_copy(size_bytes: int) -> Limit:
+    """One memcpy between two buffers that were written before."""
+    source, target = np.full(size_bytes, 1, np.uint8), np.full(size_bytes, 2, np.uint8)
+    return Limit("memcpy", lambda: np.copyto(target, source), size_bytes, "B", 1e9)
+
+
+def limit_sha256(size_bytes: int) -> Limit:
+    """OpenSSL's SHA-256 of one buffer of the same bytes: no chain, no block borders, no padding per block."""
+    data = np.full(size_bytes, 7, np.uint8).tobytes()
+    return Limit("sha256", lambda: hashlib.sha256(data).digest(), size_bytes, "B", 1e8)
+
+
+def limit_read_runs(runs: list[tuple[int, int, int]]) -> Limit:
+    """One plain pass over declared runs that adds their lengths: whatever plans them must at least look at each."""
+    return Limit("read runs", lambda: sum(length for _, _, length in runs), len(runs), "runs", 1e6)

@@ -1,0 +1,61 @@
+"""`kvoffload bench`: runs benchmarks and prints what they found beside the machine's limit."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvoffload.bench import BENCHMARKS
+from kvoffload.bench.base import Benchmark, Result
+from kvoffload.errors import ConfigError
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="Which benchmarks; all of them when none is named.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Measure against this machine's limits. Exit code 0 whatever is met, 1 where it could not run."""
+    chosen = [_find(name) for name in names] if names else list(BENCHMARKS)
+    console = Console(stderr=True)
+    results: list[Result] = []
+    with console.status("") as status:
+        for benchmark in chosen:
+            for result in benchmark.run(lambda step, name=benchmark.name: status.update(f"{name}: {step}")):  # type: ignore[misc]
+                results.append(result)
+                if as_json:
+                    typer.echo(json.dumps(result.as_json()))
+    if not as_json:
+        Console().print(_table(results))
+
+
+def _find(name: str) -> Benchmark:
+    known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+    if name in known:
+        return known[name]
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
+    raise ConfigError(f"no benchmark is called {name!r}", remedy=hint)
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("benchmark", "parameters", "value", "limit", "unit", "ratio", "spread", "goal", "met"):
+        table.add_column(column, justify="right" if column in ("value", "limit", "ratio", "spread") else "left")
+    for result in results:
+        table.add_row(
+            result.name,
+            " ".join(f"{name}={value}" for name, value in result.params.items()),
+            f"{result.value:.4g}",
+            f"{result.limit:.4g}",
+            result.unit,
+            f"{result.ratio:.3f}",
+            f"{result.spread:.1%}",
+            "" if result.goal is None else str(result.goal),
+            {None: "", True: "yes", False: "no"}[result.is_met],
+        )
+    return table

@@ -1,0 +1,80 @@
+"""`kvoffload config`: which settings hold, and where each value came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvoffload.config import LoadedSettings, describe_settings, format_value, load_settings
+from kvoffload.errors import ConfigError
+
+config_app = typer.Typer(help="Show settings and their sources.", no_args_is_help=True, rich_markup_mode=None)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.", metavar="FILE")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting; may be repeated.", metavar="NAME=VALUE")
+]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine-config", help="The engine's extra config, a JSON object.", metavar="JSON")
+]
+
+
+@config_app.callback()
+def _group() -> None:
+    # A callback keeps `config` a group while it has one command.
+    pass
+
+
+@config_app.command()
+def show(
+    file: ConfigOption = None,
+    assignments: SetOption = None,
+    engine: EngineOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Print every setting with its value and source."""
+    loaded = load_settings(file=file, engine=parse_engine_config(engine), flags=parse_assignments(assignments or []))
+    if as_json:
+        for row in describe_settings():
+            value = getattr(loaded.settings, row.name)
+            typer.echo(json.dumps({"name": row.name, "value": value, "source": loaded.sources[row.name].value}))
+        return
+    Console().print(_table(loaded))
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, object]:
+    """`NAME=VALUE` texts as flags; the last of a name wins."""
+    flags: dict[str, object] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment!r}: no '='", remedy="allowed is NAME=VALUE")
+        flags[name.strip()] = value.strip()
+    return flags
+
+
+def parse_engine_config(text: str | None) -> dict[str, object]:
+    """The JSON object that vLLM calls kv_connector_extra_config."""
+    if text is None:
+        return {}
+    remedy = 'allowed is a JSON object such as {"memory":"8GiB"}'
+    try:
+        value = json.loads(text)
+    except ValueError as fault:
+        raise ConfigError(f"--engine-config: {fault}", remedy=remedy) from fault
+    if not isinstance(value, dict):
+        raise ConfigError(f"--engine-config is a {type(value).__name__}", remedy=remedy)
+    return value
+
+
+def _table(loaded: LoadedSettings) -> Table:
+    table = Table("setting", "value", "source", "meaning", box=None, pad_edge=False, header_style="bold")
+    for row in describe_settings():
+        value = format_value(row.name, getattr(loaded.settings, row.name))
+        table.add_row(row.name, value or "(empty)", loaded.sources[row.name].value, row.description)
+    return table

@@ -1,0 +1,280 @@
+"""Every setting: its type, default, bounds and meaning, and where a value came from.
+
+Sources in rising order: default, file (TOML), engine (the engine's extra config), flag. Settings are read here once, at
+the edge of a process; every other room is handed values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationError,
+)
+from pydantic.config import JsonDict
+
+from kvoffload.errors import ConfigError
+from kvoffload.units import SIZE_FORM, format_duration, format_size, parse_duration, parse_size
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Source(Enum):
+    """Where a value came from; a later one wins."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENGINE = "engine"
+    FLAG = "flag"
+
+
+def _size_or_auto(value: Any) -> Any:
+    return value if value == "auto" else _size(value)
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, str | int):
+        raise ValueError("not a size")
+    return parse_size(value)
+
+
+def _duration(value: Any) -> float:
+    return parse_duration(value)
+
+
+def _socket_path(value: str) -> str:
+    if len(value.encode()) > 107:
+        raise ValueError("longer than the kernel takes")
+    return value
+
+
+def _switch(value: Any) -> Any:
+    # A flag has only text to offer; a file and an engine have real booleans.
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def _count(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_size_or_auto)]
+Duration = Annotated[float, BeforeValidator(_duration)]
+Switch = Annotated[StrictBool, BeforeValidator(_switch)]
+SocketPath = Annotated[str, AfterValidator(_socket_path)]
+Count = Annotated[StrictInt, BeforeValidator(_count)]
+
+
+def _setting(default: Any, *, room: str, allowed: str, description: str, **bounds: Any) -> Any:
+    extra: JsonDict = {"room": room, "allowed": allowed}
+    return Field(default=default, description=description, json_schema_extra=extra, **bounds)
+
+
+class Settings(BaseModel):
+    """All settings of one process. Frozen; made by `load_settings`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    memory: SizeOrAuto = _setting(
+        "auto",
+        room="daemon",
+        allowed=f"auto, or {SIZE_FORM}, at least 64MiB",
+        description="Host memory for cached blocks. auto takes what the cgroup leaves free, at most 16GiB.",
+    )
+    server: SocketPath = _setting(
+        "",
+        room="client",
+        allowed="the path of a Unix socket of at most 107 bytes, or empty for a private server",
+        description="Socket of a shared cache server. Empty starts a private server that ends with its engine.",
+    )
+    segment_size: Size = _setting(
+        GIB,
+        room="cache",
+        allowed="a size from 64MiB to 64GiB",
+        description="Size of one shared memory segment; memory is taken and handed over in whole segments.",
+        ge=64 * MIB,
+        le=64 * GIB,
+    )
+    save_policy: Literal["auto", "eager", "on_evict", "second_use"] = _setting(
+        "auto",
+        room="connector",
+        allowed="auto, eager, on_evict or second_use",
+        description="When a block is saved: as soon as it is full, when the engine is about to lose it, or when it is "
+        "used a second time. auto is on_evict when memory is smaller than the engine's own cache, else eager.",
+    )
+    verify: Literal["tiers", "always"] = _setting(
+        "tiers",
+        room="cache",
+        allowed="tiers or always",
+        description="When a record's digest is checked: as its bytes cross a tier, or on every load as well.",
+    )
+    self_test: Switch = _setting(
+        True,
+        room="kvspec",
+        allowed="true or false",
+        description="Save, scrub, load, compare a pattern in a free block of every group before the first request.",
+    )
+    acquire_deadline: Duration = _setting(
+        0.05,
+        room="client",
+        allowed="a duration from 1ms to 60s",
+        description="How long a request waits for the server's answer to a hit before it counts as a miss.",
+        ge=0.001,
+        le=60.0,
+    )
+    step_budget: Duration = _setting(
+        0.001,
+        room="client",
+        allowed="a duration from 100us to 1s",
+        description="Time that all our calls together may take of one step of the engine's scheduler.",
+        ge=0.0001,
+        le=1.0,
+    )
+    copy_threads: Count = _setting(
+        0,
+        room="transfer",
+        allowed="a whole number from 0 to 256; 0 means one per two cores, at most 8",
+        description="Threads of the host copy engine.",
+        ge=0,
+        le=256,
+    )
+    hash_seed: str = _setting(
+        "",
+        room="keys",
+        allowed="text of at most 256 characters",
+        description="Seed of our own block hashes, for engines that have none. Different seeds never share blocks.",
+        max_length=256,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info",
+        room="cli",
+        allowed="debug, info, warning or error",
+        description="The least severe log line that is written.",
+    )
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One setting as the documentation and `config show` print it."""
+
+    name: str
+    default: str
+    allowed: str
+    description: str
+    room: str
+
+
+@dataclass(frozen=True)
+class LoadedSettings:
+    """The settings of this process and the source of each."""
+
+    settings: Settings
+    sources: Mapping[str, Source]
+
+
+def describe_settings() -> tuple[SettingRow, ...]:
+    """Every setting, in the order in which the documentation lists them."""
+    return tuple(
+        SettingRow(name, format_value(name, field.default), *_notes(name), room=_extra(name)["room"])
+        for name, field in Settings.model_fields.items()
+    )
+
+
+def format_value(name: str, value: object) -> str:
+    """A value as a user would write it."""
+    writers: dict[Any, Callable[[Any], str]] = {
+        _size: format_size,
+        _size_or_auto: format_size,
+        _duration: format_duration,
+    }
+    for note in Settings.model_fields[name].metadata:
+        if isinstance(note, BeforeValidator) and note.func in writers and not isinstance(value, str):
+            return writers[note.func](value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def load_settings(
+    *, file: Path | None = None, engine: Mapping[str, object] | None = None, flags: Mapping[str, object] | None = None
+) -> LoadedSettings:
+    """Merge the sources and check every value.
+
+    Raises ConfigError with one line that names the setting, the value, the source and what is allowed.
+    """
+    layers: list[tuple[Source, str, Mapping[str, object]]] = []
+    if file is not None:
+        layers.append((Source.FILE, f"file {file}", _read_toml(file)))
+    layers.append((Source.ENGINE, "the engine's extra config", engine or {}))
+    layers.append((Source.FLAG, "a flag", flags or {}))
+
+    merged: dict[str, object] = {}
+    sources = dict.fromkeys(Settings.model_fields, Source.DEFAULT)
+    for source, origin, values in layers:
+        for name, value in values.items():
+            _check_name(name, origin)
+            _check_value(name, value, origin)
+            merged[name] = value
+            sources[name] = source
+    return LoadedSettings(Settings.model_validate(merged), sources)
+
+
+def _check_name(name: str, origin: str) -> None:
+    if name in Settings.model_fields:
+        return
+    nearest = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(Settings.model_fields)}"
+    raise ConfigError(f"unknown setting {name!r} in {origin}", remedy=hint, setting=name, source=origin)
+
+
+def _check_value(name: str, value: object, origin: str) -> None:
+    try:
+        checked = Settings.model_validate({name: value})
+    except ValidationError as fault:
+        reason = fault.errors()[0]["msg"].removeprefix("Value error, ")
+        _refuse(name, value, origin, reason)
+    if name == "memory" and isinstance(checked.memory, int) and checked.memory < 64 * MIB:
+        _refuse(name, value, origin, "too small")
+
+
+def _refuse(name: str, value: object, origin: str, reason: str) -> NoReturn:
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    reason = reason[:1].lower() + reason[1:]
+    message = f"setting {name!r} = {shown} in {origin}: {reason}"
+    raise ConfigError(message, remedy=f"allowed is {_extra(name)['allowed']}", setting=name, value=value, source=origin)
+
+
+def _read_toml(file: Path) -> Mapping[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as fault:
+        reason = fault.strerror or type(fault).__name__
+    except UnicodeDecodeError:
+        reason = "not UTF-8 text"
+    except tomllib.TOMLDecodeError as fault:
+        reason = f"not TOML: {fault}"
+    raise ConfigError(
+        f"cannot read settings from {file}: {reason}", remedy="give a readable TOML file", source=str(file)
+    )
+
+
+def _extra(name: str) -> dict[str, str]:
+    extra = Settings.model_fields[name].json_schema_extra
+    assert isinstance(extra, dict)
+    return {key: str(value) for key, value in extra.items()}
+
+
+def _notes(name: str) -> tuple[str, str]:
+    return _extra(name)["allowed"], Settings.model_fields[name].description or ""

@@ -1,0 +1,1 @@
+"""What kvoffload measures of itself: one catalogue, and the recorder that fills it. Must not know who reads it."""

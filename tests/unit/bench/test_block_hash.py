@@ -1,0 +1,17 @@
+"""The benchmark of block hashing measures what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoffload.bench import block_hash
+from kvoffload.bench.block_hash import BlockHashBenchmark
+
+
+def test_one_line_per_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_hash, "PROMPT_TOKENS", 4096)
+    steps: list[str] = []
+    results = list(BlockHashBenchmark().run(steps.append))
+    assert [result.params["block_size"] for result in results] == [16, 64, 256]
+    assert len(steps) == 3
+    assert all(result.value > 0 and result.limit > 0 for result in results)

@@ -1,0 +1,55 @@
+"""The command line as a user meets it: a real process, its lines and its exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kvoffload import __version__
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == f"kvoffload {__version__}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["config", "show", "--set", "memory=12parsecs"], "unit 'parsecs'"),
+        (["config", "show", "--set", "memroy=1GiB"], "did you mean 'memory'?"),
+        (["config", "show", "--set", "memory"], "allowed is NAME=VALUE"),
+        (["config", "show", "--config", "/nonexistent.toml"], "No such file"),
+        (["config", "show", "--engine-config", "[1]"], "allowed is a JSON object"),
+        (["config", "show", "--engine-config", "{"], "allowed is a JSON object"),
+        (["bench", "hahs"], "did you mean 'hash'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("kvoffload: ")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["config", "show", "--nonsense"], ["config", "nonsense"]])
+def test_an_unknown_command_or_option_has_no_traceback(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_names_the_commands_and_fits_a_screen() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert {"bench", "config"} <= {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+    assert len(done.stdout.splitlines()) <= 24

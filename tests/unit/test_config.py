@@ -1,0 +1,112 @@
+"""Every setting: sources in order, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from kvoffload.config import Settings, Source, describe_settings, format_value, load_settings
+from kvoffload.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "kvoffload.toml"
+    path.write_text('memory = "8GiB"\nverify = "always"\nself_test = false\nstep_budget = "2ms"\n')
+    return path
+
+
+def test_later_sources_win(file: Path) -> None:
+    loaded = load_settings(file=file, engine={"memory": "16GiB", "copy_threads": 3}, flags={"memory": "64GiB"})
+    assert loaded.settings.memory == 64 << 30
+    assert loaded.sources["memory"] is Source.FLAG
+    assert loaded.settings.copy_threads == 3
+    assert loaded.sources["copy_threads"] is Source.ENGINE
+    assert loaded.settings.verify == "always"
+    assert loaded.sources["verify"] is Source.FILE
+    assert loaded.settings.save_policy == "auto"
+    assert loaded.sources["save_policy"] is Source.DEFAULT
+
+
+def test_a_flag_has_only_text_to_offer() -> None:
+    settings = load_settings(flags={"self_test": "false", "copy_threads": "4", "acquire_deadline": "20ms"}).settings
+    assert (settings.self_test, settings.copy_threads, settings.acquire_deadline) == (False, 4, 0.02)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        load_settings().settings.verify = "always"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("memory", "12 parsecs", "unit 'parsecs'"),
+        ("memory", "-1GiB", "not a size"),
+        ("memory", -1, "negative"),
+        ("memory", "1KiB", "too small"),
+        ("memory", None, "not a size"),
+        ("segment_size", "1B", "greater than or equal to 67108864"),
+        ("acquire_deadline", 5, "the unit is missing"),
+        ("acquire_deadline", "2h", "less than or equal to 60"),
+        ("step_budget", "soon", "not a duration"),
+        ("copy_threads", -3, "greater than or equal to 0"),
+        ("copy_threads", "many", "valid integer"),
+        ("copy_threads", True, "valid integer"),
+        ("verify", "never", "'tiers' or 'always'"),
+        ("self_test", "perhaps", "valid boolean"),
+        ("server", "/" + "ü" * 60, "longer than the kernel takes"),
+        ("hash_seed", 5, "valid string"),
+    ],
+)
+def test_a_wrong_value_gives_one_line_that_says_it_all(name: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(flags={name: value})
+    line = str(caught.value)
+    assert "\n" not in line
+    assert f"'{name}'" in line
+    assert repr(value) in line
+    assert "in a flag" in line
+    assert said in line
+    assert "allowed is" in line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [("memroy", "'memory'"), ("verfy", "'verify'"), ("Server", "'server'"), ("zzz", "known are memory")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(wrong: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        load_settings(engine={wrong: 1})
+
+
+def test_a_wrong_value_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('verify = "never"\n')
+    with pytest.raises(ConfigError, match=r"file .*bad\.toml"):
+        load_settings(file=path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "No such file"), (b"memory = ", "not TOML"), (b"\xff\xfe", "not UTF-8")]
+)
+def test_an_unreadable_file_is_one_line(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "settings.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        load_settings(file=path)
+
+
+def test_every_setting_says_what_it_is_for_and_what_is_allowed() -> None:
+    for row in describe_settings():
+        assert row.description.endswith(".")
+        assert row.allowed
+        assert format_value(row.name, getattr(Settings(), row.name)) == row.default
+
+
+def test_printed_defaults_can_be_read_back() -> None:
+    written = {row.name: row.default for row in describe_settings()}
+    assert load_settings(flags=written).settings == Settings()
