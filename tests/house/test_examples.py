@@ -1,0 +1,22 @@
+"""Examples run: each script in examples/ names the test that runs it."""
+
+from __future__ import annotations
+
+from tests.house.tree import ROOT, read_texts, tracked_files
+
+RUN_BY = {
+    "examples/demo.py": "tests/vllm/test_demo.py",
+    "examples/mini_engine/run.py": "tests/examples/test_mini_engine.py",
+}
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    scripts = {
+        str(file)
+        for file, text in read_texts().items()
+        if file.parts[0] == "examples" and '__name__ == "__main__"' in text
+    }
+    assert scripts == set(RUN_BY)
+    for script, test in RUN_BY.items():
+        assert ROOT / test in [ROOT / file for file in tracked_files()]
+        assert script.removeprefix("examples/") in (ROOT / test).read_text(), f"{test} does not run {script}"
