@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from kvoffload.bench.base import Benchmark
 from kvoffload.bench.block_hash import BlockHashBenchmark
+from kvoffload.bench.page_map import PageMapBenchmark
 
-BENCHMARKS: tuple[Benchmark, ...] = (BlockHashBenchmark(),)
+BENCHMARKS: tuple[Benchmark, ...] = (BlockHashBenchmark(), PageMapBenchmark())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -30,7 +31,8 @@ def bench(
                 if as_json:
                     typer.echo(json.dumps(result.as_json()))
     if not as_json:
-        Console().print(_table(results))
+        # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
+        Console(width=None if sys.stdout.isatty() else 160).print(_table(results))
 
 
 def _find(name: str) -> Benchmark:

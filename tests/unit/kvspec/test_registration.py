@@ -1,0 +1,407 @@
+"""Rule 5: tensors and scale views come, are checked, and are let go of, as often as the engine likes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvoffload.errors import (
+    BlockAlignmentError,
+    BlockCountError,
+    HoleError,
+    KVOffloadError,
+    OverlapError,
+    RegistrationError,
+    SelfTestError,
+    StorageError,
+    StrideError,
+    UnknownLayerError,
+)
+from kvoffload.kvspec import (
+    Allocation,
+    KVGeometry,
+    Registration,
+    ScalePlacement,
+    ScaleView,
+    attention_layer,
+    place_dims,
+    place_strided,
+)
+from kvoffload.transfer import PlainCopy
+from tests.unit.kvspec.builders import Tensors, allocate, attention, dense, one_group, qwen3next
+
+HEADS, TOKENS, HEAD_SIZE = 2, 4, 8
+CONTENT = 2 * (HEAD_SIZE + 4)
+
+
+def inline_scales(num_blocks: int) -> tuple[KVGeometry, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """What vLLM's Triton backend has for int8_per_token_head: content [K | scale | V | scale] per head and token, and
+    two strided fp32 views over the scales (`_k_scale_cache`, `_v_scale_cache`)."""
+    layer = attention_layer(
+        "l", block_size=TOKENS, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype="int8_per_token_head"
+    )
+    geometry = KVGeometry(
+        num_blocks=num_blocks,
+        hash_block_size=TOKENS,
+        groups=(one_group(layer),),
+        allocations=(Allocation(name="kv", size_bytes=num_blocks * layer.page_bytes),),
+        placements=(place_strided(layer, allocation="kv", block_stride=layer.page_bytes),),
+        scale_views=(ScaleView(name="l.k_scale", layer="l"), ScaleView(name="l.v_scale", layer="l")),
+    )
+    pages = torch.zeros(num_blocks * layer.page_bytes, dtype=torch.int8).view(num_blocks, HEADS, TOKENS, CONTENT)
+    return geometry, {"l": pages}, {"l.k_scale": scale_view(pages, 0), "l.v_scale": scale_view(pages, 1)}
+
+
+def scale_view(pages: torch.Tensor, half: int) -> torch.Tensor:
+    """(blocks, tokens, heads) of fp32 over int8 pages."""
+    floats = torch.tensor([], dtype=torch.float32).set_(pages.untyped_storage())
+    block, head, token, _ = (stride // 4 for stride in pages.stride())
+    start = (half * CONTENT // 2 + HEAD_SIZE) // 4
+    return floats.as_strided((len(pages), TOKENS, HEADS), (block, token, head), start)
+
+
+def scales_beside(num_blocks: int) -> KVGeometry:
+    layers = [attention(f"layers.{i}", dtype="int8_per_token_head", scales=ScalePlacement.BESIDE) for i in range(2)]
+    pages, scales = num_blocks * layers[0].page_bytes, num_blocks * layers[0].scale_bytes
+    placements = []
+    for i, layer in enumerate(layers):
+        placements += [
+            place_strided(layer, allocation="kv", offset=i * pages, block_stride=layer.page_bytes),
+            place_strided(layer, allocation="s", offset=i * scales, block_stride=layer.scale_bytes, part="scales"),
+        ]
+    return KVGeometry(
+        num_blocks=num_blocks,
+        hash_block_size=2,
+        groups=(one_group(*layers),),
+        allocations=(Allocation(name="kv", size_bytes=2 * pages), Allocation(name="s", size_bytes=2 * scales)),
+        placements=tuple(placements),
+    )
+
+
+def register(geometry: KVGeometry, tensors: Tensors | None = None) -> Registration:
+    tensors = tensors or allocate(geometry)
+    registration = Registration()
+    registration.register(geometry, tensors.views, scale_views=tensors.scales)
+    return registration
+
+
+def test_registering_checks_proves_and_holds() -> None:
+    geometry = dense(3)
+    tensors = allocate(geometry)
+    registration = Registration()
+    assert not registration.is_registered
+    report = registration.register(geometry, tensors.views)
+    assert registration.is_registered
+    assert registration.report is report
+    assert registration.geometry is geometry
+    assert report.allocations[0].page_bytes == geometry.sizes["kv"]
+    tensors.views["layers.1"][2, 0] = 99
+    assert registration.memory["kv"].dtype == torch.uint8
+    assert registration.memory["kv"][registration.page_map.block_runs(0, 2)[1].start] == 99
+
+
+def test_scale_views_are_saved_and_restored_with_their_pages() -> None:
+    """vLLM #39224: the views were forgotten beside the pages. Here a record has both."""
+    geometry = scales_beside(3)
+    tensors = allocate(geometry)
+    registration = register(geometry, tensors)
+    copy = PlainCopy(registration.page_map, registration.memory)
+    for value, view in enumerate([*tensors.views.values(), *tensors.scales.values()], start=1):
+        view[1] = value
+    records = torch.zeros(1, registration.page_map.groups[0].record_bytes, dtype=torch.uint8)
+    copy.save(0, [1], records)
+    for view in [*tensors.views.values(), *tensors.scales.values()]:
+        view.zero_()
+    copy.load(0, [1], records)
+    for value, view in enumerate([*tensors.views.values(), *tensors.scales.values()], start=1):
+        assert (view[1] == value).all()
+        assert (view[[0, 2]] == 0).all()
+
+
+def test_after_unregister_nothing_holds_any_tensor() -> None:
+    """vLLM #39224: released pages with scale views still alive were CUDA memory errors. Weak references prove it."""
+    geometry = scales_beside(3)
+    memory = {name: np.zeros(size, dtype=np.uint8) for name, size in geometry.sizes.items()}
+    freed = {name: weakref.ref(array) for name, array in memory.items()}
+    tensors = allocate(geometry)
+    tensors.memory = {name: torch.from_numpy(array) for name, array in memory.items()}
+    del memory
+    for views in (tensors.views, tensors.scales):
+        for placement in geometry.placements:
+            if placement.tensor in views:
+                (run,) = placement.runs
+                flat = tensors.memory[run.allocation]
+                views[placement.tensor] = flat.as_strided((3, run.length), (run.stride, 1), run.base)
+    watched = [weakref.ref(tensor) for tensor in (*tensors.views.values(), *tensors.scales.values())]
+    registration = register(geometry, tensors)
+    copy = PlainCopy(registration.page_map, registration.memory)
+    registration.attach(copy)
+    del tensors, views, flat
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 4, "the engine's own tensor objects are never kept"
+    assert all(ref() is not None for ref in freed.values()), "the memory is"
+    assert registration.unregister() == ()
+    assert [ref() for ref in freed.values()] == [None, None], "after unregister it is not"
+    assert not registration.is_registered
+
+
+def test_what_still_holds_memory_is_named() -> None:
+    geometry = scales_beside(2)
+    registration = register(geometry)
+    mapping = registration.memory
+    kept = mapping["s"]
+    assert registration.unregister() == ("s",)
+    assert kept.numel() == geometry.sizes["s"]
+    assert len(mapping) == 0, "the mapping alone keeps nothing"
+
+
+def test_users_of_the_memory_are_closed_before_it_is_let_go_of() -> None:
+    closed = []
+
+    class User:
+        def __init__(self, name: str, memory: object) -> None:
+            self.name, self.memory = name, memory
+
+        def close(self) -> None:
+            closed.append(self.name)
+            self.memory = None
+
+    registration = register(dense(2))
+    registration.attach(User("copy engine", registration.memory["kv"]))
+    registration.attach(User("reader", registration.memory["kv"]))
+    assert registration.unregister() == ()
+    assert closed == ["reader", "copy engine"]
+    assert registration.unregister() == ()
+    assert len(closed) == 2
+
+
+def test_memory_is_let_go_of_even_if_a_user_fails_to_close() -> None:
+    class User:
+        def close(self) -> None:
+            raise OSError("stream lost")
+
+    geometry = dense(2)
+    tensors = allocate(geometry)
+    watched = weakref.ref(tensors.memory["kv"])
+    registration = register(geometry, tensors)
+    registration.attach(User())
+    del tensors
+    with pytest.raises(OSError, match="stream lost"):
+        registration.unregister()
+    gc.collect()
+    assert watched() is None
+    registration.register(geometry, allocate(geometry).views)
+
+
+def test_one_storage_under_two_names_is_refused() -> None:
+    """Each allocation is proved for itself, so this would hide an overlap."""
+    geometry = dense(2)
+    first = geometry.placements[0]
+    geometry = replace(
+        geometry,
+        allocations=tuple(Allocation(name=name, size_bytes=128, slack_bytes=128) for name in ("kv", "twin")),
+        placements=(first, place_strided(geometry.layers["layers.1"], allocation="twin", block_stride=64)),
+    )
+    flat = torch.zeros(256, dtype=torch.uint8)
+    views = {name: flat[:128].view(2, 64) for name in ("layers.0", "layers.1")}
+    with pytest.raises(OverlapError, match="allocations kv and twin are the same storage"):
+        Registration().register(geometry, views)
+
+
+def test_profile_clean_up_allocate_register_sleep_wake() -> None:
+    """vLLM #39224 as one sequence: a cache of 2 blocks for profiling, the real one, sleep mode, and back."""
+    registration = Registration()
+    record = torch.zeros(0)
+    freed: list[weakref.ref[torch.Tensor]] = []
+    for num_blocks, phase in ((2, "profile"), (64, "serve"), (64, "wake")):
+        geometry = scales_beside(num_blocks)
+        tensors = allocate(geometry)
+        freed += [weakref.ref(flat) for flat in tensors.memory.values()]
+        registration.register(geometry, tensors.views, scale_views=tensors.scales)
+        copy = PlainCopy(registration.page_map, registration.memory)
+        registration.attach(copy)
+        if phase == "serve":
+            for value, view in enumerate([*tensors.views.values(), *tensors.scales.values()], start=1):
+                view[63] = value
+            record = torch.zeros(1, registration.page_map.groups[0].record_bytes, dtype=torch.uint8)
+            copy.save(0, [63], record)
+        if phase == "wake":
+            copy.load(0, [5], record)
+            for value, view in enumerate([*tensors.views.values(), *tensors.scales.values()], start=1):
+                assert (view[5] == value).all()
+        assert registration.unregister() == ()
+        del geometry, tensors, copy
+        view = None
+        gc.collect()
+        assert [ref() for ref in freed] == [None] * len(freed), phase
+
+
+def test_inline_scale_views_lie_inside_their_pages() -> None:
+    geometry, tensors, views = inline_scales(3)
+    registration = Registration()
+    registration.register(geometry, tensors, scale_views=views)
+    assert registration.report.allocations[0].page_bytes == geometry.sizes["kv"], "their bytes are the pages'"
+
+
+def test_a_page_in_several_runs_may_have_inline_scales() -> None:
+    """Heads outermost: a block's scales are in several runs."""
+    geometry, tensors, views = inline_scales(3)
+    (layer,) = geometry.layers.values()
+    runs = tuple(
+        geometry.placements[0].runs[0]._replace(base=head * 3 * TOKENS * CONTENT, stride=TOKENS * CONTENT,
+                                                length=TOKENS * CONTENT)
+        for head in range(HEADS)
+    )  # fmt: skip
+    pages = tensors["l"].view(HEADS, 3, TOKENS, CONTENT).transpose(0, 1)
+    dims = (("block", 3, TOKENS * CONTENT), ("head", HEADS, 3 * TOKENS * CONTENT), ("byte", TOKENS * CONTENT, 1))
+    placed = place_dims(layer, allocation="kv", dims=dims, num_blocks=3)
+    assert placed.runs == runs
+    good = {name: scale_view(pages, half) for half, name in enumerate(views)}
+    Registration().register(replace(geometry, placements=(placed,)), {"l": pages}, scale_views=good)
+    with pytest.raises(StrideError, match=r"scale view l\.k_scale of shape \(3, 4, 2\) is not inside the pages"):
+        Registration().register(replace(geometry, placements=(placed,)), {"l": pages}, scale_views=views)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda view: view.as_strided(view.shape, (view.stride(0) + 1, view.stride(1), view.stride(2))),
+        lambda view: view.as_strided((2, *view.shape[1:]), view.stride()),
+        lambda view: view.as_strided(view.shape, view.stride(), view.storage_offset() + 40),
+        lambda view: view.clone(),
+    ],
+)
+def test_a_scale_view_elsewhere_is_refused(wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    geometry, tensors, views = inline_scales(3)
+    longer = torch.zeros(geometry.sizes["kv"] + 512, dtype=torch.int8)
+    geometry = replace(geometry, allocations=(replace(geometry.allocations[0], slack_bytes=512),))
+    tensors = {"l": longer[: geometry.sizes["kv"]].view(3, HEADS, TOKENS, CONTENT)}
+    views = {name: scale_view(tensors["l"], half) for half, name in enumerate(views)}
+    Registration().register(geometry, tensors, scale_views=views)
+    with pytest.raises(StrideError, match=r"l\.v_scale") as caught:
+        Registration().register(geometry, tensors, scale_views={**views, "l.v_scale": wrong(views["l.v_scale"])})
+    assert caught.value.remedy
+
+
+def elsewhere(tensors: Tensors) -> None:
+    tensors.views["layers.1"] = tensors.views["layers.1"].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda t: t.views.pop("layers.1"), RegistrationError, "its tensor layers.1 was not given"),
+        (lambda t: t.scales.pop("layers.0.scales"), RegistrationError, "its tensor layers.0.scales was not given"),
+        (
+            lambda t: t.views.update(extra=t.views["layers.0"]),
+            UnknownLayerError,
+            "tensor extra was given, which nothing",
+        ),
+        (lambda t: t.scales.update(x=t.scales["layers.0.scales"]), UnknownLayerError, "scale view x was given, which"),
+        (elsewhere, StrideError, "layers.1 is not in the storage that other tensors of allocation kv"),
+        (lambda t: t.views.update({"layers.1": t.views["layers.0"]}), StrideError, "starts -96 bytes from where"),
+        (lambda t: t.views.update({"layers.1": t.views["layers.1"][:2]}), BlockCountError, "has 2 entries, expected 3"),
+        (lambda t: t.views.update({"layers.0": torch.zeros(3, 32).byte()}), StorageError, "only 96 bytes"),
+    ],
+)
+def test_tensors_that_are_not_as_declared_are_refused_and_not_held(
+    change: Callable[[Tensors], object], error: type[KVOffloadError], message: str
+) -> None:
+    geometry = scales_beside(3)
+    tensors = allocate(geometry)
+    change(tensors)
+    registration = Registration()
+    with pytest.raises(error, match=message) as caught:
+        registration.register(geometry, tensors.views, scale_views=tensors.scales)
+    assert caught.value.remedy
+    assert not registration.is_registered
+    registration.register(geometry, allocate(geometry).views, scale_views=allocate(geometry).scales)
+
+
+def test_a_declared_scale_view_that_is_absent_is_refused() -> None:
+    """vLLM #51091: a view that is made on the first forward pass overwrites the scales that were restored before it."""
+    geometry, tensors, views = inline_scales(2)
+    with pytest.raises(RegistrationError, match=r"scale view l\.v_scale is declared and was not given; create scale"):
+        Registration().register(geometry, tensors, scale_views={"l.k_scale": views["l.k_scale"]})
+
+
+def test_shared_and_excluded_layers_may_come_with_tensors() -> None:
+    """vLLM's mapping has alias layers too; they are checked and not stored twice."""
+    geometry = dense(2)
+    group = one_group(
+        *geometry.groups[0].layers, attention("shared", alias_of="layers.0"), attention("draft", excluded="rebuilt")
+    )
+    geometry = replace(geometry, groups=(group,))
+    views = allocate(geometry).views
+    views = {**views, "shared": views["layers.0"], "draft": torch.zeros(3)}
+    registration = Registration()
+    registration.register(geometry, views)
+    assert registration.page_map.groups[0].record_bytes == 128
+    with pytest.raises(
+        StrideError, match=r"tensor shared is declared to share the pages of layers\.0 and starts elsew"
+    ):
+        Registration().register(geometry, {**views, "shared": views["layers.1"]})
+
+
+def test_an_excluded_layer_with_pages_may_come_without_a_tensor() -> None:
+    geometry = dense(2)
+    first, second = geometry.groups[0].layers
+    geometry = replace(geometry, groups=(one_group(first, replace(second, excluded="host resident")),))
+    views = allocate(geometry).views
+    del views["layers.1"]
+    registration = Registration()
+    assert registration.register(geometry, views).allocations[0].excluded_bytes == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"hash_block_size": 4}, BlockAlignmentError),
+        ({"allocations": (Allocation(name="kv", size_bytes=257),)}, HoleError),
+    ],
+)
+def test_alignment_and_completeness_are_checked_at_every_registration(
+    changes: dict[str, object], error: type[KVOffloadError]
+) -> None:
+    geometry = replace(dense(2), **changes)  # type: ignore[arg-type]
+    registration = Registration()
+    with pytest.raises(error):
+        registration.register(geometry, allocate(geometry).views)
+    assert not registration.is_registered
+
+
+def test_the_self_test_runs_before_anything_is_held() -> None:
+    geometry = dense(2)
+    registration = Registration()
+
+    def refuse(page_map: object, memory: dict[str, torch.Tensor]) -> None:
+        assert not registration.is_registered
+        assert memory["kv"].numel() == 256
+        raise SelfTestError("no")
+
+    tensors = allocate(geometry)
+    with pytest.raises(SelfTestError):
+        registration.register(geometry, tensors.views, self_test=refuse)
+    assert not registration.is_registered
+    watched = weakref.ref(tensors.memory["kv"])
+    del tensors
+    gc.collect()
+    assert watched() is None
+
+
+def test_twice_and_never_are_refused() -> None:
+    registration = Registration()
+    for use in (lambda: registration.memory, lambda: registration.page_map, lambda: registration.attach(None)):  # type: ignore[arg-type]
+        with pytest.raises(RegistrationError, match="no KV caches are registered"):
+            use()
+    geometry = qwen3next(2)
+    registration.register(geometry, allocate(geometry).views)
+    with pytest.raises(RegistrationError, match="are registered already; unregister the old ones first"):
+        registration.register(geometry, allocate(geometry).views)
+    assert registration.is_registered
