@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from kvoffload.config import describe_settings
+from kvoffload.config import SettingRow, describe_settings
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
 
@@ -25,7 +26,7 @@ def _configuration() -> str:
             f"`{row.default}`" if row.default else "(empty)",
             row.allowed,
             row.description,
-            _room(row.room),
+            _reader(row),
         ]
         for row in describe_settings()
     ]
@@ -70,9 +71,11 @@ def _metrics() -> str:
     )
 
 
-def _room(room: str) -> str:
-    is_built = (ROOMS / room).is_dir() or (ROOMS / f"{room}.py").is_file()
-    return f"`{room}`" if is_built else f"`{room}` (not built yet)"
+def _reader(row: SettingRow) -> str:
+    """The room that a setting is for, and whether any code reads it yet: a setting without effect says so."""
+    sources = (file.read_text() for file in ROOMS.rglob("*.py") if file.name != "config.py")
+    is_read = any(re.search(rf"\bsettings\.{row.name}\b", text) for text in sources)
+    return f"`{row.room}`" if is_read else f"`{row.room}` (not read yet)"
 
 
 def _sentence(kind: type) -> str:

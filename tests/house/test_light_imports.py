@@ -16,7 +16,7 @@ HEAVY = {"torch", "vllm", "zmq", "pydantic", "numpy", "msgpack", "typer", "rich"
         ("kvoffload", set()),
         ("kvoffload.connector.plugin", set()),
         ("kvoffload.native", {"numpy"}),
-        ("kvoffload.kvspec", {"numpy", "torch"}),
+        ("kvoffload.kvspec", {"numpy"}),
         ("kvoffload.transfer", {"numpy", "torch"}),
         ("kvoffload.config", {"pydantic"}),
         ("kvoffload.cli.app", HEAVY - {"torch", "vllm", "zmq"}),
