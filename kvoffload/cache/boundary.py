@@ -1,0 +1,72 @@
+"""How far a prefix may be reused: the longest boundary that every group accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from kvoffload.kvspec import ReuseRule
+
+IsPresent = Callable[[int, int], bool]
+"""(group, index of a block in the request) -> its record can be loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRule:
+    """What one group asks of a boundary. `block_size` is in tokens, `window` too."""
+
+    block_size: int
+    reuse: ReuseRule
+    window: int = 0
+
+
+def needed_blocks(rule: GroupRule, *, local: int, boundary: int) -> range:
+    """The blocks of this group that a load up to `boundary` must bring when the engine has `local` tokens itself."""
+    end = boundary // rule.block_size
+    if rule.reuse is ReuseRule.EXACT_BOUNDARY:
+        return range(max(0, end - 1), end)
+    if rule.reuse is ReuseRule.NOTHING:
+        return range(0)
+    first = local // rule.block_size
+    if rule.reuse is ReuseRule.WINDOW:
+        # The token at `boundary` sees itself and window - 1 tokens before it.
+        first = max(first, (boundary - rule.window + 1) // rule.block_size)
+    elif rule.reuse is ReuseRule.CHUNK:
+        first = max(first, boundary // rule.window * rule.window // rule.block_size)
+    return range(first, end)
+
+
+def longest_boundary(
+    rules: Sequence[GroupRule], *, local: int, limit: int, is_present: IsPresent, alignment: int = 1
+) -> int:
+    """The largest boundary in (local, limit] at which every group finds what it needs; `local` if there is none.
+
+    A boundary is a multiple of every group's block size and of `alignment`. Blocks before `local` are the engine's own.
+    Where no group keeps anything there is nothing to reuse, so there is no boundary either.
+    """
+    if all(rule.reuse is ReuseRule.NOTHING for rule in rules):
+        return local
+    step = lcm(alignment, *(rule.block_size for rule in rules))
+    boundary = limit // step * step
+    for group, rule in enumerate(rules):
+        if rule.reuse is ReuseRule.PREFIX:
+            boundary = min(boundary, _prefix_end(group, rule, local=local, limit=boundary, is_present=is_present))
+    boundary = boundary // step * step
+    suffix_rules = [(group, rule) for group, rule in enumerate(rules) if rule.reuse is not ReuseRule.PREFIX]
+    while boundary > local:
+        if all(
+            is_present(group, index)
+            for group, rule in suffix_rules
+            for index in needed_blocks(rule, local=local, boundary=boundary)
+        ):
+            return boundary
+        boundary -= step
+    return local
+
+
+def _prefix_end(group: int, rule: GroupRule, *, local: int, limit: int, is_present: IsPresent) -> int:
+    index = local // rule.block_size
+    while index < limit // rule.block_size and is_present(group, index):
+        index += 1
+    return index * rule.block_size
