@@ -53,7 +53,7 @@ $(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
 
 # ---- the two commands ----
 
-demo: setup ## the tiny hybrid model on real vLLM with the plugin loaded
+demo: setup ## a conversation on real vLLM whose cache survives the engine's own
 	$(call say,demo)
 	@$(BIN)/python examples/demo.py
 

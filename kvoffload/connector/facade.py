@@ -1,0 +1,328 @@
+"""The class that vLLM constructs by name, one in the scheduler and one in each worker: hands each hook to its side.
+
+This is the one place where a fault becomes a miss. After registration nothing that goes wrong here may reach the
+engine: it is logged once per kind, counted, and answered as if nothing had been cached.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from kvoffload.config import GIB, Settings, load_settings
+from kvoffload.connector import vllm_compat
+from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale_views
+from kvoffload.connector.identity import describe_engine
+from kvoffload.connector.scheduler_side import SchedulerLimits, SchedulerSide
+from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.worker_side import WorkerSide
+from kvoffload.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+MAX_AUTO_MEMORY = 16 * GIB
+
+_MISS: tuple[int | None, bool] = (0, False)
+_FREE_NOW: tuple[bool, dict[str, Any] | None] = (False, None)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _degrade(
+    otherwise: Callable[[KVOffloadConnector], R],
+) -> Callable[[Callable[Concatenate[KVOffloadConnector, P], R]], Callable[Concatenate[KVOffloadConnector, P], R]]:
+    """A fault of this hook is a miss: `otherwise` is the answer, and the first fault of each kind is logged."""
+
+    def decorate(
+        hook: Callable[Concatenate[KVOffloadConnector, P], R],
+    ) -> Callable[Concatenate[KVOffloadConnector, P], R]:
+        @functools.wraps(hook)
+        def guarded(self: KVOffloadConnector, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return hook(self, *args, **kwargs)
+            except Exception as fault:  # noqa: BLE001  (the engine must live, whatever this is)
+                self.note_fault(hook.__name__, fault)
+                return otherwise(self)
+
+        return guarded
+
+    return decorate
+
+
+class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
+    """Each instance has one side: `_scheduler` or `_worker`. The engine's threads call it; it has none but a copier."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        assert vllm_config.kv_transfer_config is not None
+        settings = load_settings(engine=vllm_config.kv_transfer_config.kv_connector_extra_config).settings
+        _refuse_unsupported(vllm_config)
+        self._faults: dict[str, int] = {}
+        self._loads = StepPlan()
+        self._saves: tuple[SaveJob, ...] = ()
+        self._was_forward = False
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        source = vllm_compat.host_hit_source()
+        if source is not None:
+            self._cache_hit_source = source
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(_limits(settings, vllm_config, kv_cache_config))
+        else:
+            self._worker = WorkerSide(self_test=settings.self_test, verify_always=settings.verify == "always")
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is dropped is a later miss; no request waits for one."""
+        return False
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often each hook turned a fault into a miss."""
+        return dict(self._faults)
+
+    def note_fault(self, hook: str, fault: Exception) -> None:
+        """Count; the first of a hook is logged with its trace, the rest are counted only."""
+        self._faults[hook] = self._faults.get(hook, 0) + 1
+        if self._faults[hook] == 1:
+            logger.error("%s: %s (counted from now on, answered as a miss)", hook, fault, exc_info=fault)
+
+    # ---- worker ----
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Raises: an engine whose cache we cannot account for must not start with us."""
+        assert self._worker is not None
+        if self._worker.registration.is_registered:
+            self._worker.unregister()  # the engine has made its cache anew
+        config = self._vllm_config
+        cache = EngineCache(
+            config=self._kv_cache_config,
+            tensors=kv_caches,
+            sharing=vllm_compat.find_sharing(config),
+            layout=self._kv_cache_config.kv_cache_layout or "LBHNC",
+            hash_block_size=vllm_compat.hash_block_size(config, self._kv_cache_config),
+        )
+        geometry = describe_cache(cache)
+        scaled = [layer for layer in geometry.layers.values() if layer.quantisation.is_per_token_head]
+        owners = [layer.name for layer in scaled if not layer.alias_of]
+        views = vllm_compat.create_scale_views(config, kv_caches, owners)
+        # Layers that share pages would overwrite the scales in them as well. Their owner has declared the views.
+        vllm_compat.create_scale_views(config, kv_caches, [layer.name for layer in scaled if layer.alias_of])
+        self._worker.register(
+            with_scale_views(geometry, views),
+            kv_caches,
+            scale_views=views,
+            identify=lambda described: describe_engine(config, described),
+        )
+
+    def unregister_kv_caches(self) -> None:
+        """vLLM 0.33: the engine sleeps and frees its cache."""
+        assert self._worker is not None
+        self._worker.unregister()
+
+    def restore_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """vLLM 0.33: the engine wakes with a cache at new addresses."""
+        self.register_kv_caches(kv_caches)
+
+    @property
+    def supports_sleep_mode(self) -> bool:
+        """vLLM 0.33 asks whether the two hooks above exist."""
+        return True
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """What this rank registered, for the scheduler side."""
+        return self._worker.facts if self._worker is not None else None
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepPlan)
+        # What the last step did not come to. Its forward is launched by now.
+        self._submit_loads()
+        self._submit_saves()
+        self._loads = replace(connector_metadata, saves=())
+        self._saves = connector_metadata.saves
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Loads are asynchronous, so vLLM calls this after the forward was launched."""
+        self._was_forward = getattr(forward_context, "attn_metadata", None) is not None
+        self._submit_loads()
+
+    def wait_for_save(self) -> None:
+        """Never waits: the source blocks are pinned until every rank has reported.
+
+        With speculative decoding vLLM calls this after the draft model's forward, which writes to these blocks too.
+        """
+        self._submit_saves()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: no forward runs on blocks that are being loaded."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: whole blocks are saved after the forward."""
+
+    @_degrade(lambda self: KVConnectorTransferResults())
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that ended; what ended of saves goes with the worker's report."""
+        assert self._worker is not None
+        self._submit_loads()
+        finished, failed, report = self._worker.take_results(is_idle=not self._was_forward)
+        self._report = self._report.aggregate(report)
+        return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Saves that this rank has ended since the last step."""
+        report, self._report = self._report, WorkerReport()
+        return report if report.saved else None
+
+    _report = WorkerReport()
+
+    def _submit_loads(self) -> None:
+        """Loads and drops of the bound plan, once, whichever hook comes first."""
+        if self._worker is not None and self._loads != StepPlan():
+            plan, self._loads = self._loads, StepPlan()
+            self._worker.submit(plan)
+
+    def _submit_saves(self) -> None:
+        """Saves of the bound plan, once."""
+        if self._worker is not None and self._saves:
+            saves, self._saves = self._saves, ()
+            self._worker.submit(StepPlan(saves=saves))
+
+    # ---- scheduler ----
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        if self._scheduler is not None:
+            self._scheduler.bind_pool(gpu_block_pool)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Raises where ranks disagree: the engine must not start."""
+        assert self._scheduler is not None
+        self._scheduler.accept_facts(
+            {rank: facts for rank, facts in metadata.items() if isinstance(facts, WorkerFacts)}
+        )
+
+    @_degrade(lambda self: None)
+    def on_new_request(self, request: Request) -> None:
+        assert self._scheduler is not None
+        self._scheduler.add_request(request)
+
+    @_degrade(lambda self: _MISS)
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Always asynchronous: a synchronous load that fails has already spoilt the engine's own cache."""
+        assert self._scheduler is not None
+        external = self._scheduler.match(request, num_computed_tokens)
+        return external, external > 0
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """After a fault the load is sent to fail: the hit was reported, and silence would let its request wait."""
+        assert self._scheduler is not None
+        if num_external_tokens > 0:
+            try:
+                self._scheduler.plan_load(request, blocks.get_block_ids(), num_external_tokens)
+            except Exception as fault:  # noqa: BLE001  (as in _degrade)
+                self.note_fault("update_state_after_alloc", fault)
+                self._scheduler.doom_load(request)
+
+    @_degrade(lambda self: self._rescue_plan())
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        return self._scheduler.plan_step(scheduler_output)
+
+    @_degrade(lambda self: None)
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        assert self._scheduler is not None
+        report = connector_output.kv_connector_worker_meta
+        assert report is None or isinstance(report, WorkerReport)
+        self._scheduler.end_transfers(
+            finished=connector_output.finished_recving or set(),
+            failed=getattr(connector_output, "failed_recving", None) or set(),
+            report=report,
+        )
+
+    @_degrade(lambda self: _FREE_NOW)
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks are never held back: saves pin their own, and an aborted load is reported like any other."""
+        assert self._scheduler is not None
+        self._scheduler.forget_request(request)
+        return False, None
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def has_pending_block_frees(self) -> bool:
+        """Rather wait for pins than preempt: copies end by themselves."""
+        return self._scheduler is not None and self._scheduler.has_pending_saves
+
+    def has_pending_push_work(self) -> bool:
+        """Keeps an idle engine stepping until every pin is undone."""
+        return self._scheduler is not None and self._scheduler.has_pending_work
+
+    def reset_cache(self) -> bool | None:
+        """The weights have changed, or somebody wants a cold cache: nothing saved so far is used again."""
+        if self._scheduler is not None:
+            self._scheduler.clear()
+        return True
+
+    def take_events(self) -> Iterable[Any]:
+        return ()
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    def _rescue_plan(self) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        return self._scheduler.rescue_plan()
+
+
+def _limits(settings: Settings, config: VllmConfig, cache: KVCacheConfig) -> SchedulerLimits:
+    # Until there is a server that looks at the cgroup: half of what is free, at most 16 GiB.
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = min(MAX_AUTO_MEMORY, free_bytes // 2) if settings.memory == "auto" else settings.memory
+    return SchedulerLimits(
+        memory_bytes=memory,
+        ranks=config.parallel_config.world_size,
+        hash_block_size=vllm_compat.hash_block_size(config, cache),
+        hit_alignment=vllm_compat.hit_alignment(config, cache),
+    )
+
+
+def _refuse_unsupported(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    wrong: list[tuple[bool, str, str]] = [
+        (parallel.pipeline_parallel_size > 1, "pipeline parallel engines", "use tensor parallelism"),
+        (parallel.decode_context_parallel_size > 1, "decode context parallel engines", "use tensor parallelism"),
+        (getattr(parallel, "nnodes", 1) > 1, "engines with ranks on several machines", "keep an engine on one machine"),
+    ]
+    for is_wrong, what, remedy in wrong:
+        if is_wrong:
+            raise UnsupportedError(f"KVOffloadConnector does not serve {what} yet", remedy=remedy)

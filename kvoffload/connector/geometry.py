@@ -1,0 +1,260 @@
+"""vLLM's KVCacheConfig as a KVGeometry: what each layer's pages are, and where the backing allocation holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    KVCacheSpec,
+    KVCacheSpecKind,
+    KVQuantMode,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+)
+
+from kvoffload.errors import StrideError, UnknownLayerError, UnsupportedError
+from kvoffload.kvspec import (
+    Allocation,
+    GroupSpec,
+    KVGeometry,
+    LayerKind,
+    LayerSpec,
+    Padding,
+    Placement,
+    Quantisation,
+    ScalePlacement,
+    ScaleView,
+    StateSpec,
+    find_layout,
+    place_dims,
+    place_strided,
+    tensor_dims,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
+
+ALLOCATION = "kv"
+SLACK_BYTES = 4096
+"""vLLM rounds the backing allocation up to this on some platforms."""
+NULL_BLOCK = 0
+
+_KINDS = {
+    KVCacheSpecKind.FULL_ATTENTION: LayerKind.FULL_ATTENTION,
+    KVCacheSpecKind.SINK_FULL_ATTENTION: LayerKind.FULL_ATTENTION,
+    KVCacheSpecKind.MLA_ATTENTION: LayerKind.MLA,
+    KVCacheSpecKind.SLIDING_WINDOW: LayerKind.SLIDING_WINDOW,
+    KVCacheSpecKind.SLIDING_WINDOW_MLA: LayerKind.SLIDING_WINDOW,
+    KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION: LayerKind.CHUNKED_LOCAL,
+    KVCacheSpecKind.MAMBA: LayerKind.RECURRENT,
+}
+_QUANTISATIONS = {
+    KVQuantMode.NONE: Quantisation.NONE,
+    KVQuantMode.FP8_PER_TENSOR: Quantisation.FP8_PER_TENSOR,
+    KVQuantMode.INT8_PER_TOKEN_HEAD: Quantisation.INT8_PER_TOKEN_HEAD,
+    KVQuantMode.FP8_PER_TOKEN_HEAD: Quantisation.FP8_PER_TOKEN_HEAD,
+    KVQuantMode.INT4_PER_TOKEN_HEAD: Quantisation.INT4_PER_TOKEN_HEAD,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCache:
+    """What the engine has told of its cache, and the tensors that it registered."""
+
+    config: KVCacheConfig
+    tensors: Mapping[str, torch.Tensor]
+    sharing: Mapping[str, str]
+    """Layers without pages of their own, and whose pages they read."""
+    layout: str
+    hash_block_size: int
+
+
+def describe_cache(cache: EngineCache) -> KVGeometry:
+    """Every group, transferable or not: the proof accounts for all bytes, exclusions included."""
+    config = cache.config
+    if any(tensor.host_resident for tensor in config.kv_cache_tensors):
+        raise UnsupportedError("KV tensors that live in host memory are not offloaded", remedy="turn HiSparse off")
+    groups = tuple(_describe_group(cache, index) for index in range(len(config.kv_cache_groups)))
+    layers = {layer.name: layer for group in groups for layer in group.layers}
+    placements = tuple(
+        _place_layer(cache, layers[name], tensor, position)
+        for tensor in config.kv_cache_tensors
+        for position, name in enumerate(tensor.layers)
+    )
+    return KVGeometry(
+        num_blocks=config.num_blocks,
+        hash_block_size=cache.hash_block_size,
+        groups=groups,
+        allocations=(Allocation(name=ALLOCATION, size_bytes=config.kv_cache_tensors[0].size, slack_bytes=SLACK_BYTES),),
+        placements=placements,
+        paddings=tuple(_row_paddings(cache, groups, placements)),
+        overlays=(tuple(group.name for group in groups),) if len(groups) > 1 else (),
+        layout=cache.layout,
+        null_block=NULL_BLOCK,
+    )
+
+
+def with_scale_views(geometry: KVGeometry, views: Iterable[str]) -> KVGeometry:
+    """The same with views over scales inside pages, named `<layer>.<part>`: checked and released with the pages."""
+    declared = tuple(ScaleView(name=name, layer=name.rpartition(".")[0]) for name in views)
+    return replace(geometry, scale_views=declared) if declared else geometry
+
+
+def group_name(index: int) -> str:
+    """Groups have no names in vLLM; their position in the block tables is what both sides know."""
+    return f"group {index}"
+
+
+def _describe_group(cache: EngineCache, index: int) -> GroupSpec:
+    group = cache.config.kv_cache_groups[index]
+    excluded = "" if index in cache.config.prefix_cacheable_group_ids else "not prefix-cacheable"
+    owned = {name for tensor in cache.config.kv_cache_tensors for name in tensor.layers}
+    # The engine tells the connector of its groups before it adds the layers that share pages to them.
+    late = [name for name, target in cache.sharing.items() if target in group.layer_names]
+    names = list(dict.fromkeys([*group.layer_names, *late]))
+    specs: dict[str, LayerSpec] = {}
+    for name in sorted(names, key=lambda name: name not in owned):
+        if name in owned:
+            specs[name] = describe_layer(name, layer_spec(group.kv_cache_spec, name), excluded=excluded)
+            continue
+        target = cache.sharing.get(name)
+        if target not in specs:
+            raise UnknownLayerError(
+                f"layer {name} has no pages and shares none that its group knows",
+                remedy="report it with the model's name",
+            )
+        specs[name] = replace(specs[target], name=name, alias_of=target)
+    return GroupSpec.from_names(
+        group_name(index), layer_names=names, specs=specs, block_size=group.kv_cache_spec.block_size
+    )
+
+
+def layer_spec(spec: KVCacheSpec, name: str) -> KVCacheSpec:
+    """A layer's own spec: groups with different page sizes keep one per layer (vLLM #38554)."""
+    return spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def describe_layer(name: str, spec: KVCacheSpec, *, excluded: str = "") -> LayerSpec:
+    """Bytes are the spec's own: what they mean is the engine's business, how many there are is ours."""
+    kind = _KINDS.get(get_kv_cache_spec_kind(spec))
+    if kind is None:
+        raise UnsupportedError(
+            f"layer {name}: {type(spec).__name__} is a kind of KV cache that kvoffload does not know",
+            remedy="run this model without the connector",
+        )
+    if isinstance(spec, MambaSpec):
+        states = tuple(
+            StateSpec(f"s{index}", tuple(shape), _dtype_name(dtype))
+            for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True))
+        )
+        return LayerSpec(
+            name=name,
+            kind=kind,
+            block_size=spec.block_size,
+            page_bytes=spec.real_page_size_bytes,
+            dtype="+".join(dict.fromkeys(state.dtype for state in states)),
+            states=states,
+            excluded=excluded,
+        )
+    assert isinstance(spec, AttentionSpec)
+    quantisation = _QUANTISATIONS.get(spec.kv_quant_mode, Quantisation.OPAQUE)
+    return LayerSpec(
+        name=name,
+        kind=kind,
+        block_size=spec.block_size,
+        page_bytes=spec.real_page_size_bytes,
+        dtype=_dtype_name(spec.dtype),
+        quantisation=quantisation,
+        scales=ScalePlacement.INLINE if quantisation.is_per_token_head else ScalePlacement.NONE,
+        window=_window(spec, kind),
+        excluded=excluded,
+    )
+
+
+def _window(spec: KVCacheSpec, kind: LayerKind) -> int:
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return spec.attention_chunk_size
+    if kind is not LayerKind.SLIDING_WINDOW:
+        return 0
+    assert isinstance(spec, SlidingWindowSpec)
+    # Layers that look back a little further for speculative decoding keep that much more.
+    return spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+
+
+def _place_layer(cache: EngineCache, layer: LayerSpec, tensor: KVCacheTensor, position: int) -> Placement:
+    view = cache.tensors.get(layer.name)
+    if view is None:
+        raise UnknownLayerError(f"layer {layer.name} was not registered", remedy="report it with the model's name")
+    offset = tensor.offset + position * tensor.layer_stride
+    spec = layer_spec(cache.config.kv_cache_groups[_group_index(cache, layer.name)].kv_cache_spec, layer.name)
+    layout = find_layout(cache.layout)
+    is_contiguous = layout.is_page_contiguous
+    # Blocks of one layer may be further apart than its pages are long; rows of a block hold other layers' pages too.
+    slot_bytes = min(spec.page_size_bytes, tensor.block_stride) if layout.is_block_outermost else tensor.block_stride
+    if layer.kind.is_recurrent:
+        return place_strided(
+            layer,
+            allocation=ALLOCATION,
+            block_stride=tensor.block_stride,
+            offset=offset,
+            slot_bytes=slot_bytes,
+        )
+    names = ("block", "head", "token", "content")
+    placement = place_dims(
+        layer,
+        allocation=ALLOCATION,
+        dims=tensor_dims(names, shape=view.shape, strides=view.stride(), itemsize=view.element_size()),
+        num_blocks=cache.config.num_blocks,
+        offset=offset,
+        slot_bytes=slot_bytes if is_contiguous else None,
+    )
+    if is_contiguous and placement.runs[0].stride != tensor.block_stride and cache.config.num_blocks > 1:
+        raise StrideError(
+            f"layer {layer.name}: blocks are {placement.runs[0].stride} bytes apart in its tensor, "
+            f"{tensor.block_stride} in the configuration",
+            remedy="report it with the model's name and the layout",
+        )
+    return placement
+
+
+def _row_paddings(
+    cache: EngineCache, groups: tuple[GroupSpec, ...], placements: tuple[Placement, ...]
+) -> Iterator[Padding]:
+    """What a block-outermost layout leaves between a group's last page and the next block: declared, group by group."""
+    if not find_layout(cache.layout).is_block_outermost:
+        return
+    for group in groups:
+        names = {layer.name for layer in group.layers}
+        spans = sorted(
+            (run.base, run.base + run.length, run.stride)
+            for placement in placements
+            if placement.layer in names
+            for run in (*placement.runs, *placement.padding)
+        )
+        end, stride = 0, spans[0][2]
+        for start, stop, _ in [*spans, (stride, stride, stride)]:
+            if start > end:
+                yield Padding(
+                    allocation=ALLOCATION,
+                    base=end,
+                    length=start - end,
+                    stride=stride,
+                    count=cache.config.num_blocks,
+                    group=group.name,
+                )
+            end = max(end, stop)
+
+
+def _group_index(cache: EngineCache, layer: str) -> int:
+    return next(index for index, group in enumerate(cache.config.kv_cache_groups) if layer in group.layer_names)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,44 @@
+"""Source blocks that the engine must not give away while they are being saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+
+
+class BlockPins:
+    """Reference counts in the engine's block pool. Owned by the scheduler's thread.
+
+    A pin keeps a block from being allocated again; it does not keep its owner from writing to it. So only blocks that
+    are full, or were handed off by the engine, may be pinned. A pinned block also keeps the engine's prefix cache from
+    being reset, and holds memory that requests may be waiting for: pins are few (`limit`) and short.
+    """
+
+    def __init__(self, pool: BlockPool, *, limit: int) -> None:
+        self._pool = pool
+        self.limit = limit
+        self._pinned = 0
+
+    @property
+    def count(self) -> int:
+        """Pins held now. A block pinned twice counts twice."""
+        return self._pinned
+
+    def has_room(self, blocks: int) -> bool:
+        """Whether that many more may be pinned."""
+        return self._pinned + blocks <= self.limit
+
+    def pin(self, block_ids: Sequence[int]) -> None:
+        """The caller has asked `has_room`, and unpins exactly these later."""
+        assert self.has_room(len(block_ids))
+        self._pool.touch([self._pool.blocks[block] for block in block_ids])
+        self._pinned += len(block_ids)
+
+    def unpin(self, block_ids: Sequence[int]) -> None:
+        """Deepest block first, so that the engine evicts children before parents."""
+        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(block_ids)])
+        self._pinned -= len(block_ids)
+        assert self._pinned >= 0

@@ -1,0 +1,60 @@
+"""The entry point that vLLM runs in each of its processes: makes our connector known by name.
+
+Every vLLM start on a machine where kvoffload is installed pays for this file, whether it is used or not. So it touches
+vLLM's factory only; the connector's own module is imported when an engine asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+CONNECTOR_NAME = "KVOffloadConnector"
+CONNECTOR_MODULE = "kvoffload.connector.facade"
+VLLM_FLOOR = (0, 31)
+
+logger = logging.getLogger(__name__)
+
+# The factory that holds our name, by which a second call tells its own work from a stranger's.
+_registered_with: object = None
+
+
+def register() -> None:
+    """Registers the connector once, however often it is called; waits for nothing.
+
+    vLLM calls this unguarded, so whatever the world does here is one warning and an unknown name, never an exception.
+    """
+    global _registered_with  # noqa: PLW0603  (a fact about the process)
+    try:
+        from vllm.version import __version__ as version
+        from vllm.version import __version_tuple__ as version_parts
+
+        if _is_below_floor(version_parts):
+            floor = ".".join(map(str, VLLM_FLOOR))
+            _warn_once("%s needs vLLM %s or newer and is not registered: this is %s", CONNECTOR_NAME, floor, version)
+            return
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    except ImportError as error:
+        _warn_once("%s is not registered, vLLM has no connector factory where expected: %s", CONNECTOR_NAME, str(error))
+        return
+
+    if _registered_with is KVConnectorFactory:
+        return
+    try:
+        KVConnectorFactory.register_connector(CONNECTOR_NAME, CONNECTOR_MODULE, CONNECTOR_NAME)
+    except ValueError:  # how the factory says that the name is taken
+        _warn_once("%s is not registered, another package holds the name and keeps it", CONNECTOR_NAME)
+        return
+    _registered_with = KVConnectorFactory
+    logger.debug("%s registered with vLLM %s", CONNECTOR_NAME, version)
+
+
+def _is_below_floor(version_parts: tuple[int | str, ...]) -> bool:
+    release = version_parts[:2]
+    is_unknown = release == (0, 0)  # a source tree without version data; taken for new
+    return not is_unknown and release < VLLM_FLOOR
+
+
+@functools.cache
+def _warn_once(message: str, *args: str) -> None:
+    logger.warning(message, *args)

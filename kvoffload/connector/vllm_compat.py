@@ -1,0 +1,75 @@
+"""What differs between the vLLM versions that we run on (0.31 to 0.33), in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def hash_block_size(config: VllmConfig, cache: KVCacheConfig) -> int:
+    """Tokens per block hash. vLLM 0.32 tells both sides; 0.31 has to be asked for what it will use."""
+    known = getattr(cache, "hash_block_size", None)
+    return int(known or kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)[1])
+
+
+def hit_alignment(config: VllmConfig, cache: KVCacheConfig) -> int:
+    """Tokens that every hit must be a multiple of."""
+    known = getattr(cache, "cache_hit_alignment_tokens", None)
+    return int(known or kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)[0])
+
+
+def hash_seed(config: VllmConfig) -> str:
+    """The seed of block hashes, the same in every rank.
+
+    Algorithms that are not collision resistant get a random seed in the scheduler's process, which no worker can know:
+    such hashes mean nothing to any other engine, and the word says so.
+    """
+    algorithm = config.cache_config.prefix_caching_hash_algo
+    if algorithm.startswith("xxhash"):
+        return "random"
+    return str(kv_cache_utils.resolve_none_hash_seed(get_hash_fn_by_name(algorithm)))
+
+
+def find_layers(config: VllmConfig) -> dict[str, Any]:
+    """The model's attention and recurrent layers by the names of their KV caches."""
+    return dict(config.compilation_config.static_forward_context)
+
+
+def find_sharing(config: VllmConfig) -> dict[str, str]:
+    """Layers that read another layer's pages, and whose."""
+    layers = find_layers(config).items()
+    targets = {name: getattr(layer, "kv_sharing_target_layer_name", None) for name, layer in layers}
+    return {name: target for name, target in targets.items() if target is not None}
+
+
+def create_scale_views(config: VllmConfig, tensors: Mapping[str, Any], layers: Collection[str]) -> dict[str, Any]:
+    """Views over the scales inside these layers' per-token-head pages; made now, before anything is loaded.
+
+    vLLM makes them at a layer's first forward and then overwrites every scale with 1.0, restored ones too
+    (vLLM #51091). Once made they are left alone. A backend without such views keeps its scales in its own way.
+    """
+    views = {}
+    known = find_layers(config)
+    for name in layers:
+        impl: Any = getattr(known.get(name), "impl", None)
+        if hasattr(impl, "_ensure_scale_caches"):
+            impl._ensure_scale_caches(tensors[name])
+            views[f"{name}.k_scales"] = impl._k_scale_cache
+            views[f"{name}.v_scales"] = impl._v_scale_cache
+    return views
+
+
+def host_hit_source() -> Any:
+    """The label of our hits in vLLM's own metrics; 0.31 has none."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    except ImportError:
+        return None
+    return CacheHitSource.HOST

@@ -1,0 +1,336 @@
+"""The class that vLLM constructs: every fault is a miss and is counted, and no request waits for ever."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+
+from kvoffload.connector.facade import KVOffloadConnector
+from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan, WorkerReport
+from kvoffload.errors import ConfigError, UnsupportedError
+from tests.unit.connector.engine_configs import (
+    full,
+    make_config,
+    make_tensors,
+    make_vllm_config,
+    per_token_head,
+    recurrent,
+    window,
+)
+from tests.unit.connector.scripted import Admission, ScriptedEngine
+
+FORWARD = SimpleNamespace(attn_metadata={})
+NO_FORWARD = SimpleNamespace(attn_metadata=None)
+
+
+def warm_engine() -> ScriptedEngine:
+    engine = ScriptedEngine((["a"], full(4)))
+    engine.serve("first", range(30))
+    engine.forget()
+    return engine
+
+
+def make_worker(*, extra: dict[str, Any] | None = None) -> tuple[KVOffloadConnector, dict[str, torch.Tensor]]:
+    config = make_config((["a"], full(4)), num_blocks=8)
+    connector = KVOffloadConnector(make_vllm_config(extra=extra), KVConnectorRole.WORKER, config)
+    tensors = make_tensors(config)
+    connector.register_kv_caches(tensors)
+    return connector, tensors
+
+
+def run_step(connector: KVOffloadConnector, plan: StepPlan, *, forward: object = FORWARD) -> KVConnectorOutput:
+    """The hooks of one worker step in vLLM's order."""
+    connector.bind_connector_metadata(plan)
+    connector.start_load_kv(forward)
+    connector.wait_for_save()
+    results = connector.get_transfer_results(set())
+    output = KVConnectorOutput(
+        finished_sending=results.finished_sending,
+        finished_recving=results.finished_recving,
+        failed_recving=results.failed_recving,
+        kv_connector_worker_meta=connector.build_connector_worker_meta(),
+    )
+    connector.clear_connector_metadata()
+    return output
+
+
+def run_until_saved(connector: KVOffloadConnector, plan: StepPlan) -> WorkerReport:
+    output = run_step(connector, plan, forward=NO_FORWARD)
+    while output.kv_connector_worker_meta is None:
+        output = run_step(connector, StepPlan(), forward=NO_FORWARD)
+    assert isinstance(output.kv_connector_worker_meta, WorkerReport)
+    return output.kv_connector_worker_meta
+
+
+def run_until_loaded(connector: KVOffloadConnector, plan: StepPlan) -> KVConnectorOutput:
+    output = run_step(connector, plan, forward=NO_FORWARD)
+    while not output.finished_recving:
+        output = run_step(connector, StepPlan(), forward=NO_FORWARD)
+    return output
+
+
+# ---- what the engine is told ----
+
+
+def test_vllm_can_load_it_for_hybrid_models() -> None:
+    assert issubclass(KVOffloadConnector, SupportsHMA)
+    config = make_vllm_config()
+    config.kv_transfer_config.kv_connector_module_path = "kvoffload.connector.facade"
+    assert KVConnectorFactory.get_connector_class(config.kv_transfer_config) is KVOffloadConnector
+
+
+def test_saves_are_best_effort_and_loads_are_asynchronous() -> None:
+    engine = warm_engine()
+    assert engine.connector.requires_kv_delivery is False
+    assert not KVOffloadConnector.requires_piecewise_for_cudagraph({})
+    assert engine.connector.get_num_new_matched_tokens(engine.arrive("b", range(30)), 0) == (28, True)
+
+
+@pytest.mark.parametrize("state", ["never scheduled", "running with saves", "loading"])
+def test_the_end_of_a_request_never_delays_its_blocks(state: str) -> None:
+    engine = warm_engine()
+    request = engine.arrive("b", range(30) if state == "loading" else range(100, 130))
+    if state != "never scheduled":
+        engine.admit(request)
+        engine.step()
+    assert engine.connector.request_finished_all_groups(request, ([],)) == (False, None)
+    assert engine.connector.request_finished(request, []) == (False, None)  # and once more is no fault
+    assert engine.connector.faults == {}
+
+
+def test_an_idle_engine_is_kept_stepping_until_every_answer_has_come() -> None:
+    engine = warm_engine()
+    assert not engine.connector.has_pending_push_work()
+    engine.admit(engine.arrive("b", range(30)))
+    assert engine.connector.has_pending_push_work()
+    assert not engine.connector.has_pending_block_frees()  # a load frees nothing
+    engine.report(engine.step())
+    assert not engine.connector.has_pending_push_work()
+
+
+def test_only_settings_that_exist_are_taken() -> None:
+    config = make_config((["a"], full()))
+    with pytest.raises(ConfigError, match="memroy"):
+        KVOffloadConnector(make_vllm_config(extra={"memroy": "1GiB"}), KVConnectorRole.WORKER, config)
+
+
+@pytest.mark.parametrize("what", ["pipeline_parallel_size", "decode_context_parallel_size", "nnodes"])
+def test_what_is_not_served_yet_is_refused_at_the_start(what: str) -> None:
+    vllm_config = make_vllm_config()
+    setattr(vllm_config.parallel_config, what, 2)
+    with pytest.raises(UnsupportedError):
+        KVOffloadConnector(vllm_config, KVConnectorRole.SCHEDULER, make_config((["a"], full())))
+
+
+# ---- faults on the scheduler side ----
+
+
+def break_side(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise RuntimeError("a bug")
+
+    for name in names:
+        monkeypatch.setattr(engine.side, name, fail)
+
+
+def test_faults_in_hooks_are_misses_and_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = warm_engine()
+    request = engine.arrive("b", range(30))
+    break_side(engine, monkeypatch, "add_request", "match", "plan_step", "end_transfers", "forget_request")
+    connector = engine.connector
+    for _ in range(3):
+        connector.on_new_request(request)
+        assert connector.get_num_new_matched_tokens(request, 0) == (0, False)
+        assert connector.build_connector_meta(SchedulerOutput.make_empty()) == StepPlan()
+        connector.update_connector_output(KVConnectorOutput())
+        assert connector.request_finished_all_groups(request, ([],)) == (False, None)
+    assert connector.faults == dict.fromkeys(
+        [
+            "on_new_request",
+            "get_num_new_matched_tokens",
+            "build_connector_meta",
+            "update_connector_output",
+            "request_finished_all_groups",
+        ],
+        3,
+    )
+    assert len([record for record in caplog.records if "a bug" in record.getMessage()]) == 5
+
+
+def test_a_plan_that_fails_still_sends_the_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their requests wait for a report and for nothing else."""
+    engine = warm_engine()
+    engine.admit(engine.arrive("b", range(30)))
+    with monkeypatch.context() as patch:
+        break_side(engine, patch, "plan_step")
+        plan = engine.step()
+    assert [load.request_id for load in plan.loads] == ["b"]
+    assert len(plan.loads[0].moves) == 7
+    assert engine.step().loads == ()
+    engine.report(plan)
+    assert engine.connector.faults == {"build_connector_meta": 1}
+
+
+@pytest.mark.parametrize("step_fails", [False, True])
+def test_a_load_whose_planning_fails_is_sent_to_fail(monkeypatch: pytest.MonkeyPatch, step_fails: bool) -> None:
+    engine = warm_engine()
+    request = engine.arrive("b", range(30))
+    with monkeypatch.context() as patch:
+        break_side(engine, patch, "plan_load", *(["plan_step"] if step_fails else []))
+        assert engine.admit(request) == Admission(0, 28)
+        plan = engine.step()
+    assert [(load.request_id, load.is_doomed) for load in plan.loads] == [("b", True)]
+    engine.report(plan)
+    assert engine.match(request) == 0
+    assert engine.admit(request) == Admission(0, 0)
+    engine.report(engine.step())
+    engine.finish(request)
+    assert engine.pool.get_num_free_blocks() == engine.all_free
+    assert engine.connector.faults["update_state_after_alloc"] == 1
+
+
+def test_a_fault_inside_planning_a_load_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = warm_engine()
+    request = engine.arrive("b", range(30))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.side._restores._index, "acquire", lambda keys: {}[0])
+        engine.admit(request)
+    plan = engine.step()
+    assert [load.is_doomed for load in plan.loads] == [True]
+    engine.report(plan)
+    assert engine.side.index.stats.leased_entries == 0
+
+
+# ---- the worker ----
+
+
+def test_a_plan_is_submitted_once_whichever_hooks_are_called() -> None:
+    connector, _ = make_worker()
+    plan = StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),))
+    assert run_until_saved(connector, plan) == WorkerReport({1: 1})
+    assert run_step(connector, StepPlan(), forward=NO_FORWARD).kv_connector_worker_meta is None
+    output = run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 2, 0),)),)))
+    assert output.finished_recving == {"a"}
+    assert not output.failed_recving
+    assert not output.finished_sending
+    assert not output.invalid_block_ids
+    connector.shutdown()
+
+
+def test_saves_wait_for_the_draft_models_forward() -> None:
+    """With speculative decoding vLLM asks for results first and calls `wait_for_save` after the draft model has run."""
+    connector, tensors = make_worker()
+    connector.bind_connector_metadata(StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),)))
+    connector.start_load_kv(FORWARD)
+    connector.get_transfer_results(set())
+    tensors["a"].fill_(5)  # what the draft model writes
+    connector.wait_for_save()
+    connector.clear_connector_metadata()
+    assert run_until_saved(connector, StepPlan()) == WorkerReport({1: 1})
+    tensors["a"].fill_(0)
+    run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 1, 0),)),)))
+    assert (tensors["a"][1] == 5).all()
+    connector.shutdown()
+
+
+def test_what_a_step_did_not_come_to_goes_with_the_next() -> None:
+    connector, _ = make_worker()
+    connector.bind_connector_metadata(
+        StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),), loads=(LoadJob("a", (), is_doomed=True),))
+    )
+    output = run_until_loaded(connector, StepPlan())
+    assert (output.finished_recving, output.failed_recving) == ({"a"}, {"a"})
+    connector.shutdown()
+
+
+def test_a_failed_load_is_reported_by_its_request_and_never_by_blocks() -> None:
+    connector, _ = make_worker()
+    output = run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 2, 99),)),)))
+    assert (output.finished_recving, output.failed_recving) == ({"a"}, {"a"})
+    assert connector.get_block_ids_with_load_errors() == set()
+    connector.shutdown()
+
+
+def test_a_fault_while_collecting_results_is_an_empty_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector, _ = make_worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(connector._worker, "take_results", lambda **named: {}[0])
+        assert connector.get_transfer_results(set()) == KVConnectorTransferResults()
+    assert connector.faults == {"get_transfer_results": 1}
+    connector.shutdown()
+
+
+def test_always_verifying_is_a_setting() -> None:
+    connector, _ = make_worker(extra={"verify": "always"})
+    run_until_saved(connector, StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),)))
+    assert connector._worker is not None
+    connector._worker._records._records[0][0] ^= 1
+    output = run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 2, 0),)),)))
+    assert output.failed_recving == {"a"}
+    connector.shutdown()
+
+
+def test_an_engine_that_makes_its_cache_anew_registers_again() -> None:
+    connector, _ = make_worker()
+    before = connector.get_handshake_metadata()
+    fresh = make_tensors(connector._kv_cache_config)
+    connector.register_kv_caches(fresh)
+    assert connector.get_handshake_metadata() == before
+    connector.unregister_kv_caches()
+    assert connector.get_handshake_metadata() is None
+    connector.restore_kv_caches(make_tensors(connector._kv_cache_config))
+    assert connector.get_handshake_metadata() == before
+    connector.shutdown()
+
+
+def test_layers_that_share_scaled_pages_cannot_wipe_restored_scales() -> None:
+    """Each layer makes views of its own at its first forward, the sharing ones over their owner's pages."""
+
+    class Impl:
+        _k_scale_cache: torch.Tensor | None = None
+        _v_scale_cache: torch.Tensor | None = None
+        _ensure_scale_caches = TritonAttentionImpl._ensure_scale_caches
+
+    layers = {
+        "a": SimpleNamespace(impl=Impl()),
+        "late": SimpleNamespace(impl=Impl(), kv_sharing_target_layer_name="a"),
+    }
+    config = make_config((["a"], per_token_head()), num_blocks=4)
+    tensors = make_tensors(config)
+    tensors["late"] = tensors["a"]
+    connector = KVOffloadConnector(make_vllm_config(layers=layers), KVConnectorRole.WORKER, config)
+    connector.register_kv_caches(tensors)
+    tensors["a"].fill_(3)  # a restored cache
+    for layer in layers.values():
+        layer.impl._ensure_scale_caches(tensors["a"])
+    assert (tensors["a"] == 3).all()
+    connector.shutdown()
+
+
+def test_both_sides_agree_over_the_handshake() -> None:
+    config = make_config((["r"], recurrent()), (["a"], full()), (["c"], window()), num_blocks=8)
+    worker = KVOffloadConnector(make_vllm_config(), KVConnectorRole.WORKER, config)
+    worker.register_kv_caches(make_tensors(config))
+    engine = ScriptedEngine((["r"], recurrent()), (["a"], full()), (["c"], window()))
+    facts = worker.get_handshake_metadata()
+    assert facts is not None
+    engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts})
+    assert [group.index for group in engine.side._saves._groups] == [0, 1, 2]
+    worker.shutdown()

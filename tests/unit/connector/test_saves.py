@@ -1,0 +1,350 @@
+"""Saves as vLLM lets them happen (contract tables 1.4, 1.7 and 1.8), through the facade, over its own block manager."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from kvoffload.connector.step_plan import BlockMove, StepPlan
+from tests.unit.connector.engine_configs import full, recurrent, window
+from tests.unit.connector.scripted import Admission, ScriptedEngine
+
+TWO_SIZES = ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16)))
+DENSE = ((["a"], full(4)),)
+HYBRID = ((["r"], recurrent(4)), (["a"], full(4)))
+
+
+def make_engine(groups: object = DENSE, **changes: int) -> ScriptedEngine:
+    return ScriptedEngine(*groups, **changes)  # type: ignore[misc, arg-type]
+
+
+def saved_blocks(plan: StepPlan, group: int = 0) -> list[int]:
+    return [move.block for save in plan.saves for move in save.moves if move.group == group]
+
+
+def test_every_block_that_a_step_fills_is_saved_in_that_step() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request, chunk=10)
+    assert saved_blocks(engine.step()) == engine.manager.get_block_ids("a")[0][:2]
+    engine.run(request, 10)
+    assert saved_blocks(engine.step()) == engine.manager.get_block_ids("a")[0][2:5]
+    engine.run(request)
+    assert saved_blocks(engine.step()) == engine.manager.get_block_ids("a")[0][5:7]
+
+
+def test_blocks_that_decoding_fills_are_saved_too() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(14))
+    engine.admit(request)
+    engine.step()
+    fills = []
+    for _ in range(6):
+        engine.decode(request)
+        assert engine.run(request, 1)
+        fills.append(len(saved_blocks(engine.step())))
+    # Tokens 14 to 19: the token at 15 fills the fourth block, the one at 19 the fifth.
+    assert fills == [0, 1, 0, 0, 0, 1]
+
+
+def test_each_group_is_saved_at_its_own_block_size() -> None:
+    engine = make_engine(TWO_SIZES)
+    engine.admit(engine.arrive("a", range(22)))
+    plan = engine.step()
+    tables = engine.manager.get_block_ids("a")
+    assert saved_blocks(plan, 0) == tables[0][:2]
+    assert saved_blocks(plan, 1) == [block for block in tables[1][:5] if block]
+
+
+def test_draft_tokens_that_no_hash_covers_are_not_saved() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(10))
+    engine.admit(request)
+    engine.step()
+    engine.decode(request)
+    assert engine.run(request, 1)
+    engine._scheduled["a"] = 5  # one token and four drafts
+    assert engine.step().saves == ()
+
+
+def test_a_saved_block_is_not_saved_again_for_another_request() -> None:
+    engine = make_engine()
+    engine.serve("a", range(30))
+    second = engine.arrive("b", range(30))
+    assert engine.admit(second) == Admission(local=28, external=0)
+    assert engine.step().saves == ()
+
+
+def test_a_block_on_its_way_is_not_saved_twice() -> None:
+    engine = make_engine()
+    engine.admit(engine.arrive("a", range(30)))
+    assert len(saved_blocks(engine.step())) == 7
+    engine.admit(engine.arrive("b", range(30)))
+    assert engine.step().saves == ()
+
+
+def test_source_blocks_are_pinned_from_the_plan_to_the_last_ranks_report() -> None:
+    engine = make_engine(ranks=2)
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    blocks = [engine.pool.blocks[block] for block in saved_blocks(plan)]
+    assert [block.ref_cnt for block in blocks] == [2] * 7
+    engine.finish(request)
+    assert [block.ref_cnt for block in blocks] == [1] * 7
+    engine.report(plan, ranks=1)
+    assert [block.ref_cnt for block in blocks] == [1] * 7
+    assert engine.match(engine.arrive("b", range(100, 130))) == 0
+    engine.report(plan, ranks=1)
+    assert [block.ref_cnt for block in blocks] == [0] * 7
+    engine.finish(engine.requests["b"])
+    engine.assert_at_rest()
+
+
+def test_nothing_is_readable_before_every_rank_has_it() -> None:
+    engine = make_engine(ranks=2)
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    engine.report(plan, ranks=1)
+    assert engine.side.index.stats.entries == 0
+    engine.report(plan, ranks=1)
+    assert engine.side.index.stats.entries == 7
+
+
+def test_a_save_that_failed_on_any_rank_is_dropped_and_unpinned() -> None:
+    engine = make_engine(ranks=2)
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    engine.report(plan, ranks=1, bad_saves=True)
+    engine.report(plan, ranks=1)
+    assert engine.side.index.stats.used_bytes == 0
+    slots = {move.slot for save in plan.saves for move in save.moves}
+    assert set(engine.step().drops) == slots
+    engine.finish(request)
+    engine.assert_at_rest()
+
+
+def test_pins_are_bounded_and_the_rest_is_saved_in_later_steps() -> None:
+    engine = make_engine(num_blocks=32)  # four pins
+    request = engine.arrive("a", range(60))
+    engine.admit(request)
+    seen: list[int] = []
+    for _ in range(8):
+        plan = engine.step()
+        assert engine.pinned <= 4
+        seen += saved_blocks(plan)
+        engine.report(plan)
+        engine.decode(request)
+        assert engine.run(request, 1)
+    assert seen[:15] == engine.manager.get_block_ids("a")[0][:15]
+    engine.finish(request)
+    engine.step()
+    engine.assert_at_rest()
+
+
+def test_finish_with_saves_pending_keeps_pins_only() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    engine.finish(request)
+    assert engine.pinned == 7
+    assert engine.connector.has_pending_push_work()
+    assert engine.connector.has_pending_block_frees()
+    assert not engine.manager.reset_prefix_cache()
+    engine.report(plan)
+    assert engine.manager.reset_prefix_cache()
+    engine.assert_at_rest()
+
+
+def test_preemption_lets_saves_on_their_way_end() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    engine.preempt(request)
+    hog = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    assert not {block.block_id for block in hog} & set(saved_blocks(plan))
+    engine.pool.free_blocks(hog)
+    engine.report(plan)
+    engine.finish(request)
+    engine.assert_at_rest()
+
+
+def test_a_request_is_admitted_again_while_its_save_is_on_its_way() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    engine.preempt(request)
+    assert engine.admit(request) == Admission(local=28, external=0)
+    assert engine.step().saves == ()
+    engine.report(plan)
+    engine.finish(request)
+    engine.assert_at_rest()
+
+
+def test_a_preempted_request_saves_again_what_was_lost_meanwhile() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    engine.report(engine.step())
+    engine.preempt(request)
+    engine.forget()
+    engine.connector.reset_cache()
+    assert engine.admit(request) == Admission(0, 0)
+    assert len(saved_blocks(engine.step())) == 7
+
+
+def test_reset_with_a_save_on_its_way_drops_it_when_it_ends() -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    assert engine.connector.reset_cache() is True
+    assert engine.step().drops == ()  # a worker is still writing
+    engine.report(plan)
+    assert engine.side.index.stats.entries == 0
+    assert len(engine.step().drops) == 7
+    engine.finish(request)
+    engine.forget()
+    assert engine.match(engine.arrive("b", range(30))) == 0
+
+
+def test_the_same_blocks_are_saved_again_after_a_reset() -> None:
+    engine = make_engine()
+    engine.serve("a", range(30))
+    engine.forget()
+    engine.connector.reset_cache()
+    engine.serve("b", range(30))
+    engine.forget()
+    assert engine.match(engine.arrive("c", range(30))) == 28
+
+
+def test_null_blocks_are_skipped() -> None:
+    engine = make_engine(((["c"], window(4, tokens=6)),))
+    request = engine.arrive("a", range(60))
+    engine.admit(request, chunk=20)
+    plans = [engine.step()]
+    while request.num_computed_tokens < 60:
+        assert engine.run(request, 20)
+        plans.append(engine.step())
+    assert 0 in engine.manager.get_block_ids("a")[0]
+    assert all(0 not in saved_blocks(plan) for plan in plans)
+    engine.report(*plans)
+    engine.finish(request)
+    engine.assert_at_rest()
+
+
+def test_recurrent_states_are_saved_only_where_the_engine_hands_them_off() -> None:
+    engine = make_engine(HYBRID)
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    assert saved_blocks(engine.step(offers={}), 0) == []
+    block = engine.manager.get_block_ids("a")[0][6]
+    plan = engine.step(offers={"a": [(0, block, 28)]})
+    assert saved_blocks(plan, 0) == [block]
+    assert engine.pool.blocks[block].ref_cnt == 2
+
+
+def test_the_engines_own_hand_off_is_the_last_whole_block() -> None:
+    engine = make_engine(HYBRID)
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    assert saved_blocks(plan, 0) == [engine.manager.get_block_ids("a")[0][6]]
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        pytest.param((0, 5, 26), id="not at the end of a block"),
+        pytest.param((0, 5, 32), id="beyond what is hashed"),
+        pytest.param((7, 5, 28), id="of a group that is not stored"),
+        pytest.param((0, 0, 28), id="in the null block"),
+    ],
+)
+def test_offers_that_cannot_be_named_are_not_taken(offer: tuple[int, int, int]) -> None:
+    engine = make_engine(HYBRID)
+    engine.admit(engine.arrive("a", range(30)))
+    engine.step(offers={})
+    assert engine.step(offers={"a": [offer], "gone": [(0, 5, 28)]}).saves == ()
+
+
+def test_a_state_that_was_restored_and_is_offered_again_is_not_saved_again() -> None:
+    engine = make_engine(HYBRID)
+    engine.serve("a", range(30))
+    engine.forget()
+    request = engine.arrive("b", range(30))
+    assert engine.admit(request) == Admission(0, 28)
+    engine.report(engine.step())
+    block = engine.manager.get_block_ids("b")[0][6]
+    assert engine.step(offers={"b": [(0, block, 28)]}).saves == ()
+
+
+def test_states_are_pinned_before_full_blocks_take_all_pins() -> None:
+    """A state is offered once; a full block can be saved in a later step."""
+    engine = make_engine(HYBRID, num_blocks=16)  # two pins
+    engine.admit(engine.arrive("a", range(20)))
+    plan = engine.step()
+    assert [move.group for save in plan.saves for move in save.moves] == [0, 1]
+
+
+def test_a_full_cache_of_leased_records_refuses_and_goes_on() -> None:
+    engine = make_engine()
+    record = engine.geometry.groups[0].record_bytes
+    engine.serve("a", range(30))
+    engine.forget()
+    engine.side.index._capacity_bytes = 7 * record
+    engine.admit(engine.arrive("b", range(30)))
+    engine.step()
+    request = engine.arrive("c", range(100, 130))
+    engine.admit(request)
+    assert engine.step().saves == ()
+    assert engine.side.index.stats.refused > 0
+    engine.report(finished=["b"])
+    engine.decode(request)
+    engine.run(request, 1)
+    assert len(saved_blocks(engine.step())) == 7
+
+
+def test_what_a_save_evicts_is_dropped_in_the_same_plan() -> None:
+    engine = make_engine()
+    engine.serve("a", range(30))
+    engine.side.index._capacity_bytes = 7 * engine.geometry.groups[0].record_bytes
+    engine.admit(engine.arrive("b", range(100, 110)))
+    plan = engine.step()
+    assert len(plan.drops) == len(saved_blocks(plan)) == 2
+    assert not set(plan.drops) & {move.slot for save in plan.saves for move in save.moves}
+
+
+def test_a_job_names_every_block_once() -> None:
+    engine = make_engine(TWO_SIZES)
+    engine.admit(engine.arrive("a", range(60)))
+    engine.admit(engine.arrive("b", range(60)))
+    moves: list[BlockMove] = [move for save in engine.step().saves for move in save.moves]
+    assert len({move.slot for move in moves}) == len(moves)
+    assert len({(move.group, move.block) for move in moves}) == len(moves)
+
+
+def test_a_fault_while_planning_gives_back_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reports a job that was never sent: its pins and slots would be held for ever."""
+    engine = make_engine()
+    good, bad = engine.arrive("a", range(30)), engine.arrive("b", range(100, 130))
+    engine.admit(good)
+    engine.admit(bad)
+    get_block_ids = engine.manager.get_block_ids
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.manager, "get_block_ids", lambda name: {"a": get_block_ids("a")}[name])
+        assert engine.step() == StepPlan()
+    assert engine.connector.faults == {"build_connector_meta": 1}
+    assert engine.pinned == 0
+    assert engine.side.index.stats.reserved_entries == 0
+    # In the next step they are looked at again.
+    for request in (good, bad):
+        engine.decode(request)
+        engine.run(request, 1)
+    assert len(saved_blocks(engine.step())) == 14

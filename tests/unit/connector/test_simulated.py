@@ -1,0 +1,87 @@
+"""Random traffic through both sides of the connector over vLLM's own block manager, with real bytes.
+
+Whatever the order of events: every block that a request reads holds what its tokens say, every request ends, and
+nothing is left pinned, leased or reserved.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from tests.unit.connector.engine_configs import chunked, full, recurrent, window
+from tests.unit.connector.scripted import Group
+from tests.unit.connector.simulated import SimulatedEngine
+
+MODELS: dict[str, tuple[Group, ...]] = {
+    "dense": ((["a", "b"], full(4)),),
+    "window": ((["a"], full(4)), (["c"], window(4, tokens=6))),
+    "chunk": ((["a"], full(4)), (["c"], chunked(4, tokens=16))),
+    "recurrent": ((["r"], recurrent(4)), (["a"], full(4))),
+    "blocks of two sizes": ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16))),
+}
+
+
+def make_prompt(random: Random) -> list[int]:
+    """One of few beginnings, then something of its own."""
+    kind = random.randrange(3)
+    shared = [token * (kind + 1) for token in range(random.choice([16, 32, 40]))]
+    return [*shared, *(random.randrange(1000) for _ in range(random.randint(1, 20)))]
+
+
+def play(engine: SimulatedEngine, random: Random, *, turns: int = 60, damage: float = 0.0, reset: float = 0.0) -> None:
+    for _ in range(turns):
+        if random.random() < 0.5 and len(engine.requests) < 9:
+            engine.come(make_prompt(random), decode=random.randrange(12))
+        if random.random() < 0.06:
+            engine.abort()
+        if random.random() < damage:
+            engine.worker.damage_record(random)
+        if random.random() < reset:
+            engine.connector.reset_cache()
+        if random.random() < 0.3:
+            engine.lose_cache()
+        engine.turn()
+    engine.drain()
+    engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("model", MODELS)
+def test_every_block_that_is_read_is_right_and_every_request_ends(model: str, seed: int) -> None:
+    random = Random(seed)
+    engine = SimulatedEngine(*MODELS[model], num_blocks=random.choice([40, 48, 96]), random=random)
+    play(engine, random)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", MODELS)
+def test_a_cache_that_must_evict_never_gives_wrong_bytes(model: str, seed: int) -> None:
+    random = Random(seed)
+    engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random, memory_records=20)
+    play(engine, random, reset=0.05)
+    assert engine.side.index.stats.evicted > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", MODELS)
+def test_damaged_records_are_recomputed(model: str, seed: int) -> None:
+    random = Random(seed)
+    engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random)
+    play(engine, random, damage=0.5)
+
+
+def test_the_traffic_is_of_the_kind_that_it_claims_to_be() -> None:
+    """Loads, failing loads and preemptions do happen in it."""
+    restored, failed = 0, 0
+    for seed in range(4):
+        random = Random(seed)
+        engine = SimulatedEngine(*MODELS["window"], num_blocks=48, random=random)
+        play(engine, random, damage=0.5)
+        restored += engine.restored_tokens
+        failed += engine.failed_loads
+    assert restored > 100
+    assert failed > 0

@@ -1,0 +1,134 @@
+"""What differs between vLLM versions, and the scale views that must exist before anything is restored."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import torch
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvoffload.connector import vllm_compat
+from tests.unit.connector.engine_configs import (
+    full,
+    make_config,
+    make_tensors,
+    make_vllm_config,
+    per_token_head,
+    window,
+)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+class Impl:
+    """As much of vLLM's attention implementation as makes scale views: its own method, and nothing else of it."""
+
+    _k_scale_cache: torch.Tensor | None = None
+    _v_scale_cache: torch.Tensor | None = None
+    _ensure_scale_caches = TritonAttentionImpl._ensure_scale_caches
+
+
+@pytest.fixture
+def cache() -> tuple[Any, dict[str, torch.Tensor], Impl]:
+    config = make_config((["a"], per_token_head()), num_blocks=5)
+    impl = Impl()
+    return make_vllm_config(layers={"a": SimpleNamespace(impl=impl)}), make_tensors(config), impl
+
+
+def test_restored_scales_are_wiped_by_the_first_forward_without_our_views(
+    cache: tuple[Any, dict[str, torch.Tensor], Impl],
+) -> None:
+    """vLLM #51091, as it is: what the views' creation at registration is for."""
+    _, tensors, impl = cache
+    memory = memory_of(tensors["a"])
+    memory.fill_(3)  # a restored cache
+    impl._ensure_scale_caches(tensors["a"])  # what the first forward does
+    changed = memory.reshape(-1, 12) != 3
+    assert changed[:, 8:].all()  # each head's scale, of keys and of values
+    assert not changed[:, :8].any()  # and nothing else
+
+
+def test_scales_that_are_restored_after_registration_stay(cache: tuple[Any, dict[str, torch.Tensor], Impl]) -> None:
+    config, tensors, impl = cache
+    views = vllm_compat.create_scale_views(config, tensors, ["a"])
+    assert set(views) == {"a.k_scales", "a.v_scales"}
+    assert [tuple(view.shape) for view in views.values()] == [(5, 4, 2)] * 2
+    assert all((view == 1.0).all() for view in views.values())
+    memory = memory_of(tensors["a"])
+    memory.fill_(3)
+    impl._ensure_scale_caches(tensors["a"])
+    assert (memory == 3).all()
+    assert impl._k_scale_cache is views["a.k_scales"]
+
+
+def test_layers_without_scales_have_no_views() -> None:
+    layers = {"a": SimpleNamespace(impl=SimpleNamespace()), "b": SimpleNamespace()}
+    tensors = make_tensors(make_config((["a", "b"], full())))
+    assert vllm_compat.create_scale_views(make_vllm_config(layers=layers), tensors, ["a", "b", "c"]) == {}
+
+
+def test_hash_block_size_is_what_the_engine_says() -> None:
+    config = make_config((["a"], full(8)), (["b"], window(4, head_size=16)))
+    config.hash_block_size, config.cache_hit_alignment_tokens = 2, 16
+    assert vllm_compat.hash_block_size(make_vllm_config(), config) == 2
+    assert vllm_compat.hit_alignment(make_vllm_config(), config) == 16
+
+
+@pytest.mark.parametrize("is_field_there", [True, False])
+def test_an_engine_that_does_not_say_is_asked_for_what_it_will_use(is_field_there: bool) -> None:
+    """vLLM 0.31 has no such fields; a worker of 0.32 may be asked before they are filled."""
+    config = make_config((["a"], full(8)), (["b"], window(4, head_size=16)))
+    known = {"kv_cache_groups": config.kv_cache_groups}
+    if is_field_there:
+        known |= {"hash_block_size": None, "cache_hit_alignment_tokens": None}
+    old: Any = SimpleNamespace(**known)
+    assert vllm_compat.hash_block_size(make_vllm_config(), old) == 4
+    assert vllm_compat.hit_alignment(make_vllm_config(), old) == 8
+
+
+def test_one_group_is_hashed_in_the_engines_block_size() -> None:
+    config = make_vllm_config()
+    config.cache_config.block_size = 16
+    old: Any = SimpleNamespace(kv_cache_groups=make_config((["a"], full(16))).kv_cache_groups)
+    assert vllm_compat.hash_block_size(config, old) == 16
+
+
+def test_the_seed_of_hashes_is_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    first = vllm_compat.hash_seed(make_vllm_config())
+    assert first == vllm_compat.hash_seed(make_vllm_config())
+    monkeypatch.setenv("PYTHONHASHSEED", "17")
+    assert vllm_compat.hash_seed(make_vllm_config()) == "17" != first
+
+
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
+def test_a_random_seed_is_called_random(algorithm: str) -> None:
+    config = make_vllm_config()
+    config.cache_config.prefix_caching_hash_algo = algorithm
+    assert vllm_compat.hash_seed(config) == "random"
+
+
+def test_layers_that_share_pages_are_found_by_their_target() -> None:
+    layers = {
+        "a": SimpleNamespace(kv_sharing_target_layer_name=None),
+        "b": SimpleNamespace(kv_sharing_target_layer_name="a"),
+        "moe": SimpleNamespace(),
+    }
+    assert vllm_compat.find_sharing(make_vllm_config(layers=layers)) == {"b": "a"}
+
+
+def test_hits_are_labelled_as_coming_from_the_host() -> None:
+    assert vllm_compat.host_hit_source() is CacheHitSource.HOST
+
+
+def test_an_engine_without_labels_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "vllm.v1.metrics.cache_hit_source", None)
+    assert vllm_compat.host_hit_source() is None

@@ -1,0 +1,262 @@
+"""Starts real vLLM engines on the CPU: their environment, their settings, the pool that shares them.
+
+vLLM reads a part of its environment when it is imported and the rest when an engine starts, so everything that touches
+os.environ for it is here, and this module imports vllm in functions only.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput
+    from vllm.v1.engine.core import EngineCore
+
+    from tests.vllm.tiny_models import GroupShape, TinyModel
+
+Json = bool | int | float | str | None | list["Json"] | dict[str, "Json"]
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    # One thread for each rank, free to move: a second one only waits at barriers for whoever else uses the machine,
+    # and vLLM's own choice binds threads to cores and refuses two ranks on one NUMA node.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # lets collective_rpc take functions
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process would inherit the plugin instead of loading it
+}
+
+SETTINGS: Mapping[str, object] = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "enable_prefix_caching": True,
+    "kv_cache_memory_bytes": 256 << 20,
+    "max_model_len": 4096,
+    "max_num_seqs": 8,
+    "use_tqdm_on_load": False,
+}
+
+FIRST_PROMPT_TOKEN = 3  # after the tokenizer's special tokens
+MAX_DRAIN_STEPS = 20_000
+
+
+def prepare_environment(**overrides: str) -> None:
+    """Sets what vLLM and huggingface_hub read when they are imported; belongs before that.
+
+    A variable that the caller's shell set must not decide what a test loads or where it logs.
+    """
+    for name in [name for name in os.environ if name.startswith("VLLM_")]:
+        del os.environ[name]
+    os.environ.update(ENVIRONMENT | overrides)
+
+
+def make_prompt(seed: int, length: int) -> list[int]:
+    """The same tokens for the same seed; prompts of different seeds share no block."""
+    from tests.vllm.tiny_models import VOCAB_SIZE
+
+    return random.Random(seed).choices(range(FIRST_PROMPT_TOKEN, VOCAB_SIZE), k=length)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """Two requests for an engine with equal keys get the same one."""
+
+    model: str
+    has_own_processes: bool
+    arguments: str
+
+
+class Engine:
+    """A running engine and the model in it. One thread may use it."""
+
+    def __init__(self, model: TinyModel, llm: LLM, *, has_own_processes: bool) -> None:
+        self.model = model
+        self.llm = llm
+        self.has_own_processes = has_own_processes
+
+    def generate(self, prompt: list[int], *, max_tokens: int = 8, logprobs: int | None = None) -> RequestOutput:
+        """Greedy, exactly `max_tokens` tokens."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs, detokenize=False
+        )
+        return self.llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
+
+    def ask_workers(self, function: Callable[..., Json], *args: object) -> list[Any]:
+        """Runs `function(worker, *args)` in each worker process; its answers, JSON values, come in rank order.
+
+        Answers travel as JSON text: vLLM rebuilds others by type, and a type that it cannot rebuild ends the thread
+        that receives, so the call would wait for ever.
+        """
+
+        def answer_as_text(worker: Any) -> str:
+            return json.dumps(function(worker, *args))
+
+        return [json.loads(answer) for answer in self.llm.collective_rpc(answer_as_text)]
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine's core, for an engine in this process: its scheduler is `core.scheduler`."""
+        assert not self.has_own_processes, "the core of an engine with its own processes is not here"
+        return self.llm.llm_engine.engine_core.engine_core
+
+    def drain(self) -> None:
+        """Lets an engine without requests step until it has nothing more to do, its connector neither.
+
+        With processes of its own it steps by itself, and tells when it has come to rest. In this process nobody steps
+        it but the caller.
+        """
+        client = self.llm.llm_engine.engine_core
+        if self.has_own_processes:
+            client.call_utility("pause_scheduler", "wait", False)  # answered when idle
+            client.call_utility("resume_scheduler")
+            return
+        for _ in range(MAX_DRAIN_STEPS):
+            if not self.core.scheduler.has_requests():
+                return
+            self.llm.llm_engine.step()
+        raise RuntimeError(f"{self.model.name}: still busy after {MAX_DRAIN_STEPS} steps without a request")
+
+    def reset_local(self) -> None:
+        """Drops every prefix that the engine caches, and nothing of the connector's."""
+        self.drain()
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError(f"{self.model.name}: the engine could not reset its prefix cache, a block is still held")
+
+    def forget(self) -> None:
+        """Drops every cached prefix, the connector's too, so that no test sees what another one left."""
+        self.drain()
+        if not self.llm.reset_prefix_cache(reset_connector=True):
+            raise RuntimeError(f"{self.model.name}: the engine could not reset its prefix cache, a block is still held")
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        if not self.has_own_processes:
+            _leave_torch_distributed()
+
+
+def start_engine(model: TinyModel, folder: Path, *, has_own_processes: bool = False, **arguments: object) -> Engine:
+    """Starts an engine on the model saved in `folder`; `arguments` win over the model's, those over SETTINGS.
+
+    In this process it takes about 2 s, and the scheduler and workers can be looked at. With its own processes, as
+    users run it, about 20 s. A start that fails raises vLLM's own error.
+    """
+    import torch
+    from vllm import LLM, envs
+
+    settings = {**SETTINGS, **model.engine_args, **arguments}
+    envs.disable_envs_cache()  # an engine in this process has frozen what the next one must read again
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(has_own_processes))
+    if torch.get_num_threads() > 1:  # torch was imported before the environment was set
+        torch.set_num_threads(1)
+    try:
+        llm = LLM(str(folder), **settings)  # type: ignore[arg-type]
+    except BaseException:
+        if not has_own_processes:
+            _leave_torch_distributed()
+        raise
+    return Engine(model, llm, has_own_processes=has_own_processes)
+
+
+def _leave_torch_distributed() -> None:
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+class EnginePool:
+    """Engines shared by the tests of a session: one per model and arguments, the least recently used closed first.
+
+    Only one may run inside this process, because vLLM keeps its connector and its process groups in globals.
+    """
+
+    def __init__(self, root: Path, *, max_engines: int = 2) -> None:
+        self._root = root
+        self._max_engines = max_engines
+        self._engines: OrderedDict[EngineKey, Engine] = OrderedDict()
+
+    def acquire(self, model: TinyModel, *, has_own_processes: bool = False, **arguments: object) -> Engine:
+        """A running engine with empty caches, the caller's until the next call. `arguments` are JSON values."""
+        key = EngineKey(model.name, has_own_processes, json.dumps(arguments, sort_keys=True))
+        if key in self._engines:
+            self._engines.move_to_end(key)
+        else:
+            self._make_room(has_own_processes=has_own_processes)
+            folder = self.model_folder(model)
+            self._engines[key] = start_engine(model, folder, has_own_processes=has_own_processes, **arguments)
+        engine = self._engines[key]
+        engine.forget()
+        return engine
+
+    def model_folder(self, model: TinyModel) -> Path:
+        """Where the model is saved; built at the first call."""
+        folder = self._root / model.name
+        if not folder.exists():
+            model.build(folder)
+        return folder
+
+    def close(self) -> None:
+        while self._engines:
+            self._engines.popitem(last=False)[1].close()
+
+    def _make_room(self, *, has_own_processes: bool) -> None:
+        in_the_way = [key for key in self._engines if not (has_own_processes or key.has_own_processes)]
+        oldest = [key for key in self._engines if key not in in_the_way]
+        surplus = len(oldest) + 1 - self._max_engines
+        for key in in_the_way + oldest[: max(0, surplus)]:
+            self._engines.pop(key).close()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The engine's real KV-cache configuration, in the words of the tiny models' table."""
+
+    num_blocks: int
+    hash_block_size: int
+    layout: str
+    groups: tuple[GroupShape, ...]
+
+
+def cache_shapes(engine: Engine) -> list[CacheShape]:
+    """One for each rank."""
+    from tests.vllm.tiny_models import GroupShape
+
+    return [
+        CacheShape(
+            **(answer | {"groups": tuple(GroupShape(**g | {"layers": tuple(g["layers"])}) for g in answer["groups"])})
+        )
+        for answer in engine.ask_workers(_describe_cache)
+    ]
+
+
+def _describe_cache(worker: Any) -> Json:
+    config = worker.model_runner.kv_cache_config
+    return {
+        "num_blocks": config.num_blocks,
+        "hash_block_size": config.hash_block_size,
+        "layout": config.kv_cache_layout,
+        "groups": [
+            {
+                "kind": type(group.kv_cache_spec).__name__,
+                "layers": [int(name.split(".")[2]) for name in group.layer_names],  # model.layers.3.self_attn.attn
+                "block_size": group.kv_cache_spec.block_size,
+                "page_bytes": group.kv_cache_spec.real_page_size_bytes,
+                "padded_page_bytes": group.kv_cache_spec.page_size_bytes,
+            }
+            for group in config.kv_cache_groups
+        ],
+    }

@@ -1,0 +1,314 @@
+"""What the connector restores is what the engine computed: bit for bit the engine's own prefix hit, on the real engine.
+
+A cold run is no measure: its chunks have other shapes than those after a hit, the engine's own hits included, and
+bfloat16 rounds them differently. So each prompt runs cold, then from the engine's own cache, then, with that dropped,
+from ours; the last two must agree in every token and every logprob. That the comparison can fail is shown record by
+record: zeros in its place change the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.vllm import connector_probe as probe
+from tests.vllm.engine import Engine, EnginePool, cache_shapes, make_prompt
+from tests.vllm.tiny_models import DENSE, GDN, MLA, SLIDING, TinyModel
+
+pytestmark = pytest.mark.vllm
+
+LENGTHS = (129, 255, 256, 257, 640, 641, 1280, 1281, 2700)
+MLA_LENGTHS = (129, 143, 144, 145, 257, 700, 1281, 2700)
+FLOAT32_ROUNDING = 1e-3
+MIN_MARGIN = 4e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine. Prompts longer than `max_num_batched_tokens` are prefilled in chunks, most of no whole blocks."""
+
+    name: str
+    model: TinyModel
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    lengths: tuple[int, ...] = LENGTHS
+    has_own_processes: bool = False
+
+    def acquire(self, engines: EnginePool) -> Engine:
+        return engines.acquire(
+            self.model,
+            has_own_processes=self.has_own_processes,
+            kv_transfer_config=probe.transfer(),
+            **self.arguments,
+        )
+
+
+CHUNKS = {"max_num_batched_tokens": 320}
+GDN_CHUNKS = {"max_num_batched_tokens": 700}  # the engine wants a whole block of 640 in each
+DENSE_CASE = Case("dense", DENSE, CHUNKS)
+SLIDING_CASE = Case("sliding", SLIDING, CHUNKS)
+GDN_CASE = Case("gdn", GDN, GDN_CHUNKS)
+LOCAL_CASES = (
+    DENSE_CASE,
+    SLIDING_CASE,
+    GDN_CASE,
+    Case("dense-fp8", DENSE, CHUNKS | {"kv_cache_dtype": "fp8"}),
+    Case("dense-fp8_e5m2", DENSE, CHUNKS | {"kv_cache_dtype": "fp8_e5m2"}),
+)
+TWO_RANKS_CASE = Case("gdn-two-ranks", GDN, probe.TWO_RANKS, (640, 641, 1281, 2700), has_own_processes=True)
+# vLLM turns prefix caching and chunked prefill off for MLA on a CPU.
+MLA_CASE = Case("mla", MLA, lengths=MLA_LENGTHS)
+MLA_FLOAT32_CASE = Case("mla-float32", MLA, {"dtype": "float32"}, MLA_LENGTHS)
+
+
+def each(*cases: Case) -> pytest.MarkDecorator:
+    """The scope makes pytest run all tests of one case, then those of the next: one engine start for each.
+
+    It tells cases by their place in the list, so each list begins like LOCAL_CASES.
+    """
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name, scope="module")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run said, for comparison with `==`, and how much of its prompt came from a cache."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[tuple[int, float], ...], ...]  # for each token, the likeliest first
+    cached: int = field(compare=False)
+
+    @property
+    def margin(self) -> float:
+        """By how much the chosen tokens lead, at the least."""
+        return min(step[0][1] - step[1][1] for step in self.logprobs)
+
+    def distance(self, other: Answer) -> float:
+        """The largest difference between the logprobs of chosen tokens."""
+        pairs = zip(self.logprobs, other.logprobs, strict=True)
+        return max(abs(mine[0][1] - theirs[0][1]) for mine, theirs in pairs)
+
+
+def answer(engine: Engine, prompt: list[int], *, max_tokens: int = 8) -> Answer:
+    """Several tokens, so that what was restored is read again and again."""
+    output = engine.generate(prompt, max_tokens=max_tokens, logprobs=3)
+    completion = output.outputs[0]
+    assert len(completion.token_ids) == max_tokens
+    assert completion.logprobs is not None
+    steps = ({token: entry.logprob for token, entry in step.items()} for step in completion.logprobs)
+    ranked = tuple(tuple(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in steps)
+    assert output.num_cached_tokens is not None
+    return Answer(tuple(completion.token_ids), ranked, output.num_cached_tokens)
+
+
+def restored_answer(engine: Engine, prompt: list[int]) -> Answer:
+    engine.reset_local()
+    return answer(engine, prompt)
+
+
+def restorable(model: TinyModel, length: int) -> int:
+    """How much of a prompt that was computed before can be restored.
+
+    One token must be computed for the first logits. Of the rest, all whole blocks that end where every group's blocks
+    end: full attention wants every block before such a boundary, and all were saved; a window wants its last blocks,
+    and all were saved; a recurrent state must be of the boundary itself, and the one that the engine offers is the
+    last before the prompt's last token, which is this one.
+    """
+    return (length - 1) // model.block_size * model.block_size
+
+
+def has_states(model: TinyModel) -> bool:
+    return "MambaSpec" in model.layer_kinds
+
+
+def one_boundary(model: TinyModel) -> list[int]:
+    """A prompt that leaves one record for each group, and no second one while it is answered.
+
+    Its end is near the boundary, because recurrent states fade: some hundred tokens later what was restored is little.
+    """
+    return make_prompt(seed=7, length=model.block_size + 6)
+
+
+@each(*LOCAL_CASES, TWO_RANKS_CASE)
+def test_a_restored_run_equals_the_engines_own_hit_bit_for_bit(engines: EnginePool, case: Case) -> None:
+    engine = case.acquire(engines)
+    for length in case.lengths:
+        prompt, expected = make_prompt(length, length), restorable(case.model, length)
+        assert answer(engine, prompt).cached == 0, length
+        local = answer(engine, prompt)
+        engine.reset_local()
+        restored = answer(engine, prompt)
+        assert (local.cached, restored.cached) == (expected, expected), length
+        assert restored == local, length
+    assert probe.faults(engine) == {}
+
+
+@each(*LOCAL_CASES, MLA_CASE)
+def test_restored_blocks_hold_the_bytes_that_were_saved(engines: EnginePool, case: Case) -> None:
+    engine = case.acquire(engines)
+    prompt = make_prompt(seed=5, length=1700)
+    answer(engine, prompt)
+    engine.reset_local()
+    with probe.watch_load_jobs(engine) as jobs, probe.watch_loads(engine) as loads:
+        assert answer(engine, prompt).cached == restorable(case.model, len(prompt))
+    (job,), (records,) = jobs, engine.ask_workers(probe.record_digests)
+    assert loads == [restorable(case.model, len(prompt))]
+    assert {move.group for move in job.moves} == set(range(len(case.model.groups)))
+    for move in job.moves:
+        assert engine.ask_workers(probe.block_digests, move.group, [move.block]) == [[records[str(move.slot)]]]
+
+
+@each(*LOCAL_CASES, MLA_CASE)
+def test_zeros_in_the_record_of_any_group_change_the_answer(engines: EnginePool, case: Case) -> None:
+    engine, prompt = case.acquire(engines), one_boundary(case.model)
+    answer(engine, prompt)
+    right = restored_answer(engine, prompt)
+    slots = {group: slot for group, _, slot in probe.entries(engine)}
+    assert sorted(slots) == list(range(len(case.model.groups)))
+    for group, slot in slots.items():
+        with probe.zeroed(engine, [slot]):
+            wrong = restored_answer(engine, prompt)
+        assert wrong.cached == case.model.block_size, group
+        assert wrong != right, group
+        assert wrong.distance(right) > 10 * FLOAT32_ROUNDING, group
+    assert restored_answer(engine, prompt) == right
+
+
+@each(*LOCAL_CASES)
+def test_a_hit_may_begin_with_the_engines_own_blocks_and_end_with_restored_ones(
+    engines: EnginePool, case: Case
+) -> None:
+    engine, prompt = case.acquire(engines), make_prompt(seed=6, length=2300)
+    answer(engine, prompt)
+    local = answer(engine, prompt)
+    engine.reset_local()
+    beginning = answer(engine, prompt[:1000])
+    with probe.watch_loads(engine) as loads:
+        mixed = answer(engine, prompt)
+    own, whole = restorable(case.model, 1000), restorable(case.model, 2300)
+    assert beginning.cached == (0 if has_states(case.model) else own)  # a state was kept at the last boundary only
+    assert (mixed.cached, loads) == (whole, [whole - own])
+    assert mixed == local
+
+
+@each(*LOCAL_CASES, TWO_RANKS_CASE, MLA_CASE)
+def test_every_byte_of_the_engines_cache_is_accounted_for(engines: EnginePool, case: Case) -> None:
+    engine = case.acquire(engines)
+    for report, shape in zip(engine.ask_workers(probe.completeness_report), cache_shapes(engine), strict=True):
+        print(report["text"])
+        ((allocation,), (storage_bytes,)) = report["allocations"], report["storage_bytes"]
+        parts = [allocation[part] for part in ("page_bytes", "excluded_bytes", "padding_bytes")]
+        assert sum(parts) == allocation["size_bytes"]
+        assert 0 <= storage_bytes - allocation["size_bytes"] < 4096
+        found = {int(label.split(".")[2]): size for label, size in allocation["layers"].items()}
+        assert found == {layer: shape.num_blocks * group.page_bytes for group in shape.groups for layer in group.layers}
+        assert report["num_blocks"] == shape.num_blocks
+        assert report["elsewhere"] == []
+    records = [sum(group.page_bytes for _ in group.layers) for group in shape.groups]
+    assert engine.ask_workers(probe.record_bytes) == [records] * len(engine.ask_workers(probe.record_bytes))
+
+
+@each(*LOCAL_CASES[:3])
+def test_a_conversation_goes_on_from_blocks_that_were_decoded(engines: EnginePool, case: Case) -> None:
+    """After 1,200 + 81 tokens 1,280 are in the cache, for the last one was never computed; after one fewer, 1,279.
+
+    The engine drops window blocks while it decodes, so that its own hit ends a block earlier than ours. Recurrent
+    states of decoded tokens are not kept unless the engine is told to.
+    """
+    engine = case.acquire(engines)
+    for said in (80, 81):
+        local, external, restored = second_turns(engine, said=said)
+        written = (1200 + said - 1) // case.model.block_size * case.model.block_size
+        expected = restorable(case.model, 1200) if has_states(case.model) else written
+        assert (local.cached, restored.cached) == (expected, expected), said
+        assert external == ([128] if case.model is SLIDING and said == 81 else []), said
+        assert restored == local, said
+
+
+@pytest.mark.parametrize("model", [SLIDING, GDN], ids=lambda model: model.name)
+def test_an_engine_that_retains_decoded_boundaries_has_them_all_restored(engines: EnginePool, model: TinyModel) -> None:
+    """`prefix_cache_retention_interval`, which multi-turn use of recurrent models depends on."""
+    chunks = GDN_CHUNKS if has_states(model) else CHUNKS
+    engine = Case("retaining", model, chunks | {"prefix_cache_retention_interval": model.block_size}).acquire(engines)
+    for said in (80, 81):
+        local, external, restored = second_turns(engine, said=said)
+        expected = (1200 + said - 1) // model.block_size * model.block_size
+        assert (local.cached, restored.cached, external) == (expected, expected, []), said
+        assert restored == local, said
+
+
+def second_turns(engine: Engine, *, said: int) -> tuple[Answer, list[int], Answer]:
+    """A conversation's second answer from the engine's own cache, what it loaded nevertheless, and from ours."""
+    question, more = make_prompt(seed=8, length=1200), make_prompt(seed=9, length=30)
+    engine.forget()
+    first = answer(engine, question, max_tokens=said)
+    turn = question + list(first.tokens) + more
+    restored = restored_answer(engine, turn)
+    engine.forget()  # that turn has saved more than the first one
+    again = answer(engine, question, max_tokens=said)
+    assert (again.cached, again) == (0, first)
+    probe.drain(engine)
+    with probe.watch_loads(engine) as external:
+        local = answer(engine, turn)
+    return local, external, restored
+
+
+def test_zeros_in_any_record_of_any_rank_change_the_answer(engines: EnginePool) -> None:
+    case = TWO_RANKS_CASE
+    engine, prompt = case.acquire(engines), one_boundary(case.model)
+    answer(engine, prompt)
+    right = restored_answer(engine, prompt)
+    ranks = engine.ask_workers(probe.record_digests)
+    assert [len(records) for records in ranks] == [len(case.model.groups)] * 2
+    for rank, records in enumerate(ranks):
+        for slot in map(int, records):
+            with probe.zeroed(engine, [slot], rank=rank):
+                wrong = restored_answer(engine, prompt)
+            assert wrong.cached == case.model.block_size
+            assert wrong != right, (rank, slot)
+            assert wrong.distance(right) > 10 * FLOAT32_ROUNDING, (rank, slot)
+    assert restored_answer(engine, prompt) == right
+
+
+def test_restored_latents_give_the_answers_of_an_engine_without_connector(engines: EnginePool) -> None:
+    """There is no hit of the engine's own to compare with; in float32 rounding is too small to matter."""
+    case = MLA_FLOAT32_CASE
+    prompts = {length: make_prompt(length, length) for length in case.lengths}
+    plain = engines.acquire(case.model, **case.arguments)
+    cold = {length: answer(plain, prompt) for length, prompt in prompts.items()}
+    engine = case.acquire(engines)
+    for length, prompt in prompts.items():
+        assert cold[length].margin > MIN_MARGIN, f"the prompt of {length} tokens has two answers, choose another seed"
+        assert answer(engine, prompt) == cold[length], length
+        engine.reset_local()
+        restored = answer(engine, prompt)
+        assert restored.cached == restorable(case.model, length)
+        assert restored.tokens == cold[length].tokens, length
+        assert restored.distance(cold[length]) < FLOAT32_ROUNDING, length
+    assert probe.faults(engine) == {}
+
+
+@pytest.mark.parametrize("policy", ["recompute", None], ids=["recompute", "fail"])
+def test_a_record_with_a_flipped_bit_is_found_and_never_used_again(engines: EnginePool, policy: str | None) -> None:
+    """One bit of one record out of five. The default policy of the engine is to fail the request."""
+    engine = engines.acquire(DENSE, kv_transfer_config=probe.transfer(verify="always", policy=policy), **CHUNKS)
+    prompt = make_prompt(seed=10, length=700)
+    cold, right = answer(engine, prompt), restored_answer(engine, prompt)
+    before = {slot for _, _, slot in probe.entries(engine)}
+    bad = sorted(before)[2]
+    (size_bytes,) = engine.ask_workers(probe.record_bytes)[0]
+    engine.reset_local()
+    engine.ask_workers(probe.flip_bit, bad, size_bytes // 2)
+    if policy is None:
+        failed = engine.generate(prompt)
+        assert (failed.outputs[0].finish_reason, list(failed.outputs[0].token_ids)) == ("error", [])
+    else:
+        recomputed = answer(engine, prompt)
+        assert (recomputed.cached, recomputed) == (0, cold)
+    probe.drain(engine)
+    assert bad not in {slot for _, _, slot in probe.entries(engine)}
+    assert (probe.pins(engine), probe.faults(engine)) == (0, {})
+    following = restored_answer(engine, prompt)
+    assert (following.cached, following) == ((0, cold) if policy is None else (right.cached, right))
+    final = restored_answer(engine, prompt)
+    assert (final.cached, final) == (right.cached, right)

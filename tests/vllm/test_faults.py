@@ -1,0 +1,290 @@
+"""Loads and saves that fail, are aborted or meet a reset: at most one request is computed anew, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.vllm import connector_probe as probe
+from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.tiny_models import SLIDING
+from tests.vllm.workload import (
+    Run,
+    all_blocks,
+    assert_nothing_is_held,
+    decided_tokens,
+    free_blocks,
+    held_copies,
+    serve,
+    watch_blocks,
+)
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = make_prompt(1, 700)
+RESTORABLE = 640  # whole blocks of 128 before the last token
+LOADED_BLOCKS = 5 + 1 + 1  # all of the full group, the last one of each window group
+OTHER_PROMPT = make_prompt(2, 700)
+
+Damage = Callable[[Engine, pytest.MonkeyPatch], None]
+
+
+def lose_records(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are gone, and the index does not know."""
+    probe.worker_side()._records.clear()
+
+
+def change_a_byte(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, _, slot in probe.entries(engine):
+        probe.flip_byte(None, slot, 1000)
+
+
+def break_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a load is done when the device fails."""
+    side, copy_in, calls = probe.worker_side(), probe.worker_side()._copy_in, []
+
+    def fail_at_second(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) % 2 == 0:
+            raise RuntimeError("the device has fallen off the bus")
+        copy_in(*args)
+
+    monkeypatch.setattr(side, "_copy_in", fail_at_second)
+
+
+DAMAGES = pytest.mark.parametrize("damage", [lose_records, change_a_byte, break_copies])
+
+
+def acquire(engines: EnginePool, *, policy: str | None = "recompute") -> Engine:
+    return engines.acquire(SLIDING, kv_transfer_config=probe.transfer(verify="always", policy=policy))
+
+
+@DAMAGES
+def test_after_a_failed_load_the_request_is_recomputed_once_and_equals_a_cold_run(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch, damage: Damage
+) -> None:
+    engine = acquire(engines)
+    cold = _save(engine, PROMPT)
+    with monkeypatch.context() as patches, probe.watch_loads(engine) as loads:
+        damage(engine, patches)
+        run = Run(engine)
+        run.add("hit", PROMPT, max_tokens=8, logprobs=2)
+        run.finish(max_steps=1000)
+        engine.drain()
+    assert loads == [RESTORABLE], "a failed load must be claimed once, or the engine tries it for ever"
+    assert _result(run.outputs["hit"]) == _result(cold)
+    assert_nothing_is_held(engine)
+
+    assert engine.generate(PROMPT).num_cached_tokens == RESTORABLE, "what was recomputed is not saved again"
+    engine.drain()
+    assert_nothing_is_held(engine)
+
+
+@DAMAGES
+def test_requests_that_share_bad_records_fail_once_each(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch, damage: Damage
+) -> None:
+    engine = acquire(engines)
+    _save(engine, PROMPT)
+    prompts = {f"tail{i}": PROMPT[:RESTORABLE] + make_prompt(10 + i, 50) for i in range(5)}
+    cold = {name: _save(engine, prompt) for name, prompt in prompts.items()}
+    with monkeypatch.context() as patches, probe.watch_loads(engine) as loads:
+        damage(engine, patches)
+        run = serve(engine, prompts)
+    assert 1 <= len(loads) <= len(prompts)
+    for name, output in cold.items():
+        expected = decided_tokens(output)[:4]
+        assert run.tokens(name)[: len(expected)] == expected
+    assert_nothing_is_held(engine)
+
+
+@DAMAGES
+def test_with_the_policy_fail_only_the_request_whose_load_failed_ends_and_later_ones_are_served(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch, damage: Damage
+) -> None:
+    engine = acquire(engines, policy=None)
+    cold = _save(engine, PROMPT)
+    other_cold = engine.generate(OTHER_PROMPT, logprobs=2)
+    engine.forget()
+    _save(engine, PROMPT)
+    with monkeypatch.context() as patches:
+        damage(engine, patches)
+        run = Run(engine)
+        run.add("hit", PROMPT, max_tokens=8, logprobs=2)
+        run.add("miss", OTHER_PROMPT, max_tokens=8, logprobs=2)
+        run.finish()
+        engine.drain()
+    assert run.outputs["hit"].outputs[0].finish_reason == "error"
+    assert _result(run.outputs["miss"]) == _result(other_cold)
+    assert_nothing_is_held(engine)
+
+    with probe.watch_loads(engine) as loads:
+        assert _result(engine.generate(PROMPT, logprobs=2)) == _result(cold)
+        engine.drain()
+        assert loads == [], "bad records survived the request that found them"
+        engine.reset_local()
+        assert engine.generate(PROMPT).num_cached_tokens == RESTORABLE
+        engine.drain()
+    assert_nothing_is_held(engine)
+
+
+@pytest.mark.parametrize("will_fail", [False, True], ids=["load_succeeds", "load_fails"])
+def test_a_request_aborted_during_its_load_keeps_its_blocks_until_the_load_has_ended(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch, will_fail: bool
+) -> None:
+    engine = acquire(engines)
+    with watch_blocks(engine) as ledger:
+        _save(engine, PROMPT)
+        with held_copies(engine) as release:
+            run = _begin_load(engine)
+            run.abort("loading")
+            if will_fail:
+                lose_records(engine, monkeypatch)
+            for _ in range(10):
+                engine.llm.llm_engine.step()
+            assert all_blocks(engine) - free_blocks(engine) == LOADED_BLOCKS
+            assert probe.index_stats(engine)["leased_entries"] == LOADED_BLOCKS
+            release()
+            engine.drain()
+        assert not run.outputs
+        assert ledger.restored == ([] if will_fail else [True] * LOADED_BLOCKS)
+        assert_nothing_is_held(engine)
+        assert engine.generate(PROMPT).num_cached_tokens == (0 if will_fail else RESTORABLE)
+    assert_nothing_is_held(engine)
+
+
+def test_a_request_aborted_during_its_save_leaves_the_blocks_pinned_until_they_are_saved(engines: EnginePool) -> None:
+    engine = acquire(engines)
+    with watch_blocks(engine) as ledger:
+        with held_copies(engine) as release:
+            run = Run(engine)
+            run.add("saving", PROMPT, max_tokens=100)
+            run.step_until(lambda: probe.pins(engine) > 0)
+            run.abort("saving")
+            for _ in range(10):
+                engine.llm.llm_engine.step()
+            assert all_blocks(engine) - free_blocks(engine) == probe.pins(engine) > 0
+            release()
+            engine.drain()
+        assert_nothing_is_held(engine)
+        assert engine.generate(PROMPT).num_cached_tokens == RESTORABLE
+    assert ledger.restored
+    assert all(ledger.restored)
+    assert_nothing_is_held(engine)
+
+
+def test_the_prefix_cache_cannot_be_reset_while_pins_are_held_and_can_afterwards(engines: EnginePool) -> None:
+    engine = acquire(engines)
+    with held_copies(engine) as release:
+        engine.generate(PROMPT)
+        assert probe.pins(engine) > 0
+        assert not engine.llm.reset_prefix_cache()
+        release()
+        engine.drain()
+    assert engine.llm.reset_prefix_cache()
+    assert_nothing_is_held(engine)
+
+
+def test_without_the_hook_that_keeps_an_idle_engine_stepping_pins_are_never_released(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = acquire(engines)
+    with monkeypatch.context() as patches:
+        patches.setattr(probe.scheduler_connector(engine), "has_pending_push_work", lambda: False)
+        with held_copies(engine):
+            engine.generate(PROMPT)
+            engine.drain()  # there is one more step, which tells the workers what has finished
+        for _ in range(1000):
+            engine.llm.llm_engine.step()
+        assert probe.pins(engine) > 0
+        assert not engine.llm.reset_prefix_cache()
+    engine.drain()
+    assert_nothing_is_held(engine)
+
+
+def test_a_reset_of_the_connector_during_a_load_lets_the_load_end_and_forgets_every_record(engines: EnginePool) -> None:
+    engine = acquire(engines)
+    with watch_blocks(engine) as ledger:
+        cold = _save(engine, PROMPT)
+        with held_copies(engine) as release:
+            run = _begin_load(engine)
+            assert not engine.llm.reset_prefix_cache(reset_connector=True), "the request's blocks are held"
+            assert probe.entries(engine) == []
+            release()
+            run.finish()
+            engine.drain()
+        assert ledger.restored == [True] * LOADED_BLOCKS
+        expected = decided_tokens(cold)
+        assert run.tokens("loading")[: len(expected)] == expected
+        assert_nothing_is_held(engine)
+
+        # What the request has saved since is of before the reset too, and the engine's answer was no: ask again.
+        assert engine.llm.reset_prefix_cache(reset_connector=True)
+        assert probe.index_stats(engine)["used_bytes"] == 0
+        assert engine.generate(PROMPT).num_cached_tokens == 0
+        engine.drain()
+        assert len(probe.worker_side()._records) == probe.index_stats(engine)["entries"] > 0
+    assert_nothing_is_held(engine)
+
+
+def test_a_reset_of_the_connector_during_a_save_drops_what_is_being_saved(engines: EnginePool) -> None:
+    engine = acquire(engines)
+    with held_copies(engine) as release:
+        engine.generate(PROMPT)
+        assert probe.index_stats(engine)["reserved_entries"] > 0
+        assert not engine.llm.reset_prefix_cache(reset_connector=True)
+        release()
+        engine.drain()
+    assert probe.index_stats(engine)["entries"] == probe.index_stats(engine)["used_bytes"] == 0
+    assert_nothing_is_held(engine)
+    assert engine.generate(PROMPT).num_cached_tokens == 0
+    engine.drain()
+    assert len(probe.worker_side()._records) == probe.index_stats(engine)["entries"]
+
+
+def test_a_save_that_fails_is_a_later_miss_and_nothing_else(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = acquire(engines)
+    cold = _save(engine, PROMPT)
+    engine.forget()
+    with monkeypatch.context() as patches:
+        patches.setattr(probe.worker_side()._records, "write", _raise)
+        assert _result(_save(engine, PROMPT)) == _result(cold)
+    assert probe.entries(engine) == []
+    assert_nothing_is_held(engine)
+
+    assert _save(engine, PROMPT).num_cached_tokens == 0
+    assert engine.generate(PROMPT).num_cached_tokens == RESTORABLE
+    engine.drain()
+    assert_nothing_is_held(engine)
+
+
+def _save(engine: Engine, prompt: list[int]) -> RequestOutput:
+    """Afterwards the prompt is in the connector's cache, and not in the engine's own."""
+    output = engine.generate(prompt, logprobs=2)
+    engine.reset_local()
+    return output
+
+
+def _begin_load(engine: Engine) -> Run:
+    """A request whose load is queued behind held copies."""
+    run = Run(engine)
+    run.add("loading", PROMPT, max_tokens=8)
+    run.step_until(lambda: probe.pending(engine)["loads"] == 1)
+    return run
+
+
+def _result(output: RequestOutput) -> list[dict[int, float]]:
+    """Per generated token, the logprobs of the best ones and of itself."""
+    assert output.outputs[0].logprobs
+    return [{token: entry.logprob for token, entry in step.items()} for step in output.outputs[0].logprobs]
+
+
+def _raise(*_args: object) -> None:
+    raise MemoryError("no memory for a record")

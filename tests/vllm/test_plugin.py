@@ -1,0 +1,119 @@
+"""Our name in real vLLM: known in every process of an engine, harmless when told again, refused in one line."""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.connector import plugin
+from kvoffload.errors import ConfigError, UnsupportedError
+from tests.vllm import connector_probe as probe
+from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.plugin_log import read_plugin_log, resolve_connector
+from tests.vllm.tiny_models import DENSE, GDN
+
+pytestmark = pytest.mark.vllm
+
+CONNECTOR = "kvoffload.connector.facade.KVOffloadConnector"
+LIGHT_MODULES = ["kvoffload", "kvoffload.connector", "kvoffload.connector.plugin"]
+
+
+def acquire_two_ranks(engines: EnginePool) -> Engine:
+    return engines.acquire(GDN, has_own_processes=True, kv_transfer_config=probe.transfer(), **probe.TWO_RANKS)
+
+
+def test_installed_package_declares_the_entry_point() -> None:
+    (entry_point,) = (entry for entry in entry_points(group="vllm.general_plugins") if entry.name == "kvoffload")
+    assert entry_point.load() is plugin.register
+
+
+def test_the_name_means_a_connector_for_hybrid_models() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+
+    plugin.register()
+    found = KVConnectorFactory.get_connector_class_by_name("KVOffloadConnector")
+    assert resolve_connector() == CONNECTOR
+    assert issubclass(found, KVConnectorBase_V1)
+    assert issubclass(found, SupportsHMA)
+
+
+def register_again(worker: Any) -> str:
+    plugin.register()
+    plugin.register()
+    return resolve_connector(worker)
+
+
+def test_every_process_of_an_engine_loads_the_plugin(engines: EnginePool, plugin_log: Path) -> None:
+    engine = acquire_two_ranks(engines)
+    workers = engine.ask_workers(lambda _worker: os.getpid())
+    (engine_core,) = set(engine.ask_workers(lambda _worker: os.getppid()))
+    assert len({os.getpid(), engine_core, *workers}) == 4
+
+    for pid in (os.getpid(), engine_core, *workers):
+        (report,) = (report for report in read_plugin_log(plugin_log) if report.pid == pid)
+        assert (report.level, report.connector) == ("DEBUG", CONNECTOR)
+        if pid != os.getpid():  # this one has loaded what other tests needed
+            assert report.loaded_modules == LIGHT_MODULES
+
+
+def test_calling_again_does_no_harm_in_any_process(engines: EnginePool, plugin_log: Path) -> None:
+    engine = acquire_two_ranks(engines)
+    before = read_plugin_log(plugin_log)
+    assert engine.ask_workers(register_again) == [CONNECTOR, CONNECTOR]
+    assert register_again(None) == CONNECTOR
+    assert read_plugin_log(plugin_log) == before
+
+
+def test_an_engine_finds_the_connector_by_its_module_path(engines: EnginePool) -> None:
+    """For an environment whose entry points vLLM does not read (VLLM_PLUGINS)."""
+    by_path = probe.transfer() | {"kv_connector_module_path": "kvoffload.connector.facade"}
+    engine, prompt = engines.acquire(DENSE, kv_transfer_config=by_path), make_prompt(seed=1, length=300)
+    assert f"{type(probe.scheduler_connector(engine)).__module__}.KVOffloadConnector" == CONNECTOR
+    engine.generate(prompt)
+    engine.reset_local()
+    assert engine.generate(prompt).num_cached_tokens == 256
+
+
+def construct(engine: Engine, *, transfer: dict[str, object], **parallel: int) -> None:
+    """What an engine with these settings does at its start, in both roles."""
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    config = copy(engine.llm.llm_engine.vllm_config)
+    config.kv_transfer_config = KVTransferConfig(**transfer)  # type: ignore[arg-type]
+    config.parallel_config = copy(config.parallel_config)
+    for name, value in parallel.items():
+        setattr(config.parallel_config, name, value)
+    for role in KVConnectorRole:
+        KVConnectorFactory.create_connector(config, role, engine.core.scheduler.kv_cache_config)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "what"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline parallel"),
+        ({"decode_context_parallel_size": 2}, "decode context parallel"),
+        ({"nnodes": 2}, "ranks on several machines"),
+    ],
+)
+def test_an_engine_that_cannot_be_served_is_refused_in_one_line(
+    engines: EnginePool, parallel: dict[str, int], what: str
+) -> None:
+    engine = engines.acquire(DENSE)
+    construct(engine, transfer=probe.transfer())
+    with pytest.raises(UnsupportedError, match=f"does not serve .*{what}.*; .+") as refusal:
+        construct(engine, transfer=probe.transfer(), **parallel)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_setting_stops_the_engine_at_its_start_in_one_line(engines: EnginePool) -> None:
+    with pytest.raises(ConfigError, match="memori") as refusal:
+        engines.acquire(DENSE, kv_transfer_config=probe.transfer(memori="1GiB"))
+    assert "\n" not in str(refusal.value)

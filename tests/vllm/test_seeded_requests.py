@@ -1,0 +1,140 @@
+"""Three hundred requests from one seed, with shared prefixes, aborts and preemptions: none is lost, nothing is left."""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+
+from tests.vllm import connector_probe as probe
+from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.tiny_models import SLIDING
+from tests.vllm.workload import Run, ask_core, decided_tokens, held_copies, serve_alone, watch_blocks
+
+pytestmark = pytest.mark.vllm
+
+SEED = 4
+REQUESTS = 300
+FAMILIES = 5
+PROMPTS = 30
+MAX_UNDER_WAY = 14
+ENGINE = {
+    "num_gpu_blocks_override": 40,
+    "max_model_len": 768,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 12,
+    "scheduler_cls": "tests.vllm.inspected_scheduler.InspectedScheduler",
+    "kv_transfer_config": probe.transfer(verify="always"),
+}
+RECORDS_BYTES = 8 << 20  # 64 records of 128 KiB, a fifth of what the prompts fill
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of the run."""
+
+    name: str
+    prompt: str
+    max_tokens: int
+    steps_until_abort: int | None
+
+
+def make_prompts(rng: random.Random) -> dict[str, list[int]]:
+    """Prompts of a family share their first two blocks. Most end a few tokens before a block does, so that decoding
+    needs another one."""
+    families = [make_prompt(rng.randrange(1 << 30), 256) for _ in range(FAMILIES)]
+    return {
+        f"prompt{i}": families[i % FAMILIES] + make_prompt(rng.randrange(1 << 30), rng.choice([20, 123, 125, 250, 251]))
+        for i in range(PROMPTS)
+    }
+
+
+def make_asks(rng: random.Random, prompts: list[str]) -> list[Ask]:
+    return [
+        Ask(
+            name=f"request{i}",
+            prompt=rng.choice(prompts),
+            max_tokens=rng.choice([2, 6, 12, 24]),
+            steps_until_abort=rng.randrange(6) if rng.random() < 0.2 else None,
+        )
+        for i in range(REQUESTS)
+    ]
+
+
+def serve_asks(engine: Engine, asks: list[Ask], prompts: dict[str, list[int]]) -> Run:
+    """Keeps as many under way as there is room for, and aborts each one that is to be aborted after its steps."""
+    run = Run(engine)
+    waiting, under_way = list(reversed(asks)), dict[str, tuple[Ask, int]]()
+    while waiting or under_way:
+        while waiting and len(under_way) < MAX_UNDER_WAY:
+            ask = waiting.pop()
+            run.add(ask.name, prompts[ask.prompt], max_tokens=ask.max_tokens)
+            under_way[ask.name] = (ask, run.steps)
+        late = [
+            ask.name
+            for ask, begun in under_way.values()
+            if ask.steps_until_abort is not None and run.steps - begun >= ask.steps_until_abort
+        ]
+        run.abort(*late)
+        if not run.is_done:
+            run.step()
+        under_way = {name: found for name, found in under_way.items() if name not in late and name not in run.outputs}
+    engine.drain()
+    return run
+
+
+@pytest.mark.parametrize("has_own_processes", [False, True], ids=["in_process", "own_processes"])
+def test_three_hundred_requests_leave_nothing_behind_and_lose_nothing(
+    engines: EnginePool, has_own_processes: bool
+) -> None:
+    rng = random.Random(SEED)
+    prompts = make_prompts(rng)
+    asks = make_asks(rng, list(prompts))
+    engine = engines.acquire(SLIDING, has_own_processes=has_own_processes, **ENGINE)
+    alone = serve_alone(engine, prompts)
+    before = ask_core(engine, "limit_records", RECORDS_BYTES)
+    try:
+        with nullcontext() if has_own_processes else watch_blocks(engine) as ledger:
+            run = serve_asks(engine, asks, prompts)
+        left = ask_core(engine, "inspect_scheduler")
+    finally:
+        ask_core(engine, "limit_records", before)
+
+    assert left.pop("preemptions") >= 5
+    assert left.pop("planned_loads") >= 30
+    assert left.pop("evicted") > 100
+    assert left.pop("readable") > 0
+    assert not any(left.values()), left
+    assert probe.faults(engine) == {}
+    engine.reset_local()
+
+    for ask in asks:
+        output = run.outputs.get(ask.name)
+        if ask.steps_until_abort is None:
+            assert output is not None, f"{ask} is lost"
+        if output is None:
+            continue
+        assert output.outputs[0].finish_reason == "length"
+        assert len(run.tokens(ask.name)) == ask.max_tokens
+        expected = decided_tokens(alone[ask.prompt])[: ask.max_tokens]
+        assert run.tokens(ask.name)[: len(expected)] == expected, ask
+    assert sum(len(decided_tokens(output)) for output in alone.values()) > PROMPTS
+    if ledger is not None:
+        assert len(ledger.restored) > 100
+        assert all(ledger.restored)
+        assert all(ledger.saved.values())
+
+
+def test_an_idle_engine_releases_its_pins_by_itself(engines: EnginePool) -> None:
+    engine = engines.acquire(SLIDING, has_own_processes=True, **ENGINE)
+    with held_copies(engine) as release:
+        engine.generate(make_prompt(1, 700))
+        assert ask_core(engine, "inspect_scheduler")["pins"] > 0
+        assert not engine.llm.reset_prefix_cache()
+        release()
+    engine.drain()  # no request comes: it waits for the engine's own word that it has come to rest
+    assert ask_core(engine, "inspect_scheduler")["pins"] == 0
+    assert ask_core(engine, "inspect_scheduler")["blocks"] == 0
+    assert engine.llm.reset_prefix_cache()

@@ -1,0 +1,277 @@
+"""Drives an engine step by step, holds its copies, and watches what becomes of blocks. Watching and looking is for
+engines in this process only.
+
+Nothing here measures time: a wait is a number of engine steps, a copy that must not end yet is held by an event.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.vllm import connector_probe as probe
+from tests.vllm.engine import Engine
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+
+    from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan
+
+MAX_STEPS = 5_000  # without a forward a step waits 2 ms for a copy, so this is far beyond any copy's time
+
+
+class Run:
+    """Requests under way in one engine, by name. Greedy, exactly as many tokens as asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.outputs: dict[str, RequestOutput] = {}
+        """Requests that have ended by themselves."""
+        self.ids: dict[str, str] = {}
+        """The engine's own ids."""
+        self.steps = 0
+
+    def add(self, name: str, prompt: list[int], *, max_tokens: int = 4, logprobs: int | None = None) -> None:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs, detokenize=False
+        )
+        self.ids[name] = self._engine.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+
+    def add_all(self, prompts: Mapping[str, list[int]], *, max_tokens: int = 4) -> None:
+        for name, prompt in prompts.items():
+            self.add(name, prompt, max_tokens=max_tokens)
+
+    def abort(self, *names: str) -> None:
+        self._engine.llm.llm_engine.abort_request(list(names))
+
+    @property
+    def is_done(self) -> bool:
+        return not self._engine.llm.llm_engine.has_unfinished_requests()
+
+    def step(self) -> None:
+        self.steps += 1
+        for output in self._engine.llm.llm_engine.step():
+            if output.finished:
+                self.outputs[output.request_id] = output  # type: ignore[assignment]
+
+    def step_until(self, is_reached: Callable[[], bool], *, max_steps: int = MAX_STEPS) -> None:
+        for _ in range(max_steps):
+            if is_reached():
+                return
+            self.step()
+        state = "" if self._engine.has_own_processes else describe_scheduler(self._engine)
+        self.abort(*(self.ids.keys() - self.outputs.keys()))  # the engine is others' too
+        raise AssertionError(f"not reached after {max_steps} steps; {state}")
+
+    def finish(self, *, max_steps: int = MAX_STEPS) -> None:
+        """Until every request has ended."""
+        self.step_until(lambda: self.is_done, max_steps=max_steps)
+
+    def tokens(self, name: str) -> list[int]:
+        return list(self.outputs[name].outputs[0].token_ids)
+
+
+def serve(engine: Engine, prompts: Mapping[str, list[int]], *, max_tokens: int = 4) -> Run:
+    """All of them at once, to their ends, and the connector's work too."""
+    run = Run(engine)
+    run.add_all(prompts, max_tokens=max_tokens)
+    run.finish()
+    engine.drain()
+    return run
+
+
+def serve_alone(engine: Engine, prompts: Mapping[str, list[int]], *, max_tokens: int = 4) -> dict[str, RequestOutput]:
+    """One after the other, so that none is under pressure, each cold. Leaves all caches empty."""
+    outputs = {}
+    for name, prompt in prompts.items():
+        outputs[name] = engine.generate(prompt, max_tokens=max_tokens, logprobs=2)
+        engine.forget()
+    return outputs
+
+
+def decided_tokens(output: RequestOutput, *, margin: float = 0.25) -> list[int]:
+    """The first tokens, up to where the runner-up comes so close that another chunk shape might choose it.
+
+    Every cache hit and every preemption is a prefill in other chunks. In bfloat16 that changes nothing for the dense
+    and the window model here, but for the GDN model the difference between two tokens' logprobs, by up to 0.1.
+    """
+    tokens = []
+    for token, candidates in zip(output.outputs[0].token_ids, output.outputs[0].logprobs or (), strict=True):
+        best, *others = sorted((entry.logprob for entry in candidates.values()), reverse=True)
+        if others and best - others[0] < margin:
+            break
+        tokens.append(token)
+    return tokens
+
+
+@dataclass
+class ScheduleLog:
+    """What the engine's scheduler did since it is watched."""
+
+    scheduled_tokens: list[int] = field(default_factory=list)
+    """Of each step."""
+    preempted: list[str] = field(default_factory=list)
+    """The request of each preemption."""
+    refused: int = 0
+    """Hits that the admission guard kept back."""
+
+
+@contextmanager
+def watch_scheduler(engine: Engine) -> Iterator[ScheduleLog]:
+    log = ScheduleLog()
+    scheduler = engine.core.scheduler
+    admission = connector_side(engine)._restores._admission
+    schedule, preempt, admits = scheduler.schedule, scheduler._preempt_request, admission.admits
+
+    def watched_schedule(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        log.scheduled_tokens.append(output.total_num_scheduled_tokens)
+        return output
+
+    def watched_preempt(request: Any, *args: Any, **kwargs: Any) -> None:
+        log.preempted.append(request.request_id)
+        preempt(request, *args, **kwargs)
+
+    def watched_admits(**kwargs: Any) -> bool:
+        is_admitted = admits(**kwargs)
+        log.refused += not is_admitted
+        return is_admitted
+
+    scheduler.schedule, scheduler._preempt_request = watched_schedule, watched_preempt
+    admission.admits = watched_admits
+    try:
+        yield log
+    finally:
+        del scheduler.schedule, scheduler._preempt_request, admission.admits
+
+
+@dataclass
+class BlockLedger:
+    """Digests of blocks: when their save was planned, in the record, and in the blocks that they were restored to."""
+
+    planned: dict[int, str] = field(default_factory=dict)
+    """By slot, read in the engine's own thread right after the step that filled the block."""
+    saved: dict[int, bool] = field(default_factory=dict)
+    """By slot: the record is what was planned."""
+    restored: list[bool] = field(default_factory=list)
+    """Per block: it holds what was planned."""
+
+
+@contextmanager
+def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
+    """From before the first save on; the worker side's jobs are wrapped meanwhile."""
+    assert not engine.has_own_processes
+    ledger = BlockLedger()
+    side = probe.worker_side()
+    submit, save, load = side.submit, side._save, side._load
+
+    def watched_submit(plan: StepPlan) -> None:
+        for job in plan.saves:
+            ledger.planned.update(_digests(job.moves))
+        submit(plan)
+
+    def watched_save(job: SaveJob, ready: Any) -> None:
+        save(job, ready)
+        records = probe.record_digests(None)
+        ledger.saved.update({move.slot: records[str(move.slot)] == ledger.planned[move.slot] for move in job.moves})
+
+    def watched_load(job: LoadJob, ready: Any) -> None:
+        load(job, ready)
+        ledger.restored += [digest == ledger.planned.get(slot) for slot, digest in _digests(job.moves).items()]
+
+    side.submit, side._save, side._load = watched_submit, watched_save, watched_load  # type: ignore[method-assign]
+    try:
+        yield ledger
+    finally:
+        engine.drain()
+        del side.submit, side._save, side._load  # type: ignore[method-assign]
+
+
+@contextmanager
+def held_copies(engine: Engine) -> Iterator[Callable[[], None]]:
+    """In every worker, copies submitted from now on wait until the yielded function is called, or the block is left."""
+
+    def release() -> None:
+        engine.ask_workers(_release_copies)
+
+    engine.ask_workers(_hold_copies)
+    try:
+        yield release
+    finally:
+        release()
+
+
+def _hold_copies(_worker: Any) -> bool:
+    side: Any = probe.worker_side()
+    side.gate = gate = threading.Event()
+    side._thread.submit(None, lambda: gate.wait() and None)
+    return True
+
+
+def _release_copies(_worker: Any) -> bool:
+    side: Any = probe.worker_side()
+    side.gate.set()
+    return True
+
+
+def connector_side(engine: Engine) -> Any:
+    """The scheduler side, whose parts tests look at."""
+    return probe.scheduler_connector(engine)._scheduler
+
+
+def ask_core(engine: Engine, method: str, *args: object) -> Any:
+    """A method of the engine's core, which may run in another process."""
+    if engine.has_own_processes:
+        return engine.llm.llm_engine.engine_core.call_utility(method, *args)  # type: ignore[attr-defined]
+    return getattr(engine.core, method)(*args)
+
+
+def free_blocks(engine: Engine) -> int:
+    """Blocks that nobody holds."""
+    return engine.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+def all_blocks(engine: Engine) -> int:
+    """Blocks that can be held: the null block never is."""
+    return engine.core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+
+
+def assert_nothing_is_held(engine: Engine) -> None:
+    """After a drain: no block, pin, lease, reservation or memory of a request is left, and no fault was counted."""
+    side = connector_side(engine)
+    stats = probe.index_stats(engine)
+    left = {
+        **probe.pending(engine),
+        "blocks": all_blocks(engine) - free_blocks(engine),
+        "pins": probe.pins(engine),
+        "leased": stats["leased_entries"],
+        "reserved": stats["reserved_entries"],
+        "requests": len(engine.core.scheduler.requests) + len(side._requests),
+        "remembered": len(side._restores._answers) + len(side._restores._failed) + len(side._saves._next),
+    }
+    assert not any(left.values()), left
+    assert probe.faults(engine) == {}
+    assert engine.llm.reset_prefix_cache(), "the engine's own prefix cache could not be reset"
+
+
+def describe_scheduler(engine: Engine) -> str:
+    """Who waits for what, for the message of a test that fails."""
+    scheduler = engine.core.scheduler
+    found = scheduler.requests.items()
+    requests = {name: f"{request.status.name} {request.num_computed_tokens}" for name, request in found}
+    return f"{free_blocks(engine)} free blocks, {probe.pending(engine)}, requests {requests}"
+
+
+def _digests(moves: Sequence[BlockMove]) -> dict[int, str]:
+    """By slot, what its block holds now."""
+    found: dict[int, str] = {}
+    for group in sorted({move.group for move in moves}):
+        of_group = [move for move in moves if move.group == group]
+        digests = probe.block_digests(None, group, [move.block for move in of_group])
+        found.update(zip((move.slot for move in of_group), digests, strict=True))
+    return found
