@@ -279,8 +279,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, (block_ids,))
 
     def has_pending_block_frees(self) -> bool:
-        """Rather wait for pins than preempt: copies end by themselves."""
-        return self._scheduler is not None and self._scheduler.has_pending_saves
+        """Rather wait for pins than preempt, as long as copies end."""
+        return self._scheduler is not None and self._scheduler.will_free_blocks
 
     def has_pending_push_work(self) -> bool:
         """Keeps an idle engine stepping until every pin is undone."""

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PIN_SHARE = 8
 """At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
+MAX_STEPS_WAITED = 200
+"""Steps without an ended save after which the engine is no longer asked to wait for pins: a copy may hang for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class SchedulerSide:
         self._index: PlainIndex | None = None
         self._restores: Restores | None = None
         self._saves: Saves | None = None
+        self._steps_waited = 0
 
     @property
     def index(self) -> PlainIndex | None:
@@ -59,6 +62,11 @@ class SchedulerSide:
     def has_pending_saves(self) -> bool:
         """Blocks are pinned; they come free by themselves."""
         return self._saves is not None and self._saves.pending > 0
+
+    @property
+    def will_free_blocks(self) -> bool:
+        """Waiting for pins is better than preempting somebody, as long as saves do end."""
+        return self.has_pending_saves and self._steps_waited < MAX_STEPS_WAITED
 
     @property
     def has_pending_work(self) -> bool:
@@ -120,6 +128,7 @@ class SchedulerSide:
         """This step's loads, saves and drops, for every worker."""
         if self._restores is None or self._saves is None or self._index is None:
             return StepPlan()
+        self._steps_waited = self._steps_waited + 1 if self.has_pending_saves else 0
         self._restores.settle(output.num_scheduled_tokens)
         state = output.kv_connector_block_state
         saves = self._saves.plan_step(self._requests, output.num_scheduled_tokens, state) if state is not None else ()
@@ -136,6 +145,7 @@ class SchedulerSide:
             self._restores.end_loads(finished, failed)
         if self._saves is not None and report is not None:
             self._saves.end_jobs(report)
+            self._steps_waited = 0
 
     def forget_request(self, request: Request) -> None:
         """The request has ended. Nothing delays the release of its blocks: saves have pinned their own."""

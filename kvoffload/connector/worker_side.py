@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_FAULT_LINES = 20
+"""A broken device fails every copy; the first lines say what there is to say."""
 IDLE_WAIT_S = 0.002
 """How long a step without a forward waits for a copy to end, so that the engine does not spin."""
 
@@ -36,6 +38,7 @@ class WorkerSide:
         self._registration = Registration()
         self._records = PlainRecords(has_digests=verify_always)
         self._thread = CopyThread()
+        self._faults = 0
         self._copy: PlainCopy | None = None
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
@@ -94,7 +97,7 @@ class WorkerSide:
         failed_saves: set[int] = set()
         for ended in self._thread.take_ended(wait_s=IDLE_WAIT_S if is_idle else 0.0):
             if ended.fault is not None:
-                logger.warning("%s failed: %s", _show(ended.name), ended.fault)
+                self._note_fault(ended.name, ended.fault)
             if isinstance(ended.name, LoadJob):
                 finished.add(ended.name.request_id)
                 if ended.fault is not None:
@@ -104,6 +107,12 @@ class WorkerSide:
                 if ended.fault is not None:
                     failed_saves.add(ended.name.job)
         return finished, failed, WorkerReport(saved, frozenset(failed_saves))
+
+    def _note_fault(self, name: object, fault: Exception) -> None:
+        self._faults += 1
+        if self._faults <= MAX_FAULT_LINES:
+            last = ", no further ones are logged" if self._faults == MAX_FAULT_LINES else ""
+            logger.warning("%s failed: %s%s", _show(name), fault, last)
 
     def unregister(self) -> None:
         """Waits for copies on their way, then lets go of every tensor. Records stay."""

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.connector.scheduler_side import MAX_STEPS_WAITED
 from kvoffload.connector.step_plan import BlockMove, StepPlan
 from tests.unit.connector.engine_configs import full, recurrent, window
 from tests.unit.connector.scripted import Admission, ScriptedEngine
@@ -157,6 +158,22 @@ def test_finish_with_saves_pending_keeps_pins_only() -> None:
     assert not engine.manager.reset_prefix_cache()
     engine.report(plan)
     assert engine.manager.reset_prefix_cache()
+    engine.assert_at_rest()
+
+
+def test_a_save_that_hangs_does_not_keep_the_engine_from_preempting() -> None:
+    """The engine asks whether to wait for pins; the answer is yes for a bounded number of steps without an end."""
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    for _ in range(MAX_STEPS_WAITED):
+        assert engine.connector.has_pending_block_frees()
+        engine.step()
+    assert not engine.connector.has_pending_block_frees()
+    assert engine.connector.has_pending_push_work(), "the answer is still awaited"
+    engine.report(plan)
+    engine.finish(request)
     engine.assert_at_rest()
 
 

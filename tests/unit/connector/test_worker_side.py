@@ -15,7 +15,7 @@ import torch
 from kvoffload.connector.geometry import EngineCache, describe_cache
 from kvoffload.connector.identity import describe_engine
 from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan, WorkerReport
-from kvoffload.connector.worker_side import WorkerSide
+from kvoffload.connector.worker_side import MAX_FAULT_LINES, WorkerSide
 from kvoffload.errors import IdentityError, RegistrationError, SelfTestError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry
@@ -216,6 +216,18 @@ def test_a_failing_copy_is_a_failed_job_and_the_next_one_works(
         patch.setattr(PlainCopy, "load", fail)
         assert not load(worker, BlockMove(1, 2, 1))
     assert load(worker, BlockMove(1, 2, 1))
+    worker.close()
+
+
+def test_the_log_lines_of_failing_copies_are_bounded(
+    make_worker: Callable[..., WorkerSide], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, _ = start(make_worker())
+    worker.submit(StepPlan(loads=tuple(LoadJob(str(i), (), is_doomed=True) for i in range(MAX_FAULT_LINES + 5))))
+    assert len(collect(worker, MAX_FAULT_LINES + 5)[1]) == MAX_FAULT_LINES + 5
+    lines = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert len(lines) == MAX_FAULT_LINES
+    assert lines[-1].endswith("no further ones are logged")
     worker.close()
 
 
