@@ -240,6 +240,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         external = self._scheduler.match(request, num_computed_tokens)
         return external, external > 0
 
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """None: a load leaves padding and blocks for speculation unwritten, so the engine zeroes what it would zero."""
+        return ()
+
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """After a fault the load is sent to fail: the hit was reported, and silence would let its request wait."""
         assert self._scheduler is not None

@@ -79,6 +79,8 @@ class EngineCache:
 def describe_cache(cache: EngineCache) -> KVGeometry:
     """Every group, transferable or not: the proof accounts for all bytes, exclusions included."""
     config = cache.config
+    if not config.kv_cache_tensors:
+        raise UnsupportedError("this model has no KV cache", remedy="run it without the connector")
     if any(tensor.host_resident for tensor in config.kv_cache_tensors):
         raise UnsupportedError("KV tensors that live in host memory are not offloaded", remedy="turn HiSparse off")
     groups = tuple(_describe_group(cache, index) for index in range(len(config.kv_cache_groups)))

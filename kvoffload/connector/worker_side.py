@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,13 +82,19 @@ class WorkerSide:
 
     def submit(self, plan: StepPlan) -> None:
         """After the step's forward was launched. Saves first: a load may be of what was saved one step before."""
-        for slots in (plan.drops,) if plan.drops else ():
-            self._thread.submit(None, lambda slots=slots: self._records.drop(slots))  # type: ignore[misc]
-        ready = self._record_event()
+        if plan.drops:
+            self._thread.submit(None, partial(self._records.drop, plan.drops))
+        try:
+            ready = self._record_event()
+        except RuntimeError as fault:
+            # The device is in trouble. Jobs that are never reported would let their requests wait for ever.
+            for job in (*plan.saves, *plan.loads):
+                self._thread.submit(job, partial(_fail, fault))
+            return
         for save in plan.saves:
-            self._thread.submit(save, lambda job=save: self._save(job, ready))  # type: ignore[misc]
+            self._thread.submit(save, partial(self._save, save, ready))
         for load in plan.loads:
-            self._thread.submit(load, lambda job=load: self._load(job, ready))  # type: ignore[misc]
+            self._thread.submit(load, partial(self._load, load, ready))
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, saves that ended) since the last call."""
@@ -197,6 +204,10 @@ class _CopyStream:
     def __exit__(self, *fault: object) -> None:
         self._context.__exit__(*fault)
         self._stream.synchronize()
+
+
+def _fail(fault: Exception) -> None:
+    raise fault
 
 
 def _group_facts(geometry: KVGeometry, index: int) -> GroupFacts:

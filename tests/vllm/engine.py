@@ -184,7 +184,7 @@ class EnginePool:
     Only one may run inside this process, because vLLM keeps its connector and its process groups in globals.
     """
 
-    def __init__(self, root: Path, *, max_engines: int = 2) -> None:
+    def __init__(self, root: Path, *, max_engines: int = 3) -> None:
         self._root = root
         self._max_engines = max_engines
         self._engines: OrderedDict[EngineKey, Engine] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Three hundred requests from one seed, with shared prefixes, aborts and preemptions: none is lost, nothing is left."""
+"""Hundreds of requests from one seed, with shared prefixes, aborts and preemptions: none is lost, nothing is left."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.tiny_models import SLIDING
-from tests.vllm.workload import Run, ask_core, decided_tokens, held_copies, serve_alone, watch_blocks
+from tests.vllm.workload import MAX_STEPS, Run, ask_core, decided_tokens, held_copies, serve_alone, watch_blocks
 
 pytestmark = pytest.mark.vllm
 
 SEED = 4
-REQUESTS = 300
 FAMILIES = 5
 PROMPTS = 30
 MAX_UNDER_WAY = 14
@@ -51,7 +50,7 @@ def make_prompts(rng: random.Random) -> dict[str, list[int]]:
     }
 
 
-def make_asks(rng: random.Random, prompts: list[str]) -> list[Ask]:
+def make_asks(rng: random.Random, prompts: list[str], number: int) -> list[Ask]:
     return [
         Ask(
             name=f"request{i}",
@@ -59,7 +58,7 @@ def make_asks(rng: random.Random, prompts: list[str]) -> list[Ask]:
             max_tokens=rng.choice([2, 6, 12, 24]),
             steps_until_abort=rng.randrange(6) if rng.random() < 0.2 else None,
         )
-        for i in range(REQUESTS)
+        for i in range(number)
     ]
 
 
@@ -68,6 +67,7 @@ def serve_asks(engine: Engine, asks: list[Ask], prompts: dict[str, list[int]]) -
     run = Run(engine)
     waiting, under_way = list(reversed(asks)), dict[str, tuple[Ask, int]]()
     while waiting or under_way:
+        assert run.steps < MAX_STEPS, f"{len(waiting)} waiting, {sorted(under_way)} do not end"
         while waiting and len(under_way) < MAX_UNDER_WAY:
             ask = waiting.pop()
             run.add(ask.name, prompts[ask.prompt], max_tokens=ask.max_tokens)
@@ -85,13 +85,16 @@ def serve_asks(engine: Engine, asks: list[Ask], prompts: dict[str, list[int]]) -
     return run
 
 
-@pytest.mark.parametrize("has_own_processes", [False, True], ids=["in_process", "own_processes"])
-def test_three_hundred_requests_leave_nothing_behind_and_lose_nothing(
-    engines: EnginePool, has_own_processes: bool
+@pytest.mark.parametrize(
+    ("has_own_processes", "requests"), [(False, 120), (True, 300)], ids=["in_process", "own_processes"]
+)
+def test_hundreds_of_requests_leave_nothing_behind_and_none_is_lost(
+    engines: EnginePool, has_own_processes: bool, requests: int
 ) -> None:
+    """In one process every block is compared as well."""
     rng = random.Random(SEED)
     prompts = make_prompts(rng)
-    asks = make_asks(rng, list(prompts))
+    asks = make_asks(rng, list(prompts), requests)
     engine = engines.acquire(SLIDING, has_own_processes=has_own_processes, **ENGINE)
     alone = serve_alone(engine, prompts)
     before = ask_core(engine, "limit_records", RECORDS_BYTES)
@@ -102,8 +105,8 @@ def test_three_hundred_requests_leave_nothing_behind_and_lose_nothing(
     finally:
         ask_core(engine, "limit_records", before)
 
-    assert left.pop("preemptions") >= 5
-    assert left.pop("planned_loads") >= 30
+    assert left.pop("preemptions") >= 2
+    assert left.pop("planned_loads") >= 10
     assert left.pop("evicted") > 100
     assert left.pop("readable") > 0
     assert not any(left.values()), left
@@ -122,7 +125,7 @@ def test_three_hundred_requests_leave_nothing_behind_and_lose_nothing(
         assert run.tokens(ask.name)[: len(expected)] == expected, ask
     assert sum(len(decided_tokens(output)) for output in alone.values()) > PROMPTS
     if ledger is not None:
-        assert len(ledger.restored) > 100
+        assert len(ledger.restored) > 50
         assert all(ledger.restored)
         assert all(ledger.saved.values())
 

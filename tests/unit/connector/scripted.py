@@ -103,6 +103,8 @@ class ScriptedEngine:
         facts = {(0, rank): make_facts(self.geometry) for rank in range(ranks)}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
         self.ranks = ranks
+        self.reserves_whole_prompts = True
+        """vLLM's own `scheduler_reserve_full_isl`."""
         self.requests: dict[str, Request] = {}
         self.loading: dict[str, Request] = {}
         self.all_free = self.pool.get_num_free_blocks()
@@ -151,7 +153,7 @@ class ScriptedEngine:
                 new_computed_blocks=blocks,
                 num_external_computed_tokens=external,
                 delay_cache_blocks=True,
-                full_sequence_must_fit=True,
+                full_sequence_must_fit=self.reserves_whole_prompts,
             )
         else:
             tokens = self.next_chunk(request, local, chunk)

@@ -283,6 +283,13 @@ def test_tensors_in_host_memory_are_refused() -> None:
         describe(config, tensors)
 
 
+def test_a_model_without_a_kv_cache_is_refused() -> None:
+    config = make_config((["a"], full()))
+    config.kv_cache_tensors.clear()
+    with pytest.raises(UnsupportedError, match="no KV cache"):
+        describe(config, {})
+
+
 def test_a_registered_tensor_that_nothing_describes_is_refused() -> None:
     config = make_config((["a"], full()))
     tensors = make_tensors(config)

@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.connector.admission import LoadAdmission
 from tests.unit.connector.engine_configs import chunked, full, recurrent, window
 from tests.unit.connector.scripted import Group
-from tests.unit.connector.simulated import SimulatedEngine
+from tests.unit.connector.simulated import NothingMovesError, SimulatedEngine
 
 MODELS: dict[str, tuple[Group, ...]] = {
     "dense": ((["a", "b"], full(4)),),
@@ -72,6 +73,34 @@ def test_damaged_records_are_recomputed(model: str, seed: int) -> None:
     random = Random(seed)
     engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random)
     play(engine, random, damage=0.5)
+
+
+def crowd(model: str, seed: int) -> None:
+    """Everybody is loaded into a cache that holds two or three of them, by an engine that reserves nothing."""
+    random = Random(seed)
+    engine = SimulatedEngine(*MODELS[model], num_blocks=32, random=random)
+    engine.reserves_whole_prompts = False
+    engine.side._saves._pins.limit = 12
+    for _ in range(40):
+        if len(engine.requests) < 9:
+            engine.come(make_prompt(random), decode=random.randrange(12))
+        engine.lose_cache()
+        engine.turn()
+    engine.drain()
+    engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("model", ["window", "recurrent"])
+def test_loaded_requests_never_wait_for_each_others_blocks(model: str, seed: int) -> None:
+    crowd(model, seed)
+
+
+@pytest.mark.parametrize("model", ["window", "recurrent"])
+def test_without_the_guard_they_do(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoadAdmission, "admits", lambda self, **given: True)
+    with pytest.raises(NothingMovesError):
+        [crowd(model, seed) for seed in range(5)]
 
 
 def test_the_traffic_is_of_the_kind_that_it_claims_to_be() -> None:

@@ -219,6 +219,20 @@ def test_a_failing_copy_is_a_failed_job_and_the_next_one_works(
     worker.close()
 
 
+def test_jobs_are_reported_as_failed_when_the_device_takes_no_event(
+    make_worker: Callable[..., WorkerSide], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = start(make_worker())
+
+    def fail() -> None:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(worker, "_record_event", fail)
+    worker.submit(StepPlan(loads=(LoadJob("a", ()),), saves=(SaveJob(3, (BlockMove(1, 1, 0),)),)))
+    assert collect(worker, 2) == ({"a"}, {"a"}, WorkerReport({3: 1}, frozenset({3})))
+    worker.close()
+
+
 def test_the_log_lines_of_failing_copies_are_bounded(
     make_worker: Callable[..., WorkerSide], caplog: pytest.LogCaptureFixture
 ) -> None:
