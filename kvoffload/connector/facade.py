@@ -85,6 +85,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._faults: dict[str, int] = {}
         self._loads = StepPlan()
         self._saves: tuple[SaveJob, ...] = ()
+        self._report = WorkerReport()
         self._was_forward = False
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -124,7 +125,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             config=self._kv_cache_config,
             tensors=kv_caches,
             sharing=vllm_compat.find_sharing(config),
-            layout=self._kv_cache_config.kv_cache_layout or "LBHNC",
+            layout=vllm_compat.cache_layout(self._kv_cache_config),
             hash_block_size=vllm_compat.hash_block_size(config, self._kv_cache_config),
         )
         geometry = describe_cache(cache)
@@ -198,8 +199,6 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Saves that this rank has ended since the last step."""
         report, self._report = self._report, WorkerReport()
         return report if report.saved else None
-
-    _report = WorkerReport()
 
     def _submit_loads(self) -> None:
         """Loads and drops of the bound plan, once, whichever hook comes first."""

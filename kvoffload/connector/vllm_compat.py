@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
+from kvoffload.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -23,6 +25,13 @@ def hit_alignment(config: VllmConfig, cache: KVCacheConfig) -> int:
     """Tokens that every hit must be a multiple of."""
     known = getattr(cache, "cache_hit_alignment_tokens", None)
     return int(known or kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)[0])
+
+
+def cache_layout(cache: KVCacheConfig) -> str:
+    """The layout that the engine has resolved for all workers; shapes and strides would not tell."""
+    if not cache.kv_cache_layout:
+        raise UnsupportedError("the engine has not resolved a KV cache layout", remedy="use vLLM 0.31 or newer")
+    return cache.kv_cache_layout
 
 
 def hash_seed(config: VllmConfig) -> str:

@@ -14,6 +14,7 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvoffload.connector import vllm_compat
+from kvoffload.errors import UnsupportedError
 from tests.unit.connector.engine_configs import (
     full,
     make_config,
@@ -132,3 +133,11 @@ def test_hits_are_labelled_as_coming_from_the_host() -> None:
 def test_an_engine_without_labels_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vllm.v1.metrics.cache_hit_source", None)
     assert vllm_compat.host_hit_source() is None
+
+
+def test_a_layout_that_was_not_resolved_is_not_guessed() -> None:
+    config = make_config((["a"], full()))
+    assert vllm_compat.cache_layout(config) == config.kv_cache_layout
+    config.kv_cache_layout = None
+    with pytest.raises(UnsupportedError, match="not resolved a KV cache layout"):
+        vllm_compat.cache_layout(config)
