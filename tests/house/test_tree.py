@@ -30,7 +30,7 @@ def test_absolute_paths_come_from_the_allow_list() -> None:
 
 
 def test_the_path_rule_sees_a_path_of_one_machine() -> None:
-    assert ABSOLUTE_PATH.findall("open('/home/joe/x') https://host/tmp/x ./tmp/x $HOME/data/x") == ["/home/joe/x"]
+    assert ABSOLUTE_PATH.findall("open('/opt/joe/x') https://host/opt/x ./opt/x $HOME/data/x") == ["/opt/joe/x"]
 
 
 def test_no_blob_is_large() -> None:
