@@ -59,6 +59,7 @@ def _metrics() -> str:
             metric.unit.value,
             ", ".join(f"`{label}`: {text}" for label, text in metric.labels.items()),
             metric.help,
+            _recorded(metric.name),
         ]
         for metric in CATALOG
     ]
@@ -66,9 +67,14 @@ def _metrics() -> str:
         "Metrics",
         "kvoffload/metrics/catalog.py",
         "Every metric.",
-        ["metric", "kind", "unit", "labels", "meaning"],
+        ["metric", "kind", "unit", "labels", "meaning", "recorded"],
         rows,
     )
+
+
+def _recorded(name: str) -> str:
+    sources = (file.read_text() for file in ROOMS.rglob("*.py") if "metrics" not in file.parts)
+    return "yes" if any(f'"{name}"' in text for text in sources) else "not yet"
 
 
 def _reader(row: SettingRow) -> str:

@@ -91,9 +91,9 @@ class Settings(BaseModel):
 
     memory: SizeOrAuto = _setting(
         "auto",
-        room="daemon",
+        room="connector",
         allowed=f"auto, or {SIZE_FORM}, at least 64MiB",
-        description="Host memory for cached blocks. auto takes what the cgroup leaves free, at most 16GiB.",
+        description="Host memory for cached blocks, all ranks together. auto is half of what is free, at most 16GiB.",
     )
     server: SocketPath = _setting(
         "",

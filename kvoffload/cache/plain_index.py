@@ -51,7 +51,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexStats:
-    """Counts at one moment; the last four since the index was made."""
+    """Counts at one moment; the last two since the index was made."""
 
     entries: int
     used_bytes: int

@@ -229,29 +229,25 @@ def _place_layer(cache: EngineCache, layer: LayerSpec, tensor: KVCacheTensor, po
 def _row_paddings(
     cache: EngineCache, groups: tuple[GroupSpec, ...], placements: tuple[Placement, ...]
 ) -> Iterator[Padding]:
-    """What a block-outermost layout leaves between a group's last page and the next block: declared, group by group."""
+    """What a block-outermost layout leaves after a group's last page: the row's tail, group by group.
+
+    Only the tail: a gap between two pages is no padding of vLLM's, and the proof must call it a hole.
+    """
     if not find_layout(cache.layout).is_block_outermost:
         return
     for group in groups:
         names = {layer.name for layer in group.layers}
-        spans = sorted(
-            (run.base, run.base + run.length, run.stride)
-            for placement in placements
-            if placement.layer in names
-            for run in (*placement.runs, *placement.padding)
-        )
-        end, stride = 0, spans[0][2]
-        for start, stop, _ in [*spans, (stride, stride, stride)]:
-            if start > end:
-                yield Padding(
-                    allocation=ALLOCATION,
-                    base=end,
-                    length=start - end,
-                    stride=stride,
-                    count=cache.config.num_blocks,
-                    group=group.name,
-                )
-            end = max(end, stop)
+        runs = [run for p in placements if p.layer in names for run in (*p.runs, *p.padding)]
+        end, stride = max(run.base + run.length for run in runs), runs[0].stride
+        if end < stride:
+            yield Padding(
+                allocation=ALLOCATION,
+                base=end,
+                length=stride - end,
+                stride=stride,
+                count=cache.config.num_blocks,
+                group=group.name,
+            )
 
 
 def _group_index(cache: EngineCache, layer: str) -> int:

@@ -132,7 +132,7 @@ class SchedulerSide:
         self._restores.settle(output.num_scheduled_tokens)
         state = output.kv_connector_block_state
         saves = self._saves.plan_step(self._requests, output.num_scheduled_tokens, state) if state is not None else ()
-        # Loads last: what a save of this step evicted is dropped with it, and a leased slot is never evicted.
+        # Drops last: they hold what this step's saves have evicted. A leased slot is never evicted.
         return StepPlan(self._restores.take_jobs(), saves, self._index.take_drops())
 
     def rescue_plan(self) -> StepPlan:

@@ -180,6 +180,20 @@ def test_rows_of_a_packed_layout_are_padded_by_declaration() -> None:
     ]
 
 
+def test_a_layer_forgotten_in_the_middle_of_a_row_is_a_hole_and_no_padding() -> None:
+    config = make_config((["a", "b", "c"], full()), num_blocks=3, layout="BLHNC")
+    tensors = make_tensors(config)
+    (row,) = config.kv_cache_tensors
+    config.kv_cache_tensors = [
+        replace(row, layers=["a"]),
+        replace(row, layers=["c"], offset=row.offset + 2 * row.layer_stride),
+    ]
+    config.kv_cache_groups[0].layer_names.remove("b")
+    del tensors["b"]
+    with pytest.raises(HoleError, match=f"bytes {PAGE} to {2 * PAGE} belong to nothing"):
+        register(describe(config, tensors), tensors)
+
+
 def test_a_head_outermost_page_is_a_run_per_head() -> None:
     config = make_config((["a"], full()), num_blocks=3, layout="LHBNC")
     tensors = make_tensors(config)
