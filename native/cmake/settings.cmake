@@ -12,6 +12,10 @@ endif()
 
 add_library(kvoffload_settings INTERFACE)
 target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Wshadow>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 sees overlaps in every concatenation of strings that it inlines (its bug 105651).
+  target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
 if(KVOFFLOAD_WERROR)
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
@@ -23,7 +27,8 @@ if(KVOFFLOAD_SANITIZE)
   foreach(sanitizer IN LISTS KVOFFLOAD_SANITIZE)
     list(APPEND sanitize_flags -fsanitize=${sanitizer})
   endforeach()
+  # -O1 and lines only in the debug information: half the time to compile.
   target_compile_options(kvoffload_settings INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g;-UNDEBUG>)
+    $<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-O1;-g1;-UNDEBUG>)
   target_link_options(kvoffload_settings INTERFACE ${sanitize_flags})
 endif()

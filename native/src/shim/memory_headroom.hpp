@@ -1,0 +1,27 @@
+// How much more memory this process may take before the kernel reclaims, refuses or kills.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "base/status.hpp"
+
+namespace kvo {
+
+struct MemoryHeadroom {
+    std::uint64_t bytes = UINT64_MAX;  // UINT64_MAX: nothing here sets a bound that can be read
+    std::string limited_by;            // the bound and what is used of it, in words; empty where there is none
+};
+
+// The least of: what the machine has available, and what each memory cgroup from ours up to the mount's root has left
+// (version 2: memory.max and memory.high, version 1: memory.limit_in_bytes, hybrid machines: both). Clean page cache
+// that the kernel would drop counts as free. Cgroups are found by self/cgroup and self/mountinfo below `proc`, so a
+// container sees its own. A reading, not a promise: others may take the memory in the next moment. Reads about ten
+// small files: well under a millisecond.
+MemoryHeadroom read_memory_headroom(const std::filesystem::path& proc = "/proc");
+
+// Refuses with Code::unavailable when fewer than `needed` bytes are left; says what was asked and what bounds it.
+Status check_memory_headroom(std::uint64_t needed, const std::filesystem::path& proc = "/proc");
+
+}  // namespace kvo

@@ -1,0 +1,66 @@
+// A process that can be asked whether it has exited, however its number is used again. For memory that may be given to
+// others only when nobody can be copying from it any more.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+#include "shim/file_descriptor.hpp"
+
+namespace kvo {
+
+// Names a process over time: a number alone is given again after its owner's end.
+struct ProcessIdentity {
+    pid_t pid = 0;
+    std::uint64_t start_ticks = 0;  // after boot, /proc/<pid>/stat field 22
+
+    bool operator==(const ProcessIdentity&) const = default;
+};
+
+// The number in field 22 of a line of /proc/<pid>/stat. Pure. Names in field 2 may hold spaces and brackets.
+std::optional<std::uint64_t> parse_start_ticks(std::string_view stat);
+
+// Of a process that can be seen from here; a dead one that its parent has not waited for is still seen.
+// Code::unavailable: no such process.
+Result<ProcessIdentity> identify_process(pid_t pid, const std::filesystem::path& proc = "/proc");
+
+// Movable. Nothing here blocks but wait_any_exit. Holding a handle does not keep the process from ending, nor its
+// number from being used again.
+class ProcessHandle {
+public:
+    // Opens exactly the process that was identified. Code::unavailable: it has ended and its number is free or
+    // another's.
+    static Result<ProcessHandle> open(const ProcessIdentity& identity);
+
+    // A pidfd that another process sent; it is right about any process it was opened for. Takes the descriptor in any
+    // case. Code::invalid: it is something else.
+    static Result<ProcessHandle> adopt(FileDescriptor pidfd);
+
+    // True from the end of the process's last thread on, whether or not its parent has waited for it. A stopped process
+    // has not exited. When in doubt (a poll that fails) the answer is false: memory is kept.
+    bool has_exited() const noexcept;
+
+    // 0: unknown, as it was adopted from another PID namespace or had ended by then. For logs.
+    pid_t pid() const noexcept { return pid_; }
+    int file() const noexcept { return pidfd_.number(); }  // readable once the process has exited; for other polls
+
+private:
+    ProcessHandle(FileDescriptor pidfd, pid_t pid) noexcept : pidfd_(std::move(pidfd)), pid_(pid) {}
+
+    FileDescriptor pidfd_;
+    pid_t pid_;
+};
+
+// Blocks until at least one of the processes has exited, or for `timeout_ms` (negative: without bound, 0: not at all).
+// The places of those that have, ascending; none after the timeout.
+Result<std::vector<std::size_t>> wait_any_exit(std::span<const ProcessHandle* const> handles, int timeout_ms);
+
+}  // namespace kvo
