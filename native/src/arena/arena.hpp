@@ -1,0 +1,117 @@
+// Which record lies where in the pool's segments. Bookkeeping only: no byte of a segment is read or written here.
+//
+// The pool is segments of equal size, each cut into extents. Extents in a row serve one record size as a span of
+// slots, and are free again as soon as the span's last record is gone.
+//
+//     allocate ──► slot ──► free                 a hole of that size, or free extents; never evicts
+//     can_make_room ──► plan_room ──► finish_move or cancel_move of each move ──► allocate again
+//
+// When the pool is full the caller evicts whatever is due, of any size. That leaves holes in sizes nobody asks for;
+// once they add up to what is needed, a plan moves records together so that extents change hands. Holes that do not
+// add up to a span of their size stay, and a small part of every size besides, so that a mix that stays the same
+// moves hardly anything.
+//
+// One thread at a time, the cache's writer. Nothing blocks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "arena/room_plan.hpp"
+#include "arena/slot.hpp"
+#include "arena/slot_pool.hpp"
+#include "base/entry_number.hpp"
+#include "base/status.hpp"
+
+namespace kvo {
+
+struct ArenaShape {
+    std::uint64_t segment_bytes = 1ULL << 30;
+    std::uint64_t extent_bytes = 1ULL << 20;
+};
+
+// While moves are planned, their records count in both places.
+struct ArenaStats {
+    std::uint64_t capacity_bytes = 0;
+    std::uint64_t live_records = 0;
+    std::uint64_t live_record_bytes = 0;  // as asked for
+    std::uint64_t live_slot_bytes = 0;    // with what rounding adds
+    std::uint32_t free_extents = 0;
+    std::uint32_t longest_free_run = 0;
+    std::uint64_t spans = 0;
+    std::uint64_t hole_bytes = 0;
+    std::uint64_t moved_records = 0;
+    std::uint64_t moved_bytes = 0;
+};
+
+class Arena {
+public:
+    // Code::invalid if a segment is not a whole number of extents, or an extent not of disk sectors.
+    static Result<Arena> create(ArenaShape shape);
+
+    // Segments are numbered in the order they come.
+    Status add_segment();
+
+    // The size's number, the same for the same size; at most 4096. Code::invalid: no segment can hold such a record.
+    Result<ClassNumber> class_for(std::uint64_t record_bytes);
+
+    // None: the size has no hole and no free run of extents is long enough.
+    std::optional<Slot> allocate(ClassNumber number, EntryNumber owner);
+
+    // The slot must be allocated, and in no planned move.
+    void free(Slot slot);
+
+    // Takes a slot that an entry of an earlier process had. In any order; the result is the arena as it was.
+    Claim claim(ClassNumber number, Slot slot, EntryNumber owner);
+
+    // Whether it is worth asking for a plan; a guess, in constant time. After a plan was refused it says no until
+    // some more has been freed.
+    bool can_make_room(ClassNumber number) const noexcept;
+
+    // Moves after which allocate() may find room; if not, ask again. None: there is no way now, evict more. The caller
+    // copies each move's bytes, makes the owner's entry name `to`, and finishes it; or cancels it. Until then none of
+    // the moved records may be freed. is_movable(owner) is false for records in use.
+    std::optional<RoomPlan> plan_room(ClassNumber number, const std::function<bool(EntryNumber)>& is_movable);
+    void finish_move(const Move& move);
+    void cancel_move(const Move& move);
+
+    SlotPlace place(Slot slot) const noexcept;
+    // kNoEntry if the slot is not allocated, whatever its numbers are.
+    EntryNumber owner_at(Slot slot) const noexcept { return pool_.spans.owner_at(slot); }
+    const SizeClass& size_class(ClassNumber number) const noexcept { return pool_.spans.size_class(number); }
+    std::size_t class_count() const noexcept { return pool_.spans.class_count(); }
+    ArenaStats stats() const;
+
+    // visit(ClassNumber, Slot, EntryNumber) for every record, lowest place first.
+    template <typename Visit>
+    void for_each_live(Visit&& visit) const;
+
+private:
+    explicit Arena(ArenaShape shape);
+
+    ArenaShape shape_;
+    SlotPool pool_;
+    std::unordered_map<std::uint64_t, ClassNumber> classes_;
+    std::vector<std::uint64_t> asks_again_at_;  // by class: of freed_bytes_, after a refused plan
+    std::uint64_t freed_bytes_ = 0;
+    std::uint64_t moved_records_ = 0;
+    std::uint64_t moved_bytes_ = 0;
+};
+
+template <typename Visit>
+void Arena::for_each_live(Visit&& visit) const {
+    const ExtentNumber end = pool_.spans.segment_count() * pool_.extents_per_segment;
+    for (ExtentNumber first = 0; first < end; ++first) {
+        if (pool_.spans.is_span(first)) {
+            pool_.spans.for_each_live(first, [&](Slot slot, EntryNumber owner) {
+                visit(pool_.spans.mark_of(first).number, slot, owner);
+                return true;
+            });
+        }
+    }
+}
+
+}  // namespace kvo

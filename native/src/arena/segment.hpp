@@ -1,0 +1,98 @@
+// A piece of shared memory: an unnamed file in memory (memfd) of a fixed size, and our mapping of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "base/status.hpp"
+#include "shim/file_descriptor.hpp"
+#include "shim/numa_policy.hpp"
+#include "shim/shared_mapping.hpp"
+
+namespace kvo {
+
+enum class HugePages : std::uint8_t {
+    none,
+    transparent,  // where the kernel finds them
+    hugetlb_2m,   // from the pool the machine has set aside, all or none; not for sparse segments
+    hugetlb_1g,
+};
+
+struct SegmentWish {
+    std::string name = "kvoffload";  // shown in /proc/<pid>/maps
+    std::uint64_t size_bytes = 0;    // a multiple of the page size; address space, no memory yet
+    HugePages huge_pages = HugePages::transparent;
+    PlacementWish placement;
+    ForkRule fork_rule = ForkRule::drop;
+};
+
+struct AdoptionTerms {
+    std::uint64_t size_bytes = 0;  // the file must have exactly this size
+    Access access = Access::read_write;
+    HugePages huge_pages = HugePages::transparent;  // none or transparent; what the file is from hugetlb stays so
+    ForkRule fork_rule = ForkRule::drop;
+};
+
+// How commit_range makes sure of the memory before it takes it.
+struct CommitTerms {
+    std::uint64_t keep_free_bytes = 0;  // what must be left to others
+    unsigned committers = 1;            // threads that commit ranges of about this length at the same time
+    std::filesystem::path proc = "/proc";
+};
+
+// Movable; the mapping's address stays. Const functions and commit_range may be called by several threads at once.
+//
+// Sealed against shrinking, growing and further sealing from its creation on, so a process that holds it can touch what
+// is committed without fear of SIGBUS, whoever else holds it. Whoever may write may also punch holes: digests find
+// that. A page that is not committed is given by the kernel at the first touch, a reader's touch included, and where
+// memory is short that touch kills; so nobody touches what was not committed.
+class Segment {
+public:
+    // A new file, mapped read-write, all zeros, without pages. Blocks for the time of a few system calls.
+    static Result<Segment> create(const SegmentWish& wish);
+
+    // A file that another process sent. Refuses what is not a memfd, has another size or lacks the seals; what is in it
+    // survives and is not looked at. Takes the descriptor in any case.
+    static Result<Segment> adopt(FileDescriptor file, const AdoptionTerms& terms);
+
+    // Gives the range its pages (rounded outwards to whole ones), cleared if new, and maps them, so that touching them
+    // can no longer fail. What is there is kept. Blocks: about 0.5 s per GiB, so nobody holds a lock over it.
+    // Code::unavailable: memory is short, with what was asked and what bounds it; pages may have been given in part.
+    // Needs Access::read_write.
+    Status commit_range(std::uint64_t offset, std::uint64_t length, const CommitTerms& terms = {});
+
+    // A descriptor of the same file that cannot be mapped for writing. Guards against mistakes, and against processes
+    // of other users; one of the same user could open the file again for writing. Needs /proc.
+    Result<FileDescriptor> open_read_only() const;
+
+    std::uint64_t held_bytes() const;  // memory the file has taken, by all processes
+    std::uint64_t huge_bytes() const;  // of our mapping, by huge pages; slow, see huge_bytes_mapped
+
+    std::span<const std::byte> bytes() const noexcept { return {mapping_.start(), mapping_.size()}; }
+    std::span<std::byte> writable_bytes() noexcept;  // empty if read-only
+    std::uint64_t size_bytes() const noexcept { return mapping_.size(); }
+    std::uint64_t page_bytes() const noexcept { return page_bytes_; }
+    int file() const noexcept { return file_.number(); }
+    bool is_writable() const noexcept { return access_ == Access::read_write; }
+    bool is_hugetlb() const noexcept { return is_hugetlb_; }
+    const std::string& refused() const noexcept { return refused_; }  // wishes not granted and why; empty: none
+
+private:
+    Segment(FileDescriptor file, SharedMapping mapping, Access access) noexcept;
+
+    void note_refusal(const std::string& reason);
+    void wish_transparent(HugePages wish);
+
+    FileDescriptor file_;
+    SharedMapping mapping_;
+    Access access_;
+    std::uint64_t page_bytes_ = 0;
+    bool is_hugetlb_ = false;
+    bool wants_transparent_ = false;
+    std::string refused_;
+};
+
+}  // namespace kvo

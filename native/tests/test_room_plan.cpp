@@ -1,0 +1,188 @@
+#include "arena/room_plan.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "check.hpp"
+
+using namespace kvo;
+
+namespace {
+
+constexpr std::uint32_t kSegment = 64;
+constexpr std::uint64_t kExtentBytes = 1 << 20;
+
+class PlanBench {
+public:
+    PlanBench() { pool.add_segment(); }
+
+    ClassNumber add_class(std::uint32_t extents, std::uint32_t slots) {
+        const std::uint64_t slot_bytes = extents * kExtentBytes / slots;
+        return pool.spans.add_class(slot_bytes, slot_bytes, {extents, slots});
+    }
+
+    void fill(ClassNumber number) {
+        while (pool.allocate(number, next_owner)) {
+            ++next_owner;
+        }
+    }
+
+    RoomPlan plan(ClassNumber number) {
+        const std::function<bool(EntryNumber)> is_movable = [&](EntryNumber owner) { return !pinned.contains(owner); };
+        return RoomPlanner(pool, kExtentBytes, is_movable).plan(number);
+    }
+
+    void finish(const RoomPlan& plan) {
+        for (const Move& move : plan.moves) {
+            CHECK_EQUAL(pool.spans.owner_at(move.from), move.owner);
+            CHECK_EQUAL(pool.spans.owner_at(move.to), move.owner);
+            pool.end_move(move.from, move.to, move.from);
+        }
+    }
+
+    SlotPool pool{kSegment};
+    std::set<EntryNumber> pinned;
+    EntryNumber next_owner = 1;
+};
+
+}  // namespace
+
+TEST(one_extent_comes_from_the_sparsest_span) {
+    PlanBench bench;
+    const ClassNumber full = bench.add_class(1, 8);
+    const ClassNumber wanted = bench.add_class(1, 4);
+    bench.fill(full);
+    for (const Slot slot : {Slot{7, 0}, Slot{7, 3}, Slot{7, 5}, Slot{9, 1}, Slot{9, 2}}) {
+        bench.pool.release(slot);
+    }
+    for (ExtentNumber first = 20; first < 31; ++first) {
+        bench.pool.release({first, 7});
+    }
+    CHECK_EQUAL(bench.pool.spans.spare_extents(), 1u);  // 16 holes, of which 8 may stay
+    const RoomPlan plan = bench.plan(wanted);
+    CHECK_EQUAL(plan.moves.size(), 5u);
+    CHECK_EQUAL(plan.bytes, 5 * kExtentBytes / 8);
+    CHECK(std::ranges::all_of(plan.moves, [](const Move& move) { return move.from.span == 7; }));
+    bench.finish(plan);
+    CHECK_EQUAL(bench.pool.allocate(wanted, 1).value().span, 7u);
+}
+
+TEST(a_pinned_record_holds_its_span) {
+    PlanBench bench;
+    const ClassNumber full = bench.add_class(1, 8);
+    const ClassNumber wanted = bench.add_class(1, 4);
+    bench.fill(full);
+    for (ExtentNumber first = 0; first < kSegment; ++first) {
+        bench.pool.release({first, 0});
+        if (first != 10) {
+            bench.pinned.insert(bench.pool.spans.owner_at({first, 4}));
+        }
+    }
+    // Only a few spans are asked, so it is refused though 10 could go.
+    CHECK(bench.plan(wanted).moves.empty());
+    CHECK_EQUAL(bench.pool.spans.size_class(full).holes, 64u);
+    bench.pool.release({10, 1});  // now it is the sparsest
+    const RoomPlan plan = bench.plan(wanted);
+    CHECK_EQUAL(plan.moves.size(), 6u);
+    CHECK_EQUAL(plan.moves.front().from.span, 10u);
+}
+
+TEST(a_window_is_emptied_into_holes_and_into_free_extents) {
+    PlanBench bench;
+    const ClassNumber small = bench.add_class(1, 4);
+    const ClassNumber large = bench.add_class(8, 2);
+    bench.fill(small);
+    // 1 to 8 keep three records: 1 whole span and 8 have their extents' worth of holes elsewhere.
+    for (ExtentNumber first = 1; first <= 8; ++first) {
+        for (std::uint32_t index = 0; index < 4; ++index) {
+            if (first % 3 != 0 || index == 0) {
+                bench.pool.release({first, index});
+            }
+        }
+    }
+    // Free: 1, 2, 4, 5, 7, 8. Sparse: 3, 6 with three records each. Elsewhere free: 40, 50, one hole in 60.
+    for (const ExtentNumber first : {40u, 50u}) {
+        for (std::uint32_t index = 0; index < 4; ++index) {
+            bench.pool.release({first, index});
+        }
+    }
+    bench.pool.release({60, 2});
+    CHECK(!bench.pool.allocate(large, 1));
+    const RoomPlan plan = bench.plan(large);
+    CHECK_EQUAL(plan.moves.size(), 6u);
+    for (const Move& move : plan.moves) {
+        CHECK(move.from.span == 3 || move.from.span == 6);
+        CHECK(move.to.span == 40 || move.to.span == 50 || move.to.span == 60);
+    }
+    bench.finish(plan);
+    CHECK_EQUAL(bench.pool.allocate(large, 1).value().span, 1u);
+    CHECK_EQUAL(bench.pool.runs.total(), 0u);
+}
+
+TEST(free_extents_are_gathered_where_no_window_can_be_emptied) {
+    PlanBench bench;
+    const ClassNumber small = bench.add_class(1, 4);
+    const ClassNumber middle = bench.add_class(2, 2);
+    const ClassNumber large = bench.add_class(4, 2);
+    // They take turns, so every window of four holds a middle one, and there is no other place for it.
+    while (bench.pool.allocate(middle, bench.next_owner++)) {
+        bench.pool.allocate(middle, bench.next_owner++);
+        for (int i = 0; i < 4; ++i) {
+            bench.pool.allocate(small, bench.next_owner++);
+        }
+    }
+    bench.fill(small);
+    for (ExtentNumber first = 2; first < kSegment; first += 3) {
+        bench.pool.release({first, 1});
+    }
+    CHECK_EQUAL(bench.pool.runs.total(), 0u);
+    CHECK_EQUAL(bench.pool.spans.spare_extents(), 5u);
+    const RoomPlan plan = bench.plan(large);
+    CHECK_EQUAL(plan.moves.size(), 12u);
+    bench.finish(plan);
+    CHECK_EQUAL(bench.pool.runs.total(), 4u);
+    CHECK(bench.plan(large).moves.empty());
+
+    bench.pool.release({0, 0});
+    bench.pool.release({0, 1});
+    bench.finish(bench.plan(large));
+    CHECK(bench.pool.allocate(large, 1).has_value());
+}
+
+TEST(a_refusal_changes_nothing) {
+    PlanBench bench;
+    const ClassNumber single = bench.add_class(1, 1);
+    const ClassNumber middle = bench.add_class(3, 2);
+    const ClassNumber large = bench.add_class(16, 1);
+    while (bench.pool.allocate(middle, bench.next_owner++) && bench.pool.allocate(middle, bench.next_owner++) &&
+           bench.pool.allocate(single, bench.next_owner++)) {
+    }
+    // As many free extents as a window's middle spans need, each on its own: the planner counts them and then fails.
+    for (ExtentNumber first = 3; first < kSegment; first += 4) {
+        bench.pool.release({first, 0});
+    }
+    const FreeRuns::ByPlace before = bench.pool.runs.by_place();
+    CHECK_EQUAL(bench.pool.runs.total(), 16u);
+    CHECK(bench.plan(large).moves.empty());
+    CHECK(bench.pool.runs.by_place() == before);
+    CHECK_EQUAL(bench.pool.spans.size_class(middle).holes, 0u);
+    CHECK_EQUAL(bench.pool.spans.size_class(middle).spans, 16u);
+    for (ExtentNumber first = 0; first < kSegment; ++first) {
+        CHECK(!bench.pool.spans.is_span(first) || bench.pool.spans.is_idle(first));
+    }
+
+    // With holes for all of one window's records there is a way, unless every window holds a pinned one.
+    for (ExtentNumber first = 0; first < kSegment; first += 4) {
+        bench.pool.release({first, 1});
+    }
+    bench.pinned = {};
+    for (ExtentNumber first = 0; first < kSegment; first += 4) {
+        bench.pinned.insert(bench.pool.spans.owner_at({first, 0}));
+    }
+    CHECK(bench.plan(large).moves.empty());
+    CHECK_EQUAL(bench.pool.spans.size_class(middle).holes, 16u);
+    CHECK(bench.pool.runs.by_place() == before);
+    bench.pinned.clear();
+    bench.finish(bench.plan(large));
+    CHECK(bench.pool.allocate(large, 1).has_value());
+}
