@@ -1,0 +1,18 @@
+// What no policy can beat: Belady's choice, made with the whole trace in view.
+//
+// Of the blocks at hand, resident or just computed, those stay whose next request comes soonest; what is never asked
+// for again is not kept at all. A block is in every request that its children are in, so the farthest block is always
+// a leaf, parents outlive children, and for blocks of one size no online or offline order serves more. It is a bound
+// to measure distances from, not a goal: nobody knows the next request.
+#pragma once
+
+#include <cstdint>
+
+#include "evict/replay_trace.hpp"
+
+namespace kvo {
+
+// Blocks served from a cache of `capacity_blocks`, full attention alone.
+std::uint64_t count_optimal_hits(const ReplayTrace& trace, std::uint64_t capacity_blocks);
+
+}  // namespace kvo

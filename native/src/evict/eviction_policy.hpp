@@ -1,0 +1,75 @@
+// What goes first when memory is full. A policy orders entries and never touches one.
+//
+//     admit ──► known ──touch*──► choose_victim ──remove──► forgotten (or remembered by name)
+//                                      └──keep──► still known
+//
+// All calls come from one thread at a time, under the cache's writer lock; none may block. A policy holds its facts
+// about an entry in arrays by entry number, at most 32 bytes an entry with the names it remembers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "base/entry_number.hpp"
+
+namespace kvo {
+
+// How the blocks of a group may be reused; decides what an entry is worth without its neighbours.
+enum class Reuse : std::uint8_t {
+    prefix,  // needs all blocks before it: full attention, MLA
+    window,  // a boundary needs the last `window_blocks` blocks: sliding window, chunks
+    exact,   // a boundary needs the state that was saved exactly there: recurrent layers
+};
+
+// An entry that became readable.
+struct Admission {
+    EntryNumber entry = kNoEntry;
+    // The entry without which this one is of no use: of a prefix block the block before it; of a window block or a
+    // state the prefix group's block that ends at the same token. None: it is the first, or that entry is not here.
+    EntryNumber parent = kNoEntry;
+    std::uint64_t name = 0;        // 64 bits of its key: the same if it is evicted and comes again
+    std::uint64_t size_bytes = 0;  // of its slot
+    Reuse reuse = Reuse::prefix;
+    bool needs_state = false;         // its engine also has states: a prefix without one near its end is of no use
+    std::uint32_t window_blocks = 0;  // of a window group
+    std::uint32_t group = 0;          // its number: tells the blocks of two prefix groups apart in a touch
+};
+
+class EvictionPolicy {
+public:
+    virtual ~EvictionPolicy() = default;
+
+    // An entry with this name and kind of reuse may well be admitted soon. Changes nothing.
+    virtual void expect_admission(std::uint64_t name) const { (void)name; }
+
+    // Parents are admitted before their children where both come in one commit.
+    virtual void admit(const Admission& admission) = 0;
+
+    // Entries that one acquire leased, in the order of the request, groups one after the other. All are known.
+    virtual void touch(std::span<const EntryNumber> entries) = 0;
+
+    // The entry to go next, still known after the call; kNoEntry if none is known. The same answer until something
+    // else is called.
+    virtual EntryNumber choose_victim() = 0;
+
+    // Who may well be chosen next: whoever evicts asks for its memory in advance. Changes nothing; kNoEntry: no idea.
+    virtual EntryNumber expect_victim() const { return kNoEntry; }
+
+    // The chosen victim is in use and cannot go now: ask for others first. When each that was offered has been kept
+    // twice in a row, each that may go has been offered. A policy that keeps prefix order offers no entry while others
+    // need it: one in use keeps those before it.
+    virtual void keep(EntryNumber entry) = 0;
+
+    // The entry is gone: evicted as a victim, or taken away for another reason (then its name is not worth a memory).
+    virtual void remove(EntryNumber entry, bool was_evicted) = 0;
+};
+
+// How large its memory may get. `entry_limit` entries of all sizes, `capacity_bytes` of them.
+struct PolicyBounds {
+    EntryNumber entry_limit = 0;
+    std::uint64_t capacity_bytes = 0;
+};
+
+}  // namespace kvo

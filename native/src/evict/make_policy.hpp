@@ -1,0 +1,18 @@
+// The policies by the names that settings and commands use.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+#include "evict/eviction_policy.hpp"
+
+namespace kvo {
+
+std::vector<std::string_view> policy_names();
+
+// Code::invalid lists the known names.
+Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view name, PolicyBounds bounds);
+
+}  // namespace kvo

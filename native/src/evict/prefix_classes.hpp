@@ -1,0 +1,61 @@
+// Classes of entries that are expected to behave alike, so that what happened to some tells about the others.
+//
+//     block of a prefix     fresh: how far behind the start of its run     used: how often
+//     end of a boundary     fresh: the same of its block                   used: how often
+//     ... that was passed   a later one of the same sequence exists        used: how often
+//
+// A run is what one request added in a row and nobody remembers. An end is a state, or a window block where no states
+// are. Entries whose worth hangs on others alone have no class.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvo {
+
+using EntryClass = std::uint8_t;
+
+constexpr EntryClass kFreshSteps = 6;  // 1, 2-3, 4-7, 8-15, 16-31, 32 and more
+constexpr EntryClass kPrefixUses = 6;
+constexpr EntryClass kEndUses = 4;
+
+constexpr EntryClass kPrefixFresh = 0;
+constexpr EntryClass kPrefixUsed = kPrefixFresh + kFreshSteps;
+constexpr EntryClass kEndFresh = kPrefixUsed + kPrefixUses;
+constexpr EntryClass kEndUsed = kEndFresh + kFreshSteps;
+constexpr EntryClass kPassed = kEndUsed + kEndUses;
+constexpr EntryClass kClassCount = kPassed + kEndUses + 1;
+
+constexpr EntryClass kUseless = kClassCount;  // a place in the queues, nothing is learned about it
+constexpr EntryClass kNoClass = 31;
+static_assert(kUseless < kNoClass);
+
+// The `position`th block of its run, counted from 1.
+constexpr EntryClass fresh_step(std::uint32_t position) noexcept {
+    return static_cast<EntryClass>(std::clamp(static_cast<int>(std::bit_width(position)) - 1, 0, kFreshSteps - 1));
+}
+
+constexpr bool is_prefix_class(EntryClass kind) noexcept { return kind < kEndFresh; }
+
+// The class after one more use.
+constexpr EntryClass class_after_use(EntryClass kind) noexcept {
+    if (is_prefix_class(kind)) {
+        return kind < kPrefixUsed ? kPrefixUsed : std::min<EntryClass>(kind + 1, kEndFresh - 1);
+    }
+    if (kind >= kPassed) {
+        return std::min<EntryClass>(static_cast<EntryClass>(kind - kPassed + kEndUsed), kPassed - 1);
+    }
+    return kind < kEndUsed ? kEndUsed : std::min<EntryClass>(kind + 1, kPassed - 1);
+}
+
+// The class of an end when a later end of its sequence came.
+constexpr EntryClass class_when_passed(EntryClass kind) noexcept {
+    if (is_prefix_class(kind) || kind >= kPassed) {
+        return kind;
+    }
+    return kind < kEndUsed ? kPassed : static_cast<EntryClass>(kind - kEndUsed + 1 + kPassed);
+}
+
+}  // namespace kvo

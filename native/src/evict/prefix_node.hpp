@@ -1,0 +1,43 @@
+// What the prefix policy knows about an entry: 24 bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/entry_number.hpp"
+#include "evict/entry_lists.hpp"
+#include "evict/eviction_policy.hpp"
+#include "evict/prefix_classes.hpp"
+
+namespace kvo {
+
+// | field          | a block of a prefix with children | without | a window block or state |
+// |----------------|-----------------------------------|---------|-------------------------|
+// | `older`        | how many entries hang on it       | link    | link                    |
+// | `newer`        | first window block or state of it | link    | link                    |
+// | `extra`        | with states: how many need its    | same    | next one of its block   |
+// |                | window; else: home of its ghost   |         |                         |
+struct PrefixNode {
+    EntryNumber parent = kNoEntry;
+    std::uint32_t name = 0;
+    EntryNumber older = 0;  // links hold the number of a list, too: where it ends
+    EntryNumber newer = kNoEntry;
+    std::uint32_t extra = 0;
+    std::uint16_t epoch = 0;  // of its last use
+    std::uint16_t kind : 5 = kNoClass;
+    std::uint16_t reuse : 2 = 0;
+    std::uint16_t needs_state : 1 = 0;
+    std::uint16_t is_known : 1 = 0;
+    std::uint16_t is_queued : 1 = 0;
+    // A child belongs to its parent only if these agree: a number is used again while children of the old entry live.
+    std::uint16_t parity : 1 = 0;
+    std::uint16_t parent_parity : 1 = 0;
+    std::uint16_t mark : 4 = 0;  // of a block: its group's low bits; of a state: which window length it counted with
+
+    bool is(Reuse other) const noexcept { return reuse == static_cast<std::uint16_t>(other); }
+    EntryClass entry_class() const noexcept { return static_cast<EntryClass>(kind); }
+};
+static_assert(sizeof(PrefixNode) == 24, "what eviction_policy.hpp allows an entry");
+
+using PrefixNodes = ChunkedArray<PrefixNode>;
+
+}  // namespace kvo

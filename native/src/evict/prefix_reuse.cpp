@@ -1,0 +1,83 @@
+#include "evict/prefix_reuse.hpp"
+
+namespace kvo {
+
+void ReuseTable::fade() noexcept {
+    for (std::size_t kind = 0; kind < kClassCount; ++kind) {
+        for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
+            used_[kind][age] *= 0.5;
+            lost_[kind][age] *= 0.5;
+        }
+    }
+}
+
+// How many came to each bucket. One lost in a bucket saw half of it.
+auto ReuseTable::count_reached(const Counts& used, const Counts& lost, const Counts& followed) const noexcept
+    -> Counts {
+    Counts reached{};
+    double later = 0.0;
+    for (std::size_t age = AgeBuckets::kCount; age-- > 0;) {
+        const double unseen = lost[age] + followed[age];
+        reached[age] = later + used[age] + 0.5 * unseen;
+        later += used[age] + unseen;
+    }
+    return reached;
+}
+
+void ReuseTable::estimate(const Grid& followed) noexcept {
+    Grid reached{};
+    Counts common{};
+    Counts all_used{};
+    Counts all_reached{};
+    for (std::size_t kind = 0; kind < kClassCount; ++kind) {
+        reached[kind] = count_reached(used_[kind], lost_[kind], followed[kind]);
+        for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
+            all_used[age] += used_[kind][age];
+            all_reached[age] += reached[kind][age];
+        }
+    }
+    // Buckets double in length: the same chance in each is a rate that falls as one over the age.
+    double before = kFirstChance;
+    for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
+        before = (all_used[age] + kPriorEntries * before) / (all_reached[age] + kPriorEntries);
+        common[age] = before;
+    }
+    for (std::size_t kind = 0; kind < kClassCount; ++kind) {
+        double uses = kPriorUses;
+        double expected = kPriorUses;
+        for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
+            uses += used_[kind][age];
+            expected += reached[kind][age] * common[age];
+        }
+        if (expected == kPriorUses && values_[kind][0] > 0.0 && uses == kPriorUses) {
+            continue;  // nothing was seen of it
+        }
+        const double scale = uses / expected;
+        Counts chances{};
+        for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
+            const double chance =
+                (used_[kind][age] + kPriorEntries * scale * common[age]) / (reached[kind][age] + kPriorEntries);
+            chances[age] = chance < kMostChance ? chance : kMostChance;
+        }
+        rate(chances, values_[kind]);
+    }
+}
+
+void ReuseTable::rate(const Counts& chances, Counts& values) const noexcept {
+    for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
+        double left = 1.0;
+        double hits = 0.0;
+        double time = 0.0;
+        double best = 0.0;
+        for (std::size_t until = age; until < AgeBuckets::kCount; ++until) {
+            const double length = AgeBuckets::first_age(until + 1) - AgeBuckets::first_age(until);
+            time += left * length * (1.0 - 0.5 * chances[until]);
+            hits += left * chances[until];
+            left *= 1.0 - chances[until];
+            best = hits > best * time ? hits / time : best;
+        }
+        values[age] = best;
+    }
+}
+
+}  // namespace kvo

@@ -1,0 +1,53 @@
+// What the prefix policy has learned about reuse: how likely an entry of a class is used again, by its age.
+//
+// A class's entries are followed from one use to the next, also after their eviction while their name is remembered.
+// Per age bucket: how many came that far, how many of them were used in it (the Kaplan-Meier estimate: those that were
+// lost sight of count as long as they were seen). Little seen: the shape of all classes together, scaled to the class.
+//
+// An entry's value is the best rate of hits per time of its place that any waiting time gives (the Gittins index): high
+// where reuse is near, lower where it is certain but far, and it may rise with age.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "evict/prefix_ages.hpp"
+#include "evict/prefix_classes.hpp"
+
+namespace kvo {
+
+class ReuseTable {
+public:
+    using Counts = std::array<double, AgeBuckets::kCount>;
+    using Grid = std::array<Counts, kClassCount>;
+
+    void count_use(std::size_t kind, std::uint32_t age) noexcept { used_[kind][AgeBuckets::bucket_of(age)] += 1.0; }
+    void count_loss(std::size_t kind, std::uint32_t age) noexcept { lost_[kind][AgeBuckets::bucket_of(age)] += 1.0; }
+
+    // The past counts half from now on.
+    void fade() noexcept;
+
+    // `followed`: how many are neither used again nor lost yet, by class and age.
+    void estimate(const Grid& followed) noexcept;
+
+    double value(std::size_t kind, std::uint32_t age) const noexcept {
+        return values_[kind][AgeBuckets::bucket_of(age)];
+    }
+
+private:
+    // So many entries of the common shape are mixed into each bucket of a class, so many uses into its scale.
+    static constexpr double kPriorEntries = 50.0;
+    static constexpr double kPriorUses = 20.0;
+    static constexpr double kFirstChance = 0.01;  // before anything was seen: an LRU list
+    static constexpr double kMostChance = 0.95;
+
+    Counts count_reached(const Counts& used, const Counts& lost, const Counts& followed) const noexcept;
+    void rate(const Counts& chances, Counts& values) const noexcept;
+
+    Grid used_{};
+    Grid lost_{};
+    Grid values_{};
+};
+
+}  // namespace kvo

@@ -1,0 +1,247 @@
+// The tree of the prefix policy: what hangs on what, and what a state needs.
+#include <algorithm>
+
+#include "evict/prefix_policy.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr std::uint64_t left_key(EntryNumber parent, std::uint32_t parity) noexcept {
+    return std::uint64_t{parent} * 2 + parity;
+}
+
+}  // namespace
+
+EntryNumber PrefixPolicy::parent_of(const PrefixNode& node) const noexcept {
+    if (node.parent == kNoEntry) {
+        return kNoEntry;
+    }
+    const PrefixNode& parent = nodes_[node.parent];
+    return parent.is_known != 0 && parent.parity == node.parent_parity ? node.parent : kNoEntry;
+}
+
+void PrefixPolicy::hang(EntryNumber entry, EntryNumber parent) {
+    if (parent >= nodes_.size() || parent == entry || nodes_[parent].is_known == 0 ||
+        !nodes_[parent].is(Reuse::prefix)) {
+        return;
+    }
+    unfile(parent);
+    PrefixNode& node = nodes_[entry];
+    PrefixNode& above = nodes_[parent];
+    node.parent = parent;
+    node.parent_parity = above.parity;
+    above.older += 1;
+    if (!node.is(Reuse::prefix)) {
+        node.extra = above.newer;
+        above.newer = entry;
+    }
+}
+
+void PrefixPolicy::unhang(EntryNumber entry) {
+    const PrefixNode& node = nodes_[entry];
+    const EntryNumber parent = parent_of(node);
+    if (parent == kNoEntry) {
+        forget_left_behind(node);
+        return;
+    }
+    if (!node.is(Reuse::prefix)) {
+        unhang_attached(entry, parent);
+    }
+    if (--nodes_[parent].older == 0) {
+        file(parent, QueueEnd::oldest);
+    }
+}
+
+// A block came before `entry` in an acquire and was not known when that was admitted.
+void PrefixPolicy::adopt(EntryNumber entry, EntryNumber parent) {
+    PrefixNode& node = nodes_[entry];
+    const PrefixNode& above = nodes_[parent];
+    if (!node.is(Reuse::prefix) || !above.is(Reuse::prefix) || node.mark != above.mark || parent_of(node) != kNoEntry) {
+        return;
+    }
+    for (EntryNumber at = parent; at != kNoEntry; at = parent_of(nodes_[at])) {
+        if (at == entry) {
+            return;
+        }
+    }
+    forget_left_behind(node);
+    node.parent = kNoEntry;
+    hang(entry, parent);
+}
+
+// One of those whose parent was taken away finds another, or goes.
+void PrefixPolicy::forget_left_behind(const PrefixNode& node) {
+    if (node.parent == kNoEntry) {
+        return;
+    }
+    const auto left = left_behind_.find(left_key(node.parent, node.parent_parity));
+    if (left != left_behind_.end() && --left->second == 0) {
+        left_behind_.erase(left);
+    }
+}
+
+void PrefixPolicy::unhang_attached(EntryNumber entry, EntryNumber parent) noexcept {
+    EntryNumber* link = &nodes_[parent].newer;
+    while (*link != entry) {
+        link = &nodes_[*link].extra;
+    }
+    *link = nodes_[entry].extra;
+}
+
+// The entry's number is used again: children of the one that had it must not count as its own.
+void PrefixPolicy::renew_parity(EntryNumber entry) {
+    if (left_behind_.empty()) {
+        return;
+    }
+    PrefixNode& node = nodes_[entry];
+    if (!left_behind_.contains(left_key(entry, node.parity))) {
+        return;
+    }
+    node.parity ^= 1;
+    if (!left_behind_.contains(left_key(entry, node.parity))) {
+        return;
+    }
+    // Children of two former entries: nobody can tell whose they are in one bit, so they become nobody's.
+    for (EntryNumber child = 0; child < nodes_.size(); ++child) {
+        if (nodes_[child].is_known != 0 && nodes_[child].parent == entry) {
+            nodes_[child].parent = kNoEntry;
+        }
+    }
+    left_behind_.erase(left_key(entry, 0));
+    left_behind_.erase(left_key(entry, 1));
+}
+
+// A block is taken away while others hang on it.
+void PrefixPolicy::orphan_children(EntryNumber entry) {
+    PrefixNode& node = nodes_[entry];
+    for (EntryNumber attached = node.newer; attached != kNoEntry;) {
+        PrefixNode& orphan = nodes_[attached];
+        const EntryNumber next = orphan.extra;
+        if (orphan.is(Reuse::exact)) {
+            withdraw_state(attached);
+        }
+        unfile(attached);
+        set_class(orphan, kUseless);
+        orphan.parent = kNoEntry;
+        node.older -= 1;
+        file(attached, QueueEnd::newest);
+        attached = next;
+    }
+    node.newer = kNoEntry;
+    // States below can no longer be followed up to the windows they need.
+    EntryNumber above = parent_of(node);
+    for (std::uint32_t step = 1; step < reaches_[reach_] && above != kNoEntry; ++step) {
+        release_windows(above, node.extra);
+        above = parent_of(nodes_[above]);
+    }
+    if (node.older > 0) {
+        left_behind_[left_key(entry, node.parity)] = node.older;
+    }
+    node.older = 0;
+}
+
+void PrefixPolicy::note_window(std::uint32_t blocks) noexcept {
+    if (blocks > reaches_[reach_] && reach_ + 1 < kReaches) {
+        reaches_[++reach_] = blocks;
+    }
+}
+
+EntryNumber PrefixPolicy::state_at(EntryNumber block) const noexcept {
+    const PrefixNode& node = nodes_[block];
+    EntryNumber attached = node.is_queued == 0 && node.older > 0 ? node.newer : kNoEntry;
+    while (attached != kNoEntry && !nodes_[attached].is(Reuse::exact)) {
+        attached = nodes_[attached].extra;
+    }
+    return attached;
+}
+
+// The windows it needs stay with it, and the state before it in the sequence was passed.
+PrefixPolicy::PassedState PrefixPolicy::announce_state(EntryNumber state) {
+    nodes_[state].mark = static_cast<std::uint16_t>(reach_ & 7);
+    const std::uint32_t reach = reaches_[reach_];
+    PassedState passed;
+    EntryNumber block = nodes_[state].parent;
+    for (std::uint32_t step = 0; block != kNoEntry; ++step) {
+        if (step < reach) {
+            need_windows(block);
+        }
+        if (step > 0 && passed.state == kNoEntry) {
+            passed = {state_at(block), step};
+        }
+        if (step + 1 >= reach && (passed.state != kNoEntry || step + 1 >= kStepsToPassed)) {
+            break;
+        }
+        block = parent_of(nodes_[block]);
+    }
+    if (passed.state != kNoEntry) {
+        pass(passed.state);
+    }
+    return passed;
+}
+
+void PrefixPolicy::withdraw_state(EntryNumber state) {
+    const std::uint32_t reach = reaches_[nodes_[state].mark % kReaches];
+    EntryNumber block = parent_of(nodes_[state]);
+    for (std::uint32_t step = 0; step < reach && block != kNoEntry; ++step) {
+        release_windows(block, 1);
+        block = parent_of(nodes_[block]);
+    }
+}
+
+void PrefixPolicy::need_windows(EntryNumber block) noexcept {
+    if (nodes_[block].needs_state != 0 && nodes_[block].extra++ == 0) {
+        file_windows(block);
+    }
+}
+
+void PrefixPolicy::release_windows(EntryNumber block, std::uint32_t states) noexcept {
+    PrefixNode& node = nodes_[block];
+    const std::uint32_t released = node.needs_state != 0 ? std::min(node.extra, states) : 0;
+    node.extra -= released;
+    if (released > 0 && node.extra == 0) {
+        file_windows(block);
+    }
+}
+
+// Its windows are needed from now on, or no longer.
+void PrefixPolicy::file_windows(EntryNumber block) noexcept {
+    const PrefixNode& node = nodes_[block];
+    EntryNumber attached = node.is_queued == 0 && node.older > 0 ? node.newer : kNoEntry;
+    for (; attached != kNoEntry; attached = nodes_[attached].extra) {
+        if (nodes_[attached].is(Reuse::window) && nodes_[attached].kind == kNoClass) {
+            unfile(attached);
+            file(attached, QueueEnd::newest);
+        }
+    }
+}
+
+// Blocks behind the last state of a sequence that was in use just now: what it computes will hang on them. Where
+// several go on from the used block nobody can tell which it will be.
+bool PrefixPolicy::is_growing(EntryNumber entry) const noexcept {
+    const PrefixNode& node = nodes_[entry];
+    if (node.kind != kNoClass || !node.is(Reuse::prefix)) {
+        return false;
+    }
+    EntryNumber block = parent_of(node);
+    for (std::uint32_t step = 0; step < kStepsToState && block != kNoEntry; ++step) {
+        if (count_continuations(block) != 1) {
+            return false;
+        }
+        if (nodes_[block].epoch == epoch()) {
+            return true;
+        }
+        block = parent_of(nodes_[block]);
+    }
+    return false;
+}
+
+// Of a block with children, those that are blocks.
+std::uint32_t PrefixPolicy::count_continuations(EntryNumber block) const noexcept {
+    std::uint32_t count = nodes_[block].older;
+    for (EntryNumber attached = nodes_[block].newer; attached != kNoEntry; attached = nodes_[attached].extra) {
+        count -= 1;
+    }
+    return count;
+}
+
+}  // namespace kvo

@@ -1,0 +1,53 @@
+// Drives a policy with a trace: what share of its blocks would this much memory have served?
+//
+//     request ──► longest boundary that all groups accept ──► touch what it needs
+//             ──► evict until what is missing fits ──► admit it
+//
+// One request after the other: nobody else holds leases, and what the running request leased is never evicted.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.hpp"
+#include "evict/eviction_policy.hpp"
+#include "evict/replay_trace.hpp"
+
+namespace kvo {
+
+// One record of `size_bytes` for every block of a prompt, or for every `every_blocks`-th.
+struct ReplayGroup {
+    Reuse reuse = Reuse::prefix;
+    std::uint64_t size_bytes = 1;
+    std::uint32_t window_blocks = 0;  // of Reuse::window
+    std::uint32_t every_blocks = 1;   // of Reuse::exact
+};
+
+// The groups of a model; the first is the prefix group. Sizes count in units: only their proportions matter here.
+using ReplayShape = std::vector<ReplayGroup>;
+
+ReplayShape plain_shape();   // full attention alone
+ReplayShape hybrid_shape();  // with a sliding window of 4 blocks, and recurrent states every 8 blocks
+
+// Of all distinct records of the trace: what would hold everything.
+std::uint64_t total_bytes(const ReplayTrace& trace, const ReplayShape& shape);
+
+struct ReplayOutcome {
+    std::uint64_t hits = 0;  // blocks below the boundaries
+    std::uint64_t admitted = 0;
+    std::uint64_t evicted = 0;
+    std::uint64_t refused = 0;  // records that did not fit beside what their own request leased
+    std::uint64_t peak_bytes = 0;
+    std::uint64_t samples = 0;   // taken after the first eviction
+    double useless_share = 0.0;  // mean over the samples: bytes that no acquire could make use of
+};
+
+// How many entries a policy has to be made for.
+PolicyBounds replay_bounds(const ReplayShape& shape, std::uint64_t capacity_bytes);
+
+// `policy` must be new. Code::invalid: the shape is not one; Code::failed: the policy broke its contract.
+Result<ReplayOutcome> replay(const ReplayTrace& trace, const ReplayShape& shape, std::uint64_t capacity_bytes,
+                             EvictionPolicy& policy);
+
+}  // namespace kvo

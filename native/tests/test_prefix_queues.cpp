@@ -1,0 +1,97 @@
+#include "check.hpp"
+#include "evict/prefix_queues.hpp"
+
+#include <vector>
+
+using namespace kvo;
+
+namespace {
+
+struct Queues {
+    Queues() { nodes.grow_to(99); }
+
+    void rank() {
+        queues.rank(ages, [](EntryClass kind, std::uint32_t age) { return 10.0 * kind - age; });
+    }
+
+    std::vector<EntryNumber> drain() {
+        std::vector<EntryNumber> order;
+        for (EntryNumber entry = queues.choose(); entry != kNoEntry; entry = queues.choose()) {
+            CHECK_EQUAL(queues.choose(), entry);
+            queues.unlink(entry);
+            order.push_back(entry);
+        }
+        return order;
+    }
+
+    PrefixNodes nodes;
+    PrefixQueues queues{nodes};
+    AgeLadder ages;
+};
+
+std::size_t slot_now(const AgeLadder& ages) { return ages.slot_of(static_cast<std::uint16_t>(ages.now())); }
+
+}  // namespace
+
+TEST(lowest_value_goes_first_and_in_a_list_its_oldest_end) {
+    Queues at;
+    at.rank();
+    at.queues.push(1, 2, slot_now(at.ages), QueueEnd::newest);
+    at.queues.push(2, 1, slot_now(at.ages), QueueEnd::newest);
+    at.queues.push(3, 1, slot_now(at.ages), QueueEnd::newest);
+    at.queues.push(4, 1, slot_now(at.ages), QueueEnd::oldest);
+    at.rank();
+    CHECK(at.drain() == std::vector<EntryNumber>({4, 2, 3, 1}));
+}
+
+TEST(entry_pushed_after_ranking_is_in_its_place) {
+    Queues at;
+    at.queues.push(1, 1, slot_now(at.ages), QueueEnd::newest);
+    at.queues.push(2, 3, slot_now(at.ages), QueueEnd::newest);
+    at.queues.push(3, 2, slot_now(at.ages), QueueEnd::newest);
+    at.queues.unlink(3);
+    at.rank();
+    CHECK_EQUAL(at.queues.choose(), 1U);
+    at.queues.unlink(1);
+    CHECK_EQUAL(at.queues.choose(), 2U);
+    at.queues.push(3, 2, slot_now(at.ages), QueueEnd::newest);
+    CHECK_EQUAL(at.queues.choose(), 3U);
+    at.queues.push(1, 1, slot_now(at.ages), QueueEnd::newest);
+    CHECK(at.drain() == std::vector<EntryNumber>({1, 3, 2}));
+}
+
+TEST(kept_ones_go_when_there_is_no_other) {
+    Queues at;
+    at.queues.push_kept(5);
+    at.queues.push_kept(6);
+    at.queues.push(1, 1, slot_now(at.ages), QueueEnd::newest);
+    at.rank();
+    CHECK(at.drain() == std::vector<EntryNumber>({1, 5, 6}));
+    CHECK_EQUAL(at.queues.first_kept(), kNoEntry);
+}
+
+TEST(first_entry_of_a_class_asks_for_ranks) {
+    Queues at;
+    at.rank();
+    CHECK(at.queues.is_ranked());
+    at.queues.push(1, 4, slot_now(at.ages), QueueEnd::newest);
+    CHECK(!at.queues.is_ranked());
+    at.rank();
+    at.queues.push(2, 4, slot_now(at.ages), QueueEnd::newest);
+    CHECK(at.queues.is_ranked());
+}
+
+// One entry an epoch, of two classes in turn: whatever merges, all stay, the oldest of a class first.
+TEST(entries_stay_in_order_of_age_while_steps_merge) {
+    Queues at;
+    for (EntryNumber entry = 0; entry < 100; ++entry) {
+        at.queues.push(entry, static_cast<EntryClass>(entry % 2), slot_now(at.ages), QueueEnd::newest);
+        at.ages.advance([&](std::size_t from, std::size_t into) { at.queues.merge(from, into); });
+    }
+    at.queues.rank(at.ages, [](EntryClass kind, std::uint32_t age) { return 1000.0 * kind - age; });
+    const std::vector<EntryNumber> order = at.drain();
+    CHECK_EQUAL(order.size(), 100U);
+    for (EntryNumber place = 0; place < 100; ++place) {
+        CHECK_EQUAL(order[place], place < 50 ? 2 * place : 2 * (place - 50) + 1);
+    }
+}

@@ -1,0 +1,348 @@
+#include "check.hpp"
+#include "evict/prefix_policy.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+using namespace kvo;
+
+namespace {
+
+constexpr std::uint32_t kWindow = 2;
+
+// Sequences of a hybrid model: block, window block and, where asked for, a state, in numbers that tell which is which.
+class Hybrid {
+public:
+    Hybrid() : policy({10000, 10000}) {}
+
+    static EntryNumber block(EntryNumber at) { return 3 * at; }
+    static EntryNumber window(EntryNumber at) { return 3 * at + 1; }
+    static EntryNumber state(EntryNumber at) { return 3 * at + 2; }
+
+    // Blocks [begin, end) behind `parent`, a state at the end of every `distance`th.
+    void admit(EntryNumber begin, EntryNumber end, EntryNumber parent, std::uint32_t distance) {
+        for (EntryNumber at = begin; at < end; ++at) {
+            add(block(at), at == begin ? parent : block(at - 1), Reuse::prefix);
+        }
+        for (EntryNumber at = begin; at < end; ++at) {
+            add(window(at), block(at), Reuse::window);
+        }
+        for (EntryNumber at = begin; at < end; ++at) {
+            if (distance > 0 && (at + 1 - begin) % distance == 0) {
+                add(state(at), block(at), Reuse::exact);
+            }
+        }
+    }
+
+    void add(EntryNumber entry, EntryNumber parent, Reuse reuse) {
+        policy.admit({.entry = entry,
+                      .parent = parent,
+                      .name = entry * 0x9e3779b97f4a7c15,
+                      .size_bytes = 1,
+                      .reuse = reuse,
+                      .needs_state = reuse == Reuse::prefix,
+                      .window_blocks = reuse == Reuse::window ? kWindow : 0,
+                      .group = static_cast<std::uint32_t>(reuse)});
+    }
+
+    // Others come and stay, so that what is here is no longer young.
+    void let_time_pass() {
+        for (int at = 0; at < 400; ++at) {
+            add(next_, kNoEntry, Reuse::prefix);
+            policy.remove(next_, false);
+        }
+    }
+
+    std::vector<EntryNumber> evict(std::size_t count) {
+        std::vector<EntryNumber> victims;
+        for (; count > 0; --count) {
+            victims.push_back(policy.choose_victim());
+            CHECK(victims.back() != kNoEntry);
+            policy.remove(victims.back(), true);
+        }
+        return victims;
+    }
+
+    PrefixPolicy policy;
+
+private:
+    EntryNumber next_ = 9000;
+};
+
+std::vector<EntryNumber> sorted(std::vector<EntryNumber> entries) {
+    std::ranges::sort(entries);
+    return entries;
+}
+
+}  // namespace
+
+TEST(what_no_boundary_needs_goes_first) {
+    Hybrid at;
+    at.admit(0, 6, kNoEntry, 4);
+    at.let_time_pass();
+    // The state behind block 3 needs blocks 0 to 3 and the windows of 2 and 3.
+    const std::vector<EntryNumber> useless = {Hybrid::window(0), Hybrid::window(1), Hybrid::block(4),
+                                              Hybrid::window(4), Hybrid::block(5),  Hybrid::window(5)};
+    CHECK(sorted(at.evict(6)) == sorted(useless));
+    CHECK_EQUAL(at.policy.choose_victim(), Hybrid::state(3));
+}
+
+TEST(all_that_a_state_unlocked_follows_it) {
+    Hybrid at;
+    at.admit(0, 4, kNoEntry, 4);
+    at.admit(100, 104, kNoEntry, 4);
+    at.let_time_pass();
+    at.evict(4);
+    const EntryNumber first = at.policy.choose_victim();
+    CHECK(first == Hybrid::state(3) || first == Hybrid::state(103));
+    const EntryNumber base = first == Hybrid::state(3) ? 0 : 100;
+    const std::vector<EntryNumber> unit = {Hybrid::state(base + 3), Hybrid::window(base + 2), Hybrid::window(base + 3),
+                                           Hybrid::block(base + 3), Hybrid::block(base + 2),  Hybrid::block(base + 1),
+                                           Hybrid::block(base + 0)};
+    CHECK(sorted(at.evict(7)) == sorted(unit));
+    CHECK_EQUAL(at.policy.choose_victim(), Hybrid::state(103 - base));
+}
+
+// Last states are used once, those before them never. Of two sequences that nobody used yet the older has a last state
+// only: what the other passed goes first, with its windows, and the blocks stay.
+TEST(passed_state_goes_before_an_older_last_one) {
+    Hybrid at;
+    const std::vector<EntryNumber> hit = {Hybrid::block(0),  Hybrid::block(1),  Hybrid::block(2), Hybrid::block(3),
+                                          Hybrid::block(4),  Hybrid::block(5),  Hybrid::block(6), Hybrid::block(7),
+                                          Hybrid::window(6), Hybrid::window(7), Hybrid::state(7)};
+    for (int round = 0; round < 200; ++round) {
+        at.admit(0, 8, kNoEntry, 4);
+        at.let_time_pass();
+        at.policy.touch(hit);
+        at.let_time_pass();
+        for (EntryNumber block = 8; block-- > 0;) {
+            for (const EntryNumber entry : {Hybrid::state(block), Hybrid::window(block), Hybrid::block(block)}) {
+                if (entry % 3 != 2 || block % 4 == 3) {
+                    at.policy.remove(entry, false);
+                }
+            }
+        }
+    }
+    at.admit(100, 104, kNoEntry, 4);
+    at.let_time_pass();
+    at.admit(200, 208, kNoEntry, 4);
+    at.let_time_pass();
+    at.evict(6);  // the windows nobody needs
+    const std::vector<EntryNumber> passed = {Hybrid::window(202), Hybrid::state(203), Hybrid::window(203)};
+    CHECK_EQUAL(at.policy.choose_victim(), Hybrid::state(203));
+    CHECK(sorted(at.evict(3)) == sorted(passed));
+    CHECK_EQUAL(at.policy.choose_victim(), Hybrid::state(103));
+}
+
+TEST(young_useless_entries_wait_for_the_rest_of_their_commit) {
+    Hybrid at;
+    at.admit(200, 204, kNoEntry, 4);
+    at.let_time_pass();
+    at.evict(2);
+    at.admit(0, 2, kNoEntry, 0);
+    CHECK_EQUAL(at.policy.choose_victim(), Hybrid::state(203));
+    at.add(Hybrid::state(1), Hybrid::block(1), Reuse::exact);
+    at.let_time_pass();
+    const EntryNumber victim = at.policy.choose_victim();
+    CHECK(victim == Hybrid::state(203) || victim == Hybrid::state(1));
+}
+
+TEST(blocks_behind_a_boundary_in_use_are_not_taken_away_from_under_the_request) {
+    Hybrid at;
+    at.admit(0, 6, kNoEntry, 4);
+    at.admit(100, 106, kNoEntry, 4);
+    at.let_time_pass();
+    at.policy.touch(std::vector<EntryNumber>{Hybrid::block(0), Hybrid::block(1), Hybrid::block(2), Hybrid::block(3),
+                                             Hybrid::window(2), Hybrid::window(3), Hybrid::state(3)});
+    const std::vector<EntryNumber> gone = at.evict(10);
+    CHECK(std::ranges::find(gone, Hybrid::block(105)) != gone.end());
+    CHECK(std::ranges::find(gone, Hybrid::block(5)) == gone.end());
+    CHECK(std::ranges::find(gone, Hybrid::block(4)) == gone.end());
+}
+
+TEST(entry_without_its_block_goes_first_until_it_is_used) {
+    Hybrid at;
+    at.admit(0, 4, kNoEntry, 4);
+    at.add(Hybrid::state(50), kNoEntry, Reuse::exact);
+    at.add(Hybrid::state(60), Hybrid::block(60), Reuse::exact);  // a parent that is not here
+    at.let_time_pass();
+    at.evict(2);  // windows 0 and 1
+    CHECK(sorted({at.policy.choose_victim(), Hybrid::state(50)}).front() == Hybrid::state(50));
+    at.policy.touch(std::vector<EntryNumber>{Hybrid::state(50), Hybrid::state(60)});
+    at.let_time_pass();
+    CHECK_EQUAL(at.policy.choose_victim(), Hybrid::state(3));
+}
+
+// Blocks 1 and 2 came before block 0, or it was taken away and came again: an acquire shows how they hang together.
+TEST(acquire_joins_blocks_that_came_without_their_parent) {
+    for (const bool is_renewed : {false, true}) {
+        PrefixPolicy policy({100, 100});
+        const auto add = [&](EntryNumber entry, EntryNumber parent) {
+            policy.admit({.entry = entry, .parent = parent, .name = entry, .size_bytes = 1});
+        };
+        if (is_renewed) {
+            add(0, kNoEntry);
+        }
+        add(1, is_renewed ? 0 : kNoEntry);
+        add(2, 1);
+        if (is_renewed) {
+            policy.remove(0, false);
+        }
+        add(0, kNoEntry);
+        policy.touch(std::vector<EntryNumber>{0, 1, 2});
+        for (const EntryNumber entry : {2U, 1U, 0U}) {
+            CHECK_EQUAL(policy.choose_victim(), entry);
+            policy.remove(entry, true);
+        }
+    }
+}
+
+// Groups follow each other in an acquire: the first block of the second does not hang on the last of the first.
+TEST(acquire_does_not_join_blocks_of_two_groups) {
+    PrefixPolicy policy({100, 100});
+    policy.admit({.entry = 0, .name = 0, .size_bytes = 1, .group = 1});
+    policy.admit({.entry = 1, .name = 1, .size_bytes = 1, .group = 2});
+    policy.touch(std::vector<EntryNumber>{0, 1});
+    policy.remove(policy.choose_victim(), true);
+    const EntryNumber second = policy.choose_victim();
+    CHECK(second != kNoEntry);
+    PrefixPolicy again({100, 100});
+    again.admit({.entry = 0, .name = 0, .size_bytes = 1, .group = 1});
+    again.admit({.entry = 1, .name = 1, .size_bytes = 1, .group = 2});
+    again.touch(std::vector<EntryNumber>{0, 1});
+    again.keep(1);
+    CHECK_EQUAL(again.choose_victim(), 0U);
+}
+
+namespace {
+
+// What may be known about the tree from the calls alone.
+class TreeModel {
+public:
+    explicit TreeModel(std::uint64_t seed) : random_(seed), policy_({kEntries, kEntries}) {}
+
+    void step() {
+        const std::uint64_t choice = random_() % 16;
+        if (choice < 7) {
+            admit();
+        } else if (choice < 9) {
+            touch();
+        } else if (choice < 14) {
+            evict();
+        } else if (choice == 14 && !known_.empty()) {
+            take_away(pick());
+        } else if (const EntryNumber victim = policy_.choose_victim(); victim != kNoEntry) {
+            policy_.keep(victim);
+        }
+        check_victim();
+    }
+
+    void drain() {
+        while (!known_.empty()) {
+            check_victim();
+            evict();
+        }
+        CHECK_EQUAL(policy_.choose_victim(), kNoEntry);
+    }
+
+private:
+    static constexpr EntryNumber kEntries = 60;
+
+    struct Known {
+        EntryNumber parent = kNoEntry;
+        std::uint64_t parent_birth = 0;
+        std::uint64_t birth = 0;
+        Reuse reuse = Reuse::prefix;
+    };
+
+    EntryNumber pick() { return std::next(known_.begin(), static_cast<long>(random_() % known_.size()))->first; }
+
+    bool hangs_on(const Known& child, EntryNumber parent) const {
+        const auto found = known_.find(parent);
+        return child.parent == parent && found != known_.end() && found->second.birth == child.parent_birth;
+    }
+
+    void admit() {
+        const auto entry = static_cast<EntryNumber>(random_() % kEntries);
+        if (known_.contains(entry)) {
+            return;
+        }
+        const auto reuse = static_cast<Reuse>(std::array{0, 0, 0, 1, 2}[random_() % 5]);
+        EntryNumber parent = known_.empty() || random_() % 8 == 0 ? kNoEntry : pick();
+        if (parent != kNoEntry && known_[parent].reuse != Reuse::prefix) {
+            parent = kNoEntry;
+        }
+        known_[entry] = {parent, parent == kNoEntry ? 0 : known_[parent].birth, ++births_, reuse};
+        policy_.admit({.entry = entry,
+                       .parent = parent,
+                       .name = random_() % 200 * 0x9e3779b97f4a7c15,
+                       .size_bytes = 1 + random_() % 3,
+                       .reuse = reuse,
+                       .needs_state = random_() % 4 != 0,
+                       .window_blocks = static_cast<std::uint32_t>(1 + random_() % 5),
+                       .group = static_cast<std::uint32_t>(reuse)});
+    }
+
+    // A path from a root, as far as it is known, and what hangs on its end.
+    void touch() {
+        if (known_.empty()) {
+            return;
+        }
+        std::vector<EntryNumber> path;
+        for (EntryNumber at = pick();;) {
+            path.push_back(at);
+            const Known& known = known_[at];
+            if (known.parent == kNoEntry || !hangs_on(known, known.parent)) {
+                break;
+            }
+            at = known.parent;
+        }
+        std::ranges::reverse(path);
+        policy_.touch(path);
+    }
+
+    void evict() {
+        const EntryNumber victim = policy_.choose_victim();
+        if (victim != kNoEntry) {
+            policy_.remove(victim, true);
+            known_.erase(victim);
+        }
+    }
+
+    void take_away(EntryNumber entry) {
+        policy_.remove(entry, false);
+        known_.erase(entry);
+    }
+
+    void check_victim() {
+        const EntryNumber victim = policy_.choose_victim();
+        CHECK_EQUAL(victim == kNoEntry, known_.empty());
+        CHECK_EQUAL(policy_.choose_victim(), victim);
+        CHECK(victim == kNoEntry || known_.contains(victim));
+        for (const auto& [entry, known] : known_) {
+            CHECK(!hangs_on(known, victim));
+        }
+    }
+
+    std::mt19937_64 random_;
+    PrefixPolicy policy_;
+    std::map<EntryNumber, Known> known_;
+    std::uint64_t births_ = 0;
+};
+
+}  // namespace
+
+// Whatever is taken away, in whatever order: there is a victim while anything is known, and nothing hangs on it.
+TEST(parent_never_goes_before_its_children) {
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+        TreeModel model(seed);
+        for (int step = 0; step < 3000; ++step) {
+            model.step();
+        }
+        model.drain();
+    }
+}
