@@ -1,0 +1,307 @@
+#include "cache/cache_core.hpp"
+
+#include <sys/random.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cache/index_reader.hpp"
+#include "evict/make_policy.hpp"
+#include "shim/memory_headroom.hpp"
+#include "shim/system_fault.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr std::uint64_t kPoolLimit = 1ULL << 56;
+
+Result<std::uint64_t> random_number() {
+    std::uint64_t number = 0;
+    if (getrandom(&number, sizeof(number), 0) != static_cast<ssize_t>(sizeof(number))) {
+        return system_fault("the kernel gives no random number", errno);
+    }
+    return number;
+}
+
+Status check_options(const CacheOptions& options) {
+    if (options.pool_bytes == 0 || options.entry_limit == 0) {
+        return {Code::invalid, "a cache needs memory for at least one segment and one entry"};
+    }
+    if (options.entry_limit > kEntryLimitMax) {
+        return {Code::invalid, "a cache has at most " + std::to_string(kEntryLimitMax) + " entries"};
+    }
+    if (options.pool_bytes > kPoolLimit || options.segment_bytes > kPoolLimit) {
+        return {Code::invalid, "a cache of " + std::to_string(options.pool_bytes) + " bytes in segments of " +
+                                   std::to_string(options.segment_bytes) + " is more than any machine has"};
+    }
+    // Whatever would refuse them after the memory has been taken, which takes long.
+    if (const auto arena = Arena::create({options.segment_bytes, options.extent_bytes}); !arena.ok()) {
+        return arena.fault();
+    }
+    if (const auto policy = make_policy(options.policy, {.entry_limit = 1, .capacity_bytes = 1}); !policy.ok()) {
+        return policy.fault();
+    }
+    return {};
+}
+
+// Tells the files of one pool in their order from any others, and from another order.
+Result<std::uint64_t> mark_segments(const std::vector<Segment>& segments) {
+    std::uint64_t mark = segments.size();
+    for (const Segment& segment : segments) {
+        struct stat facts;
+        if (fstat(segment.file(), &facts) != 0) {
+            return system_fault("fstat of a segment", errno);
+        }
+        for (const std::uint64_t word : {std::uint64_t{facts.st_dev}, std::uint64_t{facts.st_ino}}) {
+            mark = (mark ^ word) * 0x9e3779b97f4a7c15;
+            mark ^= mark >> 32;
+        }
+    }
+    return mark;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options, PopulateProgress& progress) {
+    if (Status status = check_options(options); !status.ok()) {
+        return status;
+    }
+    const std::uint64_t count = (options.pool_bytes + options.segment_bytes - 1) / options.segment_bytes;
+    // Whatever is asked to stay free, up to all there is.
+    const std::uint64_t wanted = count * options.segment_bytes +
+                                 std::min(options.populate.keep_free_bytes, UINT64_MAX - count * options.segment_bytes);
+    if (Status status = check_memory_headroom(wanted, options.populate.proc); !status.ok()) {
+        return status;
+    }
+    auto lock_file = make_lock_file();
+    if (!lock_file.ok()) {
+        return lock_file.fault();
+    }
+    auto lock = FileLock::take(lock_file.value());
+    if (!lock.ok()) {
+        return lock.fault();
+    }
+    const auto seed = random_number();
+    if (!seed.ok()) {
+        return seed.fault();
+    }
+    auto index = IndexFile::create({.entry_limit = options.entry_limit,
+                                    .segment_bytes = options.segment_bytes,
+                                    .extent_bytes = options.extent_bytes},
+                                   seed.value());
+    if (!index.ok()) {
+        return index.fault();
+    }
+    std::vector<Segment> segments;
+    for (std::uint64_t i = 0; i < count; ++i) {
+        auto segment = Segment::create(
+            {.size_bytes = options.segment_bytes, .huge_pages = options.huge_pages, .placement = options.placement});
+        if (!segment.ok()) {
+            return segment.fault();
+        }
+        const auto populated = populate(segment.value(), options.populate, progress);
+        if (!populated.ok()) {
+            return populated.fault();
+        }
+        if (!populated.value().is_complete) {
+            return Status(Code::failed, "taking the memory was cancelled");
+        }
+        segments.push_back(std::move(segment.value()));
+    }
+    const auto mark = mark_segments(segments);
+    if (!mark.ok()) {
+        return mark.fault();
+    }
+    index.value().view().header->segments_mark = mark.value();
+    index.value().view().header->segment_count.store(static_cast<std::uint32_t>(count));
+    auto core = assemble(std::move(lock.value()), std::move(index.value()), std::move(segments), options);
+    if (!core.ok()) {
+        return core;
+    }
+    if (Status status = core.value()->store_.start(); !status.ok()) {
+        return status;
+    }
+    return core;
+}
+
+Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const CacheOptions& options) {
+    auto lock = FileLock::take(files.lock);
+    if (!lock.ok()) {
+        return lock.fault();
+    }
+    auto index = IndexFile::adopt(std::move(files.index));
+    if (!index.ok()) {
+        return index.fault();
+    }
+    const IndexHeader& header = *index.value().view().header;
+    if (header.segment_count.load() != files.segments.size()) {
+        return Status(Code::invalid, "the index is of " + std::to_string(header.segment_count.load()) +
+                                         " segments, not of " + std::to_string(files.segments.size()));
+    }
+    std::vector<Segment> segments;
+    for (FileDescriptor& file : files.segments) {
+        auto segment =
+            Segment::adopt(std::move(file), {.size_bytes = header.segment_bytes, .huge_pages = options.huge_pages});
+        if (!segment.ok()) {
+            return segment.fault();
+        }
+        segments.push_back(std::move(segment.value()));
+    }
+    const auto mark = mark_segments(segments);
+    if (!mark.ok()) {
+        return mark.fault();
+    }
+    if (mark.value() != header.segments_mark) {
+        return Status(Code::invalid, "these segments are not the index's own, or not in their order");
+    }
+    auto assembled = assemble(std::move(lock.value()), std::move(index.value()), std::move(segments), options);
+    if (!assembled.ok()) {
+        return assembled;
+    }
+    CacheCore& core = *assembled.value();
+    if (Status status = core.take_over(); !status.ok()) {
+        return status;
+    }
+    return assembled;
+}
+
+Result<std::unique_ptr<CacheCore>> CacheCore::assemble(FileLock lock, IndexFile index, std::vector<Segment> segments,
+                                                       const CacheOptions& options) {
+    const IndexHeader& header = *index.view().header;
+    auto arena = Arena::create({.segment_bytes = header.segment_bytes, .extent_bytes = header.extent_bytes});
+    if (!arena.ok()) {
+        return arena.fault();
+    }
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+        if (Status status = arena.value().add_segment(); !status.ok()) {
+            return status;
+        }
+    }
+    auto tenants = TenantTable::create(
+        index.view().tenants, options.policy,
+        {.entry_limit = header.entry_limit, .capacity_bytes = segments.size() * header.segment_bytes});
+    if (!tenants.ok()) {
+        return tenants.fault();
+    }
+    const auto boot = random_number();
+    if (!boot.ok()) {
+        return boot.fault();
+    }
+    index.view().header->boot_id.store(boot.value());
+    return std::unique_ptr<CacheCore>(new CacheCore(std::move(lock), std::move(index), std::move(segments), options,
+                                                    std::move(tenants.value()), std::move(arena.value())));
+}
+
+CacheCore::CacheCore(FileLock lock, IndexFile index, std::vector<Segment> segments, const CacheOptions& options,
+                     TenantTable tenants, Arena arena)
+    : lock_(std::move(lock)),
+      index_(std::move(index)),
+      view_(index_.view()),
+      segments_(std::move(segments)),
+      options_(options),
+      namespaces_(view_, [this](const Region& region, std::uint64_t count) { return index_.ensure(region, count); }),
+      sessions_(view_, [this](const Region& region, std::uint64_t count) { return index_.ensure(region, count); }),
+      leases_(view_, [this](const Region& region, std::uint64_t count) { return index_.ensure(region, count); }),
+      store_(index_, segments_, namespaces_, std::move(tenants), std::move(arena)) {}
+
+Status CacheCore::take_over() {
+    const std::lock_guard lock(writer_);
+    namespaces_.adopt();
+    sessions_.adopt();
+    const EntryNumber entries = view_.header->entry_count.load();
+    // What the entries say about their leases may be half an acquire or half a release; the lists are whole.
+    std::vector<std::uint32_t> leased(entries);
+    leases_.adopt([&](std::uint32_t session, std::span<const EntryNumber> list) {
+        const bool is_sound = sessions_.is_known(session) &&
+                              std::ranges::all_of(list, [&](EntryNumber entry) { return entry < entries; });
+        for (const EntryNumber entry : is_sound ? list : std::span<const EntryNumber>{}) {
+            ++leased[entry];
+        }
+        return is_sound;
+    });
+    const auto report = store_.adopt([&](EntryNumber entry) { return leased[entry]; },
+                                     [&](std::uint16_t place) { return sessions_.at(place) != 0; });
+    if (!report.ok()) {
+        return report.fault();
+    }
+    adoption_ = report.value();
+    for (EntryNumber entry = 0; entry < entries; ++entry) {
+        const EntryWord word(view_.entries[entry].word.load());
+        if (word.state() == EntryState::reserved) {
+            const std::uint16_t place = Reservation::of(view_.entries[entry].recency.load()).session;
+            reserved_by_place_[place].fetch_add(1);
+            sessions_.charge_adopted(place, store_.slot_bytes(entry).size());
+        }
+    }
+    for (std::uint16_t place = 0; place < kSessionLimit; ++place) {
+        if (const SessionId session = sessions_.at(place); session != 0) {
+            adopt_leases(session);
+        }
+    }
+    return {};
+}
+
+// A lease on an entry that could not be kept is none: its number will be another entry's.
+void CacheCore::adopt_leases(SessionId session) {
+    const auto is_held = [&](EntryNumber entry) { return EntryWord(view_.entries[entry].word.load()).leases() != 0; };
+    for (const LeaseId lease : leases_.list(session)) {
+        bool is_sound = true;
+        leases_.each_entry(lease, [&](EntryNumber entry) { is_sound = is_sound && is_held(entry); });
+        std::vector<EntryNumber> entries;
+        if (!is_sound && leases_.close(lease, session, entries)) {
+            for (const EntryNumber entry : entries) {
+                if (is_held(entry)) {
+                    view_.entries[entry].word.fetch_sub(1);
+                    store_.end_quarantine(entry);
+                }
+            }
+            continue;
+        }
+        std::uint64_t bytes = 0;
+        leases_.each_entry(lease, [&](EntryNumber entry) { bytes += store_.slot_bytes(entry).size(); });
+        sessions_.charge_adopted(session_place(session), bytes);
+    }
+}
+
+FileNumbers CacheCore::files() const {
+    FileNumbers numbers{.lock = lock_.file(), .index = index_.segment().file(), .segments = {}};
+    for (const Segment& segment : segments_) {
+        numbers.segments.push_back(segment.file());
+    }
+    return numbers;
+}
+
+Result<std::uint32_t> CacheCore::open_namespace(const Fingerprint& fingerprint, const Geometry& geometry) {
+    return namespaces_.open(fingerprint, geometry);
+}
+
+Result<TenantNumber> CacheCore::open_tenant(const std::string& name, std::uint64_t quota_bytes) {
+    const std::lock_guard lock(writer_);
+    return store_.tenants().open(name, quota_bytes);
+}
+
+Status CacheCore::lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
+    return find_readable(view_, space, hashes, found);
+}
+
+std::span<std::byte> CacheCore::bytes_at(std::uint64_t address, std::uint64_t size) {
+    const std::uint64_t segment = address / view_.header->segment_bytes;
+    const std::uint64_t offset = address % view_.header->segment_bytes;
+    if (segment >= segments_.size() || size > view_.header->segment_bytes - offset) {
+        return {};
+    }
+    return segments_[segment].writable_bytes().subspan(offset, size);
+}
+
+std::uint32_t CacheCore::shards_of(Space space) const {
+    const Namespace* const name_space = find_space(space);
+    return name_space == nullptr ? 0 : name_space->geometry.groups[group_of(space)].shards;
+}
+
+const Namespace* CacheCore::find_space(Space space) const {
+    const Namespace* const name_space = namespaces_.find(namespace_of(space));
+    return name_space != nullptr && group_of(space) < name_space->groups.size() ? name_space : nullptr;
+}
+
+}  // namespace kvo

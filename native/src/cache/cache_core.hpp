@@ -1,0 +1,258 @@
+// The cache: entries in shared segments, found by key, leased to readers, given up in the policy's order.
+//
+//     reserve ──► ticket ──► commit of each shard ──► readable ──► acquire ──► lease ──► release
+//                   └──► abort                           └──► evict, invalidate, clear
+//
+// Look-ups and acquires take no lock that a writer holds; reservations, commits and evictions share one. One trust
+// domain: whoever may map its files may read all of it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "arena/populate.hpp"
+#include "arena/segment.hpp"
+#include "cache/entry_store.hpp"
+#include "cache/lease_table.hpp"
+#include "cache/namespace_table.hpp"
+#include "cache/session_table.hpp"
+#include "cache/touch_buffer.hpp"
+#include "index/boundary.hpp"
+#include "shim/file_lock.hpp"
+
+namespace kvo {
+
+enum class Verify : std::uint8_t {
+    adopted,  // a record that a dead process left, at its first use
+    always,   // every record, at every use
+};
+
+struct CacheOptions {
+    std::uint64_t pool_bytes = 0;  // rounded up to whole segments
+    std::uint64_t segment_bytes = 1ULL << 30;
+    std::uint64_t extent_bytes = 1ULL << 20;
+    EntryNumber entry_limit = 0;
+    std::string policy = "prefix";
+    Verify verify = Verify::adopted;
+    HugePages huge_pages = HugePages::transparent;
+    PlacementWish placement{.placement = Placement::interleave};  // ranks of all nodes use the pool
+    PopulateTerms populate;
+};
+
+// A cache's files. Whoever holds them keeps the memory alive, and may hand it to a successor of the process that
+// writes.
+struct CacheFiles {
+    FileDescriptor lock;
+    FileDescriptor index;
+    std::vector<FileDescriptor> segments;
+};
+
+// Numbers of descriptors that the cache owns: to be sent or duplicated, not to be closed. Of the lock file no process
+// that uses it may have a second descriptor, see FileLock.
+struct FileNumbers {
+    int lock = -1;
+    int index = -1;
+    std::vector<int> segments;
+};
+
+// One group's part of a lease: slots of blocks [first, first + addresses.size()).
+struct LeasedGroup {
+    std::uint64_t first = 0;
+    std::vector<std::uint64_t> addresses;  // counted over all segments
+    std::vector<std::uint64_t> digests;    // of the shard that was asked for
+};
+
+enum class AcquireOutcome : std::uint8_t {
+    hit,
+    miss,
+    over_limit,  // the session is not open, or would hold more than its limit
+    no_room,     // the index cannot hold another lease
+};
+
+struct Acquired {
+    AcquireOutcome outcome = AcquireOutcome::miss;
+    std::uint64_t boundary = 0;  // tokens
+    LeaseId lease = 0;           // 0 in a hit: no block is needed up to there, and there is nothing to release
+    std::vector<LeasedGroup> groups;
+};
+
+enum class CommitOutcome : std::uint8_t {
+    readable,    // the entry can be acquired now
+    incomplete,  // other shards are awaited
+    duplicate,   // another writer's entry was first; the slot is taken back
+    stale,       // the ticket is not valid (any more); nothing was changed
+    refused,     // the index has no room for the name; the slot is taken back
+};
+
+// One shard's records of several entries of one group. `hashes` and `parents` are 32 bytes an entry; a parent of zeros
+// is none, and no parents at all are none either. Parents lie in the same group, or, for windows and states, in the
+// first prefix group. Without digests the cache makes them itself, which reads the records once.
+struct CommitBatch {
+    Space space = 0;
+    std::uint32_t shard = 0;
+    std::span<const Ticket> tickets;
+    std::span<const std::uint8_t> hashes;
+    std::span<const std::uint8_t> parents;
+    std::span<const std::uint64_t> digests;
+};
+
+constexpr std::uint64_t kNoAddress = UINT64_MAX;
+
+struct CacheStats {
+    std::uint64_t capacity_bytes = 0;
+    std::uint64_t used_bytes = 0;
+    std::uint64_t readable = 0;
+    std::uint64_t reserved = 0;
+    std::uint64_t quarantined = 0;
+    std::uint64_t leases = 0;
+    std::uint64_t sessions = 0;
+    std::uint64_t namespaces = 0;
+    std::uint64_t hits = 0;  // acquires with a boundary beyond what the engine had
+    std::uint64_t misses = 0;
+    std::uint64_t refused = 0;  // acquires and reservations that found everything in use
+    std::uint64_t duplicates = 0;
+    std::uint64_t evicted = 0;
+    std::uint64_t mismatches = 0;  // records whose bytes were not what their digest says
+    std::uint64_t moved_bytes = 0;
+    std::uint64_t lost_touches = 0;
+    std::uint64_t index_bytes = 0;  // memory the index has taken
+    std::vector<TenantTable::Usage> tenants;
+};
+
+class CacheCore {
+public:
+    // Takes and populates the memory. Blocks for about half a second per GiB; `progress` may be watched and cancelled
+    // by another thread. Code::unavailable: memory is short, with what was asked and what bounds it.
+    static Result<std::unique_ptr<CacheCore>> create(const CacheOptions& options, PopulateProgress& progress);
+
+    // Takes over the files of a process that has ended. Code::unavailable: it has not, or another was faster. Of
+    // `options` only the policy and `verify` count. Takes the descriptors in any case.
+    static Result<std::unique_ptr<CacheCore>> adopt(CacheFiles files, const CacheOptions& options);
+    const AdoptionReport& adoption() const noexcept { return adoption_; }
+
+    FileNumbers files() const;
+    // For readers of the index.
+    Result<FileDescriptor> open_index_read_only() const { return index_.segment().open_read_only(); }
+
+    Result<std::uint32_t> open_namespace(const Fingerprint& fingerprint, const Geometry& geometry);
+    Result<TenantNumber> open_tenant(const std::string& name, std::uint64_t quota_bytes);
+
+    // Records that one block of the group has; 0: no such group.
+    std::uint32_t shards_of(Space space) const;
+
+    SessionTable& sessions() noexcept { return sessions_; }
+    // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
+    // time to time, and when a pidfd becomes readable.
+    std::size_t reclaim_ended();
+
+    // Whether each block is readable; `found` as long as there are hashes.
+    Status lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
+
+    // A lease on exactly the slots that a load up to the longest boundary needs. `shard` chooses the digests.
+    Result<Acquired> acquire(SessionId session, const BoundaryQuery& query, std::uint32_t shard);
+
+    // A lease on these entries, all of them or none (then a miss); `boundary` is left 0.
+    Result<Acquired> acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
+                                     std::uint32_t shard);
+
+    // False: the session has no such lease (any more).
+    bool release(SessionId session, LeaseId lease);
+
+    // One ticket for each hash that is not readable already, 0 for those that are; with no hashes, a ticket for each of
+    // `tickets`. Returns how many tickets at the front were decided; the rest found no room.
+    Result<std::size_t> reserve(SessionId session, TenantNumber tenant, Space space,
+                                std::span<const std::uint8_t> hashes, std::span<Ticket> tickets);
+    // The slots of valid tickets of this session, as addresses counted over all segments; kNoAddress for ticket 0.
+    Status locate(SessionId session, std::span<const Ticket> tickets, std::span<std::uint64_t> addresses) const;
+    Status commit(SessionId session, const CommitBatch& batch, std::span<CommitOutcome> outcomes);
+    // How many of the tickets were valid.
+    std::size_t abort(SessionId session, std::span<const Ticket> tickets);
+
+    // Forgets these entries, because their bytes are not to be trusted. Leases on them stay good until released.
+    std::size_t invalidate(Space space, std::span<const std::uint8_t> hashes);
+    // Evicts until this many bytes more are free of use, or nothing (found in a bounded search) can be; how many were.
+    std::uint64_t evict(std::uint64_t bytes);
+    // Forgets all readable entries of a namespace.
+    std::size_t clear(std::uint32_t name_space);
+
+    CacheStats stats() const;
+    std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
+    std::span<const Segment> segments() const noexcept { return segments_; }
+    std::span<std::byte> bytes_at(std::uint64_t address, std::uint64_t size);
+
+    // Reads a record and compares it with its digest. The caller holds a lease.
+    bool verify_entry(EntryNumber entry) const;
+
+private:
+    struct Pinned {
+        std::vector<EntryNumber> entries;
+        std::vector<BlockRange> ranges;  // by group
+        std::uint64_t bytes = 0;
+        bool is_request = true;  // its entries follow each other; else they are anybody's
+    };
+    enum class Pin : std::uint8_t { held, gone, damaged };
+
+    CacheCore(FileLock lock, IndexFile index, std::vector<Segment> segments, const CacheOptions& options,
+              TenantTable tenants, Arena arena);
+    static Result<std::unique_ptr<CacheCore>> assemble(FileLock lock, IndexFile index, std::vector<Segment> segments,
+                                                       const CacheOptions& options);
+    Status take_over();
+    void adopt_leases(SessionId session);
+
+    Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned);
+    Pin pin(const Found& wanted);
+    void unpin(std::span<const EntryNumber> entries);
+    Pin check_pinned(std::span<const EntryNumber> entries);
+    bool is_suspect(EntryNumber entry) const;
+    AcquireOutcome lease(SessionId session, const Namespace& name_space, const Pinned& pinned, std::uint32_t shard,
+                         Acquired& acquired);
+    std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
+    void describe(const Namespace& name_space, const Pinned& pinned, std::uint32_t shard, Acquired& acquired) const;
+    void note_touches(const Pinned& pinned);
+    void drain_touches();
+    bool is_reserved_by(std::uint16_t place, Ticket ticket) const;
+    CommitOutcome commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
+                             const Namespace& name_space);
+    EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const;
+    const Namespace* find_space(Space space) const;
+    std::uint64_t make_digest(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
+    std::uint64_t digest_bytes(std::span<const std::byte> record, Space space,
+                               std::span<const std::uint8_t, kHashBytes> hash, std::uint32_t shard) const;
+    std::uint64_t digest_of(EntryNumber entry, std::uint32_t shard, const Namespace& name_space) const;
+    void set_digest(EntryNumber entry, std::uint32_t shard, const Namespace& name_space, std::uint64_t digest);
+    void end_reservation(SessionId session, EntryNumber entry);
+    bool reclaim(SessionId session);
+
+    FileLock lock_;
+    IndexFile index_;
+    const IndexView& view_;
+    std::vector<Segment> segments_;
+    const CacheOptions options_;
+    NamespaceTable namespaces_;
+    SessionTable sessions_;
+    LeaseTable leases_;
+    TouchBuffer touches_;
+    AdoptionReport adoption_;
+
+    std::mutex reclaiming_;      // taken before the writer's
+    mutable std::mutex writer_;  // guards what follows
+    EntryStore store_;
+    std::vector<EntryNumber> known_;
+
+    std::array<std::atomic<std::uint32_t>, kSessionLimit> reserved_by_place_{};
+    std::atomic<std::uint64_t> hits_ = 0;
+    std::atomic<std::uint64_t> misses_ = 0;
+    std::atomic<std::uint64_t> refused_ = 0;
+    std::atomic<std::uint64_t> duplicates_ = 0;
+    std::atomic<std::uint64_t> mismatches_ = 0;
+    std::atomic<std::uint64_t> lost_touches_ = 0;
+};
+
+}  // namespace kvo

@@ -1,0 +1,363 @@
+// Reserving, committing, aborting, and everything else that changes which entries there are: under the writer's lock,
+// in parts short enough for others to get in between.
+#include <algorithm>
+#include <array>
+
+#include "cache/cache_core.hpp"
+#include "digest/digest.hpp"
+#include "index/lookup.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr auto kRelease = std::memory_order_release;
+constexpr std::size_t kPart = 128;           // items done under one hold of the lock
+constexpr std::size_t kAhead = 8;            // items whose memory is asked for meanwhile
+constexpr EntryNumber kScanPart = 1u << 12;  // entries looked at under one hold
+
+bool is_zero(const HashWords& words) { return (words[0] | words[1] | words[2] | words[3]) == 0; }
+
+}  // namespace
+
+Result<std::size_t> CacheCore::reserve(SessionId session, TenantNumber tenant, Space space,
+                                       std::span<const std::uint8_t> hashes, std::span<Ticket> tickets) {
+    const Namespace* const name_space = find_space(space);
+    if (name_space == nullptr || (!hashes.empty() && hashes.size() != tickets.size() * kHashBytes)) {
+        return Status(Code::invalid, "no such group, or hashes that are not one for each ticket");
+    }
+    const std::uint64_t slot_bytes = name_space->groups[group_of(space)].slot_bytes;
+    const std::uint16_t place = session_place(session);
+    std::array<Found, kPart> found;
+    for (std::size_t begin = 0; begin < tickets.size(); begin += kPart) {
+        const std::size_t count = std::min(kPart, tickets.size() - begin);
+        std::ranges::fill(found, Found{});
+        if (!hashes.empty()) {
+            find_entries(view_, space, hashes.subspan(begin * kHashBytes), 1, std::span(found).first(count));
+        }
+        std::unique_lock lock(writer_);
+        if (!store_.tenants().is_known(tenant)) {
+            return Status(Code::invalid, "no tenant has number " + std::to_string(tenant));
+        }
+        const auto size_class = store_.open_class(space);
+        if (!size_class.ok()) {
+            return size_class.fault();
+        }
+        drain_touches();
+        for (std::size_t i = 0; i < count; ++i) {
+            if (found[i].entry != kNoEntry) {
+                tickets[begin + i] = 0;
+                continue;
+            }
+            EntryNumber entry = kNoEntry;
+            if (sessions_.charge(session, slot_bytes)) {
+                Effort effort;
+                entry = store_.reserve(space, size_class.value(), tenant, place, effort);
+                while (entry == kNoEntry && effort.is_unfinished) {
+                    lock.unlock();
+                    lock.lock();
+                    entry = store_.reserve(space, size_class.value(), tenant, place, effort);
+                }
+                if (entry == kNoEntry) {
+                    sessions_.discharge(session, slot_bytes);
+                }
+            }
+            if (entry == kNoEntry) {
+                refused_.fetch_add(1, kRelaxed);
+                return begin + i;
+            }
+            reserved_by_place_[place].fetch_add(1, kRelaxed);
+            tickets[begin + i] = make_ticket(entry, EntryWord(view_.entries[entry].word.load(kRelaxed)).generation());
+        }
+    }
+    return tickets.size();
+}
+
+Status CacheCore::locate(SessionId session, std::span<const Ticket> tickets, std::span<std::uint64_t> addresses) const {
+    if (addresses.size() != tickets.size()) {
+        return {Code::invalid, "there is not one address for each ticket"};
+    }
+    const bool is_known = sessions_.is_known(session);
+    for (std::size_t i = 0; i < tickets.size(); ++i) {
+        if (tickets[i] == 0) {
+            addresses[i] = kNoAddress;
+            continue;
+        }
+        Space space = 0;
+        const auto slot = is_known ? slot_of(session_place(session), tickets[i], space) : std::nullopt;
+        if (!slot) {
+            return {Code::invalid, "ticket " + std::to_string(tickets[i]) + " is not one of this session"};
+        }
+        addresses[i] = store_.address_of(space, *slot);
+    }
+    return {};
+}
+
+Status CacheCore::commit(SessionId session, const CommitBatch& batch, std::span<CommitOutcome> outcomes) {
+    const Namespace* const name_space = find_space(batch.space);
+    const std::size_t count = batch.tickets.size();
+    if (name_space == nullptr || batch.hashes.size() != count * kHashBytes || outcomes.size() != count ||
+        (!batch.parents.empty() && batch.parents.size() != count * kHashBytes) ||
+        (!batch.digests.empty() && batch.digests.size() != count)) {
+        return {Code::invalid, "no such group, or not one hash, parent and digest for each ticket"};
+    }
+    if (batch.shard >= name_space->geometry.groups[group_of(batch.space)].shards) {
+        return {Code::invalid, "the group has no shard " + std::to_string(batch.shard)};
+    }
+    if (std::ranges::find(batch.digests, kNoDigest) != batch.digests.end()) {
+        return {Code::invalid, "0 is no record's digest"};
+    }
+    const bool is_open = sessions_.is_open(session);
+    const std::uint16_t place = session_place(session);
+    std::array<std::uint64_t, kPart> digests;
+    for (std::size_t begin = 0; begin < count; begin += kPart) {
+        const std::size_t end = std::min(count, begin + kPart);
+        for (std::size_t i = begin; i < end; ++i) {
+            digests[i - begin] = batch.digests.empty() ? make_digest(place, batch, i) : batch.digests[i];
+        }
+        prefetch_buckets(view_, batch.space, batch.hashes.subspan(begin * kHashBytes, (end - begin) * kHashBytes));
+        const std::lock_guard lock(writer_);
+        for (std::size_t i = begin; i < end; ++i) {
+            const bool is_valid = is_open && is_reserved_by(place, batch.tickets[i]) &&
+                                  view_.entries[entry_of(batch.tickets[i])].space.load(kRelaxed) == batch.space;
+            if (is_valid && i + kAhead < end) {
+                store_.expect(entry_of(batch.tickets[i]),
+                              read_hash(batch.hashes.data() + (i + kAhead) * kHashBytes)[0]);
+            }
+            outcomes[i] = is_valid ? commit_one(batch, i, digests[i - begin], *name_space) : CommitOutcome::stale;
+            if (outcomes[i] != CommitOutcome::stale && outcomes[i] != CommitOutcome::incomplete) {
+                reserved_by_place_[place].fetch_sub(1, kRelaxed);
+                sessions_.discharge(session, name_space->groups[group_of(batch.space)].slot_bytes);
+            }
+        }
+    }
+    return {};
+}
+
+// Of a reserved entry. Without the lock, so the reservation may end meanwhile: then there is no answer, never one of
+// another entry.
+std::optional<Slot> CacheCore::slot_of(std::uint16_t place, Ticket ticket, Space& space) const {
+    if (!is_reserved_by(place, ticket)) {
+        return std::nullopt;
+    }
+    const Entry& entry = view_.entries[entry_of(ticket)];
+    space = entry.space.load(std::memory_order_acquire);
+    const Slot slot = unpack_slot(entry.slot.load(std::memory_order_acquire));
+    return is_reserved_by(place, ticket) ? std::optional(slot) : std::nullopt;
+}
+
+// The reservation is this session's, so nobody writes to the slot while it is read.
+std::uint64_t CacheCore::make_digest(std::uint16_t place, const CommitBatch& batch, std::size_t item) const {
+    Space space = 0;
+    const std::optional<Slot> slot = slot_of(place, batch.tickets[item], space);
+    if (!slot || space != batch.space) {
+        return kNoDigest;
+    }
+    const Namespace& name_space = *namespaces_.find(namespace_of(batch.space));
+    const std::uint64_t record_bytes = name_space.geometry.groups[group_of(batch.space)].record_bytes;
+    const auto record = store_.bytes_at(space, *slot).subspan(batch.shard * record_bytes, record_bytes);
+    return digest_bytes(record, batch.space, batch.hashes.subspan(item * kHashBytes).first<kHashBytes>(), batch.shard);
+}
+
+CommitOutcome CacheCore::commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
+                                    const Namespace& name_space) {
+    const EntryNumber number = entry_of(batch.tickets[item]);
+    Entry& entry = view_.entries[number];
+    const HashWords hash = read_hash(batch.hashes.data() + item * kHashBytes);
+    const Reservation reservation = Reservation::of(entry.recency.load(kRelaxed));
+    const auto committed = static_cast<std::uint16_t>(reservation.committed | (1u << batch.shard));
+    for (std::size_t i = 0; i < hash.size(); ++i) {
+        if (reservation.committed == 0) {
+            entry.hash[i].store(hash[i], kRelease);
+        } else if (entry.hash[i].load(kRelaxed) != hash[i]) {
+            return CommitOutcome::stale;
+        }
+    }
+    set_digest(number, batch.shard, name_space, digest);
+    const std::uint32_t complete = (1u << name_space.geometry.groups[group_of(batch.space)].shards) - 1;
+    entry.recency.store(Reservation{reservation.session, committed}.bits(), kRelease);
+    if (committed != complete) {
+        return CommitOutcome::incomplete;
+    }
+    const Key key{hash, batch.space};
+    if (find_entry(view_, key).entry != kNoEntry) {
+        store_.abort(number);
+        duplicates_.fetch_add(1, kRelaxed);
+        return CommitOutcome::duplicate;
+    }
+    if (!store_.publish(number, hash, find_parent(batch, item, name_space)).ok()) {
+        store_.abort(number);
+        return CommitOutcome::refused;
+    }
+    return CommitOutcome::readable;
+}
+
+EntryNumber CacheCore::find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const {
+    if (batch.parents.empty()) {
+        return kNoEntry;
+    }
+    const HashWords parent = read_hash(batch.parents.data() + item * kHashBytes);
+    if (is_zero(parent)) {
+        return kNoEntry;
+    }
+    const std::uint32_t group = name_space.groups[group_of(batch.space)].anchor;
+    return find_entry(view_, {parent, make_space(name_space.number, group)}).entry;
+}
+
+std::size_t CacheCore::abort(SessionId session, std::span<const Ticket> tickets) {
+    std::size_t aborted = 0;
+    const bool is_known = sessions_.is_known(session);
+    for (std::size_t begin = 0; begin < tickets.size(); begin += kPart) {
+        const std::lock_guard lock(writer_);
+        for (const Ticket ticket : tickets.subspan(begin, std::min(kPart, tickets.size() - begin))) {
+            if (is_known && is_reserved_by(session_place(session), ticket)) {
+                end_reservation(session, entry_of(ticket));
+                ++aborted;
+            }
+        }
+    }
+    return aborted;
+}
+
+void CacheCore::end_reservation(SessionId session, EntryNumber entry) {
+    const std::uint64_t bytes = store_.slot_bytes(entry).size();
+    store_.abort(entry);
+    reserved_by_place_[session_place(session)].fetch_sub(1, kRelaxed);
+    sessions_.discharge(session, bytes);
+}
+
+bool CacheCore::is_reserved_by(std::uint16_t place, Ticket ticket) const {
+    const EntryNumber entry = entry_of(ticket);
+    if (ticket == 0 || entry >= view_.header->entry_count.load(std::memory_order_acquire)) {
+        return false;
+    }
+    const EntryWord word(view_.entries[entry].word.load(std::memory_order_acquire));
+    return word.state() == EntryState::reserved && word.generation() == generation_of(ticket) &&
+           Reservation::of(view_.entries[entry].recency.load(kRelaxed)).session == place;
+}
+
+std::size_t CacheCore::invalidate(Space space, std::span<const std::uint8_t> hashes) {
+    std::size_t removed = 0;
+    const std::size_t count = hashes.size() / kHashBytes;
+    for (std::size_t begin = 0; begin < count; begin += kPart) {
+        const std::lock_guard lock(writer_);
+        for (std::size_t i = begin; i < std::min(count, begin + kPart); ++i) {
+            const EntryNumber entry = find_entry(view_, {read_hash(hashes.data() + i * kHashBytes), space}).entry;
+            removed += entry != kNoEntry && store_.remove(entry);
+        }
+    }
+    return removed;
+}
+
+std::uint64_t CacheCore::evict(std::uint64_t bytes) {
+    const auto used = [this] { return store_.counts().used_bytes.load(kRelaxed); };
+    bytes = std::min(bytes, segments_.size() * view_.header->segment_bytes);
+    std::uint64_t evicted = 0;
+    for (bool is_more = true; is_more && evicted < bytes;) {
+        const std::lock_guard lock(writer_);
+        drain_touches();
+        const std::uint64_t before = used();
+        for (std::size_t i = 0; i < kPart && is_more && evicted + before - used() < bytes; ++i) {
+            is_more = store_.evict_one();
+        }
+        evicted += before - used();
+    }
+    return evicted;
+}
+
+std::size_t CacheCore::clear(std::uint32_t name_space) {
+    std::size_t removed = 0;
+    const EntryNumber count = view_.header->entry_count.load(std::memory_order_acquire);
+    for (EntryNumber begin = 0; begin < count; begin += kScanPart) {
+        const std::lock_guard lock(writer_);
+        for (EntryNumber number = begin; number < std::min(count, begin + kScanPart); ++number) {
+            const Entry& entry = view_.entries[number];
+            const bool is_it = EntryWord(entry.word.load(kRelaxed)).is_readable() &&
+                               namespace_of(entry.space.load(kRelaxed)) == name_space;
+            removed += is_it && store_.remove(number);
+        }
+    }
+    return removed;
+}
+
+std::size_t CacheCore::reclaim_ended() {
+    // One thread at a time: when a place is free again, nobody may still look for what its last session left.
+    const std::lock_guard lock(reclaiming_);
+    std::size_t reclaimed = 0;
+    for (const SessionId session : sessions_.take_ended()) {
+        reclaimed += reclaim(session);
+    }
+    return reclaimed;
+}
+
+// False: a call that began before the session ended goes on somewhere; what it holds is taken back the next time.
+bool CacheCore::reclaim(SessionId session) {
+    for (const LeaseId lease : leases_.list(session)) {
+        release(session, lease);
+    }
+    const std::uint16_t place = session_place(session);
+    const EntryNumber count = view_.header->entry_count.load(std::memory_order_acquire);
+    for (EntryNumber begin = 0; begin < count && reserved_by_place_[place].load(kRelaxed) != 0; begin += kScanPart) {
+        const std::lock_guard lock(writer_);
+        for (EntryNumber number = begin; number < std::min(count, begin + kScanPart); ++number) {
+            if (EntryWord(view_.entries[number].word.load(kRelaxed)).state() == EntryState::reserved &&
+                Reservation::of(view_.entries[number].recency.load(kRelaxed)).session == place) {
+                end_reservation(session, number);
+            }
+        }
+    }
+    return sessions_.forget(session);
+}
+
+CacheStats CacheCore::stats() const {
+    CacheStats stats;
+    const StoreCounts& counts = store_.counts();
+    stats.capacity_bytes = segments_.size() * view_.header->segment_bytes;
+    stats.used_bytes = counts.used_bytes.load(kRelaxed);
+    stats.readable = counts.readable.load(kRelaxed);
+    stats.reserved = counts.reserved.load(kRelaxed);
+    stats.quarantined = counts.quarantined.load(kRelaxed);
+    stats.evicted = counts.evicted.load(kRelaxed);
+    stats.moved_bytes = counts.moved_bytes.load(kRelaxed);
+    stats.leases = leases_.count();
+    stats.sessions = sessions_.count();
+    stats.namespaces = namespaces_.count();
+    stats.hits = hits_.load(kRelaxed);
+    stats.misses = misses_.load(kRelaxed);
+    stats.refused = refused_.load(kRelaxed);
+    stats.duplicates = duplicates_.load(kRelaxed);
+    stats.mismatches = mismatches_.load(kRelaxed);
+    stats.lost_touches = lost_touches_.load(kRelaxed);
+    stats.index_bytes = index_.segment().held_bytes();
+    const std::lock_guard lock(writer_);
+    stats.tenants = store_.tenants().usage();
+    return stats;
+}
+
+std::uint64_t CacheCore::digest_bytes(std::span<const std::byte> record, Space space,
+                                      std::span<const std::uint8_t, kHashBytes> hash, std::uint32_t shard) const {
+    const Namespace& name_space = *namespaces_.find(namespace_of(space));
+    const RecordName name{name_space.fingerprint, hash, group_of(space), shard};
+    return digest_record({reinterpret_cast<const std::uint8_t*>(record.data()), record.size()}, name);
+}
+
+std::uint64_t CacheCore::digest_of(EntryNumber entry, std::uint32_t shard, const Namespace& name_space) const {
+    const Space space = view_.entries[entry].space.load(kRelaxed);
+    const std::uint32_t shards = name_space.geometry.groups[group_of(space)].shards;
+    if (shard >= shards) {
+        return kNoDigest;
+    }
+    return shards == 1 ? view_.digests[entry].digest.load(kRelaxed)
+                       : view_.shard_digests[entry].digest[shard].load(kRelaxed);
+}
+
+void CacheCore::set_digest(EntryNumber entry, std::uint32_t shard, const Namespace& name_space, std::uint64_t digest) {
+    const Space space = view_.entries[entry].space.load(kRelaxed);
+    if (name_space.geometry.groups[group_of(space)].shards == 1) {
+        view_.digests[entry].digest.store(digest, kRelease);
+    } else {
+        view_.shard_digests[entry].digest[shard].store(digest, kRelease);
+    }
+}
+
+}  // namespace kvo

@@ -1,0 +1,267 @@
+#include "cache/entry_store.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "arena/span_shape.hpp"
+#include "index/lookup.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr auto kRelease = std::memory_order_release;
+
+// What a policy calls an entry.
+constexpr std::uint64_t name_of(Space space, std::uint64_t hash_word) {
+    return hash_word ^ (std::uint64_t{space} << 32 | space) * 0x9e3779b97f4a7c15;
+}
+
+}  // namespace
+
+EntryStore::EntryStore(IndexFile& index, std::vector<Segment>& segments, const NamespaceTable& namespaces,
+                       TenantTable tenants, Arena arena)
+    : index_(index),
+      view_(index.view()),
+      segments_(segments),
+      namespaces_(namespaces),
+      tenants_(std::move(tenants)),
+      arena_(std::move(arena)),
+      table_(view_, [&index](const Region& region, std::uint64_t count) { return index.ensure(region, count); }) {}
+
+Status EntryStore::start() { return table_.reset(); }
+
+Result<ClassNumber> EntryStore::open_class(Space space) { return arena_.class_for(facts_of(space).slot_bytes); }
+
+EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
+                                Effort& effort) {
+    const bool has_shards = namespaces_.find(namespace_of(space))->has_shards;
+    EntryNumber number = take_number(has_shards);
+    const bool is_full =
+        first_free_ == kNoEntry && view_.header->entry_count.load(kRelaxed) == view_.header->entry_limit;
+    if (number == kNoEntry && is_full && evict_one()) {
+        number = take_number(has_shards);
+    }
+    if (number == kNoEntry) {
+        return kNoEntry;
+    }
+    // Counted before room is made: whoever this brings over the quota makes the room for it.
+    const std::uint64_t bytes = facts_of(space).slot_bytes;
+    tenants_.add_bytes(tenant, bytes);
+    const std::optional<Slot> slot = make_slot(size_class, number, effort);
+    if (!slot) {
+        tenants_.subtract_bytes(tenant, bytes);
+        free_number(number);
+        return kNoEntry;
+    }
+    Entry& entry = view_.entries[number];
+    entry.slot.store(pack_slot(*slot), kRelease);
+    entry.space.store(space, kRelease);
+    entry.parent.store(kNoEntry, kRelease);
+    entry.tiers.store(0, kRelease);
+    entry.tenant.store(tenant, kRelease);
+    entry.recency.store(Reservation{session, 0}.bits(), kRelease);
+    entry.word.store(word(number).next(EntryState::reserved).bits(), kRelease);
+    counts_.used_bytes.fetch_add(bytes, kRelaxed);
+    counts_.reserved.fetch_add(1, kRelaxed);
+    return number;
+}
+
+Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumber parent) {
+    Entry& entry = view_.entries[number];
+    assert(word(number).state() == EntryState::reserved);
+    for (std::size_t i = 0; i < hash.size(); ++i) {
+        entry.hash[i].store(hash[i], kRelease);
+    }
+    entry.parent.store(parent, kRelease);
+    entry.tiers.store(1, kRelease);
+    if (Status status = table_.insert(number); !status.ok()) {
+        return status;
+    }
+    entry.word.store(word(number).next(EntryState::readable).bits(), kRelease);
+    // Not before: if this process dies in between, it is still the reservation that is read there.
+    entry.recency.store(view_.header->clock.load(kRelaxed), kRelease);
+    view_.header->version_counter.fetch_add(1, kRelease);
+    counts_.reserved.fetch_sub(1, kRelaxed);
+    counts_.readable.fetch_add(1, kRelaxed);
+    admit(number);
+    return {};
+}
+
+void EntryStore::expect(EntryNumber number, std::uint64_t hash_word) {
+    const Space space = view_.entries[number].space.load(kRelaxed);
+    tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed)).expect_admission(name_of(space, hash_word));
+}
+
+void EntryStore::abort(EntryNumber number) {
+    const EntryWord reserved = word(number);
+    assert(reserved.state() == EntryState::reserved);
+    view_.entries[number].word.store(reserved.next(EntryState::free).bits(), kRelease);
+    counts_.reserved.fetch_sub(1, kRelaxed);
+    give_back(number);
+}
+
+bool EntryStore::remove(EntryNumber number) {
+    for (EntryWord now = word(number); now.is_readable(); now = word(number)) {
+        const bool is_leased = now.leases() != 0;
+        const EntryWord gone = now.next(is_leased ? EntryState::quarantined : EntryState::free);
+        if (!change_word(number, now, gone.with_leases(now.leases()))) {
+            continue;
+        }
+        unlink(number, false);
+        if (is_leased) {
+            counts_.quarantined.fetch_add(1, kRelaxed);
+        } else {
+            give_back(number);
+        }
+        return true;
+    }
+    return false;
+}
+
+void EntryStore::end_quarantine(EntryNumber number) {
+    const EntryWord now = word(number);
+    if (now.state() != EntryState::quarantined || now.leases() != 0) {
+        return;
+    }
+    view_.entries[number].word.store(now.next(EntryState::free).bits(), kRelease);
+    counts_.quarantined.fetch_sub(1, kRelaxed);
+    give_back(number);
+}
+
+void EntryStore::touch(std::span<const EntryNumber> entries, std::vector<EntryNumber>& known) {
+    EvictionPolicy* policy = nullptr;
+    known.clear();
+    const auto tell = [&] {
+        if (!known.empty()) {
+            policy->touch(known);
+            known.clear();
+        }
+    };
+    for (const EntryNumber entry : entries) {
+        // It may have gone since it was acquired and released. What came after it does not follow what came before.
+        if (!word(entry).is_readable()) {
+            tell();
+            continue;
+        }
+        EvictionPolicy& own = tenants_.policy_of(view_.entries[entry].tenant.load(kRelaxed));
+        if (policy != &own) {
+            tell();
+            policy = &own;
+        }
+        known.push_back(entry);
+    }
+    tell();
+}
+
+std::span<std::byte> EntryStore::slot_bytes(EntryNumber number) const {
+    const Entry& entry = view_.entries[number];
+    return bytes_at(entry.space.load(std::memory_order_acquire),
+                    unpack_slot(entry.slot.load(std::memory_order_acquire)));
+}
+
+std::uint64_t EntryStore::slot_address(EntryNumber number) const {
+    const Entry& entry = view_.entries[number];
+    return address_of(entry.space.load(std::memory_order_acquire),
+                      unpack_slot(entry.slot.load(std::memory_order_acquire)));
+}
+
+// Not asked of the arena, which only the writer may look into.
+std::uint64_t EntryStore::address_of(Space space, Slot slot) const {
+    return slot.span * view_.header->extent_bytes + slot.index * slot_bytes_for(facts_of(space).slot_bytes);
+}
+
+std::span<std::byte> EntryStore::bytes_at(Space space, Slot slot) const {
+    const std::uint64_t address = address_of(space, slot);
+    const std::uint64_t segment_bytes = view_.header->segment_bytes;
+    return segments_[address / segment_bytes].writable_bytes().subspan(address % segment_bytes,
+                                                                       facts_of(space).slot_bytes);
+}
+
+const GroupFacts& EntryStore::facts_of(Space space) const {
+    return namespaces_.find(namespace_of(space))->groups[group_of(space)];
+}
+
+EntryWord EntryStore::word(EntryNumber entry) const {
+    return EntryWord(view_.entries[entry].word.load(std::memory_order_acquire));
+}
+
+bool EntryStore::change_word(EntryNumber entry, EntryWord expected, EntryWord changed) {
+    std::uint64_t bits = expected.bits();
+    return view_.entries[entry].word.compare_exchange_strong(bits, changed.bits(), std::memory_order_acq_rel);
+}
+
+EntryNumber EntryStore::take_number(bool has_shards) {
+    const bool is_new = first_free_ == kNoEntry;
+    const EntryNumber number = is_new ? view_.header->entry_count.load(kRelaxed) : first_free_;
+    if (is_new && (number == view_.header->entry_limit || !index_.ensure(view_.regions.entries, number + 1).ok() ||
+                   !index_.ensure(view_.regions.digests, number + 1).ok())) {
+        return kNoEntry;
+    }
+    // A number used before may have been one without shards.
+    if (has_shards && !index_.ensure(view_.regions.shard_digests, number + 1).ok()) {
+        return kNoEntry;
+    }
+    if (is_new) {
+        view_.header->entry_count.store(number + 1, kRelease);
+    } else {
+        first_free_ = view_.entries[number].space.load(kRelaxed);
+    }
+    return number;
+}
+
+void EntryStore::free_number(EntryNumber entry) {
+    view_.entries[entry].space.store(first_free_, kRelease);
+    first_free_ = entry;
+}
+
+// Out of the table and its policy; the word says already that it cannot be acquired.
+void EntryStore::unlink(EntryNumber number, bool was_evicted) {
+    table_.prefetch(number);
+    tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed)).remove(number, was_evicted);
+    table_.erase(number);
+    view_.header->version_counter.fetch_add(1, kRelease);
+    counts_.readable.fetch_sub(1, kRelaxed);
+}
+
+void EntryStore::give_back(EntryNumber number) {
+    const Entry& entry = view_.entries[number];
+    const std::uint64_t bytes = facts_of(entry.space.load(kRelaxed)).slot_bytes;
+    arena_.free(unpack_slot(entry.slot.load(kRelaxed)));
+    tenants_.subtract_bytes(view_.entries[number].tenant.load(kRelaxed), bytes);
+    counts_.used_bytes.fetch_sub(bytes, kRelaxed);
+    free_number(number);
+}
+
+// kNoEntry unless the hint names an entry that the policy of this one knows and that can be its parent.
+EntryNumber EntryStore::usable_parent(EntryNumber number) const {
+    const Entry& entry = view_.entries[number];
+    const EntryNumber parent = entry.parent.load(kRelaxed);
+    if (parent >= view_.header->entry_count.load(kRelaxed) || !word(parent).is_readable()) {
+        return kNoEntry;
+    }
+    const Space space = entry.space.load(kRelaxed);
+    const Space anchor = make_space(namespace_of(space), facts_of(space).anchor);
+    const bool is_known =
+        tenants_.has_one_policy() ||
+        tenants_.share_policy(view_.entries[number].tenant.load(kRelaxed), view_.entries[parent].tenant.load(kRelaxed));
+    return is_known && parent != number && view_.entries[parent].space.load(kRelaxed) == anchor ? parent : kNoEntry;
+}
+
+void EntryStore::admit(EntryNumber number) {
+    const Entry& entry = view_.entries[number];
+    const Space space = entry.space.load(kRelaxed);
+    const GroupFacts& facts = facts_of(space);
+    tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed))
+        .admit({.entry = number,
+                .parent = usable_parent(number),
+                .name = name_of(space, entry.hash[0].load(kRelaxed)),
+                .size_bytes = facts.slot_bytes,
+                .reuse = facts.reuse,
+                .needs_state = namespaces_.find(namespace_of(space))->needs_state,
+                .window_blocks = facts.window_blocks,
+                .group = group_of(space)});
+}
+
+}  // namespace kvo

@@ -1,0 +1,154 @@
+// The lives of entries, as the one writer changes them: numbers, slots, names, and who has to go.
+//
+// Every change is made so that a process that dies after any instruction leaves entries that are whole: an entry's
+// bytes and fields stand before its word says so, and its slot is given to others only after its word has said that it
+// is free. Everything else here (free numbers, arena, table, policies) is made anew from the entries by `adopt`.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "arena/arena.hpp"
+#include "arena/segment.hpp"
+#include "cache/namespace_table.hpp"
+#include "cache/tenant_table.hpp"
+#include "index/index_file.hpp"
+#include "index/table.hpp"
+
+namespace kvo {
+
+// Whoever may write to a reserved entry's slot: the entry and the generation it was reserved in. Never 0.
+using Ticket = std::uint64_t;
+constexpr Ticket make_ticket(EntryNumber entry, std::uint32_t generation) {
+    return (static_cast<Ticket>(generation) << 32) | entry;
+}
+constexpr EntryNumber entry_of(Ticket ticket) { return static_cast<EntryNumber>(ticket); }
+constexpr std::uint32_t generation_of(Ticket ticket) { return static_cast<std::uint32_t>(ticket >> 32); }
+
+// What a reservation has cost so far. Unfinished: it may be asked for again, when others had the lock in between.
+struct Effort {
+    std::uint64_t evicted_bytes = 0;
+    bool is_unfinished = false;
+};
+
+// Read by any thread.
+struct StoreCounts {
+    std::atomic<std::uint64_t> readable = 0;
+    std::atomic<std::uint64_t> reserved = 0;
+    std::atomic<std::uint64_t> quarantined = 0;
+    std::atomic<std::uint64_t> used_bytes = 0;  // slots of all of these, unrounded
+    std::atomic<std::uint64_t> evicted = 0;
+    std::atomic<std::uint64_t> moved_bytes = 0;
+};
+
+struct AdoptionReport {
+    std::uint64_t readable = 0;
+    std::uint64_t reserved = 0;  // of sessions that may still write to them
+    std::uint64_t dropped = 0;   // half-written, or in contradiction to others
+};
+
+// Owned by CacheCore; every call is made under its writer lock. References must outlive it.
+class EntryStore {
+public:
+    EntryStore(IndexFile& index, std::vector<Segment>& segments, const NamespaceTable& namespaces, TenantTable tenants,
+               Arena arena);
+
+    // A new index: an empty table.
+    Status start();
+
+    // The size class of a group's slots; a record that no segment can hold has none.
+    Result<ClassNumber> open_class(Space space);
+
+    // An entry with a slot of this class, reserved for a session. kNoEntry: everything that could go is in use, or
+    // memory for the index is short.
+    EntryNumber reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
+                        Effort& effort);
+
+    // Makes a reserved entry readable under its name, which must not be taken. A fault leaves it reserved.
+    Status publish(EntryNumber entry, const HashWords& hash, EntryNumber parent);
+
+    // Another entry like this one, whose hash begins with this word, will be published soon.
+    void expect(EntryNumber entry, std::uint64_t hash_word);
+
+    // Ends a reserved entry.
+    void abort(EntryNumber entry);
+
+    // Takes a readable entry's name away; what is leased stays in quarantine until `end_quarantine`.
+    // False: it was not readable any more.
+    bool remove(EntryNumber entry);
+
+    // Frees a quarantined entry that nobody leases any more; does nothing to any other.
+    void end_quarantine(EntryNumber entry);
+
+    // One entry goes, whichever the policies choose. False: nobody can, or none of the many that were tried.
+    bool evict_one();
+
+    void touch(std::span<const EntryNumber> entries, std::vector<EntryNumber>& known);
+
+    // Makes everything anew from what a dead process left. `leases(entry)` is how often it is leased by right;
+    // `may_write(session)` says whether somebody of that session may still write to what it reserved.
+    Result<AdoptionReport> adopt(const std::function<std::uint32_t(EntryNumber)>& leases,
+                                 const std::function<bool(std::uint16_t)>& may_write);
+
+    TenantTable& tenants() noexcept { return tenants_; }
+    const TenantTable& tenants() const noexcept { return tenants_; }
+    const Arena& arena() const noexcept { return arena_; }
+    const StoreCounts& counts() const noexcept { return counts_; }
+
+    // The bytes of an entry's slot, all shards' records. The caller has a lease, a reservation or the writer lock.
+    std::span<std::byte> slot_bytes(EntryNumber entry) const;
+    // Counted over all segments as if they lay one behind the other.
+    std::uint64_t slot_address(EntryNumber entry) const;
+    // The same of a slot that an entry of this space has.
+    std::span<std::byte> bytes_at(Space space, Slot slot) const;
+    std::uint64_t address_of(Space space, Slot slot) const;
+
+private:
+    // Of one policy in one call: a bound of the time under the lock where very much is leased. Who was asked in vain is
+    // asked last the next time.
+    static constexpr int kVictimTries = 8192;
+    // For one slot at most this share of the memory is evicted, besides so many of its spans and what may lie in holes
+    // that are too few to count; then it is refused.
+    static constexpr std::uint64_t kEvictedShare = 32;
+    static constexpr std::uint64_t kEvictedSpans = 4;
+    static constexpr int kEvictedAtOnce = 512;
+
+    struct Survivor {
+        EntryNumber entry;
+        std::uint32_t recency;
+    };
+
+    const GroupFacts& facts_of(Space space) const;
+    EntryWord word(EntryNumber entry) const;
+    bool change_word(EntryNumber entry, EntryWord expected, EntryWord word);
+    EntryNumber take_number(bool has_shards);
+    void free_number(EntryNumber entry);
+    std::optional<Slot> make_slot(ClassNumber size_class, EntryNumber owner, Effort& effort);
+    std::uint64_t eviction_bound(ClassNumber size_class) const;
+    bool make_room(ClassNumber size_class);
+    bool move(const Move& record_move);
+    void prefetch_next(EntryNumber victim) const;
+    bool try_evict(EntryNumber victim);
+    bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age);
+    void unlink(EntryNumber entry, bool was_evicted);
+    void give_back(EntryNumber entry);
+    EntryNumber usable_parent(EntryNumber entry) const;
+    void admit(EntryNumber entry);
+    void admit_in_order(const std::vector<Survivor>& survivors, std::vector<bool>& is_waiting);
+    bool adopt_entry(EntryNumber entry, std::uint32_t leases, const std::function<bool(std::uint16_t)>& may_write);
+    Status adopt_survivors(std::vector<Survivor>& survivors, AdoptionReport& report);
+
+    IndexFile& index_;
+    const IndexView& view_;
+    std::vector<Segment>& segments_;
+    const NamespaceTable& namespaces_;
+    TenantTable tenants_;
+    Arena arena_;
+    Table table_;
+    EntryNumber first_free_ = kNoEntry;
+    StoreCounts counts_;
+};
+
+}  // namespace kvo

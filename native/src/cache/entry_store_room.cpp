@@ -1,0 +1,162 @@
+// How an entry store makes room: who goes, and what moves.
+#include <array>
+#include <cassert>
+#include <cstring>
+
+#include "cache/entry_store.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr auto kRelease = std::memory_order_release;
+
+}  // namespace
+
+bool EntryStore::evict_one() {
+    const std::uint32_t clock = view_.header->clock.load(kRelaxed);
+    const auto age = [&](EntryNumber entry) { return clock - view_.entries[entry].recency.load(kRelaxed); };
+    const std::size_t policy = tenants_.choose_policy(age);
+    if (policy == TenantTable::kNoPolicy) {
+        return false;
+    }
+    if (!try_evict(tenants_.policy(policy).choose_victim())) {
+        return evict_around(age);
+    }
+    prefetch_next(tenants_.policy(policy).expect_victim());
+    return true;
+}
+
+// Memory that is asked for now is there when the next one has to go. The one after that is as a rule its parent.
+void EntryStore::prefetch_next(EntryNumber victim) const {
+    if (victim == kNoEntry) {
+        return;
+    }
+    table_.prefetch(victim);
+    const EntryNumber parent = view_.entries[victim].parent.load(kRelaxed);
+    if (parent < view_.header->entry_count.load(kRelaxed)) {
+        __builtin_prefetch(&view_.entries[parent], 1);
+    }
+}
+
+bool EntryStore::try_evict(EntryNumber victim) {
+    const EntryWord now = word(victim);
+    assert(now.is_readable());
+    if (now.leases() != 0 || !change_word(victim, now, now.next(EntryState::free))) {
+        return false;
+    }
+    unlink(victim, true);
+    give_back(victim);
+    counts_.evicted.fetch_add(1, kRelaxed);
+    return true;
+}
+
+// Past candidates that are in use. A policy that comes round to the first of them, again and again, has nobody else,
+// and another one is asked: what one tenant holds must not keep the others from giving way.
+bool EntryStore::evict_around(const std::function<std::uint32_t(EntryNumber)>& age) {
+    struct Round {
+        EntryNumber first = kNoEntry;
+        int returns = 0;
+        int tries = 0;
+    };
+    // A policy may pass over whoever was used, up to three times, before it offers it.
+    constexpr int kRounds = 4;
+    std::array<Round, TenantTable::kPolicyLimit> rounds;
+    std::uint64_t spent = 0;
+    for (;;) {
+        const std::size_t chosen = tenants_.choose_policy(age, spent);
+        if (chosen == TenantTable::kNoPolicy) {
+            return false;
+        }
+        EvictionPolicy& policy = tenants_.policy(chosen);
+        const EntryNumber victim = policy.choose_victim();
+        if (try_evict(victim)) {
+            return true;
+        }
+        Round& round = rounds[chosen];
+        if ((victim == round.first && ++round.returns == kRounds) || ++round.tries > kVictimTries) {
+            spent |= std::uint64_t{1} << chosen;
+            continue;
+        }
+        round.first = round.first == kNoEntry ? victim : round.first;
+        policy.keep(victim);
+    }
+}
+
+std::optional<Slot> EntryStore::make_slot(ClassNumber size_class, EntryNumber owner, Effort& effort) {
+    effort.is_unfinished = false;
+    for (int evicted = 0;; ++evicted) {
+        if (const std::optional<Slot> slot = arena_.allocate(size_class, owner)) {
+            return slot;
+        }
+        if (effort.evicted_bytes != 0 && effort.evicted_bytes > eviction_bound(size_class)) {
+            break;
+        }
+        if (evicted == kEvictedAtOnce) {
+            effort.is_unfinished = true;
+            break;
+        }
+        // A plan may leave only more free extents than before; then the next one goes on from there.
+        if (arena_.can_make_room(size_class) && make_room(size_class)) {
+            continue;
+        }
+        const std::uint64_t before = counts_.used_bytes.load(kRelaxed);
+        if (!evict_one()) {
+            break;
+        }
+        effort.evicted_bytes += before - counts_.used_bytes.load(kRelaxed);
+    }
+    return std::nullopt;
+}
+
+// Where records in use stand everywhere in between, emptying the whole cache would not make a large slot either. But
+// of every size nearly a span of holes may come together before its extents can be given to another.
+std::uint64_t EntryStore::eviction_bound(ClassNumber size_class) const {
+    std::uint64_t extents = kEvictedSpans * arena_.size_class(size_class).shape.extents;
+    for (std::size_t number = 0; number < arena_.class_count(); ++number) {
+        extents += arena_.size_class(static_cast<ClassNumber>(number)).shape.extents;
+    }
+    return segments_.size() * view_.header->segment_bytes / kEvictedShare + extents * view_.header->extent_bytes;
+}
+
+bool EntryStore::make_room(ClassNumber size_class) {
+    const auto is_movable = [this](EntryNumber owner) {
+        const EntryWord now = word(owner);
+        return now.is_readable() && now.leases() == 0;
+    };
+    std::optional<RoomPlan> plan = arena_.plan_room(size_class, is_movable);
+    if (!plan) {
+        return false;
+    }
+    bool is_free = true;
+    for (const Move& record_move : plan->moves) {
+        if (is_free && move(record_move)) {
+            arena_.finish_move(record_move);
+        } else {
+            arena_.cancel_move(record_move);
+            is_free = false;
+        }
+    }
+    return is_free;
+}
+
+bool EntryStore::move(const Move& record_move) {
+    const EntryWord now = word(record_move.owner);
+    if (!now.is_readable() || now.leases() != 0) {
+        return false;
+    }
+    Entry& entry = view_.entries[record_move.owner];
+    const std::span<std::byte> from = slot_bytes(record_move.owner);
+    const std::span<std::byte> to = bytes_at(entry.space.load(kRelaxed), record_move.to);
+    std::memcpy(to.data(), from.data(), from.size());
+    // Both places hold the record now. If this process dies here, either of them is right.
+    if (!change_word(record_move.owner, now, now.with_state(EntryState::moving))) {
+        return false;
+    }
+    entry.slot.store(pack_slot(record_move.to), kRelease);
+    entry.word.store(now.next(EntryState::readable).with_unverified(now.is_unverified()).bits(), kRelease);
+    counts_.moved_bytes.fetch_add(from.size(), kRelaxed);
+    return true;
+}
+
+}  // namespace kvo

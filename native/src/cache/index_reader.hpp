@@ -1,0 +1,44 @@
+// Looking up in the index of another process, without a message to it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "arena/segment.hpp"
+#include "cache/namespace_table.hpp"
+#include "index/boundary.hpp"
+
+namespace kvo {
+
+// Safe to call from any thread. What it says may be over in the next moment: only an acquire holds anything. When the
+// writer has died, answers are as of its death.
+class IndexReader {
+public:
+    // Maps the file read-only. Takes the descriptor.
+    static Result<std::unique_ptr<IndexReader>> open(FileDescriptor file);
+
+    // Whether each block is readable; `found` as long as there are hashes.
+    Status lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
+
+    // The longest boundary that an acquire would find now; `query.local` if none.
+    Result<std::uint64_t> find_boundary(const BoundaryQuery& query);
+
+    // Grows whenever an answer may have changed.
+    std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
+    // Of the process that writes: another number is another process.
+    std::uint64_t boot_id() const noexcept { return view_.header->boot_id.load(std::memory_order_acquire); }
+
+private:
+    IndexReader(Segment segment, const IndexView& view);
+
+    Segment segment_;
+    IndexView view_;
+    NamespaceTable namespaces_;
+};
+
+// Whether each of the hashes has a readable entry.
+Status find_readable(const IndexView& view, Space space, std::span<const std::uint8_t> hashes,
+                     std::span<std::uint8_t> found);
+
+}  // namespace kvo

@@ -1,0 +1,97 @@
+// Engines with all their processes. What a session reads and writes is taken back when the last process has exited, by
+// the kernel's word: never by a timer, never because a connection was closed.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/status.hpp"
+#include "index/index_view.hpp"
+#include "shim/process_handle.hpp"
+
+namespace kvo {
+
+// Generation in the upper 16 bits, place in the table in the lower ones; never 0.
+using SessionId = std::uint32_t;
+constexpr std::uint16_t session_place(SessionId id) { return static_cast<std::uint16_t>(id & 0xffff); }
+
+enum class SessionState : std::uint32_t {
+    free,
+    open,
+    quarantined,  // its connection is gone: it gets nothing new, and keeps what it has until its processes exit
+};
+
+// Safe to call from any thread.
+class SessionTable {
+public:
+    using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
+
+    SessionTable(const IndexView& view, Reserve reserve);
+
+    // `held_limit_bytes`: what its leases and reservations together may hold.
+    Result<SessionId> open(std::uint64_t held_limit_bytes);
+
+    // From now on the session lives as long as this process. Code::invalid: no such session, or it is full.
+    Status add_member(SessionId id, ProcessHandle process);
+
+    // False: no such session. A session without processes is ended by this; `take_ended` tells.
+    bool quarantine(SessionId id);
+
+    // Sessions all of whose processes have exited, and quarantined ones that never had any. They get nothing new from
+    // the first time on, and are told until the caller has taken back what they hold.
+    std::vector<SessionId> take_ended();
+    // False, and it stays: it holds something still, as a call of another thread was under way when it ended.
+    bool forget(SessionId id);
+
+    // Open, or quarantined; what is left of a session may be released and aborted by it in both states.
+    bool is_known(SessionId id) const;
+    bool is_open(SessionId id) const;
+
+    // False if the session is not open or would hold more than its limit; then nothing is charged.
+    bool charge(SessionId id, std::uint64_t bytes);
+    void discharge(SessionId id, std::uint64_t bytes);
+    std::uint64_t held_bytes(SessionId id) const;
+
+    // The session at a place, 0: none.
+    SessionId at(std::uint16_t place) const;
+
+    // Takes over what a dead process left: sessions whose processes have all exited end at the next take_ended, the
+    // others are quarantined until their engines come back (`reopen`) or exit. A process that cannot be seen from here
+    // (of another PID namespace) counts as alive.
+    void adopt();
+    // What a session of a dead process held, whatever its limit.
+    void charge_adopted(std::uint16_t place, std::uint64_t bytes);
+    // The engine of a quarantined session is connected again; it adds its processes anew. Those that are known and live
+    // count as before, whether it does or not.
+    bool reopen(SessionId id);
+
+    std::uint32_t count() const;
+
+private:
+    struct Session {
+        std::uint32_t generation = 0;
+        SessionState state = SessionState::free;
+        bool is_ending = false;
+        std::uint64_t limit_bytes = 0;
+        std::vector<ProcessHandle> members;
+        std::vector<ProcessIdentity> identities;  // of each member; pid 0: not known
+        std::uint32_t unknown_members = 0;
+        std::atomic<std::uint64_t> held_bytes = 0;
+    };
+
+    Session* find(SessionId id) const;
+    void set_state(std::uint16_t place, SessionState state);
+    void write_members(std::uint16_t place);
+    void write_member(std::uint16_t place, std::uint32_t position, const ProcessIdentity& identity);
+
+    const IndexView view_;
+    const Reserve reserve_;
+    mutable std::mutex mutex_;
+    std::vector<std::unique_ptr<Session>> sessions_;  // by place
+};
+
+}  // namespace kvo

@@ -1,0 +1,104 @@
+#include "cache/tenant_table.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "evict/make_policy.hpp"
+
+namespace kvo {
+
+Result<TenantTable> TenantTable::create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds) {
+    auto shared = make_policy(policy, bounds);
+    if (!shared.ok()) {
+        return shared.fault();
+    }
+    TenantTable table(records, policy, bounds, std::move(shared.value()));
+    for (std::uint32_t number = 1; number < kTenantLimit && records[number].name.front() != 0; ++number) {
+        const TenantRecord& record = records[number];
+        const std::string name(record.name.data(), strnlen(record.name.data(), record.name.size()));
+        if (Status status = table.add(name, record.quota_bytes); !status.ok()) {
+            return status;
+        }
+    }
+    return table;
+}
+
+TenantTable::TenantTable(TenantRecord* records, std::string policy, const PolicyBounds& bounds,
+                         std::unique_ptr<EvictionPolicy> shared)
+    : records_(records), policy_(std::move(policy)), bounds_(bounds) {
+    tenants_.push_back({});
+    policies_.push_back(std::move(shared));
+}
+
+Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t quota_bytes) {
+    if (name.empty() || name.size() >= records_->name.size() || name.find('\0') != std::string::npos) {
+        return Status(Code::invalid, "a tenant's name has 1 to " + std::to_string(records_->name.size() - 1) +
+                                         " bytes and no zero among them");
+    }
+    const auto known = std::ranges::find(tenants_, name, &Tenant::name);
+    const auto number = static_cast<TenantNumber>(known - tenants_.begin());
+    if (known != tenants_.end()) {
+        if ((known->quota_bytes == 0) != (quota_bytes == 0)) {
+            return Status(Code::invalid, "tenant '" + name + "' cannot get or lose its quota while the cache runs");
+        }
+        known->quota_bytes = quota_bytes;
+        records_[number].quota_bytes = quota_bytes;
+        return number;
+    }
+    if (tenants_.size() == kTenantLimit) {
+        return Status(Code::failed, "there are " + std::to_string(kTenantLimit) + " tenants, more are not served");
+    }
+    if (Status status = add(name, quota_bytes); !status.ok()) {
+        return status;
+    }
+    records_[number].quota_bytes = quota_bytes;
+    records_[number].name[name.size()] = 0;
+    // From the last byte to the first: the record is valid once the first one stands.
+    for (std::size_t i = name.size(); i-- > 0;) {
+        records_[number].name[i] = name[i];
+        std::atomic_signal_fence(std::memory_order_release);
+    }
+    return number;
+}
+
+Status TenantTable::add(const std::string& name, std::uint64_t quota_bytes) {
+    Tenant tenant{.name = name, .quota_bytes = quota_bytes};
+    if (quota_bytes != 0) {
+        auto own = make_policy(policy_, bounds_);
+        if (!own.ok()) {
+            return own.fault();
+        }
+        tenant.policy = policies_.size();
+        policies_.push_back(std::move(own.value()));
+    }
+    tenants_.push_back(std::move(tenant));
+    return {};
+}
+
+std::vector<TenantTable::Usage> TenantTable::usage() const {
+    std::vector<Usage> usage;
+    for (const Tenant& tenant : tenants_) {
+        usage.push_back({tenant.name, tenant.quota_bytes, tenant.used_bytes});
+    }
+    return usage;
+}
+
+std::size_t TenantTable::choose_over_quota(std::uint64_t spent) {
+    std::size_t chosen = kNoPolicy;
+    double furthest = 1.0;
+    for (const Tenant& tenant : tenants_) {
+        if (tenant.quota_bytes == 0 || tenant.used_bytes <= tenant.quota_bytes || (spent >> tenant.policy & 1) != 0) {
+            continue;
+        }
+        const double share = static_cast<double>(tenant.used_bytes) / static_cast<double>(tenant.quota_bytes);
+        if (share > furthest && policies_[tenant.policy]->choose_victim() != kNoEntry) {
+            furthest = share;
+            chosen = tenant.policy;
+        }
+    }
+    return chosen;
+}
+
+}  // namespace kvo

@@ -1,0 +1,90 @@
+// Who shares a pool: each tenant's use and quota, and the order in which its entries go.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "evict/eviction_policy.hpp"
+#include "index/layout.hpp"
+
+namespace kvo {
+
+using TenantNumber = std::uint16_t;
+
+// Under the writer's lock. Tenants without a quota share one policy; one with a quota has its own, so that it can lose
+// its own entries first.
+class TenantTable {
+public:
+    static constexpr std::size_t kPolicyLimit = kTenantLimit;
+
+    // `policy` is one that make_policy knows. Tenants that stand in the records are there at once.
+    static Result<TenantTable> create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds);
+
+    // The number of this tenant, whose name has 1 to 55 bytes; `quota_bytes` 0: no share of its own. Calling again
+    // changes the quota, but not whether there is one.
+    Result<TenantNumber> open(const std::string& name, std::uint64_t quota_bytes);
+
+    bool is_known(TenantNumber tenant) const noexcept { return tenant < tenants_.size(); }
+    EvictionPolicy& policy_of(TenantNumber tenant) { return *policies_[tenants_[tenant].policy]; }
+    bool has_one_policy() const noexcept { return policies_.size() == 1; }
+    bool share_policy(TenantNumber tenant, TenantNumber other) const noexcept {
+        return tenants_[tenant].policy == tenants_[other].policy;
+    }
+
+    void add_bytes(TenantNumber tenant, std::uint64_t bytes) { tenants_[tenant].used_bytes += bytes; }
+    void subtract_bytes(TenantNumber tenant, std::uint64_t bytes) { tenants_[tenant].used_bytes -= bytes; }
+
+    // Whose entry goes next: of the tenants over their quotas the one furthest over; where nobody is, or none of them
+    // has anything to lose, whoever's candidate was used least recently, as `age(entry)` says. None of those whose bit
+    // is in `spent`. kNoPolicy: nobody has a candidate.
+    static constexpr std::size_t kNoPolicy = ~std::size_t{0};
+    template <typename Age>
+    std::size_t choose_policy(Age age, std::uint64_t spent = 0) {
+        if (has_one_policy()) {
+            return spent != 0 || policies_.front()->choose_victim() == kNoEntry ? kNoPolicy : 0;
+        }
+        if (const std::size_t over = choose_over_quota(spent); over != kNoPolicy) {
+            return over;
+        }
+        std::size_t oldest = kNoPolicy;
+        for (std::size_t i = 0; i < policies_.size(); ++i) {
+            const EntryNumber candidate = (spent >> i & 1) != 0 ? kNoEntry : policies_[i]->choose_victim();
+            if (candidate != kNoEntry &&
+                (oldest == kNoPolicy || age(candidate) > age(policies_[oldest]->choose_victim()))) {
+                oldest = i;
+            }
+        }
+        return oldest;
+    }
+    EvictionPolicy& policy(std::size_t number) { return *policies_[number]; }
+
+    struct Usage {
+        std::string name;
+        std::uint64_t quota_bytes = 0;
+        std::uint64_t used_bytes = 0;
+    };
+    std::vector<Usage> usage() const;
+
+private:
+    struct Tenant {
+        std::string name;
+        std::uint64_t quota_bytes = 0;
+        std::uint64_t used_bytes = 0;
+        std::size_t policy = 0;
+    };
+
+    TenantTable(TenantRecord* records, std::string policy, const PolicyBounds& bounds,
+                std::unique_ptr<EvictionPolicy> shared);
+    Status add(const std::string& name, std::uint64_t quota_bytes);
+    std::size_t choose_over_quota(std::uint64_t spent);
+
+    TenantRecord* records_;  // by number
+    std::string policy_;
+    PolicyBounds bounds_;
+    std::vector<Tenant> tenants_;  // 0: whoever has no name
+    std::vector<std::unique_ptr<EvictionPolicy>> policies_;
+};
+
+}  // namespace kvo

@@ -1,0 +1,45 @@
+// The file an index lies in: sparse, of its full size from the start, given its pages shortly before they are used.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <span>
+
+#include "arena/segment.hpp"
+#include "base/status.hpp"
+#include "index/index_view.hpp"
+
+namespace kvo {
+
+// `ensure` may be called by several threads for different regions, by one at a time for the same.
+class IndexFile {
+public:
+    static Result<IndexFile> create(const IndexBounds& bounds, std::uint64_t seed);
+
+    // The index of a process that has ended; the caller holds the lock that says so. Takes the descriptor.
+    static Result<IndexFile> adopt(FileDescriptor file);
+
+    IndexFile(IndexFile&& other) noexcept;
+
+    // Memory for the first `item_count` items of a region of `view().regions`, and some ahead. Blocks for the kernel's
+    // work of clearing at most 4 MiB. Code::unavailable: memory is short.
+    Status ensure(const Region& region, std::uint64_t item_count);
+
+    const IndexView& view() const noexcept { return view_; }
+    const Segment& segment() const noexcept { return segment_; }
+
+private:
+    struct Mark {
+        std::uint64_t offset = 0;
+        std::atomic<std::uint64_t> committed_bytes = 0;
+    };
+
+    IndexFile(Segment segment, const IndexView& view);
+    Status ensure_used();
+
+    Segment segment_;
+    IndexView view_;
+    std::array<Mark, 8> marks_;
+};
+
+}  // namespace kvo

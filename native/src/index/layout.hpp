@@ -1,0 +1,219 @@
+// The bytes of an index file: what lies where, and what each word means. One process writes it, others map it
+// read-only, and after a crash another process takes it over. No addresses in it: entries name each other by number.
+//
+//     header | tenants | buckets | entries | digests | namespaces | sessions | lease nodes
+//
+// The file has its full size from the start and gets its pages step by step (see index_file.hpp). Every field that a
+// reader of another process looks at is an atomic.
+//
+// An entry's life is in its word: generation, state, flags and lease count, changed by compare-and-swap alone.
+//
+//     free ──► reserved ──► readable ──► free
+//                              │  └────► quarantined ──► free     (not to be found any more, still leased)
+//                              └─ moving: for the instant in which its slot changes
+//
+// The generation grows whenever another field of the entry is about to change: who reads the same word before and
+// after has read one entry whole.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "base/entry_number.hpp"
+
+namespace kvo {
+
+constexpr std::uint64_t kIndexMagic = 0x3158444e494f564b;  // "KVOINDX1"
+constexpr std::uint32_t kIndexVersion = 1;
+constexpr std::size_t kHashBytes = 32;
+constexpr EntryNumber kEntryLimitMax = 1u << 30;
+
+using HashWords = std::array<std::uint64_t, 4>;  // 32 bytes as they lie in memory
+
+enum class EntryState : std::uint8_t { free, reserved, readable, moving, quarantined };
+
+// Generation 32 bits, state 4, unverified 1, leases 27.
+class EntryWord {
+public:
+    static constexpr std::uint64_t kLeaseMask = (1ull << 27) - 1;
+    static constexpr std::uint64_t kUnverified = 1ull << 27;
+
+    constexpr EntryWord() = default;
+    constexpr explicit EntryWord(std::uint64_t bits) : bits_(bits) {}
+    static constexpr EntryWord make(std::uint32_t generation, EntryState state) {
+        return EntryWord((static_cast<std::uint64_t>(generation) << 32) | (static_cast<std::uint64_t>(state) << 28));
+    }
+
+    constexpr std::uint64_t bits() const { return bits_; }
+    constexpr std::uint32_t generation() const { return static_cast<std::uint32_t>(bits_ >> 32); }
+    constexpr EntryState state() const { return static_cast<EntryState>((bits_ >> 28) & 15); }
+    constexpr bool is_readable() const { return state() == EntryState::readable; }
+    constexpr bool is_unverified() const { return (bits_ & kUnverified) != 0; }
+    constexpr std::uint32_t leases() const { return static_cast<std::uint32_t>(bits_ & kLeaseMask); }
+
+    constexpr EntryWord next(EntryState state) const { return make(generation() + 1, state); }
+    constexpr EntryWord with_state(EntryState state) const {
+        return EntryWord((bits_ & ~(15ull << 28)) | (static_cast<std::uint64_t>(state) << 28));
+    }
+    constexpr EntryWord with_leases(std::uint32_t leases) const { return EntryWord((bits_ & ~kLeaseMask) | leases); }
+    constexpr EntryWord with_unverified(bool is_unverified) const {
+        return EntryWord(is_unverified ? bits_ | kUnverified : bits_ & ~kUnverified);
+    }
+    constexpr bool operator==(const EntryWord&) const = default;
+
+private:
+    std::uint64_t bits_ = 0;
+};
+
+// Namespace in the upper half, group in the lower: with the hash, the key.
+using Space = std::uint32_t;
+constexpr Space make_space(std::uint32_t name_space, std::uint32_t group) { return (name_space << 16) | group; }
+constexpr std::uint32_t namespace_of(Space space) { return space >> 16; }
+constexpr std::uint32_t group_of(Space space) { return space & 0xffff; }
+
+// What a look-up needs, in one cache line.
+struct alignas(64) Entry {
+    std::atomic<std::uint64_t> word;
+    std::array<std::atomic<std::uint64_t>, 4> hash;
+    std::atomic<std::uint64_t> slot;     // packed arena slot
+    std::atomic<std::uint32_t> space;    // while free: number of the next free entry
+    std::atomic<std::uint32_t> recency;  // the core's clock at its last acquire; while reserved: a `Reservation`
+    std::atomic<std::uint32_t> parent;   // a hint for eviction; may name an entry that is another one by now
+    std::atomic<std::uint16_t> tiers;    // bit 0: memory; the others belong to the tiers below
+    std::atomic<std::uint16_t> tenant;
+};
+static_assert(sizeof(Entry) == 64);
+
+// Of a reserved entry.
+struct Reservation {
+    std::uint16_t session = 0;    // who may write
+    std::uint16_t committed = 0;  // one bit a shard
+
+    constexpr std::uint32_t bits() const { return std::uint32_t{session} << 16 | committed; }
+    static constexpr Reservation of(std::uint32_t bits) {
+        return {static_cast<std::uint16_t>(bits >> 16), static_cast<std::uint16_t>(bits)};
+    }
+};
+
+// Of an entry with one shard. What only the writer and holders of a lease need; changed while it is not readable.
+struct EntryDigest {
+    std::atomic<std::uint64_t> digest;
+};
+static_assert(sizeof(EntryDigest) == 8);
+
+// The digests of an entry with more than one shard; pages of this region exist only where there are such entries.
+constexpr std::uint32_t kShardLimit = 16;
+struct ShardDigests {
+    std::array<std::atomic<std::uint64_t>, kShardLimit> digest;
+};
+static_assert(sizeof(ShardDigests) == 128);
+
+// Eleven entries and the next bucket of its chain, in one cache line. A chain's first bucket has its version: it grows
+// when something went elsewhere, before its old place is emptied. So whoever finds nothing and reads the same version
+// before and after has missed nothing, and no reader ever waits for the writer, not even for a dead one.
+struct alignas(64) Bucket {
+    static constexpr std::uint32_t kCapacity = 11;
+    std::atomic<std::uint64_t> low_tags;   // tags of entries 0 to 7, lowest byte first; 0: empty
+    std::atomic<std::uint32_t> high_tags;  // of entries 8 to 10
+    std::atomic<std::uint32_t> version;
+    std::atomic<std::uint32_t> overflow;  // number of a bucket, kNoBucket: none
+    std::array<std::atomic<std::uint32_t>, kCapacity> entries;
+};
+static_assert(sizeof(Bucket) == 64);
+constexpr std::uint32_t kNoBucket = 0xffffffff;
+
+// One group of a namespace, as whoever registered it declared it.
+struct GroupRecord {
+    std::uint64_t record_bytes;  // of one shard
+    std::uint32_t block_size;    // tokens
+    std::uint32_t window;        // tokens; 0 where the rule has none
+    std::uint32_t shards;
+    std::uint8_t rule;  // BoundaryRule
+    std::array<std::uint8_t, 3> reserved;
+};
+static_assert(sizeof(GroupRecord) == 24);
+
+constexpr std::uint32_t kGroupLimit = 64;
+constexpr std::uint32_t kNamespaceLimit = 4096;
+
+// An identity whose blocks are kept, and the number by which keys name it. Written once, before the header counts it,
+// and never removed.
+struct NamespaceRecord {
+    std::uint32_t group_count;
+    std::uint32_t hash_block_size;  // tokens of one hash of a request's chain
+    std::array<std::uint8_t, 32> fingerprint;
+    std::array<GroupRecord, kGroupLimit> groups;
+};
+
+// A process that belongs to a session: the start time tells it from a later one with the same number.
+struct MemberRecord {
+    std::int32_t pid;
+    std::uint32_t reserved;
+    std::uint64_t start_ticks;
+};
+
+constexpr std::uint32_t kSessionLimit = 4096;
+constexpr std::uint32_t kMemberLimit = 63;
+constexpr std::uint16_t kNoSession = 0xffff;
+
+// One engine with all its processes.
+struct SessionRecord {
+    std::atomic<std::uint32_t> state;  // SessionState
+    std::uint32_t generation;
+    std::uint64_t held_limit_bytes;
+    std::uint32_t member_count;
+    std::uint32_t reserved;
+    std::array<MemberRecord, kMemberLimit> members;
+};
+
+// A lease is a chain of nodes that list its entries; the first one carries its name. Active once `id` is set.
+struct LeaseNode {
+    static constexpr std::uint32_t kCapacity = 58;
+    std::atomic<std::uint64_t>
+        id;  // generation in the upper half, this node's number in the lower; 0: not a lease's first
+    std::uint32_t session;
+    std::uint32_t next;  // node number; kNoNode: the last one
+    std::uint32_t count;
+    std::uint32_t generation;  // of the node's next lease
+    std::array<EntryNumber, kCapacity> entries;
+};
+static_assert(sizeof(LeaseNode) == 256);
+constexpr std::uint32_t kNoNode = 0xffffffff;
+
+// Who shares the pool. Valid if the name is not empty; tenant 0 has none and needs no record.
+struct TenantRecord {
+    std::uint64_t quota_bytes;
+    std::array<char, 56> name;  // ends with a zero
+};
+constexpr std::uint32_t kTenantLimit = 64;
+
+// First page of the file; the tenants are the second. What stands before `version_counter` never changes after the file
+// was made.
+struct IndexHeader {
+    std::uint64_t magic;
+    std::uint32_t format;
+    std::uint32_t entry_limit;
+    std::uint32_t bucket_limit;
+    std::uint32_t lease_node_limit;
+    std::uint64_t seed;  // of the bucket hash
+    std::uint64_t segment_bytes;
+    std::uint64_t extent_bytes;
+    std::uint64_t file_bytes;
+    std::uint64_t segments_mark;  // follows from the segments' files and their order
+
+    std::atomic<std::uint64_t> boot_id;           // of the process that writes
+    std::atomic<std::uint64_t> version_counter;   // grows whenever the answer of a look-up may have changed
+    std::atomic<std::uint32_t> bucket_count;      // of the table proper; overflow buckets lie at the end of the region
+    std::atomic<std::uint32_t> entry_count;       // entries that were ever used: numbers below it may be read
+    std::atomic<std::uint32_t> lease_node_count;  // the same for lease nodes
+    std::atomic<std::uint32_t> namespace_count;   // and for namespaces, which are whole
+    std::atomic<std::uint32_t> session_count;     // and for sessions
+    std::atomic<std::uint32_t> segment_count;
+    std::atomic<std::uint32_t> clock;  // counts acquires
+};
+static_assert(sizeof(IndexHeader) <= 4096);
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
+}  // namespace kvo

@@ -1,0 +1,63 @@
+// The hash table of an index, as its one writer changes it. It grows by one bucket at a time and never moves an entry's
+// own memory, so no look-up and no insertion ever waits for a growth.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/status.hpp"
+#include "index/lookup.hpp"
+
+namespace kvo {
+
+// Called by the one writer under its lock. Readers look up meanwhile, by lookup.hpp.
+class Table {
+public:
+    // Says that memory for so many buckets of a region is needed now. A fault refuses the insertion.
+    using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
+
+    Table(const IndexView& view, Reserve reserve);
+
+    // Makes it empty, with few buckets: for a new index, and before an adopted one is filled again.
+    Status reset();
+
+    // The entry's key stands in the entry already. Nothing changes if there is no memory for it.
+    Status insert(EntryNumber entry);
+
+    // Asks for the memory where erasing this entry begins.
+    void prefetch(EntryNumber entry) const;
+
+    // The entry's key must still be there. An entry that is not in the table is a bug.
+    void erase(EntryNumber entry);
+
+    std::uint64_t size() const noexcept { return size_; }
+
+private:
+    static constexpr std::uint32_t kFirstBuckets = 64;
+
+    struct Place {
+        std::uint32_t bucket;
+        std::uint32_t position;
+    };
+
+    std::uint64_t mix(EntryNumber entry) const;
+    Status put(std::uint32_t first, EntryNumber entry, std::uint8_t tag);
+    Result<std::uint32_t> take_overflow();
+    void clear_bucket(std::uint32_t number);
+    void list_chain(std::uint32_t first);
+    void take_out(Place hole);
+    void announce_change(std::uint32_t first);
+    void split_next();
+    void list_leaving(std::uint32_t count);
+    void free_chain(std::uint32_t first);
+
+    const IndexView view_;
+    const Reserve reserve_;
+    std::uint64_t size_ = 0;
+    std::uint32_t overflow_used_ = 0;
+    std::vector<std::uint32_t> free_overflow_;
+    std::vector<std::uint32_t> chain_;  // buckets of the chain that is being changed
+    std::vector<Place> leaving_;        // what a split takes out of it
+};
+
+}  // namespace kvo

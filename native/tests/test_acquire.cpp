@@ -1,0 +1,351 @@
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "cache_fixture.hpp"
+
+using namespace kvo;
+using namespace kvo::test;
+
+namespace {
+
+// A request of `tokens` tokens (a multiple of 64) in a model of all kinds of groups.
+struct Hybrid {
+    explicit Hybrid(CacheOptions options = small_options()) : cache(std::move(options)) {
+        name_space = namespace_of(cache.open(hybrid_geometry()));
+        session = cache.session();
+    }
+    Space space(std::uint32_t group) const { return make_space(name_space, group); }
+    // A group's keys: the hash of each block's last tokens.
+    Hashes keys(std::uint32_t group, std::uint64_t prompt, std::uint64_t first, std::uint64_t end) {
+        const std::size_t stride = cache.group(space(group)).block_size / 16;
+        Hashes keys;
+        for (std::uint64_t block = first; block < end; ++block) {
+            const Hashes last = chain(prompt, 1, (block + 1) * stride - 1);
+            keys.insert(keys.end(), last.begin(), last.end());
+        }
+        return keys;
+    }
+    void put(std::uint32_t group, std::uint64_t prompt, std::uint64_t first, std::uint64_t end) {
+        CHECK_EQUAL(cache.put(session, space(group), keys(group, prompt, first, end)), end - first);
+    }
+    void put_all(std::uint64_t prompt, std::uint64_t tokens) {
+        for (std::uint32_t group = 0; group < 5; ++group) {
+            put(group, prompt, 0, tokens / cache.group(space(group)).block_size);
+        }
+    }
+    Acquired acquire(std::uint64_t prompt, std::size_t hashes, std::uint64_t local = 0, std::uint64_t limit = ~0ull,
+                     std::uint64_t alignment = 1, std::uint32_t shard = 0) {
+        const Hashes request = chain(prompt, hashes);
+        return value_of(cache->acquire(
+            session,
+            {.name_space = name_space, .chain = request, .local = local, .limit = limit, .alignment = alignment},
+            shard));
+    }
+    // What was leased is what a load needs, no more, and every byte is right.
+    void check_hit(const Acquired& acquired, std::uint64_t prompt, std::uint64_t local, std::uint64_t boundary) {
+        CHECK(acquired.outcome == AcquireOutcome::hit);
+        CHECK_EQUAL(acquired.boundary, boundary);
+        CHECK_EQUAL(acquired.groups.size(), 5u);
+        for (std::uint32_t group = 0; group < 5; ++group) {
+            const BlockRange range = needed_blocks(cache.group(space(group)), local, boundary);
+            CHECK_EQUAL(acquired.groups[group].addresses.size(), range.count());
+            if (range.count() != 0) {
+                CHECK_EQUAL(acquired.groups[group].first, range.first);
+                CHECK(cache.is_right(acquired, space(group), keys(group, prompt, range.first, range.end)));
+            }
+        }
+    }
+
+    SmallCache cache;
+    std::uint32_t name_space = 0;
+    SessionId session = 0;
+};
+
+// What a record's digest must be.
+std::uint64_t digest_by_hand(SmallCache& cache, Space space, std::uint64_t address, std::span<const std::uint8_t> hash,
+                             std::uint32_t shard) {
+    const std::span<const std::byte> record = cache.record(space, address, shard);
+    const Fingerprint name = fingerprint(1);
+    return digest_record({reinterpret_cast<const std::uint8_t*>(record.data()), record.size()},
+                         {name, hash.first<kHashBytes>(), group_of(space), shard});
+}
+
+}  // namespace
+
+TEST(the_longest_boundary_that_all_groups_accept) {
+    Hybrid model;
+    model.put_all(1, 256);
+    model.check_hit(model.acquire(1, 16), 1, 0, 256);
+    model.check_hit(model.acquire(1, 16, 0, 255), 1, 0, 192);  // states lie every 64 tokens
+    model.check_hit(model.acquire(1, 15), 1, 0, 192);
+    model.check_hit(model.acquire(1, 16, 70), 1, 70, 256);
+    model.check_hit(model.acquire(1, 16, 0, ~0ull, 128), 1, 0, 256);
+    model.check_hit(model.acquire(1, 15, 0, ~0ull, 128), 1, 0, 128);
+    CHECK(model.acquire(1, 16, 256).outcome == AcquireOutcome::miss);
+    CHECK(model.acquire(1, 3).outcome == AcquireOutcome::miss);
+    CHECK(model.acquire(2, 16).outcome == AcquireOutcome::miss);
+    CHECK_EQUAL(model.acquire(1, 16, 256).boundary, 256u);
+    const CacheStats stats = model.cache->stats();
+    CHECK_EQUAL(stats.hits, 6u);
+    CHECK_EQUAL(stats.misses, 4u);
+    CHECK_EQUAL(stats.leases, 6u);
+}
+
+TEST(what_a_group_lacks_shortens_the_boundary) {
+    struct Case {
+        std::uint32_t group;
+        std::uint64_t block;
+        std::size_t hashes;      // of the request
+        std::uint64_t boundary;  // 0: a miss
+    };
+    // Without one block of one group; 256 tokens are there, and boundaries are at 64, 128, 192 and 256.
+    const std::vector<Case> cases = {
+        {0, 15, 16, 192}, {0, 4, 16, 64},  {0, 0, 16, 0},   {1, 15, 16, 192}, {1, 13, 16, 192}, {1, 12, 16, 256},
+        {1, 5, 16, 256},  {2, 3, 16, 192}, {2, 0, 16, 256}, {2, 0, 4, 0},     {3, 7, 16, 256},  {3, 5, 16, 256},
+        {3, 5, 12, 128},  {3, 3, 12, 192}, {3, 1, 4, 0},    {4, 3, 16, 256},
+    };
+    for (const Case& lacking : cases) {
+        Hybrid model;
+        model.put_all(1, 256);
+        const Hashes gone = model.keys(lacking.group, 1, lacking.block, lacking.block + 1);
+        CHECK_EQUAL(model.cache->invalidate(model.space(lacking.group), gone), 1u);
+        const Acquired acquired = model.acquire(1, lacking.hashes);
+        if (lacking.boundary == 0) {
+            CHECK(acquired.outcome == AcquireOutcome::miss);
+        } else {
+            model.check_hit(acquired, 1, 0, lacking.boundary);
+        }
+    }
+}
+
+TEST(digests_are_those_of_the_shard_that_was_asked_for) {
+    Hybrid model;
+    model.put_all(1, 64);
+    for (const std::uint32_t shard : {0u, 1u, 2u}) {
+        const Acquired acquired = model.acquire(1, 4, 0, ~0ull, 1, shard);
+        model.check_hit(acquired, 1, 0, 64);
+        for (std::uint32_t group = 0; group < 4; ++group) {
+            const LeasedGroup& leased = acquired.groups[group];
+            const Hashes keys = model.keys(group, 1, leased.first, leased.first + leased.addresses.size());
+            CHECK_EQUAL(leased.digests.size(), leased.addresses.size());
+            for (std::size_t i = 0; i < leased.digests.size(); ++i) {
+                const bool has_shard = shard < model.cache.group(model.space(group)).shards;
+                CHECK_EQUAL(leased.digests[i], has_shard ? digest_by_hand(model.cache, model.space(group),
+                                                                          leased.addresses[i], hash_at(keys, i), shard)
+                                                         : kNoDigest);
+            }
+        }
+        CHECK(model.cache->release(model.session, acquired.lease));
+    }
+}
+
+TEST(a_boundary_that_needs_nothing_leases_nothing) {
+    SmallCache cache;
+    Geometry chunks = plain_geometry();
+    chunks.groups[0].rule = BoundaryRule::chunk;
+    chunks.groups[0].window = 64;
+    const Space space = cache.open(chunks);
+    const SessionId session = cache.session();
+    const Hashes request = chain(1, 8);
+    const Acquired acquired =
+        value_of(cache->acquire(session, {.name_space = namespace_of(space), .chain = request, .limit = ~0ull}, 0));
+    CHECK(acquired.outcome == AcquireOutcome::hit);
+    CHECK_EQUAL(acquired.boundary, 128u);  // a chunk begins there
+    CHECK_EQUAL(acquired.lease, 0u);
+    CHECK(acquired.groups[0].addresses.empty());
+    CHECK(!cache->release(session, acquired.lease));
+    CHECK_EQUAL(cache->stats().leases, 0u);
+}
+
+TEST(questions_that_are_none_are_refused_in_one_line) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const Hashes hashes = chain(1, 2);
+    const std::span<const std::uint8_t> torn = std::span(hashes).first(33);
+    const std::uint32_t number = namespace_of(space);
+    const std::vector<Result<Acquired>> refused = {
+        cache->acquire(session, {.name_space = number + 1, .chain = hashes, .limit = 64}, 0),
+        cache->acquire(session, {.name_space = ~0u, .chain = hashes, .limit = 64}, 0),
+        cache->acquire(session, {.name_space = number, .chain = torn, .limit = 64}, 0),
+        cache->acquire(session, {.name_space = number, .chain = hashes, .limit = 64, .alignment = 0}, 0),
+        cache->acquire_entries(session, space, torn, 0),
+        cache->acquire_entries(session, space + 1, hashes, 0),
+        cache->acquire_entries(session, make_space(4000, 0), hashes, 0),
+    };
+    for (const auto& result : refused) {
+        CHECK(!result.ok() && result.fault().code() == Code::invalid);
+        CHECK(!result.fault().message().empty() && result.fault().message().find('\n') == std::string::npos);
+    }
+    CHECK(value_of(cache->acquire_entries(session, space, {}, 0)).outcome == AcquireOutcome::miss);
+    CHECK_EQUAL(cache->stats().leases, 0u);
+    CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
+}
+
+TEST(a_lease_is_released_once_and_by_its_own_session) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const SessionId other = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 3)), 3u);
+    const auto lease = cache.take(session, space, chain(1, 3));
+    CHECK(lease.has_value());
+    CHECK_EQUAL(cache->sessions().held_bytes(session), 3u * 4096);
+    CHECK(!cache->release(other, lease->lease));
+    CHECK(!cache->release(session, lease->lease + 1));
+    CHECK(!cache->release(session, 0));
+    CHECK_EQUAL(cache->evict(kSegmentBytes), 0u);
+    CHECK(cache->release(session, lease->lease));
+    CHECK(!cache->release(session, lease->lease));
+    CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
+    CHECK_EQUAL(cache->evict(kSegmentBytes), 3u * 4096);
+    CHECK(!cache.take(session, space, chain(1, 3)));  // all or none
+}
+
+TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId writer = cache.session();
+    CHECK_EQUAL(cache.put(writer, space, chain(1, 4)), 4u);
+    const SessionId poor = cache.session(3 * 4096);
+    const SessionId none = 0;
+    for (const SessionId session : {poor, none}) {
+        CHECK(value_of(cache->acquire_entries(session, space, chain(1, 4), 0)).outcome == AcquireOutcome::over_limit);
+    }
+    CHECK_EQUAL(cache->stats().refused, 2u);
+    CHECK_EQUAL(cache->stats().leases, 0u);
+    CHECK_EQUAL(cache->sessions().held_bytes(poor), 0u);
+    const auto some = cache.take(poor, space, chain(1, 3));
+    CHECK(some.has_value());
+    CHECK(value_of(cache->acquire_entries(poor, space, chain(1, 1), 0)).outcome == AcquireOutcome::over_limit);
+    CHECK_EQUAL(cache.reserve(poor, space, chain(9, 1)).size(), 0u);  // both count
+    CHECK(cache->release(poor, some->lease));
+    CHECK_EQUAL(cache->evict(kSegmentBytes), 4u * 4096);
+}
+
+TEST(leases_hold_what_they_name_whatever_happens_to_the_rest) {
+    for (const auto verify : {Verify::adopted, Verify::always}) {
+        CacheOptions options = small_options();
+        options.verify = verify;
+        SmallCache cache(options);
+        const Space small = cache.open(plain_geometry(4096), 1);
+        const Space large = cache.open(plain_geometry(100000), 2);
+        const SessionId session = cache.session();
+        CHECK_EQUAL(cache.put(session, small, chain(1, 40)), 40u);
+        CHECK_EQUAL(cache.put(session, large, chain(1, 3)), 3u);
+        const auto held = cache.take(session, small, chain(1, 40));
+        const auto held_large = cache.take(session, large, chain(1, 3));
+        CHECK(held && held_large);
+        std::mt19937_64 random(1);
+        for (std::uint64_t prompt = 2; prompt < 400; ++prompt) {
+            CHECK(cache.put(session, random() % 2 ? small : large, chain(prompt, 8)) > 0);
+            CHECK(cache.is_right(*held, small, chain(1, 40)) && cache.is_right(*held_large, large, chain(1, 3)));
+        }
+        CHECK(cache->stats().evicted > 100);
+        CHECK_EQUAL(cache.count_readable(small, chain(1, 40)), 40u);
+
+        // Forgotten at once, and kept until the last lease ends.
+        const auto again = cache.take(session, small, chain(1, 1));
+        CHECK_EQUAL(cache->invalidate(small, chain(1, 1)), 1u);
+        CHECK_EQUAL(cache->invalidate(small, chain(1, 1)), 0u);
+        CHECK(cache->clear(namespace_of(small)) >= 39);
+        CHECK_EQUAL(cache.count_readable(small, chain(1, 40)), 0u);
+        CHECK(!cache.take(session, small, chain(1, 1)));
+        CHECK_EQUAL(cache->stats().quarantined, 40u);
+        CHECK(cache.put(session, small, chain(1, 1)) == 1);  // the same name, another slot
+        CHECK(cache.is_right(*held, small, chain(1, 40)));
+        CHECK(cache->release(session, held->lease));
+        CHECK_EQUAL(cache->stats().quarantined, 1u);
+        CHECK(cache->release(session, again->lease));
+        CHECK_EQUAL(cache->stats().quarantined, 0u);
+        CHECK(cache->release(session, held_large->lease));
+        cache->evict(kSegmentBytes);
+        CHECK_EQUAL(cache->stats().used_bytes, 0u);
+    }
+}
+
+TEST(with_everything_leased_reservations_are_refused_until_something_is_released) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const std::size_t all = kSegmentBytes / 4096;
+    std::vector<LeaseId> leases;
+    for (std::uint64_t key = 0; key < all; ++key) {
+        CHECK(cache.put_one(session, space, key));
+        leases.push_back(cache.take(session, space, chain(key, 1))->lease);
+    }
+    CHECK(cache.reserve(session, space, chain(9999, 5)).empty());
+    CHECK_EQUAL(cache->evict(1), 0u);
+    CHECK_EQUAL(cache->stats().refused, 1u);
+    CHECK_EQUAL(cache->stats().evicted, 0u);
+    CHECK(cache->release(session, leases[17]) && cache->release(session, leases[18]));
+    CHECK_EQUAL(cache.put(session, space, chain(9999, 5)), 2u);
+    CHECK(!cache.has(space, 17) && !cache.has(space, 18) && cache.has(space, 16));
+    CHECK_EQUAL(cache->stats().evicted, 2u);
+}
+
+TEST(a_changed_byte_is_a_miss_where_every_use_is_checked) {
+    CacheOptions options = small_options();
+    options.verify = Verify::always;
+    Hybrid model(options);
+    model.put_all(1, 128);
+    const Acquired before = model.acquire(1, 8);
+    model.check_hit(before, 1, 0, 128);
+    const std::uint64_t damaged = before.groups[0].addresses[5];
+    std::byte& changed = model.cache.record(model.space(0), damaged, 1)[2999];
+    changed ^= std::byte{1};
+    model.check_hit(model.acquire(1, 8), 1, 0, 64);  // block 5 of the prefix is gone
+    CHECK_EQUAL(model.cache->stats().mismatches, 1u);
+    CHECK_EQUAL(model.cache.count_readable(model.space(0), chain(1, 8)), 7u);
+    CHECK_EQUAL(model.cache->stats().quarantined, 1u);
+    changed ^= std::byte{1};
+    CHECK(model.cache->release(model.session, before.lease));
+    CHECK_EQUAL(model.cache->stats().quarantined, 0u);
+    model.put(0, 1, 5, 6);
+    model.check_hit(model.acquire(1, 8), 1, 0, 128);
+
+    // Without the wish the cache trusts what it saw written itself.
+    SmallCache trusting;
+    const Space space = trusting.open();
+    const SessionId session = trusting.session();
+    CHECK(trusting.put_one(session, space, 1));
+    const auto lease = trusting.take(session, space, chain(1, 1));
+    trusting.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{1};
+    CHECK(value_of(trusting->acquire_entries(session, space, chain(1, 1), 0)).outcome == AcquireOutcome::hit);
+}
+
+TEST(what_was_used_goes_last) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    for (std::uint64_t key = 0; key < 20; ++key) {
+        CHECK(cache.put_one(session, space, key));
+    }
+    CHECK(cache.is_served(session, space, 3));
+    CHECK(cache.is_served(session, space, 0));
+    CHECK_EQUAL(cache->evict(18 * 4096), 18u * 4096);
+    CHECK(cache.has(space, 3) && cache.has(space, 0));
+    CHECK_EQUAL(cache->evict(1), 4096u);
+    CHECK(!cache.has(space, 3) && cache.has(space, 0));
+    CHECK_EQUAL(cache->stats().lost_touches, 0u);
+}
+
+// Two prompts in one call do not hang on each other.
+TEST(entries_acquired_together_are_not_one_prompt) {
+    SmallCache cache(small_options(1, "prefix"));
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 2)), 2u);
+    CHECK_EQUAL(cache.put(session, space, chain(2, 2)), 2u);
+    Hashes both = chain(1, 2);
+    const Hashes second_prompt = chain(2, 2);
+    both.insert(both.end(), second_prompt.begin(), second_prompt.end());
+    const Acquired acquired = value_of(cache->acquire_entries(session, space, both, 0));
+    CHECK(acquired.outcome == AcquireOutcome::hit);
+    CHECK(cache->release(session, acquired.lease));
+    const Acquired kept = value_of(cache->acquire_entries(session, space, chain(2, 2), 0));
+    CHECK(kept.outcome == AcquireOutcome::hit);
+    CHECK_EQUAL(cache->evict(kNoLimit), 2u * 4096);
+    CHECK_EQUAL(cache.count_readable(space, chain(2, 2)), 2u);
+}

@@ -1,0 +1,185 @@
+#include "cache/cache_core.hpp"
+
+#include <algorithm>
+
+#include "cache_fixture.hpp"
+#include "child_process.hpp"
+#include "evict/make_policy.hpp"
+
+using namespace kvo;
+using namespace kvo::test;
+
+namespace {
+
+Status fault_of(const CacheOptions& options) {
+    PopulateProgress progress;
+    const auto core = CacheCore::create(options, progress);
+    return core.ok() ? Status() : core.fault();
+}
+
+}  // namespace
+
+TEST(options_that_make_no_cache_are_refused_before_memory_is_taken) {
+    std::vector<CacheOptions> refused(11, small_options());
+    refused[0].pool_bytes = 0;
+    refused[1].entry_limit = 0;
+    refused[2].entry_limit = kEntryLimitMax + 1;
+    refused[3].segment_bytes = 0;
+    refused[4].extent_bytes = 0;
+    refused[5].extent_bytes = 100;
+    refused[6].extent_bytes = 3 * 4096;
+    refused[7].policy = "random";
+    refused[8].pool_bytes = ~0ull;
+    refused[9].segment_bytes = ~0ull;
+    refused[10].extent_bytes = 2 * kSegmentBytes;
+    for (const CacheOptions& options : refused) {
+        const Status status = fault_of(options);
+        CHECK(status.code() == Code::invalid);
+        CHECK(!status.message().empty() && status.message().find('\n') == std::string::npos);
+    }
+    CacheOptions too_large = small_options();
+    too_large.pool_bytes = 1ull << 55;
+    CHECK(fault_of(too_large).code() == Code::unavailable);
+    PopulateProgress cancelled;
+    cancelled.is_cancelled = true;
+    CHECK(CacheCore::create(small_options(), cancelled).fault().code() == Code::failed);
+}
+
+TEST(a_new_cache_is_empty_and_as_large_as_was_asked_for) {
+    CacheOptions options = small_options();
+    options.pool_bytes = 2 * kSegmentBytes - 1;
+    SmallCache cache(options);
+    const CacheStats stats = cache->stats();
+    CHECK_EQUAL(stats.capacity_bytes, 2 * kSegmentBytes);
+    CHECK_EQUAL(stats.used_bytes + stats.readable + stats.reserved + stats.quarantined + stats.leases, 0u);
+    CHECK_EQUAL(stats.tenants.size(), 1u);
+    CHECK(stats.index_bytes > 0 && stats.index_bytes < 4u << 20);
+    CHECK_EQUAL(cache->segments().size(), 2u);
+    CHECK_EQUAL(cache->files().segments.size(), 2u);
+    CHECK_EQUAL(cache->adoption().readable, 0u);
+    CHECK_EQUAL(cache->evict(1), 0u);
+    CHECK_EQUAL(cache->clear(0), 0u);
+    CHECK_EQUAL(cache->reclaim_ended(), 0u);
+}
+
+TEST(addresses_count_over_all_segments) {
+    SmallCache cache(small_options(2));
+    CHECK_EQUAL(cache->bytes_at(0, kSegmentBytes).size(), kSegmentBytes);
+    CHECK(cache->bytes_at(kSegmentBytes, 1).data() == cache->segments()[1].bytes().data());
+    CHECK(cache->bytes_at(kSegmentBytes - 1, 2).empty());
+    CHECK(cache->bytes_at(2 * kSegmentBytes, 1).empty());
+    CHECK(cache->bytes_at(~0ull, 1).empty());
+    CHECK(cache->bytes_at(1, ~0ull).empty());
+}
+
+TEST(the_whole_life_under_every_policy) {
+    for (const std::string_view policy : policy_names()) {
+        SmallCache cache(small_options(2, std::string(policy)));
+        const Space space = cache.open(plain_geometry(5000, 2));
+        const SessionId session = cache.session();
+        for (std::uint64_t round = 0; round < 40; ++round) {
+            CHECK_EQUAL(cache.put(session, space, chain(round, 30)), 30u);
+            const auto lease = cache.take(session, space, chain(round, 30));
+            CHECK(lease && cache->release(session, lease->lease));
+        }
+        const CacheStats stats = cache->stats();
+        CHECK(stats.evicted > 0);
+        CHECK_EQUAL(stats.readable + stats.evicted, 1200u);
+        CHECK_EQUAL(stats.used_bytes, stats.readable * 10000);
+        cache->evict(~0ull);
+        CHECK_EQUAL(cache->stats().used_bytes, 0u);
+    }
+}
+
+TEST(two_namespaces_do_not_see_each_other) {
+    SmallCache cache;
+    const Space first = cache.open(plain_geometry(), 1);
+    const Space second = cache.open(plain_geometry(), 2);
+    CHECK(first != second);
+    CHECK_EQUAL(cache.open(plain_geometry(), 1), first);
+    CHECK(!cache->open_namespace(fingerprint(1), plain_geometry(5000)).ok());
+    const SessionId session = cache.session();
+    CHECK(cache.put_one(session, first, 1));
+    CHECK(cache.has(first, 1) && !cache.has(second, 1));
+    CHECK(cache.put_one(session, second, 1));
+    CHECK(cache.is_served(session, first, 1) && cache.is_served(session, second, 1));
+    CHECK_EQUAL(cache.count_readable(make_space(4000, 63), chain(1, 3)), 0u);
+    CHECK(!cache->open_namespace(fingerprint(3), plain_geometry(kSegmentBytes, 2)).ok());
+}
+
+TEST(records_from_the_smallest_to_a_whole_segment) {
+    SmallCache cache(small_options(2));
+    const SessionId session = cache.session();
+    std::uint8_t name = 0;
+    for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{63}, std::uint64_t{65}, kExtentBytes - 1,
+                                      kExtentBytes, kExtentBytes + 1, kSegmentBytes / 2 + 1, kSegmentBytes}) {
+        const Space space = cache.open(plain_geometry(bytes), ++name);
+        CHECK(cache.put_one(session, space, 1));
+        CHECK(cache.put_one(session, space, 2));
+        CHECK(cache.is_served(session, space, 1) && cache.is_served(session, space, 2));
+    }
+}
+
+TEST(files_of_a_living_owner_are_refused) {
+    SmallCache cache;
+    CacheFiles files = cache.duplicate_files();
+    ChildProcess owner([&files](const Line& line) {
+        const auto lock = FileLock::take(files.lock);
+        line.tell(lock.ok() ? 'y' : 'n');
+        line.await();
+        return 0;
+    });
+    CHECK_EQUAL(owner.line().await(), 'y');
+    const auto refused = CacheCore::adopt(std::move(files), small_options());
+    CHECK(refused.fault().code() == Code::unavailable);
+    CHECK(refused.fault().message().find(std::to_string(owner.pid())) != std::string::npos);
+}
+
+TEST(files_that_do_not_belong_together_are_refused) {
+    SmallCache cache(small_options(2));
+    CacheFiles fewer = cache.duplicate_files();
+    fewer.segments.pop_back();
+    CHECK(CacheCore::adopt(std::move(fewer), small_options()).fault().code() == Code::invalid);
+    CacheFiles exchanged = cache.duplicate_files();
+    std::swap(exchanged.index, exchanged.segments[0]);
+    CHECK(CacheCore::adopt(std::move(exchanged), small_options()).fault().code() == Code::invalid);
+    CHECK(!CacheCore::adopt(CacheFiles(), small_options()).ok());
+    CHECK(CacheCore::adopt(cache.duplicate_files(), small_options(2, "random")).fault().code() == Code::invalid);
+}
+
+TEST(readers_of_the_index_cannot_write_to_it) {
+    SmallCache cache;
+    FileDescriptor file = value_of(cache->open_index_read_only());
+    CHECK_EQUAL(fcntl(file.number(), F_GETFL) & O_ACCMODE, O_RDONLY);
+}
+
+TEST(a_forked_child_has_no_part_in_the_cache) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK(cache.put_one(session, space, 1));
+    const auto lease = cache.take(session, space, chain(1, 1));
+
+    ChildProcess touching([&](const Line&) {
+        signal(SIGSEGV, SIG_DFL);
+        cache.owner()->version();  // nothing is mapped there
+        return 0;
+    });
+    CHECK_EQUAL(touching.wait_exit(), -SIGSEGV);
+    ChildProcess destroying([&](const Line&) {
+        cache.owner().reset();
+        return 0;
+    });
+    CHECK_EQUAL(destroying.wait_exit(), 0);
+
+    // The parent goes on, and is the owner still.
+    const int lock = cache->files().lock;
+    ChildProcess other([lock](const Line&) {
+        FileDescriptor inherited(lock);
+        return FileLock::take(inherited).ok() ? 1 : 0;
+    });
+    CHECK_EQUAL(other.wait_exit(), 0);
+    CHECK(cache.is_right(*lease, space, chain(1, 1)));
+    CHECK(cache->release(session, lease->lease));
+    CHECK(cache.put_one(session, space, 2) && cache.is_served(session, space, 2));
+}

@@ -1,0 +1,293 @@
+#include <algorithm>
+#include <set>
+
+#include "cache_fixture.hpp"
+
+using namespace kvo;
+using namespace kvo::test;
+
+namespace {
+
+using Outcomes = std::vector<CommitOutcome>;
+
+struct Written {
+    Written() : space(cache.open()), session(cache.session()) {}
+
+    // One reserved and written entry.
+    Ticket reserve(std::uint64_t key, SessionId of) {
+        const std::vector<Ticket> tickets = cache.reserve(of, space, chain(key, 1));
+        cache.write(of, space, chain(key, 1), tickets);
+        return tickets.at(0);
+    }
+    CommitOutcome commit(std::uint64_t key, SessionId of, Ticket ticket) {
+        return cache.commit(of, space, chain(key, 1), std::vector{ticket})[0];
+    }
+
+    SmallCache cache;
+    Space space;
+    SessionId session;
+};
+
+}  // namespace
+
+TEST(a_record_is_found_once_it_is_committed) {
+    Written made;
+    const Hashes hashes = chain(1, 300);  // more than is done under one hold of the lock
+    const std::vector<Ticket> tickets = made.cache.reserve(made.session, made.space, hashes);
+    CHECK_EQUAL(tickets.size(), 300u);
+    CHECK_EQUAL(std::set<Ticket>(tickets.begin(), tickets.end()).size(), 300u);
+    const auto addresses = made.cache.locate(made.session, tickets);
+    CHECK_EQUAL(std::set<std::uint64_t>(addresses.begin(), addresses.end()).size(), 300u);
+    CHECK_EQUAL(made.cache.count_readable(made.space, hashes), 0u);
+    CHECK_EQUAL(made.cache->stats().reserved, 300u);
+    CHECK_EQUAL(made.cache->sessions().held_bytes(made.session), 300u * 4096);
+    made.cache.write(made.session, made.space, hashes, tickets);
+    const std::uint64_t version = made.cache->version();
+    CHECK((made.cache.commit(made.session, made.space, hashes, tickets) == Outcomes(300, CommitOutcome::readable)));
+    CHECK(made.cache->version() > version);
+    CHECK_EQUAL(made.cache->sessions().held_bytes(made.session), 0u);
+    CHECK_EQUAL(made.cache.count_readable(made.space, hashes), 300u);
+    const auto lease = made.cache.take(made.session, made.space, hashes);
+    CHECK(lease && lease->groups[0].addresses == addresses);
+
+    // What is readable needs no slot.
+    Hashes more = chain(1, 302);
+    const std::vector<Ticket> again = made.cache.reserve(made.session, made.space, more);
+    CHECK_EQUAL(again.size(), 302u);
+    CHECK(std::all_of(again.begin(), again.begin() + 300, [](Ticket ticket) { return ticket == 0; }));
+    CHECK(again[300] != 0 && again[301] != 0);
+    const auto located = made.cache.locate(made.session, again);
+    CHECK(located[0] == kNoAddress && located[300] != kNoAddress);
+    std::vector<Ticket> unnamed(7);
+    CHECK_EQUAL(value_of(made.cache->reserve(made.session, 0, made.space, {}, unnamed)), 7u);
+    CHECK_EQUAL(std::ranges::count(unnamed, Ticket{0}), 0);
+    CHECK_EQUAL(made.cache->stats().reserved, 9u);
+}
+
+TEST(readable_only_with_all_shards) {
+    SmallCache cache;
+    const Space space = cache.open(plain_geometry(1000, 3));
+    const SessionId session = cache.session();
+    const Hashes hashes = chain(1, 2);
+    const std::vector<Ticket> tickets = cache.reserve(session, space, hashes);
+    cache.write(session, space, hashes, tickets);
+    const Outcomes incomplete(2, CommitOutcome::incomplete);
+    CHECK(cache.commit(session, space, hashes, tickets, 2) == incomplete);
+    CHECK(cache.commit(session, space, hashes, tickets, 0) == incomplete);
+    CHECK(cache.commit(session, space, hashes, tickets, 0) == incomplete);  // the same shard again is no other one
+    CHECK_EQUAL(cache.count_readable(space, hashes), 0u);
+    // Another name than that of the first shard, and a shard that there is not.
+    CHECK((cache.commit(session, space, chain(5, 2), tickets, 1) == Outcomes(2, CommitOutcome::stale)));
+    Outcomes outcomes(2);
+    const CommitBatch fourth{
+        .space = space, .shard = 3, .tickets = tickets, .hashes = hashes, .parents = {}, .digests = {}};
+    CHECK(cache->commit(session, fourth, outcomes).code() == Code::invalid);
+    CHECK((cache.commit(session, space, hashes, tickets, 1) == Outcomes(2, CommitOutcome::readable)));
+    for (std::uint32_t shard = 0; shard < 3; ++shard) {
+        const Acquired acquired = value_of(cache->acquire_entries(session, space, hashes, shard));
+        CHECK(cache.is_right(acquired, space, hashes));
+        for (std::size_t i = 0; i < 2; ++i) {
+            const auto record = cache.record(space, acquired.groups[0].addresses[i], shard);
+            const Fingerprint name = fingerprint(1);
+            CHECK_EQUAL(acquired.groups[0].digests[i],
+                        digest_record({reinterpret_cast<const std::uint8_t*>(record.data()), record.size()},
+                                      {name, hash_at(hashes, i).first<kHashBytes>(), 0, shard}));
+        }
+    }
+}
+
+TEST(of_two_writers_the_first_commit_wins) {
+    Written made;
+    const SessionId other = made.cache.session();
+    const Ticket first = made.reserve(1, made.session);
+    const Ticket second = made.reserve(1, other);
+    CHECK(first != second);
+    CHECK(made.commit(1, other, second) == CommitOutcome::readable);
+    CHECK(made.commit(1, made.session, first) == CommitOutcome::duplicate);
+    CHECK(made.commit(1, made.session, first) == CommitOutcome::stale);
+    const CacheStats stats = made.cache->stats();
+    CHECK_EQUAL(stats.duplicates, 1u);
+    CHECK_EQUAL(stats.used_bytes, 4096u);
+    CHECK_EQUAL(stats.reserved, 0u);
+    CHECK_EQUAL(made.cache->sessions().held_bytes(made.session), 0u);
+    CHECK(made.cache.is_served(other, made.space, 1));
+}
+
+TEST(tickets_that_are_not_valid_change_nothing) {
+    Written made;
+    const SessionId other = made.cache.session();
+    const Ticket used = made.reserve(1, made.session);
+    CHECK(made.commit(1, made.session, used) == CommitOutcome::readable);
+    const Ticket aborted = made.reserve(2, made.session);
+    CHECK_EQUAL(made.cache->abort(made.session, std::vector{aborted, aborted}), 1u);
+    const Ticket others = made.reserve(3, other);
+    const SessionId ended = made.cache.session();
+    const Ticket of_ended = made.reserve(4, ended);
+    CHECK(made.cache->sessions().quarantine(ended));
+    CHECK_EQUAL(made.cache->reclaim_ended(), 1u);
+    const Ticket reused = made.reserve(5, made.session);  // has a number of one of those above
+    const std::vector<Ticket> stale = {
+        used, aborted, others, of_ended, 0, reused + (1ull << 32), 1ull << 32 | 77777, ~0ull, Ticket{entry_of(reused)}};
+    const CacheStats before = made.cache->stats();
+    for (const Ticket ticket : stale) {
+        CHECK(made.commit(6, made.session, ticket) == CommitOutcome::stale);
+        CHECK_EQUAL(made.cache->abort(made.session, std::vector{ticket}), 0u);
+        std::uint64_t address = 0;
+        CHECK_EQUAL(made.cache->locate(made.session, std::vector{ticket}, std::span(&address, 1)).ok(), ticket == 0);
+    }
+    CHECK(made.commit(4, ended, of_ended) == CommitOutcome::stale);
+    CHECK_EQUAL(made.cache->abort(ended, std::vector{of_ended}), 0u);
+    const CacheStats after = made.cache->stats();
+    CHECK(after.reserved == before.reserved && after.readable == before.readable &&
+          after.used_bytes == before.used_bytes);
+    CHECK(!made.cache.has(made.space, 6));
+    CHECK(made.commit(3, other, others) == CommitOutcome::readable);
+    CHECK(made.commit(5, made.session, reused) == CommitOutcome::readable);
+    for (const std::uint64_t key : {1u, 3u, 5u}) {
+        CHECK(made.cache.is_served(other, made.space, key));
+    }
+}
+
+TEST(a_ticket_serves_its_own_group_only) {
+    SmallCache cache;
+    const Space space = cache.open(hybrid_geometry());
+    const SessionId session = cache.session();
+    const std::vector<Ticket> tickets = cache.reserve(session, space, chain(1, 1));
+    CHECK(cache.commit(session, space + 1, chain(1, 1), tickets)[0] == CommitOutcome::stale);
+    CHECK_EQUAL(cache->stats().reserved, 1u);
+}
+
+TEST(a_quarantined_session_commits_nothing_and_may_abort) {
+    Written made;
+    const Ticket ticket = made.reserve(1, made.session);
+    CHECK(made.cache->sessions().quarantine(made.session));
+    CHECK(made.commit(1, made.session, ticket) == CommitOutcome::stale);
+    CHECK(made.cache.reserve(made.session, made.space, chain(2, 1)).empty());
+    CHECK_EQUAL(made.cache->abort(made.session, std::vector{ticket}), 1u);
+}
+
+TEST(arguments_that_do_not_fit_are_refused_in_one_line_and_change_nothing) {
+    Written made;
+    CacheCore& core = *made.cache;
+    const std::vector<Ticket> tickets = made.cache.reserve(made.session, made.space, chain(1, 2));
+    const Hashes two = chain(1, 2);
+    const Hashes one = chain(1, 1);
+    std::vector<Ticket> wanted(2);
+    Outcomes outcomes(2);
+    Outcomes too_few(1);
+    std::vector<std::uint64_t> digests = {1, kNoDigest};
+    std::vector<std::uint64_t> addresses(1);
+    std::vector<std::uint8_t> found(1);
+    CommitBatch good{.space = made.space, .shard = 0, .tickets = tickets, .hashes = two, .parents = {}, .digests = {}};
+    const auto with = [&](auto change) {
+        CommitBatch batch = good;
+        change(batch);
+        return core.commit(made.session, batch, outcomes);
+    };
+    const auto fault = [](const auto& result) { return result.ok() ? Status() : result.fault(); };
+    const std::vector<Status> refused = {
+        fault(core.reserve(made.session, 0, made.space, one, wanted)),
+        fault(core.reserve(made.session, 0, made.space + 1, two, wanted)),
+        fault(core.reserve(made.session, 0, make_space(9, 0), two, wanted)),
+        fault(core.reserve(made.session, 1, made.space, two, wanted)),
+        core.locate(made.session, tickets, addresses),
+        core.lookup(made.space, two, found),
+        core.commit(made.session, good, too_few),
+        with([&](CommitBatch& batch) { batch.hashes = one; }),
+        with([&](CommitBatch& batch) { batch.parents = one; }),
+        with([&](CommitBatch& batch) { batch.digests = std::span(digests).first(1); }),
+        with([&](CommitBatch& batch) { batch.digests = digests; }),
+        with([&](CommitBatch& batch) { batch.shard = 1; }),
+        with([&](CommitBatch& batch) { batch.shard = ~0u; }),
+        with([&](CommitBatch& batch) { batch.space = made.space + 1; }),
+    };
+    for (const Status& status : refused) {
+        CHECK(status.code() == Code::invalid);
+        CHECK(!status.message().empty() && status.message().find('\n') == std::string::npos);
+    }
+    CHECK_EQUAL(core.stats().reserved, 2u);
+    CHECK_EQUAL(core.stats().used_bytes, 2u * 4096);
+    digests[1] = 7;
+    CHECK(with([&](CommitBatch& batch) { batch.digests = digests; }).ok());
+    CHECK((outcomes == Outcomes(2, CommitOutcome::readable)));
+    CHECK_EQUAL(value_of(core.acquire_entries(made.session, made.space, two, 0)).groups[0].digests[1], 7u);
+}
+
+TEST(a_session_reserves_at_most_its_limit) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session(5 * 4096);
+    const std::vector<Ticket> tickets = cache.reserve(session, space, chain(1, 8));
+    CHECK_EQUAL(tickets.size(), 5u);
+    CHECK_EQUAL(cache->stats().refused, 1u);
+    CHECK_EQUAL(cache->abort(session, std::span(tickets).first(2)), 2u);
+    CHECK_EQUAL(cache.reserve(session, space, chain(2, 8)).size(), 2u);
+    CHECK(cache.reserve(0, space, chain(2, 8)).empty());
+}
+
+TEST(parents_outlive_their_children) {
+    // A child that was committed last is the newest, yet goes before its parent.
+    Written made;
+    const Hashes hashes = chain(1, 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+        const Hashes hash = chain(1, 1, i);
+        const std::vector<Ticket> ticket = made.cache.reserve(made.session, made.space, hash);
+        made.cache.write(made.session, made.space, hash, ticket);
+        const Hashes parent = i == 0 ? Hashes(kHashBytes) : chain(1, 1, i - 1);
+        CHECK(made.cache.commit(made.session, made.space, hash, ticket, 0, parent)[0] == CommitOutcome::readable);
+    }
+    for (std::size_t left = 2; left > 0; --left) {
+        CHECK_EQUAL(made.cache->evict(1), 4096u);
+        CHECK_EQUAL(made.cache.count_readable(made.space, chain(1, left)), left);
+    }
+}
+
+TEST(clear_forgets_one_namespace) {
+    SmallCache cache;
+    const Space first = cache.open(hybrid_geometry(), 1);
+    const Space second = cache.open(plain_geometry(), 2);
+    const SessionId session = cache.session();
+    for (std::uint32_t group = 0; group < 5; ++group) {
+        CHECK_EQUAL(cache.put(session, first + group, chain(1, 2)), 2u);
+    }
+    CHECK_EQUAL(cache.put(session, second, chain(1, 2)), 2u);
+    const std::vector<Ticket> reserved = cache.reserve(session, first, chain(2, 1));
+    CHECK_EQUAL(cache->clear(namespace_of(first)), 10u);
+    CHECK_EQUAL(cache->clear(namespace_of(first)), 0u);
+    CHECK_EQUAL(cache->clear(77), 0u);
+    CHECK_EQUAL(cache.count_readable(first, chain(1, 2)), 0u);
+    CHECK_EQUAL(cache.count_readable(second, chain(1, 2)), 2u);
+    CHECK_EQUAL(cache->stats().reserved, 1u);
+    CHECK_EQUAL(cache->stats().evicted, 0u);
+}
+
+TEST(a_tenant_over_its_quota_loses_its_own_first) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const TenantNumber small = value_of(cache->open_tenant("small", 100 * 4096));
+    const TenantNumber large = value_of(cache->open_tenant("large", 400 * 4096));
+    const TenantNumber guest = value_of(cache->open_tenant("guest", 0));
+    CHECK_EQUAL(cache.put(session, space, chain(1, 300), large), 300u);
+    CHECK_EQUAL(cache.put(session, space, chain(2, 50), guest), 50u);
+    CHECK_EQUAL(cache.put(session, space, chain(3, 50)), 50u);
+    for (std::uint64_t prompt = 10; prompt < 40; ++prompt) {
+        CHECK(cache.put(session, space, chain(prompt, 100), small) > 0);
+    }
+    // There was room for 624 of the small one, until others came.
+    CHECK_EQUAL(cache->stats().tenants[small].used_bytes, 624u * 4096);
+    CHECK_EQUAL(cache.put(session, space, chain(4, 100), large), 100u);
+    CHECK_EQUAL(cache.put(session, space, chain(5, 424), guest), 424u);
+    CHECK_EQUAL(cache.count_readable(space, chain(1, 300)) + cache.count_readable(space, chain(4, 100)), 400u);
+    CHECK_EQUAL(cache.count_readable(space, chain(2, 50)) + cache.count_readable(space, chain(3, 50)), 100u);
+    CHECK_EQUAL(cache.count_readable(space, chain(5, 424)), 424u);
+    const CacheStats stats = cache->stats();
+    CHECK_EQUAL(stats.tenants[small].used_bytes, 100u * 4096);
+    CHECK_EQUAL(stats.tenants[large].used_bytes, 400u * 4096);
+    std::uint64_t sum = 0;
+    for (const auto& tenant : stats.tenants) {
+        sum += tenant.used_bytes;
+    }
+    CHECK_EQUAL(sum, stats.used_bytes);
+    CHECK_EQUAL(stats.used_bytes, kSegmentBytes);
+}

@@ -1,0 +1,125 @@
+#include "cache/namespace_table.hpp"
+
+#include <random>
+
+#include "cache_fixture.hpp"
+
+using namespace kvo;
+using namespace kvo::test;
+
+namespace {
+
+struct Namespaces {
+    IndexFile index = small_index();
+    NamespaceTable table{index.view(), reserve_in(index)};
+};
+
+}  // namespace
+
+TEST(an_identity_has_one_number) {
+    Namespaces namespaces;
+    CHECK(namespaces.table.find(0) == nullptr);
+    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(7), hybrid_geometry())), 0u);
+    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(8), hybrid_geometry())), 1u);
+    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(7), hybrid_geometry())), 0u);
+    const auto other = namespaces.table.open(fingerprint(7), plain_geometry());
+    CHECK(!other.ok() && other.fault().code() == Code::invalid);
+    CHECK_EQUAL(namespaces.table.count(), 2u);
+    CHECK(namespaces.table.find(1)->geometry == hybrid_geometry());
+    CHECK(namespaces.table.find(1)->fingerprint == fingerprint(8));
+    CHECK(namespaces.table.find(2) == nullptr);
+}
+
+TEST(geometries_that_cannot_be_served_change_nothing) {
+    Namespaces namespaces;
+    std::vector<Geometry> refused(6, plain_geometry());
+    refused[0].groups.clear();
+    refused[1].groups[0].shards = 0;
+    refused[2].groups[0].record_bytes = kSegmentBytes + 1;
+    refused[3].groups[0] = {.record_bytes = kSegmentBytes / 2 + 1, .block_size = 16, .window = 0, .shards = 2};
+    refused[4].groups[0] = {.record_bytes = (1ull << 60) + 16, .block_size = 16, .window = 0, .shards = 16};
+    refused[5].groups[0].record_bytes = ~0ull;
+    for (const Geometry& geometry : refused) {
+        const auto number = namespaces.table.open(fingerprint(1), geometry);
+        CHECK(!number.ok() && number.fault().code() == Code::invalid);
+        CHECK(number.fault().message().find('\n') == std::string::npos);
+    }
+    CHECK_EQUAL(namespaces.table.count(), 0u);
+    CHECK(namespaces.table.open(fingerprint(1), plain_geometry(kSegmentBytes / 2, 2)).ok());
+}
+
+TEST(what_follows_from_a_geometry) {
+    Namespaces namespaces;
+    namespaces.table.adopt();  // nothing to find
+    CHECK(namespaces.table.open(fingerprint(1), hybrid_geometry()).ok());
+    const Namespace& hybrid = *namespaces.table.find(0);
+    CHECK(hybrid.needs_state && hybrid.has_shards);
+    const std::vector<Reuse> reuse = {Reuse::prefix, Reuse::window, Reuse::exact, Reuse::window, Reuse::prefix};
+    const std::vector<std::uint64_t> slot_bytes = {6000, 1024, 20000, 512, 64};
+    // A window of 40 tokens: the next token sees 39 before it, in 3 blocks of 16. Of a chunk of 128
+    // tokens a boundary inside it needs what lies before: at most three blocks of 32.
+    const std::vector<std::uint32_t> windows = {0, 3, 0, 3, 0};
+    for (std::size_t i = 0; i < hybrid.groups.size(); ++i) {
+        CHECK(hybrid.groups[i].reuse == reuse[i]);
+        CHECK_EQUAL(hybrid.groups[i].slot_bytes, slot_bytes[i]);
+        CHECK_EQUAL(hybrid.groups[i].anchor, 0u);
+        CHECK_EQUAL(hybrid.groups[i].window_blocks, windows[i]);
+    }
+    Geometry states = plain_geometry();
+    states.groups[0].rule = BoundaryRule::exact;
+    states.groups.push_back(states.groups[0]);
+    CHECK(namespaces.table.open(fingerprint(2), states).ok());
+    CHECK_EQUAL(namespaces.table.find(1)->groups[1].anchor, 1u);  // no prefix group: itself
+    CHECK(!namespaces.table.find(1)->has_shards);
+}
+
+TEST(there_is_a_bound_of_identities) {
+    Namespaces namespaces;
+    Fingerprint name{};
+    for (std::uint32_t i = 0; i < kNamespaceLimit; ++i) {
+        std::memcpy(name.data(), &i, sizeof(i));
+        CHECK_EQUAL(value_of(namespaces.table.open(name, plain_geometry())), i);
+    }
+    CHECK(namespaces.table.open(fingerprint(0xff), plain_geometry()).fault().code() == Code::failed);
+    CHECK_EQUAL(value_of(namespaces.table.open(name, plain_geometry())), kNamespaceLimit - 1);
+}
+
+TEST(a_successor_knows_the_same_identities) {
+    Namespaces namespaces;
+    CHECK(namespaces.table.open(fingerprint(1), hybrid_geometry()).ok());
+    CHECK(namespaces.table.open(fingerprint(2), plain_geometry()).ok());
+    NamespaceTable successor(namespaces.index.view(), reserve_in(namespaces.index));
+    successor.adopt();
+    CHECK_EQUAL(successor.count(), 2u);
+    CHECK(successor.find(0)->geometry == hybrid_geometry());
+    CHECK(successor.find(1)->fingerprint == fingerprint(2));
+    CHECK_EQUAL(value_of(successor.open(fingerprint(2), plain_geometry())), 1u);
+    CHECK_EQUAL(value_of(successor.open(fingerprint(3), plain_geometry())), 2u);
+}
+
+TEST(damaged_records_are_not_believed) {
+    std::mt19937_64 random(5);
+    for (int round = 0; round < 500; ++round) {
+        Namespaces namespaces;
+        for (std::uint8_t i = 0; i < 4; ++i) {
+            CHECK(namespaces.table.open(fingerprint(i), i % 2 ? plain_geometry() : hybrid_geometry()).ok());
+        }
+        // Mostly in the fields, which lie at the record's beginning.
+        auto* const bytes = reinterpret_cast<std::uint8_t*>(&namespaces.index.view().namespaces[random() % 4]);
+        for (int i = 0; i < 4; ++i) {
+            bytes[random() % 192] = static_cast<std::uint8_t>(random());
+        }
+        NamespaceTable successor(namespaces.index.view(), reserve_in(namespaces.index));
+        successor.adopt();
+        CHECK(successor.count() <= 4);
+        for (std::uint32_t i = 0; i < successor.count(); ++i) {
+            const Namespace& found = *successor.find(i);
+            CHECK(check_geometry(found.geometry).ok());
+            for (const GroupGeometry& group : found.geometry.groups) {
+                CHECK(group.record_bytes <= kSegmentBytes / group.shards);
+            }
+        }
+        const auto number = successor.open(fingerprint(200), plain_geometry());
+        CHECK_EQUAL(value_of(number), successor.count() - 1);
+    }
+}

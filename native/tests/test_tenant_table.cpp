@@ -1,0 +1,136 @@
+#include "cache/tenant_table.hpp"
+
+#include "check.hpp"
+
+using namespace kvo;
+
+namespace {
+
+// The records of an index and a table over them.
+struct Tenants {
+    explicit Tenants(const std::string& policy = "lru") : table(open(policy)) {}
+
+    TenantTable open(const std::string& policy) {
+        auto made = TenantTable::create(records.data(), policy, {.entry_limit = 1000, .capacity_bytes = 1 << 20});
+        CHECK(made.ok());
+        return std::move(made.value());
+    }
+    TenantNumber tenant(const std::string& name, std::uint64_t quota) {
+        const auto number = table.open(name, quota);
+        CHECK(number.ok());
+        return number.value();
+    }
+    void admit(TenantNumber number, EntryNumber entry, std::uint64_t bytes = 10) {
+        table.policy_of(number).admit({.entry = entry, .name = entry, .size_bytes = bytes});
+        table.add_bytes(number, bytes);
+    }
+    // The entry that would go; smaller numbers are older.
+    EntryNumber victim(std::uint64_t spent = 0) {
+        const std::size_t policy = table.choose_policy([](EntryNumber entry) { return 1000 - entry; }, spent);
+        return policy == TenantTable::kNoPolicy ? kNoEntry : table.policy(policy).choose_victim();
+    }
+
+    std::vector<TenantRecord> records = std::vector<TenantRecord>(kTenantLimit);
+    TenantTable table;
+};
+
+}  // namespace
+
+TEST(names_that_are_none_are_refused_in_one_line) {
+    Tenants tenants;
+    for (const std::string& name : {std::string(), std::string(56, 'x'), std::string("a\0b", 3)}) {
+        const auto refused = tenants.table.open(name, 0);
+        CHECK(!refused.ok() && refused.fault().code() == Code::invalid);
+        CHECK(refused.fault().message().find('\n') == std::string::npos);
+    }
+    CHECK_EQUAL(tenants.table.usage().size(), 1u);
+    CHECK_EQUAL(tenants.tenant(std::string(55, 'x'), 0), 1);
+    CHECK(tenants.table.is_known(1) && !tenants.table.is_known(2));
+}
+
+TEST(a_name_has_one_number_and_its_quota_may_change) {
+    Tenants tenants;
+    const TenantNumber a = tenants.tenant("a", 100);
+    const TenantNumber b = tenants.tenant("b", 0);
+    CHECK(a != b && a != 0 && b != 0);
+    CHECK_EQUAL(tenants.tenant("a", 50), a);
+    CHECK_EQUAL(tenants.table.usage()[a].quota_bytes, 50u);
+    CHECK(tenants.table.open("a", 0).fault().code() == Code::invalid);
+    CHECK(tenants.table.open("b", 5).fault().code() == Code::invalid);
+    CHECK_EQUAL(tenants.table.usage()[a].quota_bytes, 50u);
+
+    const TenantTable successor = tenants.open("lru");
+    CHECK_EQUAL(successor.usage().size(), 3u);
+    CHECK_EQUAL(successor.usage()[a].name, "a");
+    CHECK_EQUAL(successor.usage()[a].quota_bytes, 50u);
+    CHECK_EQUAL(successor.usage()[b].name, "b");
+    CHECK_EQUAL(successor.usage()[b].quota_bytes, 0u);
+}
+
+TEST(there_is_a_bound_of_tenants) {
+    Tenants tenants;
+    for (std::uint32_t i = 1; i < kTenantLimit; ++i) {
+        CHECK_EQUAL(tenants.tenant("tenant " + std::to_string(i), i % 2 * 10), i);
+    }
+    CHECK(tenants.table.open("one more", 1).fault().code() == Code::failed);
+    CHECK_EQUAL(tenants.tenant("tenant 7", 11), 7);
+    CHECK_EQUAL(tenants.open("lru").usage().size(), kTenantLimit);
+}
+
+TEST(an_unknown_policy_is_refused) {
+    std::vector<TenantRecord> records(kTenantLimit);
+    CHECK(TenantTable::create(records.data(), "random", {.entry_limit = 1, .capacity_bytes = 1}).fault().code() ==
+          Code::invalid);
+}
+
+TEST(whoever_is_furthest_over_its_quota_loses_first) {
+    Tenants tenants;
+    const TenantNumber a = tenants.tenant("a", 20);
+    const TenantNumber b = tenants.tenant("b", 20);
+    CHECK_EQUAL(tenants.victim(), kNoEntry);
+    tenants.admit(0, 1);
+    tenants.admit(a, 2);
+    tenants.admit(b, 3);
+    CHECK_EQUAL(tenants.victim(), 1u);  // nobody is over: the oldest
+    tenants.admit(a, 4);
+    CHECK_EQUAL(tenants.victim(), 1u);  // at its quota, not over it
+    tenants.admit(a, 5);
+    CHECK_EQUAL(tenants.victim(), 2u);
+    for (const EntryNumber entry : {6u, 7u, 8u}) {
+        tenants.admit(b, entry);
+    }
+    CHECK_EQUAL(tenants.victim(), 3u);  // twice its quota, the other one and a half times
+
+    // Those asked in vain are left out, then whoever is oldest goes.
+    const std::size_t of_b = tenants.table.choose_policy([](EntryNumber) { return 0u; });
+    CHECK_EQUAL(tenants.victim(1ull << of_b), 2u);
+    const std::size_t of_a = tenants.table.choose_policy([](EntryNumber) { return 0u; }, 1ull << of_b);
+    CHECK_EQUAL(tenants.victim(1ull << of_a | 1ull << of_b), 1u);
+    CHECK_EQUAL(tenants.victim(~0ull), kNoEntry);
+}
+
+TEST(one_over_its_quota_with_nothing_to_lose_spares_nobody) {
+    Tenants tenants;
+    const TenantNumber a = tenants.tenant("a", 20);
+    tenants.table.add_bytes(a, 100);  // reserved
+    CHECK_EQUAL(tenants.victim(), kNoEntry);
+    tenants.admit(0, 9);
+    CHECK_EQUAL(tenants.victim(), 9u);
+}
+
+TEST(tenants_without_quota_share_one_policy) {
+    Tenants tenants;
+    const TenantNumber a = tenants.tenant("a", 0);
+    CHECK(tenants.table.has_one_policy());
+    CHECK(tenants.table.share_policy(0, a));
+    tenants.admit(a, 1);
+    tenants.admit(0, 2);
+    CHECK_EQUAL(tenants.victim(), 1u);
+    CHECK_EQUAL(tenants.victim(1), kNoEntry);
+    const TenantNumber b = tenants.tenant("b", 1);
+    CHECK(!tenants.table.has_one_policy());
+    CHECK(!tenants.table.share_policy(a, b));
+    tenants.table.subtract_bytes(a, 10);
+    CHECK_EQUAL(tenants.table.usage()[a].used_bytes, 0u);
+    CHECK_EQUAL(tenants.table.usage()[0].used_bytes, 10u);
+}
