@@ -17,6 +17,7 @@
     │   └── HoleError                 geometry.hole
     ├── RegistrationError             registration
     ├── SelfTestError                 self_test
+    ├── CacheMemoryError              cache.memory
     └── BenchmarkError                benchmark
 
 Misses, pending answers and refusals that are part of normal work are values, not exceptions. The texts of codes are
@@ -149,6 +150,12 @@ class SelfTestError(KVOffloadError):
     """A pattern written to a free block did not come back as it was saved; serving would restore wrong bytes."""
 
     code = "self_test"
+
+
+class CacheMemoryError(KVOffloadError):
+    """The memory for cached blocks cannot be had, or the memory of an earlier process cannot be taken over."""
+
+    code = "cache.memory"
 
 
 class BenchmarkError(KVOffloadError):

@@ -30,6 +30,37 @@ HASH_ALGORITHM = "sha256"
 hash_blocks = _native.hash_blocks
 sha256 = _native.sha256
 
+NO_DIGEST = 0
+"""No record has this digest."""
+
+digest_record = _native.digest_record
+digest_records = _native.digest_records
+digest_run = _native.digest_run
+finish_digest = _native.finish_digest
+finish_digests = _native.finish_digests
+digest_path = _native.digest_path
+read_bytes = _native.read_bytes
+
+Cache = _native.Cache
+IndexReader = _native.IndexReader
+PopulateProgress = _native.PopulateProgress
+create_cache = _native.create_cache
+adopt_cache = _native.adopt_cache
+open_index_reader = _native.open_index_reader
+
+CacheLoad = _native.CacheLoad
+LineWalk = _native.LineWalk
+TurnoverLoad = _native.TurnoverLoad
+make_cache_load = _native.make_cache_load
+make_turnover_load = _native.make_turnover_load
+measure_growth = _native.measure_growth
+memory_headroom_bytes = _native.memory_headroom_bytes
+
+ReplayTrace = _native.ReplayTrace
+policy_names = _native.policy_names
+replay_policy = _native.replay_policy
+count_optimal_hits = _native.count_optimal_hits
+
 
 @dataclass(frozen=True, kw_only=True)
 class CudaDevice:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from kvoffload.bench.arena import ArenaBenchmark
 from kvoffload.bench.base import Benchmark
 from kvoffload.bench.block_hash import BlockHashBenchmark
+from kvoffload.bench.digest import DigestBenchmark
+from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
 
-BENCHMARKS: tuple[Benchmark, ...] = (BlockHashBenchmark(), PageMapBenchmark())
+BENCHMARKS: tuple[Benchmark, ...] = (
+    ArenaBenchmark(),
+    BlockHashBenchmark(),
+    DigestBenchmark(),
+    IndexBenchmark(),
+    PageMapBenchmark(),
+)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from kvoffload import native
 from kvoffload.errors import BenchmarkError
 
 
@@ -42,6 +44,11 @@ def limit_copy(size_bytes: int) -> Limit:
     return Limit("memcpy", lambda: np.copyto(target, source), size_bytes, "B", 1e9)
 
 
+def limit_read(data: npt.NDArray[np.uint64]) -> Limit:
+    """One pass over a buffer by this machine's widest loads, which combines the words and keeps nothing."""
+    return Limit("read", lambda: native.read_bytes(data.data), data.nbytes, "B", 1e9)
+
+
 def limit_sha256(size_bytes: int) -> Limit:
     """OpenSSL's SHA-256 of one buffer of the same bytes: no chain, no block borders, no padding per block."""
     data = np.full(size_bytes, 7, np.uint8).tobytes()
@@ -51,3 +58,11 @@ def limit_sha256(size_bytes: int) -> Limit:
 def limit_read_runs(runs: list[tuple[int, int, int]]) -> Limit:
     """One plain pass over declared runs that adds their lengths: whatever plans them must at least look at each."""
     return Limit("read runs", lambda: sum(length for _, _, length in runs), len(runs), "runs", 1e6)
+
+
+def limit_line_walk(walk: native.LineWalk, *, batches: int, hashes: int, amount: int, counts_up: bool = False) -> Limit:
+    """Two cache lines a hash, at random, the second named in the first, asked for in advance as a look-up does.
+
+    With `counts_up` the second one is written to, as by a lease.
+    """
+    return Limit("line walk", lambda: walk.walk(batches, hashes, counts_up), amount, "items", 1e7)

@@ -29,6 +29,19 @@ def measure_pair(value: Callable[[], object], limit: Callable[[], object], *, pa
     for _ in range(pairs):
         values.append(time_calls(value, value_calls))
         limits.append(time_calls(limit, limit_calls))
+    return summarize_pairs(values, limits)
+
+
+def measure_timed_pair(value: Callable[[], float], limit: Callable[[], float], *, pairs: int = MIN_PAIRS) -> Pair:
+    """The same for calls that return their own seconds, as not all they do is meant. Each call is a sample."""
+    assert pairs >= MIN_PAIRS
+    value(), limit()
+    samples = [(value(), limit()) for _ in range(pairs)]
+    return summarize_pairs([a for a, _ in samples], [b for _, b in samples])
+
+
+def summarize_pairs(values: list[float], limits: list[float]) -> Pair:
+    """What was measured in turn, one number of each side a turn."""
     ratios = [a / b for a, b in zip(values, limits, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return Pair(statistics.median(values), statistics.median(limits), (high - low) / middle)

@@ -1,10 +1,52 @@
 """What is kept, and whether it may be used: look up, reserve, commit, acquire, release, evict. Must not open sockets.
 
-The index here is plain Python over records that the engine's workers hold. It fixes the verbs; the native core takes
-its place underneath.
+`LocalCache` holds blocks in shared memory by the native core. `PlainIndex` fixes the same verbs in plain Python, over
+records that an engine's own workers hold.
 """
 
+from kvoffload.cache.answers import (
+    NO_ADDRESS,
+    Acquired,
+    AcquireOutcome,
+    AdoptionReport,
+    CacheStats,
+    CommitOutcome,
+    LeasedGroup,
+    LeaseId,
+    Reservation,
+    SessionId,
+    TenantUsage,
+)
 from kvoffload.cache.boundary import GroupRule, longest_boundary, needed_blocks
+from kvoffload.cache.index_reader import IndexReader
+from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
 from kvoffload.cache.plain_index import EntryKey, Lease, PlainIndex
+from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheGroup, CacheTerms, HugePages
 
-__all__ = ["EntryKey", "GroupRule", "Lease", "PlainIndex", "longest_boundary", "needed_blocks"]
+__all__ = [
+    "NO_ADDRESS",
+    "NO_LIMIT",
+    "AcquireOutcome",
+    "Acquired",
+    "AdoptionReport",
+    "CacheFiles",
+    "CacheGeometry",
+    "CacheGroup",
+    "CacheStats",
+    "CacheTerms",
+    "CommitOutcome",
+    "EntryKey",
+    "GroupRule",
+    "HugePages",
+    "IndexReader",
+    "Lease",
+    "LeaseId",
+    "LeasedGroup",
+    "LocalCache",
+    "PlainIndex",
+    "Reservation",
+    "SessionId",
+    "TenantUsage",
+    "longest_boundary",
+    "needed_blocks",
+]

@@ -9,6 +9,7 @@ import typer
 from kvoffload import __version__
 from kvoffload.cli.bench import bench
 from kvoffload.cli.config import config_app
+from kvoffload.cli.replay import replay
 from kvoffload.errors import KVOffloadError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.command()(bench)
+app.command()(replay)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -2,13 +2,55 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
 
 #include "base/status.hpp"
 
 namespace kvo {
 
 void bind_hash(nanobind::module_& module);
+void bind_digest(nanobind::module_& module);
+void bind_replay(nanobind::module_& module);
+void bind_cache(nanobind::module_& module);
+void bind_index_reader(nanobind::module_& module);
+void bind_bench(nanobind::module_& module);
 void bind_capabilities(nanobind::module_& module);
+
+// Before 3.14 Python ends a thread that asks for the GIL of an ending interpreter by pthread_exit, which unwinds
+// through noexcept code and so ends the process. When Python is about to end, module.cpp notes the thread that ends it
+// here, and waits for those that are on their way back; no other one comes back from then on.
+struct PythonEnd {
+    std::atomic<bool> has_begun = false;
+    std::thread::id thread;  // set before `has_begun`
+    std::atomic<std::uint32_t> returning = 0;
+};
+inline PythonEnd python_end;
+
+// Releases the GIL for as long as it lives.
+class WithoutGil {
+public:
+    WithoutGil() : state_(PyEval_SaveThread()) {}
+    ~WithoutGil() {
+        python_end.returning.fetch_add(1);
+        if (python_end.has_begun.load() && python_end.thread != std::this_thread::get_id()) {
+            python_end.returning.fetch_sub(1);
+            for (;;) {
+                pause();
+            }
+        }
+        PyEval_RestoreThread(state_);
+        python_end.returning.fetch_sub(1);
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+private:
+    PyThreadState* const state_;
+};
 
 // A broken contract is the caller's fault, so a ValueError; anything else a RuntimeError. Needs the GIL.
 inline void raise_if_not_ok(const Status& status) {

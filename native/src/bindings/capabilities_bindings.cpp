@@ -28,7 +28,7 @@ nb::dict probe(bool probe_devices) {
     HostMemory memory;
     Status io_uring;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         cuda = find_cuda(probe_devices);
         memory = read_host_memory();
         io_uring = probe_io_uring();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bindings/bindings.hpp"
+#include "bindings/buffer_view.hpp"
 #include "hash/block_hash.hpp"
 
 namespace nb = nanobind;
@@ -19,26 +20,6 @@ using Array = nb::ndarray<nb::ro, nb::device::cpu>;
 std::span<const std::uint8_t> view(const nb::bytes& bytes) {
     return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
 }
-
-// Anything with the buffer protocol, for as long as this lives.
-class BufferView {
-public:
-    explicit BufferView(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
-            throw nb::python_error();
-        }
-    }
-    ~BufferView() { PyBuffer_Release(&buffer_); }
-    BufferView(const BufferView&) = delete;
-    BufferView& operator=(const BufferView&) = delete;
-
-    std::span<const std::uint8_t> bytes() const {
-        return {static_cast<const std::uint8_t*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
-    }
-
-private:
-    Py_buffer buffer_;
-};
 
 // Checked here, not by the signature, so that a wrong array is a ValueError that says what is wrong with it.
 template <typename Number>
@@ -88,7 +69,7 @@ nb::bytes hash_blocks_of_arrays(const Array& tokens, std::int64_t block_size, co
     const auto out = fill(digests);
     Status status;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         status = hash_blocks(token_view, size, parent_view, extra_view, out);
     }
     raise_if_not_ok(status);
@@ -99,7 +80,7 @@ nb::bytes sha256_of_buffer(nb::handle data) {
     const BufferView buffer(data);
     Digest digest;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         digest = sha256(buffer.bytes());
     }
     return nb::bytes(digest.data(), digest.size());

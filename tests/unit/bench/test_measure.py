@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.bench import measure
-from kvoffload.bench.measure import MIN_PAIRS, measure_pair
+from kvoffload.bench.measure import MIN_PAIRS, measure_pair, measure_timed_pair
 
 
 class FakeClock:
@@ -47,3 +47,13 @@ def test_a_slow_machine_is_flattered_on_neither_side(clock: FakeClock) -> None:
     speed = iter([1.0] * 2 + [2.0, 2.0] * 3 + [1.0, 1.0] * 4)
     pair = measure_pair(lambda: clock.work("a", 0.02 * next(speed)), lambda: clock.work("b", 0.01 * next(speed)))
     assert pair.value_s / pair.limit_s == pytest.approx(2.0)
+
+
+def test_calls_that_time_themselves_are_believed(clock: FakeClock) -> None:
+    def call(name: str, seconds: float) -> float:
+        clock.work(name, 100.0)
+        return seconds
+
+    pair = measure_timed_pair(lambda: call("a", 0.002), lambda: call("b", 0.001))
+    assert clock.log == ["a", "b"] * (1 + MIN_PAIRS)
+    assert (pair.value_s, pair.limit_s, pair.spread) == (0.002, 0.001, 0.0)

@@ -1,0 +1,124 @@
+"""What a cache answers. Misses and refusals are values here, not exceptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+SessionId = NewType("SessionId", int)
+LeaseId = NewType("LeaseId", int)
+
+Addresses = npt.NDArray[np.uint64]
+"""Of slots, counted over all segments as if they lay one behind the other."""
+Tickets = npt.NDArray[np.uint64]
+"""Rights to write to reserved slots. 0 stands for a block that needs no saving."""
+
+NO_ADDRESS = 2**64 - 1
+
+
+class AcquireOutcome(Enum):
+    """Whether there is a lease, and if not, why."""
+
+    HIT = 0
+    MISS = 1
+    OVER_LIMIT = 2
+    """The session is not open, or would hold more than its limit."""
+    NO_ROOM = 3
+    """The index cannot hold another lease."""
+
+
+class CommitOutcome(IntEnum):
+    """What became of one committed record; the numbers are those in the array that `commit` returns."""
+
+    READABLE = 0
+    INCOMPLETE = 1
+    """Other shards are awaited."""
+    DUPLICATE = 2
+    """Another writer's entry was first; the slot was taken back."""
+    STALE = 3
+    """The ticket is not valid (any more); nothing was changed."""
+    REFUSED = 4
+    """The index has no room for the name; the slot was taken back."""
+
+
+@dataclass(frozen=True, eq=False)
+class LeasedGroup:
+    """Slots of the blocks from position `first` on."""
+
+    first: int
+    addresses: Addresses
+    digests: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Acquired:
+    """The answer of `acquire`: with a lease if it is a hit. `boundary` is in tokens, `local` again where it is none."""
+
+    outcome: AcquireOutcome
+    boundary: int
+    lease: LeaseId
+    groups: tuple[LeasedGroup, ...]
+
+    @property
+    def is_hit(self) -> bool:
+        return self.outcome is AcquireOutcome.HIT
+
+
+@dataclass(frozen=True, eq=False)
+class Reservation:
+    """Slots to write to, in the order in which they were asked for; fewer where there is no room."""
+
+    tickets: Tickets
+    addresses: Addresses
+
+    def __len__(self) -> int:
+        return len(self.tickets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantUsage:
+    """One tenant's part of the pool. A quota of 0: it has no share of its own. The one without a name comes first."""
+
+    name: str
+    quota_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheStats:
+    """Counts at one moment; those from `hits` on since the cache was made or adopted."""
+
+    capacity_bytes: int
+    used_bytes: int
+    readable: int
+    reserved: int
+    quarantined: int
+    leases: int
+    sessions: int
+    namespaces: int
+    index_bytes: int
+    hits: int
+    misses: int
+    refused: int
+    duplicates: int
+    evicted: int
+    mismatches: int
+    """Records whose bytes were not what their digest says."""
+    moved_bytes: int
+    lost_touches: int
+    tenants: tuple[TenantUsage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptionReport:
+    """What a new process found in the memory of a dead one."""
+
+    readable: int
+    reserved: int
+    """Of sessions that may still write to them."""
+    dropped: int
+    """Half-written, or in contradiction to others."""

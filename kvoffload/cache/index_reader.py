@@ -1,0 +1,39 @@
+"""Looking up in a cache of another process, without a message to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload import native
+from kvoffload.cache.local_cache import NO_LIMIT
+
+
+class IndexReader:
+    """Safe to call from any thread, and in forked children. An answer may be over in the next moment: only an acquire
+    holds anything. When the writer has died, answers are as of its death."""
+
+    def __init__(self, file: int) -> None:
+        """Maps the index read-only. Takes the descriptor."""
+        self._reader = native.open_index_reader(file)
+
+    def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        """Which blocks are readable now."""
+        return np.frombuffer(self._reader.lookup(name_space, group, hashes), dtype=np.bool_)
+
+    def find_boundary(
+        self, name_space: int, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1
+    ) -> int:
+        """The boundary that an `acquire` with the same arguments would find now; `local` if there is none."""
+        return self._reader.find_boundary(name_space, chain, local, limit, alignment)
+
+    @property
+    def version(self) -> int:
+        """Grows whenever an answer may have changed."""
+        return self._reader.version()
+
+    @property
+    def boot_id(self) -> int:
+        """Of the process that writes: another number is another process."""
+        return self._reader.boot_id()

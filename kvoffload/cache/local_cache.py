@@ -1,0 +1,319 @@
+"""The cache in this process: the face of the native core. Everything a server does with its pool goes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload import native
+from kvoffload.cache.answers import (
+    Acquired,
+    AcquireOutcome,
+    Addresses,
+    AdoptionReport,
+    CacheStats,
+    LeasedGroup,
+    LeaseId,
+    Reservation,
+    SessionId,
+    TenantUsage,
+    Tickets,
+)
+from kvoffload.cache.terms import RULE_NUMBERS, CacheFiles, CacheGeometry, CacheTerms
+from kvoffload.errors import CacheMemoryError
+from kvoffload.types import Fingerprint
+from kvoffload.units import format_size
+
+NO_LIMIT = 2**64 - 1
+_POLL_S = 0.05
+
+
+class LocalCache:
+    """Safe to call from any thread; the GIL is released while the core works. Not to be used in a forked child.
+
+    Hashes, parents and digests are contiguous buffers: 32 bytes a hash, 8 a digest. A broken contract (a wrong length,
+    a group that does not exist) is a ValueError. Nothing here waits for another process; `reserve` and `commit` may
+    wait for each other for the time that one moves a record. `lookup`, `acquire` and `release` take no lock that a
+    writer holds for long; to release a block that was invalidated meanwhile may wait for a writer.
+    """
+
+    def __init__(self, core: native.Cache) -> None:
+        self._core = core
+
+    @classmethod
+    def create(cls, terms: CacheTerms, *, progress: Callable[[int, int], None] | None = None) -> Self:
+        """Takes all memory first, about half a second per GiB; `progress(done_bytes, total_bytes)` hears of it.
+
+        CacheMemoryError: it cannot be had, with the bound that says so. An exception out of `progress` cancels.
+        """
+        counter = native.PopulateProgress()
+
+        def create() -> native.Cache:
+            return native.create_cache(
+                pool_bytes=terms.memory_bytes,
+                segment_bytes=terms.segment_bytes,
+                extent_bytes=terms.extent_bytes,
+                entry_limit=terms.limit_entries(),
+                policy=terms.policy,
+                verifies_always=terms.verify == "always",
+                huge_pages=terms.huge_pages,
+                threads=terms.threads,
+                keep_free_bytes=terms.keep_free_bytes,
+                progress=counter,
+            )
+
+        try:
+            return cls(create() if progress is None else _watch(create, counter, terms.memory_bytes, progress))
+        except RuntimeError as fault:
+            raise CacheMemoryError(
+                f"{format_size(terms.memory_bytes)} for cached blocks cannot be had: {fault}",
+                remedy="set a smaller memory, or give this process more",
+                memory_bytes=terms.memory_bytes,
+            ) from fault
+
+    @classmethod
+    def adopt(cls, files: CacheFiles, terms: CacheTerms) -> Self:
+        """Takes over the memory of a process that has ended, with everything whole in it. Takes the descriptors.
+
+        Of `terms` only policy and verify count. CacheMemoryError: the process lives, or the files are not usable.
+        """
+        try:
+            core = native.adopt_cache(
+                lock=files.lock,
+                index=files.index,
+                segments=list(files.segments),
+                policy=terms.policy,
+                verifies_always=terms.verify == "always",
+            )
+        except (RuntimeError, ValueError) as fault:
+            raise CacheMemoryError(f"the cache cannot be adopted: {fault}", remedy="start with new memory") from fault
+        return cls(core)
+
+    def close(self) -> None:
+        """Ends the use of the memory, which stays while a view or another process holds it. Calls raise afterwards."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def files(self) -> CacheFiles:
+        """To be sent to engines, which keep the memory alive beyond this process."""
+        lock, index, segments = self._core.files()
+        return CacheFiles(lock=lock, index=index, segments=tuple(segments))
+
+    def open_index(self) -> int:
+        """A new descriptor of the index for `IndexReader`, which cannot write through it. The caller closes it."""
+        return self._core.open_index_read_only()
+
+    @property
+    def adoption(self) -> AdoptionReport:
+        """What was found; zeros where nothing was adopted."""
+        readable, reserved, dropped = self._core.adoption()
+        return AdoptionReport(readable=readable, reserved=reserved, dropped=dropped)
+
+    def open_namespace(self, fingerprint: Fingerprint, geometry: CacheGeometry) -> int:
+        """The number of an identity; the same for the same fingerprint, which must have the same geometry."""
+        groups = [
+            (group.record_bytes, group.rule.block_size, group.rule.window, group.shards, RULE_NUMBERS[group.rule.reuse])
+            for group in geometry.groups
+        ]
+        return self._core.open_namespace(fingerprint, geometry.hash_block_size, groups)
+
+    def open_tenant(self, name: str, *, quota_bytes: int = 0) -> int:
+        """The number of a tenant. Over its quota, it loses its own entries before others lose theirs."""
+        return self._core.open_tenant(name, quota_bytes)
+
+    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
+        """An engine, with all the processes that `add_process` names. It holds at most so much in leases and
+        reservations together."""
+        return SessionId(self._core.open_session(held_limit_bytes))
+
+    def add_process(self, session: SessionId, *, pid: int | None = None, pidfd: int | None = None) -> None:
+        """The session lives as long as this process. Takes the pidfd."""
+        if (pid is None) == (pidfd is None):
+            raise ValueError("a process is named by its number or by a pidfd")
+        if pidfd is not None:
+            self._core.add_pidfd(session, pidfd)
+        elif pid is not None:
+            self._core.add_process(session, pid)
+
+    def quarantine_session(self, session: SessionId) -> bool:
+        """Its connection is gone: it gets nothing new and keeps what it has until all its processes have exited."""
+        return self._core.quarantine(session)
+
+    def reopen_session(self, session: SessionId) -> bool:
+        """The engine of a quarantined session is there again; it names its processes anew."""
+        return self._core.reopen(session)
+
+    def reclaim_ended(self) -> int:
+        """Takes back what sessions held all of whose processes have exited; how many there were."""
+        return self._core.reclaim_ended()
+
+    def held_bytes(self, session: SessionId) -> int:
+        """In leases and reservations."""
+        return self._core.held_bytes(session)
+
+    def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        """Which blocks are readable now. Changes nothing."""
+        return np.frombuffer(self._core.lookup(name_space, group, hashes), dtype=np.bool_)
+
+    def acquire(
+        self,
+        session: SessionId,
+        name_space: int,
+        chain: Buffer,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shard: int = 0,
+    ) -> Acquired:
+        """The longest boundary in (local, limit] that all groups accept, and a lease on the slots that a load up to it
+        needs. `chain` is the request's, from its first token on; tokens before `local` are the engine's own."""
+        return _read_acquired(self._core.acquire(session, name_space, chain, local, limit, alignment, shard))
+
+    def acquire_entries(
+        self, session: SessionId, name_space: int, group: int, hashes: Buffer, *, shard: int = 0
+    ) -> Acquired:
+        """A lease on these blocks of one group, all or none."""
+        return _read_acquired(self._core.acquire_entries(session, name_space, group, hashes, shard))
+
+    def release(self, session: SessionId, lease: LeaseId) -> bool:
+        """False: the session has no such lease (any more)."""
+        return self._core.release(session, lease)
+
+    def reserve(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        *,
+        count: int = 0,
+        hashes: Buffer | None = None,
+        tenant: int = 0,
+    ) -> Reservation:
+        """`count` slots; or with `hashes` one for each block that is not readable, ticket 0 for the others."""
+        tickets, addresses = self._core.reserve(session, tenant, name_space, group, count, hashes)
+        return Reservation(_numbers(tickets), _numbers(addresses))
+
+    def commit(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        tickets: Tickets,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+    ) -> npt.NDArray[np.uint8]:
+        """One shard's records are written: an outcome for each, numbers of `CommitOutcome`.
+
+        `parents` name the block before each, zeros for none; of a window or a state the block of the first prefix group
+        that ends at the same token. Without `digests` the cache makes them, which reads the records once.
+        """
+        outcomes = self._core.commit(
+            session=session,
+            name_space=name_space,
+            group=group,
+            shard=shard,
+            tickets=_as_buffer(tickets, "tickets"),
+            hashes=hashes,
+            parents=parents,
+            digests=None if digests is None else _as_buffer(digests, "digests"),
+        )
+        return np.frombuffer(outcomes, dtype=np.uint8)
+
+    def abort(self, session: SessionId, tickets: Tickets) -> int:
+        """Gives reserved slots back, written or not; how many of the tickets were valid."""
+        return self._core.abort(session, _as_buffer(tickets, "tickets"))
+
+    def invalidate(self, name_space: int, group: int, hashes: Buffer) -> int:
+        """Forgets blocks whose bytes are not to be trusted; how many were there. Leases on them stay good."""
+        return self._core.invalidate(name_space, group, hashes)
+
+    def evict(self, size_bytes: int) -> int:
+        """Evicts in the policy's order until so many bytes are freed, or all else is in use; how many were."""
+        return self._core.evict(size_bytes)
+
+    def clear(self, name_space: int) -> int:
+        """Forgets all blocks of an identity; how many there were."""
+        return self._core.clear(name_space)
+
+    def view(self, address: int, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a slot, to be written under a reservation and read under a lease. Keeps the memory alive.
+
+        A forked child does not have this memory: touching a view there ends it by SIGSEGV.
+        """
+        return self._core.view(address, size_bytes)
+
+    @property
+    def version(self) -> int:
+        """Grows whenever an answer of `lookup` may have changed."""
+        return self._core.version()
+
+    @property
+    def stats(self) -> CacheStats:
+        """Counts at this moment."""
+        found = self._core.stats()
+        counts = {name: value for name, value in found.items() if isinstance(value, int)}
+        tenants = tuple(
+            TenantUsage(name=name, quota_bytes=quota, used_bytes=used) for name, quota, used in found["tenants"]
+        )
+        return CacheStats(tenants=tenants, **counts)
+
+
+def _watch(
+    create: Callable[[], native.Cache],
+    counter: native.PopulateProgress,
+    total_bytes: int,
+    progress: Callable[[int, int], None],
+) -> native.Cache:
+    with ThreadPoolExecutor(1, "kvoffload-populate") as pool:
+        future = pool.submit(create)
+        try:
+            while not future.done():
+                wait([future], _POLL_S)
+                done_bytes = counter.done_bytes
+                if done_bytes < total_bytes:
+                    progress(done_bytes, total_bytes)
+            core = future.result()
+            progress(total_bytes, total_bytes)
+        except BaseException:
+            counter.cancel()
+            raise
+        return core
+
+
+def _numbers(data: bytes) -> Addresses:
+    return np.frombuffer(data, dtype=np.uint64)
+
+
+def _as_buffer(numbers: npt.NDArray[np.uint64], name: str) -> memoryview:
+    dtype = np.asarray(numbers).dtype
+    if dtype != np.uint64:
+        raise ValueError(f"{name} must have dtype uint64, not {dtype}")
+    return np.ascontiguousarray(numbers).data
+
+
+def _read_acquired(answer: tuple[int, int, int, tuple[tuple[int, bytes, bytes], ...]]) -> Acquired:
+    outcome, boundary, lease, groups = answer
+    return Acquired(
+        AcquireOutcome(outcome),
+        boundary,
+        LeaseId(lease),
+        tuple(LeasedGroup(first, _numbers(addresses), _numbers(digests)) for first, addresses, digests in groups),
+    )

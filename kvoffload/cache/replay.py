@@ -1,0 +1,108 @@
+"""What share of a trace's blocks a cache of some capacity would have served, by eviction policy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+import numpy as np
+
+from kvoffload import native
+from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest
+from kvoffload.errors import ConfigError
+
+OPTIMUM = "optimum"
+"""Stands in a policy's place for Belady's choice, which sees the whole trace."""
+
+_BATCH_REQUESTS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayResult:
+    """One policy at one capacity."""
+
+    policy: str
+    capacity_percent: float
+    """Of all distinct records of the trace."""
+    capacity_units: int
+    """In blocks of a plain model; in a hybrid one a prefix block has 4 units, a window block 2, a state 16."""
+    hits: int
+    references: int
+    useless_share: float | None = None
+    """Mean share of the bytes that no acquire could have made use of; None: never sampled, memory did not fill."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Blocks below the usable boundaries, of all full blocks asked for."""
+        return self.hits / self.references
+
+
+def pack_trace(requests: Iterable[TraceRequest], *, block_tokens: int = BLOCK_TOKENS) -> native.ReplayTrace:
+    """The full blocks of all requests; takes 4 bytes a reference and about 60 a distinct block."""
+    trace = native.ReplayTrace()
+    remaining = iter(requests)
+    while batch := [request.full_blocks(block_tokens) for request in islice(remaining, _BATCH_REQUESTS)]:
+        ids = np.fromiter((block for blocks in batch for block in blocks), dtype=np.uint64)
+        trace.add(ids, np.fromiter(accumulate(map(len, batch)), dtype=np.uint64))
+    if trace.reference_count == 0:
+        raise ConfigError("the trace has no request with a full block", remedy=f"a block has {block_tokens} tokens")
+    return trace
+
+
+def replay(
+    trace: native.ReplayTrace, *, policies: Sequence[str], capacity_percents: Sequence[float], is_hybrid: bool = False
+) -> Iterator[ReplayResult]:
+    """Capacity by capacity, each policy in turn, then the optimum; a hybrid model has no known one."""
+    total = trace.total_bytes(is_hybrid)
+    for percent in capacity_percents:
+        capacity = int(total * percent / 100)
+        for policy in policies:
+            outcome = native.replay_policy(trace, policy, capacity, is_hybrid)
+            yield ReplayResult(
+                policy=policy,
+                capacity_percent=percent,
+                capacity_units=capacity,
+                hits=outcome["hits"],
+                references=trace.reference_count,
+                useless_share=outcome["useless_share"] if outcome["samples"] else None,
+            )
+        if not is_hybrid:
+            yield ReplayResult(
+                policy=OPTIMUM,
+                capacity_percent=percent,
+                capacity_units=capacity,
+                hits=native.count_optimal_hits(trace, capacity),
+                references=trace.reference_count,
+            )
+
+
+def parse_policies(text: str) -> tuple[str, ...]:
+    """`all`, or names between commas, each once."""
+    known = native.policy_names()
+    if text == "all":
+        return known
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)} and all"
+            raise ConfigError(f"no eviction policy is called {name!r}", remedy=hint)
+    return names
+
+
+def parse_capacities(text: str) -> tuple[float, ...]:
+    """Percentages between commas."""
+    percents = []
+    for part in text.split(","):
+        try:
+            percent = float(part)
+        except ValueError:
+            percent = 0.0
+        if not 0 < percent <= 100:
+            raise ConfigError(
+                f"capacity {part.strip()!r} is no percentage", remedy="allowed are numbers above 0 and up to 100"
+            )
+        percents.append(percent)
+    return tuple(percents)

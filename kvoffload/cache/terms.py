@@ -1,0 +1,108 @@
+"""What a cache is asked to be: its memory, and what the entries of an identity look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, get_args
+
+from kvoffload.cache.boundary import GroupRule
+from kvoffload.kvspec import ReuseRule
+
+Verify = Literal["tiers", "always"]
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+# As the native core numbers them.
+RULE_NUMBERS = {
+    ReuseRule.PREFIX: 0,
+    ReuseRule.WINDOW: 1,
+    ReuseRule.CHUNK: 2,
+    ReuseRule.EXACT_BOUNDARY: 3,
+    ReuseRule.NOTHING: 4,
+}
+
+
+_NUMBER_BITS = {
+    "memory_bytes": 64,
+    "segment_bytes": 64,
+    "extent_bytes": 64,
+    "entry_limit": 32,
+    "threads": 32,
+    "keep_free_bytes": 64,
+}
+
+
+class HugePages(IntEnum):
+    """What kind of pages segments are wished to have; what cannot be had is done without."""
+
+    NONE = 0
+    TRANSPARENT = 1
+    HUGETLB_2M = 2
+    HUGETLB_1G = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTerms:
+    """One pool. Memory comes in whole segments, all of it before the cache serves."""
+
+    memory_bytes: int
+    segment_bytes: int = GIB
+    extent_bytes: int = MIB
+    """A segment is cut into extents; each serves one record size at a time."""
+    entry_limit: int = 0
+    """0: as many as would fit if every record had 1 KiB."""
+    policy: str = "prefix"
+    verify: Verify = "tiers"
+    huge_pages: HugePages = HugePages.TRANSPARENT
+    threads: int = 2
+    """That take the memory at start."""
+    keep_free_bytes: int = 0
+    """Memory of the machine, or of our cgroup, that must be left to others."""
+
+    def __post_init__(self) -> None:
+        """ValueError: what the native core cannot be told."""
+        for name, bits in _NUMBER_BITS.items():
+            value = getattr(self, name)
+            if not 0 <= value < 1 << bits:
+                raise ValueError(f"{name} is {value}, allowed are numbers from 0 to 2**{bits} - 1")
+        if self.verify not in get_args(Verify):
+            raise ValueError(f"verify is {self.verify!r}, allowed are {' and '.join(map(repr, get_args(Verify)))}")
+
+    def limit_entries(self) -> int:
+        """How many entries the index is made for. Its pages are taken when they are needed."""
+        return self.entry_limit or min(max(self.memory_bytes // 1024, 1 << 16), 1 << 28)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGroup:
+    """One group of an identity: the rule of its blocks, and the bytes of one block's record on one rank."""
+
+    rule: GroupRule
+    record_bytes: int
+    shards: int = 1
+    """Ranks that hold different bytes of a block. An entry is readable when each has committed its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGeometry:
+    """A request has one chain of hashes, one for every `hash_block_size` tokens; a group's block is named by the hash
+    that covers its last token."""
+
+    hash_block_size: int
+    groups: Sequence[CacheGroup]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheFiles:
+    """Descriptors of a cache's memory. They belong to whoever opened them: send or duplicate them, do not close them.
+
+    The lock's may be sent over a socket, but neither duplicated nor closed in this process: closing any descriptor of
+    that file drops the lock.
+    """
+
+    lock: int
+    index: int
+    segments: tuple[int, ...]

@@ -1,0 +1,91 @@
+"""`kvoffload replay`: how much of a trace each eviction policy would have served."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvoffload.cache.replay import ReplayResult, pack_trace, parse_capacities, parse_policies
+from kvoffload.cache.replay import replay as replay_trace
+from kvoffload.cache.trace import BLOCK_TOKENS, read_trace
+
+
+def replay(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON lines with timestamp, input_length, output_length and hash_ids, sorted by timestamp."
+        ),
+    ],
+    *,
+    policy: Annotated[str, typer.Option("--policy", help="Names of policies, or all.", metavar="NAME[,NAME]")] = "all",
+    capacity: Annotated[
+        str,
+        typer.Option("--capacity", help="Percentages of all distinct records of the trace.", metavar="PERCENT[,...]"),
+    ] = "1,2,5,10,20",
+    is_hybrid: Annotated[
+        bool,
+        typer.Option(
+            "--hybrid", help="A model with a sliding window and recurrent states every 8 blocks, not attention alone."
+        ),
+    ] = False,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", help="Tokens that one id stands for.", min=1)
+    ] = BLOCK_TOKENS,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Replay a trace: share of its blocks served, by policy and capacity, beside the offline optimum."""
+    policies, percents = parse_policies(policy), parse_capacities(capacity)
+    results: list[ReplayResult] = []
+    with Console(stderr=True).status("reading the trace") as status:
+        packed = pack_trace(read_trace(trace, block_tokens=block_tokens), block_tokens=block_tokens)
+        status.update("replaying")
+        for result in replay_trace(packed, policies=policies, capacity_percents=percents, is_hybrid=is_hybrid):
+            results.append(result)
+            if as_json:
+                typer.echo(json.dumps(_as_json(result, is_hybrid=is_hybrid)))
+    if not as_json:
+        # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        console.print(_hits_table(results))
+        if is_hybrid:
+            console.print(_useless_table(results))
+
+
+def _as_json(result: ReplayResult, *, is_hybrid: bool) -> dict[str, object]:
+    return {
+        "model": "hybrid" if is_hybrid else "plain",
+        "policy": result.policy,
+        "capacity_percent": result.capacity_percent,
+        "capacity_units": result.capacity_units,
+        "hit_rate": round(result.hit_rate, 6),
+        "hits": result.hits,
+        "references": result.references,
+        "useless_share": None if result.useless_share is None else round(result.useless_share, 6),
+    }
+
+
+def _hits_table(results: list[ReplayResult]) -> Table:
+    return _table("capacity", results, [f"{result.hit_rate:.1%}" for result in results])
+
+
+def _useless_table(results: list[ReplayResult]) -> Table:
+    cells = ["" if result.useless_share is None else f"{result.useless_share:.1%}" for result in results]
+    return _table("of no use", results, cells)
+
+
+def _table(corner: str, results: list[ReplayResult], cells: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(corner, justify="right")
+    policies = list(dict.fromkeys(result.policy for result in results))
+    for policy in policies:
+        table.add_column(policy, justify="right")
+    for begin in range(0, len(results), len(policies)):
+        table.add_row(f"{results[begin].capacity_percent:g}%", *cells[begin : begin + len(policies)])
+    return table

@@ -1,0 +1,74 @@
+// A hybrid model's records in a whole cache: they come in several sizes, are used again at random, and go in the
+// policy's order while memory is full.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/record_mix.hpp"
+#include "cache/cache_core.hpp"
+
+namespace kvo {
+
+struct TurnoverShape {
+    std::uint64_t pool_bytes = 0;
+    std::uint64_t segment_bytes = std::uint64_t{1} << 30;
+    std::string policy;
+    unsigned threads = 2;
+    // One group each: the first two are attention, the last one is a recurrent state, those between are windows.
+    std::vector<std::uint64_t> record_bytes;
+    std::vector<double> byte_shares;  // of what comes
+    std::uint64_t seed = 7;
+};
+
+struct TurnoverOutcome {
+    double mean_usage = 0;  // bytes of records over bytes of segments
+    double lowest_usage = 1;
+    std::uint64_t offered_bytes = 0;
+    std::uint64_t admitted_bytes = 0;
+    std::uint64_t moved_bytes = 0;
+    std::uint64_t refused = 0;  // records that found no room
+    double seconds = 0;
+};
+
+// One thread. Nothing is written to the records: moves copy whatever is there.
+class TurnoverLoad {
+public:
+    // Code::invalid if there are fewer than three sizes, or not one share for each.
+    static Result<std::unique_ptr<TurnoverLoad>> create(const TurnoverShape& shape);
+
+    // Offers records until they are as many bytes as `turnovers` pools.
+    TurnoverOutcome run(double turnovers);
+
+    // From now on the byte shares are in reverse order.
+    void flip() { mix_.flip(); }
+
+    CacheStats stats() const { return core_->stats(); }
+
+private:
+    using Hash = std::array<std::uint8_t, kHashBytes>;
+    struct Stored {
+        std::uint64_t number;  // of its hash
+        std::size_t group;
+    };
+
+    TurnoverLoad(std::unique_ptr<CacheCore> core, std::uint32_t name_space, SessionId session,
+                 const TurnoverShape& shape);
+    bool store(std::size_t group);
+    void use_one_again();
+    Hash choose_parent(std::size_t group);
+
+    std::unique_ptr<CacheCore> core_;
+    const std::uint32_t name_space_;
+    const SessionId session_;
+    RecordMix mix_;
+    std::mt19937_64 random_;
+    std::uint64_t next_number_ = 1;
+    std::vector<Hash> newest_;    // by group
+    std::vector<Stored> stored_;  // the newest ones, a ring
+};
+
+}  // namespace kvo

@@ -1,0 +1,344 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.hpp"
+#include "bindings/buffer_view.hpp"
+#include "bindings/cache_handle.hpp"
+#include "bindings/cache_values.hpp"
+#include "cache/cache_core.hpp"
+
+namespace nb = nanobind;
+
+namespace kvo {
+namespace {
+
+using GroupTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+
+template <typename Number>
+std::span<const Number> numbers_of(const BufferView& buffer, const char* name) {
+    const auto bytes = buffer.bytes();
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(Number) == 0;
+    if (bytes.size() % sizeof(Number) != 0 || !is_aligned) {
+        throw nb::value_error(
+            (std::string(name) + " must be an array of numbers of " + std::to_string(sizeof(Number)) + " bytes")
+                .c_str());
+    }
+    return {reinterpret_cast<const Number*>(bytes.data()), bytes.size() / sizeof(Number)};
+}
+
+Geometry geometry_of(std::uint32_t hash_block_size, const std::vector<GroupTuple>& groups) {
+    Geometry geometry{.hash_block_size = hash_block_size, .groups = {}};
+    for (const auto& [record_bytes, block_size, window, shards, rule] : groups) {
+        geometry.groups.push_back({.record_bytes = record_bytes,
+                                   .block_size = block_size,
+                                   .window = window,
+                                   .shards = shards,
+                                   .rule = static_cast<BoundaryRule>(std::min(rule, 255u))});
+    }
+    return geometry;
+}
+
+CacheOptions make_options(const std::string& policy, bool verifies_always) {
+    CacheOptions options;
+    options.policy = policy;
+    options.verify = verifies_always ? Verify::always : Verify::adopted;
+    return options;
+}
+
+std::unique_ptr<Cache> create_cache(std::uint64_t pool_bytes, std::uint64_t segment_bytes, std::uint64_t extent_bytes,
+                                    std::uint32_t entry_limit, const std::string& policy, bool verifies_always,
+                                    std::uint32_t huge_pages, unsigned threads, std::uint64_t keep_free_bytes,
+                                    PopulateProgress& progress) {
+    CacheOptions options = make_options(policy, verifies_always);
+    options.pool_bytes = pool_bytes;
+    options.segment_bytes = segment_bytes;
+    options.extent_bytes = extent_bytes;
+    options.entry_limit = entry_limit;
+    options.huge_pages = static_cast<HugePages>(std::min(huge_pages, 3u));
+    options.populate.threads = threads;
+    options.populate.keep_free_bytes = keep_free_bytes;
+    auto core = [&] {
+        const WithoutGil unlocked;
+        return CacheCore::create(options, progress);
+    }();
+    return std::make_unique<Cache>(share(take(std::move(core))));
+}
+
+std::unique_ptr<Cache> adopt_cache(int lock, int index, const std::vector<int>& segments, const std::string& policy,
+                                   bool verifies_always) {
+    CacheFiles files{FileDescriptor(lock), FileDescriptor(index), {}};
+    for (const int segment : segments) {
+        files.segments.emplace_back(segment);
+    }
+    auto core = [&] {
+        const WithoutGil unlocked;
+        return CacheCore::adopt(std::move(files), make_options(policy, verifies_always));
+    }();
+    return std::make_unique<Cache>(share(take(std::move(core))));
+}
+
+nb::tuple describe(const Acquired& acquired) {
+    nb::list groups;
+    for (const LeasedGroup& group : acquired.groups) {
+        groups.append(nb::make_tuple(group.first, to_bytes(group.addresses), to_bytes(group.digests)));
+    }
+    return nb::make_tuple(static_cast<int>(acquired.outcome), acquired.boundary, acquired.lease, nb::tuple(groups));
+}
+
+nb::bytes lookup(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
+    const Space space = open_space(cache, name_space, group);
+    const BufferView view(hashes);
+    std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
+    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.lookup(space, view.bytes(), found); }));
+    return to_bytes(found);
+}
+
+nb::tuple acquire(const Cache& cache, SessionId session, std::uint32_t name_space, nb::handle chain,
+                  std::uint64_t local, std::uint64_t limit, std::uint64_t alignment, std::uint32_t shard) {
+    check_shard(shard, most_shards(cache, name_space));
+    const BufferView view(chain);
+    const BoundaryQuery query{name_space, view.bytes(), local, limit, alignment};
+    return describe(take(without_gil(cache, [&](CacheCore& core) { return core.acquire(session, query, shard); })));
+}
+
+nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
+                          nb::handle hashes, std::uint32_t shard) {
+    const Space space = open_space(cache, name_space, group);
+    check_shard(shard, cache.core()->shards_of(space));
+    const BufferView view(hashes);
+    const auto keys = hashes_of(view);
+    return describe(
+        take(without_gil(cache, [&](CacheCore& core) { return core.acquire_entries(session, space, keys, shard); })));
+}
+
+// Tickets and addresses; fewer than were asked for where there is no room.
+nb::tuple reserve(const Cache& cache, SessionId session, std::uint32_t tenant, std::uint32_t name_space,
+                  std::uint32_t group, std::size_t count, nb::handle hashes) {
+    if (tenant >= kTenantLimit) {
+        throw nb::value_error("no such tenant");
+    }
+    const Space space = open_space(cache, name_space, group);
+    std::optional<BufferView> view;
+    std::span<const std::uint8_t> keys;
+    if (!hashes.is_none()) {
+        keys = hashes_of(view.emplace(hashes));
+        count = keys.size() / kHashBytes;
+    }
+    if (count > kEntryLimitMax) {
+        throw nb::value_error(("no cache has " + std::to_string(count) + " entries").c_str());
+    }
+    std::vector<Ticket> tickets(count);
+    std::vector<std::uint64_t> addresses;
+    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) {
+        const auto decided = core.reserve(session, static_cast<TenantNumber>(tenant), space, keys, tickets);
+        if (!decided.ok()) {
+            return decided.fault();
+        }
+        tickets.resize(decided.value());
+        addresses.resize(tickets.size());
+        return core.locate(session, tickets, addresses);
+    }));
+    return nb::make_tuple(to_bytes(tickets), to_bytes(addresses));
+}
+
+nb::bytes commit(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
+                 std::uint32_t shard, nb::handle tickets, nb::handle hashes, nb::handle parents, nb::handle digests) {
+    const BufferView ticket_view(tickets);
+    const BufferView hash_view(hashes);
+    std::optional<BufferView> parent_view;
+    std::optional<BufferView> digest_view;
+    CommitBatch batch{.space = open_space(cache, name_space, group),
+                      .shard = shard,
+                      .tickets = numbers_of<Ticket>(ticket_view, "tickets"),
+                      .hashes = hash_view.bytes(),
+                      .parents = {},
+                      .digests = {}};
+    if (!parents.is_none()) {
+        batch.parents = parent_view.emplace(parents).bytes();
+    }
+    if (!digests.is_none()) {
+        batch.digests = numbers_of<std::uint64_t>(digest_view.emplace(digests), "digests");
+    }
+    std::vector<CommitOutcome> outcomes(batch.tickets.size());
+    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.commit(session, batch, outcomes); }));
+    return to_bytes(outcomes);
+}
+
+std::size_t abort_tickets(const Cache& cache, SessionId session, nb::handle tickets) {
+    const BufferView view(tickets);
+    const auto numbers = numbers_of<Ticket>(view, "tickets");
+    return without_gil(cache, [&](CacheCore& core) { return core.abort(session, numbers); });
+}
+
+std::size_t invalidate(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
+    const Space space = open_space(cache, name_space, group);
+    const BufferView view(hashes);
+    const auto keys = hashes_of(view);
+    return without_gil(cache, [&](CacheCore& core) { return core.invalidate(space, keys); });
+}
+
+// Part of the segments, for as long as the array lives.
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> view_bytes(const Cache& cache, std::uint64_t address,
+                                                             std::uint64_t size) {
+    const std::shared_ptr<CacheCore> core = cache.core();
+    const std::span<std::byte> bytes = core->bytes_at(address, size);
+    if (bytes.size() != size) {
+        throw nb::value_error("no slot lies there");
+    }
+    const nb::capsule owner(new std::shared_ptr<CacheCore>(core),
+                            [](void* held) noexcept { delete static_cast<std::shared_ptr<CacheCore>*>(held); });
+    return {reinterpret_cast<std::uint8_t*>(bytes.data()), {size}, owner};
+}
+
+nb::dict stats(const Cache& cache) {
+    const CacheStats stats = without_gil(cache, [](CacheCore& core) { return core.stats(); });
+    nb::dict found;
+    found["capacity_bytes"] = stats.capacity_bytes;
+    found["used_bytes"] = stats.used_bytes;
+    found["readable"] = stats.readable;
+    found["reserved"] = stats.reserved;
+    found["quarantined"] = stats.quarantined;
+    found["leases"] = stats.leases;
+    found["sessions"] = stats.sessions;
+    found["namespaces"] = stats.namespaces;
+    found["hits"] = stats.hits;
+    found["misses"] = stats.misses;
+    found["refused"] = stats.refused;
+    found["duplicates"] = stats.duplicates;
+    found["evicted"] = stats.evicted;
+    found["mismatches"] = stats.mismatches;
+    found["moved_bytes"] = stats.moved_bytes;
+    found["lost_touches"] = stats.lost_touches;
+    found["index_bytes"] = stats.index_bytes;
+    nb::list tenants;
+    for (const TenantTable::Usage& tenant : stats.tenants) {
+        tenants.append(nb::make_tuple(tenant.name, tenant.quota_bytes, tenant.used_bytes));
+    }
+    found["tenants"] = nb::tuple(tenants);
+    return found;
+}
+
+Status add_member(CacheCore& core, SessionId session, Result<ProcessHandle> process) {
+    return process.ok() ? core.sessions().add_member(session, std::move(process.value())) : process.fault();
+}
+
+void add_process(const Cache& cache, SessionId session, int pid) {
+    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) {
+        const auto identity = identify_process(pid);
+        return identity.ok() ? add_member(core, session, ProcessHandle::open(identity.value())) : identity.fault();
+    }));
+}
+
+void add_pidfd(const Cache& cache, SessionId session, int pidfd) {
+    FileDescriptor file(pidfd);
+    raise_if_not_ok(without_gil(
+        cache, [&](CacheCore& core) { return add_member(core, session, ProcessHandle::adopt(std::move(file))); }));
+}
+
+template <auto method>
+auto call_sessions(const Cache& cache, SessionId session) {
+    return without_gil(cache, [&](CacheCore& core) { return (core.sessions().*method)(session); });
+}
+
+void bind_sessions(nb::class_<Cache>& cache) {
+    cache
+        .def("open_session",
+             [](const Cache& self, std::uint64_t limit) {
+                 return take(without_gil(self, [&](CacheCore& core) { return core.sessions().open(limit); }));
+             })
+        .def("add_process", add_process)
+        .def("add_pidfd", add_pidfd)
+        .def("quarantine", call_sessions<&SessionTable::quarantine>)
+        .def("reopen", call_sessions<&SessionTable::reopen>)
+        .def("is_open", call_sessions<&SessionTable::is_open>)
+        .def("held_bytes", call_sessions<&SessionTable::held_bytes>)
+        .def("reclaim_ended",
+             [](const Cache& self) { return without_gil(self, [](CacheCore& core) { return core.reclaim_ended(); }); });
+}
+
+void bind_files(nb::class_<Cache>& cache) {
+    cache
+        .def("files",
+             [](const Cache& self) {
+                 const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.files(); });
+                 return nb::make_tuple(files.lock, files.index, files.segments);
+             })
+        .def("open_index_read_only",
+             [](const Cache& self) { return take(self.core()->open_index_read_only()).release(); })
+        .def("adoption",
+             [](const Cache& self) {
+                 const AdoptionReport& report = self.core()->adoption();
+                 return nb::make_tuple(report.readable, report.reserved, report.dropped);
+             })
+        .def("version", [](const Cache& self) { return self.core()->version(); })
+        .def("view", view_bytes, nb::rv_policy::reference)
+        .def("stats", stats)
+        .def("close", &Cache::close);
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& module) {
+    nb::class_<PopulateProgress>(module, "PopulateProgress")
+        .def(nb::init<>())
+        .def_prop_ro("done_bytes", [](const PopulateProgress& self) { return self.done_bytes.load(); })
+        .def("cancel", [](PopulateProgress& self) { self.is_cancelled.store(true); });
+
+    nb::class_<Cache> cache(module, "Cache", "The cache core; kvoffload.cache.LocalCache is its face.");
+    cache
+        .def("open_namespace",
+             [](const Cache& self, const nb::bytes& fingerprint, std::uint32_t hash_block_size,
+                const std::vector<GroupTuple>& groups) {
+                 Fingerprint name{};
+                 if (fingerprint.size() != name.size()) {
+                     throw nb::value_error("a fingerprint has 32 bytes");
+                 }
+                 std::memcpy(name.data(), fingerprint.data(), name.size());
+                 const Geometry geometry = geometry_of(hash_block_size, groups);
+                 return take(without_gil(self, [&](CacheCore& core) { return core.open_namespace(name, geometry); }));
+             })
+        .def("open_tenant",
+             [](const Cache& self, const std::string& name, std::uint64_t quota_bytes) {
+                 return take(without_gil(self, [&](CacheCore& core) { return core.open_tenant(name, quota_bytes); }));
+             })
+        .def("lookup", lookup)
+        .def("acquire", acquire)
+        .def("acquire_entries", acquire_entries)
+        .def("release",
+             [](const Cache& self, SessionId session, LeaseId lease) {
+                 return without_gil(self, [&](CacheCore& core) { return core.release(session, lease); });
+             })
+        .def("reserve", reserve, nb::arg("session"), nb::arg("tenant"), nb::arg("name_space"), nb::arg("group"),
+             nb::arg("count"), nb::arg("hashes").none())
+        .def("commit", commit, nb::arg("session"), nb::arg("name_space"), nb::arg("group"), nb::arg("shard"),
+             nb::arg("tickets"), nb::arg("hashes"), nb::arg("parents").none(), nb::arg("digests").none())
+        .def("abort", abort_tickets)
+        .def("invalidate", invalidate)
+        .def("evict",
+             [](const Cache& self, std::uint64_t bytes) {
+                 return without_gil(self, [&](CacheCore& core) { return core.evict(bytes); });
+             })
+        .def("clear", [](const Cache& self, std::uint32_t name_space) {
+            most_shards(self, name_space);
+            return without_gil(self, [&](CacheCore& core) { return core.clear(name_space); });
+        });
+    bind_sessions(cache);
+    bind_files(cache);
+    module.def("create_cache", create_cache, nb::arg("pool_bytes"), nb::arg("segment_bytes"), nb::arg("extent_bytes"),
+               nb::arg("entry_limit"), nb::arg("policy"), nb::arg("verifies_always"), nb::arg("huge_pages"),
+               nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("progress"));
+    module.def("adopt_cache", adopt_cache, nb::arg("lock"), nb::arg("index"), nb::arg("segments"), nb::arg("policy"),
+               nb::arg("verifies_always"));
+}
+
+}  // namespace kvo

@@ -1,0 +1,67 @@
+#include "bench/cache_load.hpp"
+
+#include <cstring>
+#include <set>
+
+#include "bench/made_hashes.hpp"
+#include "check.hpp"
+
+using namespace kvo;
+
+namespace {
+
+std::unique_ptr<CacheLoad> make_load() {
+    auto load = CacheLoad::create({.entries = 10'000, .record_bytes = 4096, .policy = "lru", .threads = 1});
+    CHECK(load.ok());
+    return std::move(load.value());
+}
+
+}  // namespace
+
+TEST(made_hashes_are_many_and_the_same_every_time) {
+    std::vector<std::uint8_t> hashes(2000 * kHashBytes);
+    make_hashes(5, hashes);
+    std::set<std::vector<std::uint8_t>> seen;
+    for (std::size_t at = 0; at < hashes.size(); at += kHashBytes) {
+        std::vector<std::uint8_t> alone(kHashBytes);
+        make_hashes(5 + at / kHashBytes, alone);
+        CHECK(std::memcmp(alone.data(), hashes.data() + at, kHashBytes) == 0);
+        CHECK(alone != std::vector<std::uint8_t>(kHashBytes));
+        CHECK(seen.insert(alone).second);
+    }
+}
+
+TEST(what_is_stored_is_found_and_acquired) {
+    const auto load = make_load();
+    CHECK_EQUAL(load->store(2500).done, 3000u);  // whole chains
+    CHECK_EQUAL(load->stats().readable, 3000u);
+    CHECK_EQUAL(load->look_up(3).done, 3000u);
+    CHECK_EQUAL(load->acquire(5, CacheLoad::kChainBlocks).done, 5000u);
+    CHECK_EQUAL(load->acquire(4, 64).done, 256u);
+    CHECK_EQUAL(load->acquire_newer(64).done, 64u);
+    const CacheStats stats = load->stats();
+    CHECK_EQUAL(stats.hits, 10u);
+    CHECK_EQUAL(stats.misses, 0u);
+    CHECK_EQUAL(stats.leases, 0u);
+}
+
+TEST(full_memory_evicts_one_for_each) {
+    const auto load = make_load();
+    load->store(2 * 10'000);
+    const CacheStats before = load->stats();
+    CHECK(before.evicted != 0);
+    CHECK_EQUAL(load->store(1000).done, 1000u);
+    CHECK_EQUAL(load->stats().evicted, before.evicted + 1000);
+    CHECK_EQUAL(load->stats().readable, before.readable);
+    CHECK_EQUAL(load->look_up(1).done, 1000u);
+}
+
+TEST(nothing_is_found_in_an_empty_cache) {
+    const auto load = make_load();
+    CHECK_EQUAL(load->look_up(1).done, 0u);
+    CHECK_EQUAL(load->acquire(1, 64).done, 0u);
+}
+
+TEST(an_unknown_policy_is_refused) {
+    CHECK(CacheLoad::create({.entries = 100, .policy = "none such"}).fault().code() == Code::invalid);
+}

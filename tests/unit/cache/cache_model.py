@@ -1,0 +1,129 @@
+"""What a cache must do, in plain Python, and the values that tests of caches share."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache, longest_boundary
+from kvoffload.kvspec import ReuseRule
+from kvoffload.types import Fingerprint
+
+MIB = 1 << 20
+KIB = 1 << 10
+
+# Attention, a window and a state over one chain; the state's record is larger than an extent of SMALL.
+HYBRID = CacheGeometry(
+    hash_block_size=16,
+    groups=(
+        CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=1000, shards=2),
+        CacheGroup(rule=GroupRule(block_size=32, reuse=ReuseRule.WINDOW, window=64), record_bytes=4096),
+        CacheGroup(rule=GroupRule(block_size=64, reuse=ReuseRule.EXACT_BOUNDARY), record_bytes=40 * KIB),
+    ),
+)
+PLAIN = CacheGeometry(
+    hash_block_size=16, groups=(CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=4096),)
+)
+SMALL = CacheTerms(memory_bytes=MIB, segment_bytes=512 * KIB, extent_bytes=16 * KIB, entry_limit=4096, policy="lru")
+
+
+def fingerprint(name: str) -> Fingerprint:
+    """Of an identity that has no more to it than a name."""
+    return Fingerprint(hashlib.sha256(name.encode()).digest())
+
+
+def make_chain(conversation: int, blocks: int) -> bytes:
+    """The hashes of a conversation's first blocks; a longer chain begins with a shorter one."""
+    return b"".join(hashlib.sha256(f"{conversation}/{i}".encode()).digest() for i in range(blocks))
+
+
+def block_hashes(chain: bytes, geometry: CacheGeometry, group: int) -> list[bytes]:
+    """The names of a group's blocks: the hash that covers the last token of each."""
+    stride = geometry.groups[group].rule.block_size // geometry.hash_block_size
+    ends = range(stride - 1, len(chain) // 32, stride)
+    return [chain[32 * end : 32 * end + 32] for end in ends]
+
+
+def record_pattern(space: tuple[int, int], block_hash: bytes, shard: int, size_bytes: int) -> npt.NDArray[np.uint8]:
+    """The bytes that the record of a block must have: a function of its name, so nobody has to remember them."""
+    seed = hashlib.sha256(repr((space, shard)).encode() + block_hash).digest()
+    return np.resize(np.frombuffer(seed, dtype=np.uint8), size_bytes)
+
+
+def slot_bytes(geometry: CacheGeometry, group: int) -> int:
+    """Of one entry, all shards."""
+    return geometry.groups[group].record_bytes * geometry.groups[group].shards
+
+
+def write_record(
+    cache: LocalCache, geometry: CacheGeometry, space: tuple[int, int], block_hash: bytes, address: int, shard: int
+) -> None:
+    """What a worker does under a reservation."""
+    size = geometry.groups[space[1]].record_bytes
+    cache.view(address + shard * size, size)[:] = record_pattern(space, block_hash, shard, size)
+
+
+def has_pattern(
+    cache: LocalCache, geometry: CacheGeometry, space: tuple[int, int], block_hash: bytes, address: int
+) -> bool:
+    """Whether a slot holds all shards of just this block."""
+    group = geometry.groups[space[1]]
+    return all(
+        np.array_equal(
+            cache.view(address + shard * group.record_bytes, group.record_bytes),
+            record_pattern(space, block_hash, shard, group.record_bytes),
+        )
+        for shard in range(group.shards)
+    )
+
+
+@dataclass
+class ModelLease:
+    """What a session reads, and may go on reading whatever happens to the names."""
+
+    session: int
+    slots: dict[int, tuple[int, int, bytes]]
+    """Address -> namespace, group, hash."""
+
+
+@dataclass
+class ModelReservation:
+    """A slot that a session writes to."""
+
+    session: int
+    space: tuple[int, int]
+    address: int
+    ticket: int
+    named: bytes | None = None
+    shards: set[int] = field(default_factory=set)
+
+
+class CacheModel:
+    """Which blocks must be readable. Evictions are learned from the cache, and may only hit what is not leased."""
+
+    def __init__(self) -> None:
+        self.readable: set[tuple[int, int, bytes]] = set()
+        self.leases: dict[int, ModelLease] = {}
+        self.reservations: dict[int, ModelReservation] = {}
+
+    def boundary(self, name_space: int, geometry: CacheGeometry, chain: bytes, local: int, limit: int) -> int:
+        """By the plain rules."""
+        names = [block_hashes(chain, geometry, group) for group in range(len(geometry.groups))]
+        return longest_boundary(
+            [group.rule for group in geometry.groups],
+            local=local,
+            limit=min(limit, len(chain) // 32 * geometry.hash_block_size),
+            is_present=lambda group, index: (name_space, group, names[group][index]) in self.readable,
+        )
+
+    def leased_blocks(self) -> set[tuple[int, int, bytes]]:
+        """Blocks that somebody reads."""
+        return {block for lease in self.leases.values() for block in lease.slots.values()}
+
+    def used_addresses(self) -> list[int]:
+        """Slots that nobody else may have, each once for every writer and once for all its readers."""
+        leased = {address for lease in self.leases.values() for address in lease.slots}
+        return [*leased, *(reservation.address for reservation in self.reservations.values())]

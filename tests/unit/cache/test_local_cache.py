@@ -1,0 +1,305 @@
+"""The cache's face: one test per promise. test_cache_states.py runs everything against a model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvoffload.cache import (
+    NO_ADDRESS,
+    AcquireOutcome,
+    CacheFiles,
+    CacheTerms,
+    CommitOutcome,
+    IndexReader,
+    LocalCache,
+    SessionId,
+)
+from kvoffload.cache.local_cache import _watch
+from kvoffload.errors import CacheMemoryError
+from tests.unit.cache.cache_model import (
+    HYBRID,
+    KIB,
+    MIB,
+    PLAIN,
+    SMALL,
+    block_hashes,
+    fingerprint,
+    has_pattern,
+    make_chain,
+    write_record,
+)
+
+
+@pytest.fixture
+def cache() -> Iterator[LocalCache]:
+    with LocalCache.create(SMALL) as made:
+        yield made
+
+
+def save_chain(cache: LocalCache, session: SessionId, name_space: int, chain: bytes) -> None:
+    """All blocks of a plain request, written, committed and readable."""
+    names = block_hashes(chain, PLAIN, 0)
+    reservation = cache.reserve(session, name_space, 0, hashes=chain)
+    assert len(reservation) == len(names)
+    for name, address in zip(names, reservation.addresses, strict=True):
+        if address != NO_ADDRESS:
+            write_record(cache, PLAIN, (name_space, 0), name, int(address), 0)
+    is_new = reservation.tickets != 0
+    wanted = b"".join(name for name, new in zip(names, is_new, strict=True) if new)
+    outcomes = cache.commit(session, name_space, 0, reservation.tickets[is_new], hashes=wanted)
+    assert set(outcomes) <= {CommitOutcome.READABLE}
+
+
+def test_a_request_is_hit_as_far_as_it_was_saved(cache: LocalCache) -> None:
+    name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+    session = cache.open_session()
+    save_chain(cache, session, name_space, make_chain(1, 7))
+    acquired = cache.acquire(session, name_space, make_chain(1, 12))
+    assert (acquired.outcome, acquired.boundary) == (AcquireOutcome.HIT, 7 * 16)
+    assert len(set(acquired.groups[0].addresses)) == 7
+
+
+def test_memory_that_cannot_be_had_is_one_clear_line() -> None:
+    with pytest.raises(CacheMemoryError, match=r"^1024TiB for cached blocks cannot be had: ") as fault:
+        LocalCache.create(CacheTerms(memory_bytes=1 << 50, segment_bytes=1 << 40, entry_limit=1000))
+    assert "\n" not in str(fault.value)
+
+
+def test_progress_ends_with_all_memory() -> None:
+    seen: list[tuple[int, int]] = []
+    terms = CacheTerms(memory_bytes=3 * MIB, segment_bytes=MIB, extent_bytes=64 * KIB, entry_limit=10)
+    with LocalCache.create(terms, progress=lambda done, total: seen.append((done, total))):
+        assert seen[-1] == (3 * MIB, 3 * MIB)
+        assert seen == sorted(seen)
+
+
+def test_progress_ends_once() -> None:
+    counter = SimpleNamespace(done_bytes=100, cancel=lambda: None)
+    seen: list[tuple[int, int]] = []
+    assert _watch(lambda: time.sleep(0.2), counter, 100, lambda *counts: seen.append(counts)) is None  # type: ignore
+    assert seen == [(100, 100)]
+
+
+def test_an_exception_out_of_progress_ends_the_start() -> None:
+    def refuse(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=8 * MIB, entry_limit=10)
+    with pytest.raises(KeyboardInterrupt):
+        LocalCache.create(terms, progress=refuse)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvoffload-populate")]
+
+
+def test_a_closed_cache_says_so_and_its_views_stay(cache: LocalCache) -> None:
+    name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+    session = cache.open_session()
+    address = int(cache.reserve(session, name_space, 0, count=1).addresses[0])
+    view = cache.view(address, 4096)
+    view[:] = 7
+    cache.close()
+    with pytest.raises(ValueError, match=r"^the cache is closed$"):
+        cache.lookup(name_space, 0, bytes(32))
+    assert (view == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda cache, session: cache.lookup(0, 0, bytes(31)), "hashes have 32 bytes each"),
+        (lambda cache, session: cache.lookup(5000, 0, bytes(32)), "no such group"),
+        (lambda cache, session: cache.lookup(7, 3, bytes(32)), "no such group"),
+        (lambda cache, session: cache.invalidate(0, 0, bytes(33)), "hashes have 32 bytes each"),
+        (lambda cache, session: cache.invalidate(0, 1, bytes(32)), "no such group"),
+        (lambda cache, session: cache.clear(99), "no namespace has number 99"),
+        (lambda cache, session: cache.acquire(session, 9, bytes(32)), "no namespace has number 9"),
+        (lambda cache, session: cache.acquire(session, 0, bytes(32), shard=1), "has a shard 1"),
+        (lambda cache, session: cache.acquire_entries(session, 0, 0, bytes(32), shard=1), "has a shard 1"),
+        (lambda cache, session: cache.acquire_entries(session, 0, 1, bytes(32)), "no such group"),
+        (lambda cache, session: cache.acquire_entries(session, 0, 0, bytes(33)), "hashes have 32 bytes each"),
+        (lambda cache, session: cache.reserve(session, 0, 0, hashes=bytes(33)), "hashes have 32 bytes each"),
+        (lambda cache, session: cache.reserve(session, 0, 0, count=2**63), "no cache has 9223372036854775808 entries"),
+        (lambda cache, session: cache.abort(session, np.ones(1)), "tickets must have dtype uint64, not float64"),
+        (
+            lambda cache, session: cache.commit(
+                session, 0, 0, np.ones(1, np.uint64), hashes=bytes(32), digests=np.ones(1, np.int64)
+            ),
+            "digests must have dtype uint64, not int64",
+        ),
+        (
+            lambda cache, session: cache.commit(session, 0, 0, np.ones(1, np.uint64), hashes=bytes(32), shard=1),
+            "the group has no shard 1",
+        ),
+        (lambda cache, session: cache.acquire(session, 0, bytes(33)), "a chain has 32 bytes a hash"),
+        (lambda cache, session: cache.reserve(session, 0, 3, count=1), "no such group"),
+        (lambda cache, session: cache.reserve(session, 0, 0, count=1, tenant=5), "no tenant has number 5"),
+        (lambda cache, session: cache.view(MIB, 1), "no slot lies there"),
+        (lambda cache, session: cache.open_tenant(""), "a tenant's name has 1 to 55 bytes"),
+        (lambda cache, session: cache.add_process(session), "a process is named by"),
+        (
+            lambda cache, session: cache.commit(session, 0, 0, np.zeros(2, np.uint64), hashes=bytes(32)),
+            "not one hash, parent and digest for each ticket",
+        ),
+        (
+            lambda cache, session: cache.commit(
+                session, 0, 0, np.ones(1, np.uint64), hashes=bytes(32), digests=np.zeros(1, np.uint64)
+            ),
+            "0 is no record's digest",
+        ),
+        (lambda cache, session: cache.open_namespace(fingerprint("a"), HYBRID), "another geometry"),
+    ],
+)
+def test_a_broken_contract_is_one_clear_line(cache: LocalCache, call: object, line: str) -> None:
+    cache.open_namespace(fingerprint("a"), PLAIN)
+    with pytest.raises(ValueError, match=line):
+        call(cache, cache.open_session())  # type: ignore[operator]
+
+
+def test_flipped_bytes_are_a_miss_where_every_use_is_verified() -> None:
+    terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=100, verify="always")
+    with LocalCache.create(terms) as cache:
+        name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+        session = cache.open_session()
+        chain = make_chain(1, 5)
+        save_chain(cache, session, name_space, chain)
+        lease = cache.acquire(session, name_space, chain)
+        cache.view(int(lease.groups[0].addresses[3]), 4096)[100] ^= 1
+        cache.release(session, lease.lease)
+        assert cache.acquire(session, name_space, chain).boundary == 3 * 16
+        assert cache.stats.mismatches == 1
+        assert list(cache.lookup(name_space, 0, chain)) == [True, True, True, False, True]
+
+
+def test_a_tenant_over_its_quota_loses_its_own_blocks_first() -> None:
+    terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=1000, policy="lru")
+    with LocalCache.create(terms) as cache:
+        name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+        session = cache.open_session()
+        small = cache.open_tenant("small", quota_bytes=128 * KIB)
+        large = cache.open_tenant("large", quota_bytes=896 * KIB)
+
+        def save(conversation: int, blocks: int, tenant: int) -> None:
+            chain = make_chain(conversation, blocks)
+            reservation = cache.reserve(session, name_space, 0, hashes=chain, tenant=tenant)
+            cache.commit(session, name_space, 0, reservation.tickets, hashes=chain)
+
+        save(1, 200, large)
+        for conversation in range(2, 20):
+            save(conversation, 20, small)
+        assert cache.lookup(name_space, 0, make_chain(1, 200)).all()
+        used = {tenant.name: tenant.used_bytes for tenant in cache.stats.tenants}
+        assert used["large"] == 200 * 4096
+
+
+OWNER = """
+import os, socket, sys
+from tests.unit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
+from tests.unit.cache.test_local_cache import save_chain
+from kvoffload.cache import LocalCache
+
+cache = LocalCache.create(SMALL)
+name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+session = cache.open_session()
+cache.add_process(session, pid=int(sys.argv[2]))
+save_chain(cache, session, name_space, make_chain(1, 20))
+acquired = cache.acquire(session, name_space, make_chain(1, 3))
+reservation = cache.reserve(session, name_space, 0, count=4)
+files = cache.files
+channel = socket.socket(fileno=int(sys.argv[1]))
+words = ",".join(map(str, [session, acquired.lease, *reservation.tickets]))
+socket.send_fds(channel, [words.encode()], [files.lock, files.index, *files.segments])
+channel.recv(1)
+"""
+
+
+def test_a_successor_takes_over_what_a_killed_process_held() -> None:
+    ours, theirs = socket.socketpair()
+    arguments = [sys.executable, "-c", OWNER, str(theirs.fileno()), str(os.getpid())]
+    with ours, subprocess.Popen(arguments, pass_fds=[theirs.fileno()]) as owner:
+        theirs.close()
+        words, numbers, _, _ = socket.recv_fds(ours, 4096, 16)
+        files = CacheFiles(lock=numbers[0], index=numbers[1], segments=tuple(numbers[2:]))
+        reader = IndexReader(os.dup(files.index))
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    session, lease, *tickets = map(int, words.decode().split(","))
+    with LocalCache.adopt(files, SMALL) as cache:
+        assert (cache.adoption.readable, cache.adoption.reserved, cache.adoption.dropped) == (20, 4, 0)
+        chain = make_chain(1, 20)
+        name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+        assert reader.lookup(name_space, 0, chain).all()
+        mine = cache.open_session()
+        acquired = cache.acquire(mine, name_space, chain)
+        for name, address in zip(block_hashes(chain, PLAIN, 0), acquired.groups[0].addresses, strict=True):
+            assert has_pattern(cache, PLAIN, (name_space, 0), name, int(address))
+        # Its member is this very process, so what it held is kept, and goes by its own word.
+        assert cache.reclaim_ended() == 0
+        assert cache.held_bytes(SessionId(session)) == 7 * 4096
+        assert cache.release(SessionId(session), lease)  # type: ignore[arg-type]
+        assert cache.abort(SessionId(session), np.array(tickets, np.uint64)) == 4
+        cache.release(mine, acquired.lease)
+        assert cache.evict(MIB) == 20 * 4096
+        assert cache.stats.used_bytes == 0
+
+
+def test_a_living_process_is_not_robbed() -> None:
+    ours, theirs = socket.socketpair()
+    arguments = [sys.executable, "-c", OWNER, str(theirs.fileno()), str(os.getpid())]
+    with ours, subprocess.Popen(arguments, pass_fds=[theirs.fileno()]) as owner:
+        theirs.close()
+        _, numbers, _, _ = socket.recv_fds(ours, 4096, 16)
+        files = CacheFiles(lock=numbers[0], index=numbers[1], segments=tuple(numbers[2:]))
+        owner.send_signal(signal.SIGSTOP)
+        with pytest.raises(CacheMemoryError, match=r"^the cache cannot be adopted: .*owned by"):
+            LocalCache.adopt(files, SMALL)
+        owner.kill()
+
+
+DAEMONS = """
+import threading, time
+from tests.unit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
+from kvoffload.cache import LocalCache
+
+cache = LocalCache.create(SMALL)
+name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+chain = make_chain(1, 100)
+
+def look_up():
+    while True:
+        cache.lookup(name_space, 0, chain)
+
+for _ in range(2):
+    threading.Thread(target=look_up, daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+def test_a_process_ends_while_its_threads_look_up() -> None:
+    for _ in range(5):
+        ended = subprocess.run([sys.executable, "-c", DAEMONS], capture_output=True, check=False, timeout=60)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_forked_child_is_told_and_harms_nobody(cache: LocalCache) -> None:
+    name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+    session = cache.open_session()
+    save_chain(cache, session, name_space, make_chain(1, 3))
+    child = os.fork()
+    if child == 0:
+        try:
+            cache.lookup(name_space, 0, make_chain(1, 3))
+        except ValueError as fault:
+            os._exit(0 if "belongs to the process that made it" in str(fault) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.lookup(name_space, 0, make_chain(1, 3)).all()

@@ -1,0 +1,98 @@
+"""`kvoffload replay`: tables, JSON lines, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvoffload import native
+from kvoffload.cli.app import app
+from kvoffload.errors import ConfigError
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.jsonl"
+    prompts = [list(range(16)), list(range(16)), [*range(8), *range(100, 108)], list(range(9))]
+    path.write_text(
+        "".join(
+            json.dumps({"timestamp": at, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}) + "\n"
+            for at, ids in enumerate(prompts)
+        )
+    )
+    return path
+
+
+def test_json_lines(trace: Path) -> None:
+    done = CliRunner().invoke(app, ["replay", str(trace), "--json", "--policy", "lru,arc", "--capacity", "50,100"])
+    assert done.exit_code == 0
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["capacity_percent"], line["policy"]) for line in lines] == [
+        (percent, policy) for percent in (50, 100) for policy in ("lru", "arc", "optimum")
+    ]
+    assert lines[3] == {
+        "model": "plain",
+        "policy": "lru",
+        "capacity_percent": 100.0,
+        "capacity_units": 24,
+        "hit_rate": round(33 / 57, 6),
+        "hits": 33,
+        "references": 57,
+        "useless_share": None,
+    }
+
+
+def test_a_table_has_a_row_per_capacity_and_a_column_per_policy(trace: Path) -> None:
+    done = CliRunner().invoke(app, ["replay", str(trace)])
+    assert done.exit_code == 0
+    header, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert header == ["capacity", *native.policy_names(), "optimum"]
+    assert [row[0] for row in rows] == ["1%", "2%", "5%", "10%", "20%"]
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_the_hybrid_table_has_no_optimum_and_says_what_is_of_no_use(trace: Path) -> None:
+    done = CliRunner().invoke(app, ["replay", str(trace), "--hybrid", "--capacity", "100", "--policy", "slru"])
+    assert done.exit_code == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[:2] == [["capacity", "slru"], ["100%", f"{(16 + 8 + 8) / 57:.1%}"]]
+    assert lines[2] == ["of", "no", "use", "slru"]
+
+
+def test_blocks_of_another_size(trace: Path) -> None:
+    done = CliRunner().invoke(app, ["replay", str(trace), "--block-tokens", "1024"])
+    assert isinstance(done.exception, ConfigError)
+    assert "blocks of 1024 tokens make 8" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy", "lur"], "did you mean 'lru'?"),
+        (["--capacity", "many"], "allowed are numbers above 0"),
+    ],
+)
+def test_bad_options(trace: Path, arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["replay", str(trace), *arguments])
+    assert isinstance(done.exception, ConfigError)
+    assert said in str(done.exception)
+    assert done.stdout == ""
+
+
+def test_a_bad_line_is_named(trace: Path) -> None:
+    with trace.open("a") as file:
+        file.write("nonsense\n")
+    done = CliRunner().invoke(app, ["replay", str(trace), "--json"])
+    assert isinstance(done.exception, ConfigError)
+    assert f"{trace}, line 5: not JSON" in str(done.exception)
+    assert done.stdout == ""
+
+
+def test_help_says_what_is_allowed() -> None:
+    done = CliRunner().invoke(app, ["replay", "--help"])
+    assert done.exit_code == 0
+    for option in ("--policy", "--capacity", "--hybrid", "--block-tokens", "--json"):
+        assert option in done.stdout
