@@ -1,8 +1,8 @@
 // How much of a full pool is useful, over many turnovers and a change of the mix.
 #include <cstdio>
 
-#include "check.hpp"
 #include "arena_load.hpp"
+#include "check.hpp"
 
 using namespace kvo;
 using namespace kvo::test;
