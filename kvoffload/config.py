@@ -27,10 +27,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 
 from kvoffload.errors import ConfigError
-from kvoffload.units import SIZE_FORM, format_duration, format_size, parse_duration, parse_size
-
-MIB = 1 << 20
-GIB = 1 << 30
+from kvoffload.units import GIB, MIB, SIZE_FORM, format_duration, format_size, parse_duration, parse_size
 
 
 class Source(Enum):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+MIB = 1 << 20
+GIB = 1 << 30
+
 SIZE_UNITS = {
     "B": 1,
     "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
+    "MiB": MIB,
+    "GiB": GIB,
     "TiB": 1 << 40,
     "KB": 10**3,
     "MB": 10**6,

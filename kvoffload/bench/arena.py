@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from kvoffload import native
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
-from kvoffload.cache import CacheTerms
+from kvoffload.cache.terms import DEFAULT_POLICY
 from kvoffload.errors import BenchmarkError
-from kvoffload.units import format_size
+from kvoffload.units import GIB, format_size
 
-DEFAULT_POLICY = CacheTerms(memory_bytes=0).policy
-GIB = 1 << 30
 POOL_BYTES = 16 * GIB
 LEAST_POOL_BYTES = GIB
 SEGMENT_BYTES = GIB

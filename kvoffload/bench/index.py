@@ -11,11 +11,10 @@ from kvoffload import native
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.limits import limit_line_walk
 from kvoffload.bench.measure import MIN_PAIRS, measure_timed_pair, summarize_pairs
-from kvoffload.cache import CacheTerms
+from kvoffload.cache.terms import DEFAULT_POLICY
 from kvoffload.errors import BenchmarkError
 from kvoffload.units import format_size
 
-DEFAULT_POLICY = CacheTerms(memory_bytes=0).policy
 ENTRIES = 1_000_000
 MANY_ENTRIES = 20_000_000
 ENTRY_BYTES = 300

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 from kvoffload.cache.boundary import GroupRule
 from kvoffload.kvspec import ReuseRule
+from kvoffload.units import GIB, MIB
 
 Verify = Literal["tiers", "always"]
 
-MIB = 1 << 20
-GIB = 1 << 30
+DEFAULT_POLICY = "prefix"
 
 # As the native core numbers them.
 RULE_NUMBERS = {
@@ -54,7 +54,7 @@ class CacheTerms:
     """A segment is cut into extents; each serves one record size at a time."""
     entry_limit: int = 0
     """0: as many as would fit if every record had 1 KiB."""
-    policy: str = "prefix"
+    policy: str = DEFAULT_POLICY
     verify: Verify = "tiers"
     huge_pages: HugePages = HugePages.TRANSPARENT
     threads: int = 2
@@ -97,10 +97,10 @@ class CacheGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFiles:
-    """Descriptors of a cache's memory. They belong to whoever opened them: send or duplicate them, do not close them.
+    """Descriptors of a cache's memory. They belong to whoever opened them: send them, do not close them.
 
-    The lock's may be sent over a socket, but neither duplicated nor closed in this process: closing any descriptor of
-    that file drops the lock.
+    The index's and the segments' may also be duplicated; the lock's not in this process: closing any descriptor of that
+    file drops the lock.
     """
 
     lock: int

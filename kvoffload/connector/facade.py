@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvoffload.config import GIB, Settings, load_settings
+from kvoffload.config import Settings, load_settings
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale_views
 from kvoffload.connector.identity import describe_engine
@@ -31,6 +31,7 @@ from kvoffload.connector.scheduler_side import SchedulerLimits, SchedulerSide
 from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.errors import UnsupportedError
+from kvoffload.units import GIB
 
 if TYPE_CHECKING:
     import torch

@@ -349,3 +349,24 @@ TEST(entries_acquired_together_are_not_one_prompt) {
     CHECK_EQUAL(cache->evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(space, chain(2, 2)), 2u);
 }
+
+// Nor do the groups of one request.
+TEST(blocks_of_one_group_do_not_hang_on_those_of_another) {
+    SmallCache cache(small_options(1, "prefix"));
+    Geometry geometry = plain_geometry();
+    geometry.groups.push_back(geometry.groups.front());
+    const Space first = cache.open(geometry);
+    const Space second = make_space(namespace_of(first), 1);
+    const SessionId session = cache.session();
+    const Hashes hashes = chain(1, 2);
+    CHECK_EQUAL(cache.put(session, first, hashes), 2u);
+    CHECK_EQUAL(cache.put(session, second, hashes), 2u);
+    const BoundaryQuery query{.name_space = namespace_of(first), .chain = hashes, .limit = 32};
+    const Acquired acquired = value_of(cache->acquire(session, query, 0));
+    CHECK(acquired.outcome == AcquireOutcome::hit);
+    CHECK(cache->release(session, acquired.lease));
+    const Acquired kept = value_of(cache->acquire_entries(session, second, hashes, 0));
+    CHECK(kept.outcome == AcquireOutcome::hit);
+    CHECK_EQUAL(cache->evict(kNoLimit), 2u * 4096);
+    CHECK_EQUAL(cache.count_readable(second, hashes), 2u);
+}

@@ -60,6 +60,29 @@ struct Store {
 
 }  // namespace
 
+// Whoever waits for the lock gets it in between.
+TEST(making_room_for_a_large_record_is_cut_into_parts) {
+    Store made(8000);
+    const Space small = made.open(plain_geometry(1024), 1);
+    const Space large = made.open(plain_geometry(1 << 20), 2);
+    std::uint64_t key = 0;
+    while (made.store->counts().evicted == 0) {
+        CHECK(made.add(small, ++key) != kNoEntry);
+    }
+    const std::uint64_t before = made.store->counts().evicted;
+    const ClassNumber size_class = value_of(made.store->open_class(large));
+    Effort effort;
+    EntryNumber entry = made.store->reserve(large, size_class, 0, 3, effort);
+    CHECK(entry == kNoEntry && effort.is_unfinished);
+    CHECK_EQUAL(made.store->counts().evicted - before, 512u);
+    CHECK_EQUAL(effort.evicted_bytes, 512u * 1024);
+    CHECK_EQUAL(made.store->counts().reserved.load(), 0u);
+    while (entry == kNoEntry && effort.is_unfinished) {
+        entry = made.store->reserve(large, size_class, 0, 3, effort);
+    }
+    CHECK(entry != kNoEntry && !effort.is_unfinished);
+}
+
 TEST(an_entry_lives_from_reservation_to_eviction) {
     Store made;
     const Space space = made.open(plain_geometry(1000));

@@ -149,6 +149,24 @@ TEST(free_extents_are_gathered_where_no_window_can_be_emptied) {
     CHECK(bench.pool.allocate(large, 1).has_value());
 }
 
+TEST(where_records_in_use_stand_in_every_cell_room_is_made_beside_the_grid) {
+    PlanBench bench;
+    const ClassNumber small = bench.add_class(1, 4);
+    const ClassNumber large = bench.add_class(24, 1);
+    bench.fill(small);
+    // The cells are 16 to 39 and 40 to 63.
+    bench.pinned.insert(bench.pool.spans.owner_at({30, 0}));
+    bench.pinned.insert(bench.pool.spans.owner_at({50, 0}));
+    for (ExtentNumber first = 0; first < kSegment; ++first) {
+        bench.pool.release({first, 1});
+        bench.pool.release({first, 2});
+    }
+    const RoomPlan plan = bench.plan(large);
+    CHECK(!plan.moves.empty());
+    bench.finish(plan);
+    CHECK(bench.pool.allocate(large, bench.next_owner).has_value());
+}
+
 TEST(a_refusal_changes_nothing) {
     PlanBench bench;
     const ClassNumber single = bench.add_class(1, 1);

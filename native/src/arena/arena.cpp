@@ -100,9 +100,8 @@ void Arena::finish_move(const Move& move) {
 void Arena::cancel_move(const Move& move) { pool_.end_move(move.from, move.to, move.to); }
 
 SlotPlace Arena::place(Slot slot) const noexcept {
-    const std::uint64_t slot_bytes = pool_.spans.size_of(slot.span).slot_bytes;
-    return {slot.span / pool_.extents_per_segment,
-            slot.span % pool_.extents_per_segment * shape_.extent_bytes + slot.index * slot_bytes};
+    const std::uint64_t address = slot_address(slot, shape_.extent_bytes, pool_.spans.size_of(slot.span).slot_bytes);
+    return {static_cast<std::uint32_t>(address / shape_.segment_bytes), address % shape_.segment_bytes};
 }
 
 ArenaStats Arena::stats() const {

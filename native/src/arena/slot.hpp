@@ -21,7 +21,12 @@ constexpr Slot unpack_slot(std::uint64_t packed) noexcept {
     return {static_cast<std::uint32_t>(packed >> 32), static_cast<std::uint32_t>(packed)};
 }
 
-// Where a slot's bytes are.
+// Where a slot's bytes begin, counted over all segments as if they lay one behind the other.
+constexpr std::uint64_t slot_address(Slot slot, std::uint64_t extent_bytes, std::uint64_t slot_bytes) noexcept {
+    return slot.span * extent_bytes + slot.index * slot_bytes;
+}
+
+// The same within its segment.
 struct SlotPlace {
     std::uint32_t segment = 0;
     std::uint64_t offset_bytes = 0;

@@ -3,8 +3,8 @@
 //     reserve ──► ticket ──► commit of each shard ──► readable ──► acquire ──► lease ──► release
 //                   └──► abort                           └──► evict, invalidate, clear
 //
-// Look-ups and acquires take no lock that a writer holds; reservations, commits and evictions share one. One trust
-// domain: whoever may map its files may read all of it.
+// Reservations, commits and evictions share a lock. Look-ups take none, acquires those of sessions and leases, which
+// are held for an instant. One trust domain: whoever may map its files may read all of it.
 #pragma once
 
 #include <array>

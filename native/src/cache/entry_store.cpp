@@ -169,7 +169,7 @@ std::uint64_t EntryStore::slot_address(EntryNumber number) const {
 
 // Not asked of the arena, which only the writer may look into.
 std::uint64_t EntryStore::address_of(Space space, Slot slot) const {
-    return slot.span * view_.header->extent_bytes + slot.index * slot_bytes_for(facts_of(space).slot_bytes);
+    return kvo::slot_address(slot, view_.header->extent_bytes, slot_bytes_for(facts_of(space).slot_bytes));
 }
 
 std::span<std::byte> EntryStore::bytes_at(Space space, Slot slot) const {

@@ -12,7 +12,7 @@
 namespace kvo {
 
 // Safe to call from any thread. What it says may be over in the next moment: only an acquire holds anything. When the
-// writer has died, answers are as of its death.
+// writer has died, answers are as of its death; while a successor takes over, anything may be missing.
 class IndexReader {
 public:
     // Maps the file read-only. Takes the descriptor.

@@ -155,7 +155,6 @@ struct MemberRecord {
 
 constexpr std::uint32_t kSessionLimit = 4096;
 constexpr std::uint32_t kMemberLimit = 63;
-constexpr std::uint16_t kNoSession = 0xffff;
 
 // One engine with all its processes.
 struct SessionRecord {

@@ -53,7 +53,8 @@ struct Found {
 // Asks for the memory where look-ups and insertions of these keys begin, `hashes` being 32 bytes each.
 void prefetch_buckets(const IndexView& view, Space space, std::span<const std::uint8_t> hashes);
 
-// The readable entry with this key. Never a torn one; an entry that is there during the whole call is found.
+// The readable entry with this key. Never a torn one. An entry that is there during the whole call is found, unless its
+// chain changed during each of 256 searches, or a successor is filling the table anew.
 Found find_entry(const IndexView& view, const Key& key);
 
 // The same for many keys of one space, `hashes` being 32 bytes each, `stride` hashes apart. Faster than one by one:

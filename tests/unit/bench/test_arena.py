@@ -6,10 +6,9 @@ import pytest
 
 from kvoffload import native
 from kvoffload.bench import arena
-from kvoffload.bench.arena import GIB, ArenaBenchmark, choose_pool_bytes
+from kvoffload.bench.arena import ArenaBenchmark, choose_pool_bytes
 from kvoffload.errors import BenchmarkError
-
-MIB = 1 << 20
+from kvoffload.units import GIB, MIB
 
 
 def test_a_line_per_policy_phase_and_view(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache, longest_boundary
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import Fingerprint
+from kvoffload.units import MIB
 
-MIB = 1 << 20
 KIB = 1 << 10
 
 # Attention, a window and a state over one chain; the state's record is larger than an extent of SMALL.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.cache import CacheTerms, LocalCache
-from kvoffload.cache.terms import GIB, MIB, RULE_NUMBERS
+from kvoffload.cache.terms import RULE_NUMBERS
 from kvoffload.kvspec import ReuseRule
+from kvoffload.units import GIB, MIB
 
 
 @pytest.mark.parametrize(
