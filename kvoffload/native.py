@@ -48,6 +48,12 @@ create_cache = _native.create_cache
 adopt_cache = _native.adopt_cache
 open_index_reader = _native.open_index_reader
 
+CopyEngine = _native.CopyEngine
+CudaCopyEngine = _native.CudaCopyEngine
+create_host_engine = _native.create_host_engine
+create_cuda_engine = _native.create_cuda_engine
+copy_bytes = _native.copy_bytes
+
 CacheLoad = _native.CacheLoad
 LineWalk = _native.LineWalk
 TurnoverLoad = _native.TurnoverLoad

@@ -221,6 +221,39 @@ TEST(slots_have_addresses) {
     CHECK(unpack_slot(pack_slot({0xfedcba98, 0x76543210})) == (Slot{0xfedcba98, 0x76543210}));
 }
 
+// What is reserved together is copied together, and slots that touch are one run to a copy engine.
+TEST(slots_taken_one_after_the_other_lie_in_a_row) {
+    const ArenaShape shape{.segment_bytes = 16 * kMiB, .extent_bytes = kMiB};
+    Arena arena = make_arena(shape, 1);
+    const std::uint64_t record_bytes = 48 * kKiB;  // 64 of them in three extents
+    const ClassNumber number = arena.class_for(record_bytes).value();
+    const auto take_row = [&](EntryNumber count) {
+        std::vector<Slot> slots;
+        for (EntryNumber owner = 0; owner < count; ++owner) {
+            slots.push_back(arena.allocate(number, owner).value());
+        }
+        return slots;
+    };
+    const auto is_row = [&](const std::vector<Slot>& slots) {
+        for (std::size_t i = 1; i < slots.size(); ++i) {
+            const std::uint64_t before = slot_address(slots[i - 1], shape.extent_bytes, record_bytes);
+            if (slot_address(slots[i], shape.extent_bytes, record_bytes) != before + record_bytes) {
+                return false;
+            }
+        }
+        return true;
+    };
+    const std::vector<Slot> first = take_row(64);
+    CHECK(is_row(first));
+    const std::vector<Slot> second = take_row(64);
+    CHECK(is_row(second));
+    // A stretch that was freed in any order is a row again.
+    for (const std::size_t index : {19u, 17u, 10u, 18u, 11u, 16u, 12u, 15u, 13u, 14u}) {
+        arena.free(first[index]);
+    }
+    CHECK(is_row(take_row(10)));
+}
+
 TEST(random_work_never_gives_a_byte_twice) {
     const ArenaShape shape{4 * kMiB, 64 * kKiB};
     int finished = 0;

@@ -40,6 +40,8 @@ NB_MODULE(_native, module) {
     kvo::bind_replay(module);
     kvo::bind_cache(module);
     kvo::bind_index_reader(module);
+    kvo::bind_copy(module);
+    kvo::bind_cuda(module);
     kvo::bind_bench(module);
     kvo::bind_capabilities(module);
 }

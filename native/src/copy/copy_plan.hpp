@@ -1,0 +1,62 @@
+// What to copy: blocks of an engine's cache to and from slots of host memory. Pure data; no engine is known here.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace kvo {
+
+// Where one run of any block of a group lies: at base + block * stride in the engine's memory, at record_offset in the
+// block's record. Addresses are numbers because a device's cannot be read here.
+struct PageRun {
+    std::uint64_t base = 0;
+    std::uint64_t stride = 0;
+    std::uint64_t length = 0;
+    std::uint64_t record_offset = 0;
+    std::uint32_t allocation = 0;  // no copy crosses from one into another, even where they touch
+};
+
+// One group's pages, in record order. The runs make up the record without gaps.
+struct GroupPages {
+    std::uint64_t record_bytes = 0;
+    std::vector<PageRun> runs;
+};
+
+// What an engine has registered; groups by number. Blocks are counted from 0 to block_count - 1. Whoever describes the
+// pages guarantees that blocks of different numbers share no byte; of one number those of several groups may.
+struct PageTable {
+    std::uint64_t block_count = 0;
+    std::vector<GroupPages> groups;
+};
+
+// Code::invalid names the group and the run: a gap or an overlap in the record, a run of no bytes, blocks that lie on
+// each other.
+Status check_pages(const PageTable& pages);
+
+enum class CopyDirection : std::uint8_t {
+    save,  // from the engine's pages to slots
+    load,  // from slots to the engine's pages
+};
+
+struct CopyItem {
+    std::uint32_t group = 0;
+    std::uint32_t block = 0;
+    std::uint64_t slot = 0;  // address of the record in host memory
+};
+
+struct CopyPlan {
+    CopyDirection direction = CopyDirection::save;
+    bool has_digests = false;  // make the digest sum of each record on the way
+    std::vector<CopyItem> items;
+};
+
+class SharedBlocks;
+
+// Code::invalid: a group or block that does not exist, a slot that no memory can have, or a load that would write a
+// byte twice: one block twice, or blocks of two groups that share bytes. `shared` is of these pages.
+Status check_plan(const CopyPlan& plan, const PageTable& pages, const SharedBlocks& shared);
+
+}  // namespace kvo

@@ -1,0 +1,188 @@
+#include "copy/cuda_ranges.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <limits>
+#include <new>
+#include <system_error>
+#include <utility>
+
+namespace kvo {
+namespace {
+
+std::uint64_t page_bytes() { return static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)); }
+
+std::uint64_t rounded_down(std::uint64_t value) { return value / page_bytes() * page_bytes(); }
+
+std::uint64_t rounded_up(std::uint64_t value) { return rounded_down(value + page_bytes() - 1); }
+
+}  // namespace
+
+HostSpan span_at(const HostPieces& pieces, std::uint64_t address, std::uint64_t length) {
+    const auto next = std::ranges::upper_bound(pieces, address, {}, &HostPiece::begin);
+    if (next != pieces.begin() && address < std::prev(next)->end) {
+        const HostPiece& piece = *std::prev(next);
+        return {std::min(length, piece.end - address), true, piece.mapped + (address - piece.begin)};
+    }
+    return {next == pieces.end() ? length : std::min(length, next->begin - address), false, 0};
+}
+
+CudaRanges::CudaRanges(const CudaApi& api, CudaContext context, std::uint64_t piece_bytes)
+    : api_(api), context_(context), piece_bytes_(std::max(rounded_down(piece_bytes), page_bytes())) {}
+
+Result<std::unique_ptr<CudaRanges>> CudaRanges::start(const CudaApi& api, CudaContext context,
+                                                      std::uint64_t piece_bytes) {
+    std::unique_ptr<CudaRanges> ranges(new CudaRanges(api, context, piece_bytes));
+    try {
+        ranges->thread_ = std::thread([self = ranges.get()] { self->run(); });
+    } catch (const std::system_error& fault) {
+        return Status(Code::failed, std::string("no thread can be started to register memory: ") + fault.what());
+    }
+    return ranges;
+}
+
+CudaRanges::~CudaRanges() {
+    {
+        const std::lock_guard lock(mutex_);
+        is_stopping_ = true;
+        changed_.notify_all();
+    }
+    if (thread_.joinable()) {
+        thread_.join();
+    }
+}
+
+Status CudaRanges::add(std::uint64_t begin, std::uint64_t length) {
+    const std::uint64_t last = std::numeric_limits<std::uint64_t>::max() - page_bytes();
+    if (length == 0 || begin > last || length > last - begin) {
+        return {Code::invalid, "a range of host memory has bytes, and an address for each"};
+    }
+    std::list<Range> node = {{rounded_up(begin), rounded_down(begin + length)}};
+    const std::lock_guard lock(mutex_);
+    progress_.asked_bytes += length;
+    if (node.front().begin < node.front().end) {
+        progress_.is_done = false;
+        queue_.splice(queue_.end(), node);
+        changed_.notify_all();
+    }
+    return {};
+}
+
+std::shared_ptr<const HostPieces> CudaRanges::pieces() const {
+    const std::lock_guard lock(mutex_);
+    return pieces_;
+}
+
+RegistrationProgress CudaRanges::progress() const {
+    const std::lock_guard lock(mutex_);
+    return progress_;
+}
+
+bool CudaRanges::close(int timeout_ms) {
+    std::unique_lock lock(mutex_);
+    is_stopping_ = unregisters_ = true;
+    changed_.notify_all();
+    return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return is_closed_; });
+}
+
+void CudaRanges::run() {
+    pthread_setname_np(pthread_self(), "kvoffload-pin");
+    int mode = kCudaCaptureModeRelaxed;
+    api_.cuThreadExchangeStreamCaptureMode(&mode);
+    const CudaStatus current = api_.cuCtxSetCurrent(context_);
+    std::unique_lock lock(mutex_);
+    note_problem("cuCtxSetCurrent", 0, current);
+    for (;;) {
+        changed_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+        if (is_stopping_) {
+            break;
+        }
+        register_next(lock);
+        progress_.is_done = queue_.empty();
+    }
+    if (unregisters_) {
+        lock.unlock();
+        unregister_all();
+        lock.lock();
+        is_closed_ = true;
+        changed_.notify_all();
+    }
+}
+
+void CudaRanges::register_next(std::unique_lock<std::mutex>& lock) {
+    const Range range = queue_.front();
+    const Range piece{range.begin, std::min(range.end, range.begin + piece_bytes_)};
+    lock.unlock();
+    const bool is_registered = register_piece(piece);
+    lock.lock();
+    // One refusal says that the next would be refused too: the rest of the range goes through the bounce buffer.
+    if (!is_registered || piece.end == range.end) {
+        queue_.pop_front();
+    } else {
+        queue_.front().begin = piece.end;
+    }
+}
+
+// The lock is held. Nothing that is short of memory may end the process.
+void CudaRanges::note_problem(const char* what, std::uint64_t length, CudaStatus status) noexcept {
+    if (status == kCudaSuccess) {
+        return;
+    }
+    try {
+        const std::string of = length == 0 ? "" : " of " + std::to_string(length) + " bytes";
+        progress_.problem = what + of + ": " + api_.driver.describe(status);
+    } catch (const std::bad_alloc&) {
+        progress_.problem = "no memory";
+    }
+}
+
+bool CudaRanges::register_piece(const Range& piece) {
+    void* const address = reinterpret_cast<void*>(piece.begin);
+    const std::uint64_t length = piece.end - piece.begin;
+    const char* function = "";
+    CudaStatus status = kCudaOutOfMemory;
+    try {
+        // Only this thread changes the list. All the memory that this takes is had before the driver is asked.
+        auto pieces = std::make_shared<HostPieces>();
+        pieces->reserve(this->pieces()->size() + 1);
+        *pieces = *this->pieces();
+        function = "cuMemHostRegister";
+        status = api_.cuMemHostRegister(address, length, kCudaHostRegisterPortable | kCudaHostRegisterMapped);
+        CudaAddress mapped = 0;
+        if (status == kCudaSuccess) {
+            function = "cuMemHostGetDevicePointer";
+            status = api_.cuMemHostGetDevicePointer(&mapped, address, 0);
+            if (status != kCudaSuccess) {
+                api_.cuMemHostUnregister(address);
+            }
+        }
+        if (status == kCudaSuccess) {
+            pieces->insert(std::ranges::upper_bound(*pieces, piece.begin, {}, &HostPiece::begin),
+                           {piece.begin, piece.end, mapped});
+            const std::lock_guard lock(mutex_);
+            pieces_ = std::move(pieces);
+            progress_.registered_bytes += length;
+            return true;
+        }
+    } catch (const std::bad_alloc&) {
+        function = "the list of what is registered";
+    }
+    const std::lock_guard lock(mutex_);
+    note_problem(function, length, status);
+    return false;
+}
+
+void CudaRanges::unregister_all() {
+    const std::shared_ptr<const HostPieces> pieces = this->pieces();
+    for (const HostPiece& piece : *pieces) {
+        api_.cuMemHostUnregister(reinterpret_cast<void*>(piece.begin));
+    }
+    const std::lock_guard lock(mutex_);
+    pieces_ = none_;
+}
+
+}  // namespace kvo

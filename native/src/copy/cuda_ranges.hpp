@@ -1,0 +1,90 @@
+// Host memory that the driver knows: registered in the background, piece by piece, each usable as soon as it is.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shim/cuda_api.hpp"
+
+namespace kvo {
+
+struct HostPiece {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    CudaAddress mapped = 0;  // what the device calls `begin`
+};
+
+// Sorted and disjoint; one copy never crosses two pieces, as the driver takes each for an allocation of its own.
+using HostPieces = std::vector<HostPiece>;
+
+// The longest part of [address, address + length) that begins at `address` and lies in one piece, or in none.
+struct HostSpan {
+    std::uint64_t length = 0;
+    bool is_registered = false;
+    CudaAddress mapped = 0;
+};
+HostSpan span_at(const HostPieces& pieces, std::uint64_t address, std::uint64_t length);
+
+struct RegistrationProgress {
+    std::uint64_t asked_bytes = 0;
+    std::uint64_t registered_bytes = 0;
+    bool is_done = true;  // nothing is waiting to be registered
+    std::string problem;  // why a range stays unregistered in part or in whole; empty: nothing failed
+};
+
+// Safe to call from any thread.
+class CudaRanges {
+public:
+    // Code::failed: no thread can be had.
+    static Result<std::unique_ptr<CudaRanges>> start(const CudaApi& api, CudaContext context,
+                                                     std::uint64_t piece_bytes);
+    // What is registered stays so unless close has succeeded.
+    ~CudaRanges();
+    CudaRanges(const CudaRanges&) = delete;
+    CudaRanges& operator=(const CudaRanges&) = delete;
+
+    // Returns at once. Whole pages of memory are registered; what the range has of others is left as it is. The memory
+    // stays until close. Code::invalid: no bytes, or beyond all addresses.
+    Status add(std::uint64_t begin, std::uint64_t length);
+    std::shared_ptr<const HostPieces> pieces() const;
+    RegistrationProgress progress() const;
+
+    // Unregisters everything; no copy may be using it. False: that still goes on, and may be asked again.
+    bool close(int timeout_ms);
+
+private:
+    struct Range {
+        std::uint64_t begin;
+        std::uint64_t end;
+    };
+
+    CudaRanges(const CudaApi& api, CudaContext context, std::uint64_t piece_bytes);
+    void run();
+    // The queue's first piece, and then what is left of its range.
+    void register_next(std::unique_lock<std::mutex>& lock);
+    bool register_piece(const Range& piece);
+    void note_problem(const char* what, std::uint64_t length, CudaStatus status) noexcept;
+    void unregister_all();
+
+    const CudaApi& api_;
+    const CudaContext context_;
+    const std::uint64_t piece_bytes_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::list<Range> queue_;
+    const std::shared_ptr<const HostPieces> none_ = std::make_shared<const HostPieces>();
+    std::shared_ptr<const HostPieces> pieces_ = none_;
+    RegistrationProgress progress_;
+    bool is_stopping_ = false;
+    bool unregisters_ = false;
+    bool is_closed_ = false;
+    std::thread thread_;
+};
+
+}  // namespace kvo

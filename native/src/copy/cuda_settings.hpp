@@ -1,0 +1,46 @@
+// How a CUDA engine is built. The values here are those of a large data centre part; calibration finds better ways.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+
+#include "copy/copy_engine.hpp"
+#include "copy/cuda_way.hpp"
+#include "copy/kernel_image.hpp"
+#include "copy/record_digests.hpp"
+
+namespace kvo {
+
+struct CudaSettings {
+    int device = 0;  // its ordinal
+    CopyLimits limits;
+    WayTable ways = default_ways();
+    // Of every staging buffer of the device and every bounce buffer of the host; `buffers` of each, each direction.
+    std::uint64_t buffer_bytes = std::uint64_t{8} << 20;
+    std::uint32_t buffers = 2;
+    std::uint32_t kernel_entries = 16384;                 // runs that one kernel copies
+    std::uint64_t list_bytes = std::uint64_t{2} << 20;    // of such runs, for all kernels under way, each direction
+    std::uint32_t batch_entries = 4096;                   // far larger batches have crashed drivers
+    std::uint64_t batch_bytes = std::uint64_t{64} << 20;  // between two looks at what else there is to do
+    std::uint32_t queued_transfers = 16384;  // each direction: a full queue of the driver holds up launches
+    std::uint32_t parts = 64;                // with the device, each direction
+    std::uint32_t kernel_blocks = 16;        // at most, and at most an eighth of the multiprocessors
+    std::uint32_t kernel_threads = 512;      // a multiple of 32
+    std::uint64_t piece_bytes = std::uint64_t{256} << 20;  // registered at once: launches wait meanwhile
+    unsigned digest_threads = 0;                           // 0: one for four processors, at most 4
+    std::chrono::microseconds poll_interval{20};
+    std::chrono::milliseconds strange_answers{200};       // to polls and nothing else, until the device counts as lost
+    std::span<const std::byte> kernels = kernel_image();  // empty: batch is the only way
+    HostAccess on_host_access = {};                       // for tests
+};
+
+inline constexpr std::uint64_t kListEntryBytes = 3 * sizeof(std::uint64_t);
+
+// How many thread blocks a kernel of ours gets on such a device: one multiprocessor of eight, and no more than `most`.
+std::uint32_t choose_kernel_blocks(int multiprocessors, std::uint32_t most);
+
+// Code::invalid names what is wrong.
+Status check_settings(const CudaSettings& settings);
+
+}  // namespace kvo

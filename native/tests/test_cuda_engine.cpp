@@ -1,0 +1,313 @@
+#include "copy/cuda_engine.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <thread>
+
+#include "check.hpp"
+#include "cuda_scene.hpp"
+
+using namespace kvo;
+using test::CudaScene;
+using test::kLoad;
+using test::kSave;
+using test::SceneSettings;
+
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::uint64_t kSeeds = 250;
+#else
+constexpr std::uint64_t kSeeds = 1000;
+#endif
+
+constexpr std::array kWays = {CopyWay::batch, CopyWay::staged, CopyWay::mapped};
+
+SceneSettings settings_of(std::uint64_t seed, CopyWay way) {
+    SceneSettings settings;
+    settings.way = way;
+    settings.driver.seed = seed;
+    settings.has_digests = seed % 3 == 0;
+    settings.registered_bytes = seed % 4 * sizeof(test::HostPage);
+    settings.waits_for_registration = seed % 2 == 0;
+    settings.driver.version = seed % 5 == 0 ? 12040 : 13000;
+    return settings;
+}
+
+void check_digests(CudaScene& scene, const FinishedCopy& finished, const CopyPlan& plan, bool has_digests) {
+    CHECK_EQUAL(finished.digests.size(), has_digests ? plan.items.size() : 0u);
+    for (std::size_t i = 0; i < finished.digests.size(); ++i) {
+        const CopyItem& item = plan.items[i];
+        const RunDigest expected =
+            digest_run({reinterpret_cast<std::uint8_t*>(item.slot), scene.record_bytes(item.group)}, 0);
+        CHECK(finished.digests[i] == expected);
+    }
+}
+
+// Two saves and a load beside a model that goes on computing; a load back of what was saved.
+void run_model(const SceneSettings& settings) {
+    CudaScene scene(settings);
+    CHECK(scene.open().ok());
+    scene.write_slots({5}, 50);
+    scene.write_pages({0, 1}, 10);
+    const CopyTicket save = scene.submit(kSave, {1, 0});
+    const CopyTicket load = scene.submit(kLoad, {5});
+    scene.read_pages({5}, load);
+
+    const FinishedCopy saved = scene.wait_for(save);
+    CHECK(saved.status.ok());
+    check_digests(scene, saved, scene.plan(kSave, {1, 0}), settings.has_digests);
+    CHECK(scene.slots_hold({0, 1}, 10));
+
+    scene.write_pages({0, 1, 3}, 20);
+    const CopyTicket save_again = scene.submit(kSave, {3});
+    const FinishedCopy loaded = scene.wait_for(load);
+    CHECK(loaded.status.ok());
+    check_digests(scene, loaded, scene.plan(kLoad, {5}), settings.has_digests);
+    CHECK(scene.pages_hold({5}, 50));
+    const CopyTicket back = scene.submit(kLoad, {0, 1});
+    scene.read_pages({0, 1}, back);
+    CHECK(scene.engine().fence(test::kPatienceMs));
+    CHECK(scene.wait_for(back).status.ok());
+    CHECK(scene.wait_for(save_again).status.ok());
+    CHECK(scene.pages_hold({0, 1}, 10));
+    CHECK(scene.slots_hold({3}, 20));
+    scene.synchronize();
+    CHECK(scene.engine().close(test::kPatienceMs).ok());
+}
+
+}  // namespace
+
+TEST(the_model_and_its_copies_agree_under_every_seed) {
+    for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+        try {
+            run_model(settings_of(seed, kWays[seed % kWays.size()]));
+        } catch (const std::exception& fault) {
+            test::fail(__FILE__, __LINE__, "seed " + std::to_string(seed) + ": " + fault.what());
+        }
+    }
+}
+
+TEST(close_waits_within_its_bound_and_frees_nothing_under_a_copy) {
+    for (const CopyWay way : kWays) {
+        SceneSettings settings;
+        settings.way = way;
+        settings.waits_for_registration = true;
+        CudaScene scene(settings);
+        const fake::Live before = scene.control().live();
+        CHECK(scene.open().ok());
+        scene.control().stall(true);
+        scene.write_pages({0}, 9);
+        const CopyTicket running = scene.submit(kSave, {0});
+        // All of it is with the device, or waits for a buffer that is.
+        static_cast<void>(scene.engine().make_wait(scene.compute(), running, 20));
+        const CopyTicket queued = scene.submit(kLoad, {0});
+        CHECK(scene.engine().close(1).code() == Code::failed);
+        CHECK(scene.engine().submit(scene.plan(kSave, {1}), {}).fault().code() == Code::unavailable);
+        CHECK(scene.control().live().host_allocations > before.host_allocations);
+        CHECK(scene.wait_for(queued).status.code() == Code::failed);
+        CHECK(!scene.engine().fence(0));
+
+        scene.control().stall(false);
+        CHECK(scene.engine().close(test::kPatienceMs).ok());
+        const Status status = scene.wait_for(running).status;
+        CHECK(status.ok() ? scene.slots_hold({0}, 9) : status.code() == Code::failed);
+        CHECK(scene.control().live() == before);
+        CHECK(scene.engine().close(0).ok());
+    }
+}
+
+TEST(two_may_close_at_once) {
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+        CudaScene scene(settings_of(seed, kWays[seed % kWays.size()]));
+        const fake::Live before = scene.control().live();
+        CHECK(scene.open().ok());
+        scene.submit(kSave, {0, 1, 2});
+        std::thread other([&] { CHECK(scene.engine().close(test::kPatienceMs).ok()); });
+        CHECK(scene.engine().close(test::kPatienceMs).ok());
+        other.join();
+        CHECK(scene.control().live() == before);
+        CHECK_EQUAL(scene.engine().poll().size(), 1u);
+    }
+}
+
+// While one thread submits, another closes: what was taken ends, and nothing is taken afterwards.
+TEST(what_is_submitted_beside_a_close_ends) {
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+        CudaScene scene(settings_of(seed, kWays[seed % kWays.size()]));
+        const fake::Live before = scene.control().live();
+        CHECK(scene.open().ok());
+        std::size_t taken = 0;
+        std::thread submits([&] {
+            // This thread has no context of its own.
+            while (taken < 16) {
+                const std::uint32_t block = static_cast<std::uint32_t>(taken % 6);
+                const auto ticket = scene.engine().submit(scene.plan(kLoad, {block}), scene.compute());
+                if (!ticket.ok()) {
+                    break;
+                }
+                static_cast<void>(scene.engine().make_wait(scene.compute(), ticket.value(), 0));
+                ++taken;
+            }
+        });
+        CHECK(scene.engine().close(test::kPatienceMs).ok());
+        submits.join();
+        CHECK(scene.control().live() == before);
+        CHECK(scene.engine().fence(0));
+        CHECK_EQUAL(scene.engine().poll().size(), taken);
+    }
+}
+
+TEST(a_thread_without_a_context_is_served) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    scene.write_pages({0}, 4);
+    CopyTicket ticket = 0;
+    std::thread bare([&] {
+        ticket = scene.submit(kSave, {0});
+        CHECK(scene.engine().make_wait(scene.compute(), ticket, test::kPatienceMs).ok());
+    });
+    bare.join();
+    CHECK(scene.wait_for(ticket).status.ok());
+    CHECK(scene.slots_hold({0}, 4));
+}
+
+TEST(a_failed_plan_is_nothing_to_wait_for) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    scene.control().arm_fault({.call = 1, .function = "cuMemcpyBatchAsync"});
+    const CopyTicket load = scene.submit(kLoad, {0});
+    CHECK(scene.engine().fence(test::kPatienceMs));
+    const Status waited = scene.engine().make_wait(scene.compute(), load, 0);
+    CHECK_EQUAL(waited.message(), "cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE");
+    CHECK_EQUAL(scene.wait_for(load).status.message(), waited.message());
+    CHECK(scene.engine().make_wait(scene.compute(), load, 0).code() == Code::invalid);
+}
+
+TEST(a_closed_engine_takes_nothing_and_touches_nothing) {
+    CudaScene scene({});
+    const fake::Live before = scene.control().live();
+    CHECK(scene.open().ok());
+    const CopyTicket save = scene.submit(kSave, {0});
+    CHECK(scene.engine().close(test::kPatienceMs).ok());
+    const std::uint64_t pushes = scene.control().calls_of("cuCtxPushCurrent");
+    CHECK(scene.engine().submit(scene.plan(kSave, {0}), scene.compute()).fault().code() == Code::unavailable);
+    CHECK(scene.engine().add_host_range(4096, 4096).code() == Code::unavailable);
+    static_cast<void>(scene.engine().make_wait(scene.compute(), save, 0));
+    CHECK_EQUAL(scene.control().calls_of("cuCtxPushCurrent"), pushes);
+    CHECK(scene.control().live() == before);
+}
+
+TEST(the_queue_has_a_bound) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    std::vector<CopyTicket> tickets;
+    for (int i = 0; i < 16; ++i) {
+        tickets.push_back(scene.submit(kSave, {0}));
+        CHECK(scene.engine().fence(test::kPatienceMs));
+    }
+    CHECK(scene.engine().submit(scene.plan(kSave, {0}), {}).fault().code() == Code::unavailable);
+    CHECK(scene.wait_for(tickets.front()).status.ok());
+    scene.submit(kSave, {0});
+}
+
+TEST(wrong_plans_pages_and_settings_are_refused) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    CHECK(scene.engine().submit(scene.plan(kLoad, {0, 0}), {}).fault().code() == Code::invalid);
+    CHECK(scene.engine().submit(scene.plan(kSave, {test::kBlocks}), {}).fault().code() == Code::invalid);
+    CHECK(scene.engine().make_wait(scene.compute(), 99, 0).code() == Code::invalid);
+    CudaSettings settings = scene.engine_settings();
+    settings.kernel_threads = 33;
+    CHECK(CudaEngine::open(scene.program().api(), settings, scene.pages()).fault().code() == Code::invalid);
+    PageTable gap = scene.pages();
+    gap.groups[0].record_bytes += 1;
+    CHECK(CudaEngine::open(scene.program().api(), scene.engine_settings(), gap).fault().code() == Code::invalid);
+}
+
+TEST(a_plan_without_bytes_comes_after_its_stream_too) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    scene.control().stall(true);
+    scene.write_pages({0}, 1);
+    const CopyTicket empty = scene.submit(kSave, {});
+    CHECK(scene.engine().make_wait(scene.compute(), empty, test::kPatienceMs).ok());
+    CHECK(!scene.engine().fence(0));
+    scene.control().stall(false);
+    CHECK(scene.wait_for(empty).status.ok());
+    CHECK(scene.engine().make_wait(scene.compute(), empty, 0).code() == Code::invalid);  // told
+}
+
+// A model that captures a graph, in the mode that is the default: nothing that the engine does meanwhile breaks it.
+TEST(a_capture_under_way_is_not_broken) {
+    for (const CopyWay way : kWays) {
+        SceneSettings settings;
+        settings.way = way;
+        settings.registered_bytes = 0;
+        CudaScene scene(settings);
+        CHECK(scene.open().ok());
+        const CudaStream captured = scene.program().open_stream();
+        scene.control().begin_capture(captured);
+        scene.register_slots(2 * sizeof(test::HostPage));
+        scene.write_pages({0, 1}, 7);
+        const CopyTicket save = scene.submit(kSave, {0, 1});
+        CHECK(scene.wait_for(save).status.ok());
+        const auto stream = reinterpret_cast<ComputeStream>(captured);
+        const Status refused = scene.engine().submit(scene.plan(kSave, {2}), stream).fault();
+        CHECK(refused.message().find("being captured") != std::string::npos);
+        const CopyTicket load = scene.submit(kLoad, {5});
+        CHECK(scene.engine().make_wait(stream, load, test::kPatienceMs).message() == refused.message());
+        CHECK(scene.wait_for(load).status.ok());
+        CHECK_EQUAL(scene.engine().registration().registered_bytes, 2 * sizeof(test::HostPage));
+        CHECK(!scene.control().end_capture(captured));
+        CHECK(scene.slots_hold({0, 1}, 7));
+    }
+}
+
+TEST(a_child_of_the_process_is_refused_and_breaks_nothing) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    const CopyTicket save = scene.submit(kSave, {0});
+    const pid_t child = fork();
+    if (child == 0) {
+        CudaEngine& engine = scene.engine();
+        const bool is_refused = engine.submit(scene.plan(kSave, {0}), {}).fault().code() == Code::unavailable &&
+                                engine.make_wait(0, save, 0).code() == Code::unavailable &&
+                                engine.add_host_range(4096, 4096).code() == Code::unavailable;
+        const bool is_silent = engine.poll().empty() && !engine.fence(0) && engine.close(0).ok();
+        scene.drop_engine();
+        _exit(is_refused && is_silent ? 0 : 1);
+    }
+    int status = 0;
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(scene.wait_for(save).status.ok());
+}
+
+// The checker sees through the engine: callers that do not keep their side are reported, whatever the way.
+TEST(a_model_that_does_not_wait_is_reported) {
+    for (const CopyWay way : kWays) {
+        for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+            CudaScene scene(settings_of(seed, way));
+            const CudaStream other = scene.program().open_stream();
+            scene.control().keep_reports(true);
+            CHECK(scene.open().ok());
+            scene.write_pages({0}, 1);
+            const CopyTicket save = scene.engine().submit(scene.plan(kSave, {0}), {}).value();
+            CHECK(scene.wait_for(save).status.ok());
+            scene.synchronize();
+            CHECK(!scene.control().take_reports().empty());
+
+            const CopyTicket load = scene.submit(kLoad, {3});
+            CHECK(scene.engine().make_wait(reinterpret_cast<ComputeStream>(other), load, test::kPatienceMs).ok());
+            scene.write_pages({3}, 2);
+            CHECK(scene.wait_for(load).status.ok());
+            scene.synchronize();
+            CHECK(!scene.control().take_reports().empty());
+            CHECK(scene.engine().close(test::kPatienceMs).ok());
+            scene.control().keep_reports(false);
+        }
+    }
+}

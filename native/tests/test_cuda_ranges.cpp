@@ -1,0 +1,113 @@
+#include "copy/cuda_ranges.hpp"
+
+#include <utility>
+
+#include "check.hpp"
+#include "cuda_scene.hpp"
+#include "fake_cuda/fake_program.hpp"
+
+using namespace kvo;
+using Page = test::HostPage;
+using test::kPatienceMs;
+
+namespace {
+
+constexpr std::uint64_t kPage = sizeof(Page);
+
+std::uint64_t address_of(const Page& page) { return reinterpret_cast<std::uint64_t>(&page); }
+
+void wait_until_done(const CudaRanges& ranges) {
+    for (test::Patience patience; !ranges.progress().is_done;) {
+        patience.wait();
+    }
+}
+
+}  // namespace
+
+TEST(a_span_ends_where_a_piece_begins_or_ends) {
+    const HostPieces pieces = {{100, 200, 5100}, {200, 250, 9200}, {400, 500, 7400}};
+    struct Case {
+        std::uint64_t address, length;
+        HostSpan expected;
+    };
+    for (const auto& [address, length, expected] : {
+             Case{0, 50, {50, false, 0}},
+             Case{0, 150, {100, false, 0}},
+             Case{100, 10, {10, true, 5100}},
+             Case{150, 100, {50, true, 5150}},
+             Case{200, 100, {50, true, 9200}},
+             Case{249, 9, {1, true, 9249}},
+             Case{250, 900, {150, false, 0}},
+             Case{499, 2, {1, true, 7499}},
+             Case{500, 3, {3, false, 0}},
+         }) {
+        const HostSpan span = span_at(pieces, address, length);
+        CHECK_EQUAL(span.length, expected.length);
+        CHECK_EQUAL(span.is_registered, expected.is_registered);
+        CHECK_EQUAL(span.mapped, expected.mapped);
+    }
+    CHECK_EQUAL(span_at({}, 7, 9).length, 9u);
+}
+
+TEST(memory_is_registered_piece_by_piece_and_given_back) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(8);
+    const std::uint64_t begin = address_of(memory[0]);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), 3 * kPage + 5).value());
+    CHECK(ranges->progress().is_done);
+    // The first page and the last are not whole.
+    CHECK(ranges->add(begin + 1, 8 * kPage - 2).ok());
+    wait_until_done(*ranges);
+    CHECK_EQUAL(ranges->progress().asked_bytes, 8 * kPage - 2);
+    CHECK_EQUAL(ranges->progress().registered_bytes, 6 * kPage);
+    CHECK(ranges->progress().problem.empty());
+    CHECK_EQUAL(program.control().live().registrations, 2u);
+    const auto pieces = ranges->pieces();
+    CHECK_EQUAL(pieces->size(), 2u);
+    CHECK_EQUAL(pieces->front().begin, begin + kPage);
+    CHECK_EQUAL(pieces->back().begin, begin + 4 * kPage);
+    CHECK_EQUAL(pieces->back().end, begin + 7 * kPage);
+    CHECK(pieces->back().mapped != pieces->back().begin);
+    CHECK(ranges->close(kPatienceMs));
+    CHECK_EQUAL(program.control().live().registrations, 0u);
+    CHECK(ranges->pieces()->empty());
+    CHECK(ranges->close(0));
+}
+
+TEST(a_range_without_a_whole_page_stays_as_it_is) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(2);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+    CHECK(ranges->add(address_of(memory[0]) + 1, kPage).ok());
+    CHECK(ranges->progress().is_done);
+    CHECK(ranges->pieces()->empty());
+    CHECK_EQUAL(ranges->progress().asked_bytes, kPage);
+}
+
+TEST(ranges_that_are_none_are_refused) {
+    fake::Program program(FAKE_CUDA, {});
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+    for (const auto& [begin, length] : {std::pair{std::uint64_t{4096}, std::uint64_t{0}},
+                                        {UINT64_MAX - 4096, 4097},
+                                        {4096, UINT64_MAX},
+                                        {UINT64_MAX, 1}}) {
+        CHECK(ranges->add(begin, length).code() == Code::invalid);
+    }
+    CHECK_EQUAL(ranges->progress().asked_bytes, 0u);
+}
+
+TEST(a_refusal_ends_its_range_and_no_other) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(8);
+    const std::uint64_t begin = address_of(memory[0]);
+    CHECK_EQUAL(program.api().cuMemHostRegister(&memory[2], kPage, 0), kCudaSuccess);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+    CHECK(ranges->add(begin, 5 * kPage).ok());
+    CHECK(ranges->add(begin + 6 * kPage, 2 * kPage).ok());
+    wait_until_done(*ranges);
+    CHECK_EQUAL(ranges->progress().problem,
+                "cuMemHostRegister of 4096 bytes: CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED");
+    CHECK_EQUAL(ranges->pieces()->size(), 4u);
+    CHECK(ranges->close(kPatienceMs));
+    CHECK_EQUAL(program.control().live().registrations, 1u);
+}
