@@ -23,6 +23,6 @@ trap 'rm -f kvoffload/_native*.so' EXIT
 cp "$site"/kvoffload/_native*.so kvoffload/
 export PYTHONPATH="$PWD:$site"
 echo "== gpu 3/4: tests"
-"$python" -m pytest -q -o addopts="" -m gpu tests/gpu tests/examples || { status=$?; [ "$status" -eq 5 ] && echo "no GPU test ran" || exit "$status"; }
+"$python" -m pytest -q -o addopts="" -m gpu tests/gpu tests/examples tests/unit/bench/test_copy_gpu.py || { status=$?; [ "$status" -eq 5 ] && echo "no GPU test ran" || exit "$status"; }
 echo "== gpu 4/4: benchmarks"
 "$python" benchmarks/gpu_results.py benchmarks/results

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
 SIZE_UNITS = {
     "B": 1,
-    "KiB": 1 << 10,
+    "KiB": KIB,
     "MiB": MIB,
     "GiB": GIB,
     "TiB": 1 << 40,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvoffload.bench.arena import ArenaBenchmark
 from kvoffload.bench.base import Benchmark
 from kvoffload.bench.block_hash import BlockHashBenchmark
+from kvoffload.bench.copy import CopyBenchmark
 from kvoffload.bench.digest import DigestBenchmark
 from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
@@ -12,6 +13,7 @@ from kvoffload.bench.page_map import PageMapBenchmark
 BENCHMARKS: tuple[Benchmark, ...] = (
     ArenaBenchmark(),
     BlockHashBenchmark(),
+    CopyBenchmark(),
     DigestBenchmark(),
     IndexBenchmark(),
     PageMapBenchmark(),

@@ -7,8 +7,11 @@ Each limit is the plainest code that does the unavoidable work, and has a floor:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +45,25 @@ def limit_copy(size_bytes: int) -> Limit:
     """One memcpy between two buffers that were written before."""
     source, target = np.full(size_bytes, 1, np.uint8), np.full(size_bytes, 2, np.uint8)
     return Limit("memcpy", lambda: np.copyto(target, source), size_bytes, "B", 1e9)
+
+
+@contextmanager
+def limit_copy_by_threads(
+    source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8], *, threads: int, streams: bool
+) -> Iterator[Limit]:
+    """One copy between two buffers in one piece per thread; with `streams` by stores that go around the caches.
+
+    The threads, and their hold on the buffers, end with the block.
+    """
+    ends = np.linspace(0, source.nbytes, threads + 1).astype(int).tolist()
+    pieces = [(target[begin:end], source[begin:end]) for begin, end in pairwise(ends)]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def copy() -> None:
+            for copied in [pool.submit(native.copy_bytes, *piece, streams) for piece in pieces]:
+                copied.result()
+
+        yield Limit("streamed copy" if streams else "memcpy", copy, source.nbytes, "B", 1e8)
 
 
 def limit_read(data: npt.NDArray[np.uint64]) -> Limit:

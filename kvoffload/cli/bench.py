@@ -19,8 +19,14 @@ from kvoffload.errors import ConfigError
 def bench(
     names: Annotated[list[str] | None, typer.Argument(help="Which benchmarks; all of them when none is named.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="With `copy`: which way each plan takes on this GPU, and why.")
+    ] = False,
 ) -> None:
     """Measure against this machine's limits. Exit code 0 whatever is met, 1 where it could not run."""
+    if explain:
+        _explain(names or [], as_json)
+        return
     chosen = [_find(name) for name in names] if names else list(BENCHMARKS)
     console = Console(stderr=True)
     results: list[Result] = []
@@ -33,6 +39,27 @@ def bench(
     if not as_json:
         # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
         Console(width=None if sys.stdout.isatty() else 160).print(_table(results))
+
+
+def _explain(names: list[str], as_json: bool) -> None:
+    if names != ["copy"]:
+        raise ConfigError("--explain is about the ways of copying", remedy="say `kvoffload bench copy --explain`")
+    from kvoffload.bench.explain import explain_ways, find_gpu_calibration
+
+    calibration = find_gpu_calibration()
+    rows = explain_ways(calibration.timings)
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row))
+        return
+    table = Table(title=f"{calibration.key.gpu}, CUDA {calibration.key.driver}", box=None, header_style="bold")
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "), justify="left" if column in ("direction", "way") else "right")
+    for row in rows:
+        table.add_row(
+            *("" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values())
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _find(name: str) -> Benchmark:

@@ -1,6 +1,7 @@
-"""The simplest copy engine: torch indexing over the runs of a page map, on any device. Correct first.
+"""The simplest way to copy: torch indexing over the runs of a page map, on any device. It blocks the caller and follows
+the device's current stream.
 
-It blocks the caller and follows the device's current stream. Later engines are measured and checked against it.
+For tests alone: it shares no code with the copy engines, which are checked against it byte by byte.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import torch
 
 from kvoffload import native
 from kvoffload.kvspec import LAYOUTS, KVGeometry, Registration, build_page_map, run_self_test
-from kvoffload.transfer import PlainCopy
+from kvoffload.transfer.plain_copy import PlainCopy
 from tests.unit.kvspec.builders import allocate, in_layout, qwen3next
 
 pytestmark = [

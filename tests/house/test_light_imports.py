@@ -17,7 +17,7 @@ HEAVY = {"torch", "vllm", "zmq", "pydantic", "numpy", "msgpack", "typer", "rich"
         ("kvoffload.connector.plugin", set()),
         ("kvoffload.native", {"numpy"}),
         ("kvoffload.kvspec", {"numpy"}),
-        ("kvoffload.transfer", {"numpy", "torch"}),
+        ("kvoffload.transfer", {"numpy"}),
         ("kvoffload.config", {"pydantic"}),
         ("kvoffload.cli.app", HEAVY - {"torch", "vllm", "zmq"}),
     ],

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
+from kvoffload.bench import explain
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.cli import bench as bench_cli
 from kvoffload.cli.app import app
-from kvoffload.errors import BenchmarkError
+from kvoffload.errors import BenchmarkError, ConfigError
+from kvoffload.transfer.calibration import Calibration, CalibrationKey
+from kvoffload.transfer.copy_engine import CopyDirection
+from kvoffload.transfer.copy_ways import CopyWay, WayTiming
 
 
 class ToyBenchmark:
@@ -53,3 +57,25 @@ def test_a_table_otherwise() -> None:
 def test_what_could_not_run_is_a_fault() -> None:
     done = CliRunner().invoke(app, ["bench", "broken"])
     assert isinstance(done.exception, BenchmarkError)
+
+
+def test_the_ways_of_copying_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = tuple(
+        WayTiming(direction=CopyDirection.SAVE, run_bytes=4096, runs=1000, way=way, seconds=seconds)
+        for way, seconds in ((CopyWay.BATCH, 1e-3), (CopyWay.STAGED, 1e-4))
+    )
+    key = CalibrationKey(gpu="GPU 7", driver="13.0", kernels=(), page_bytes=(4096,))
+    monkeypatch.setattr(explain, "find_gpu_calibration", lambda: Calibration(key=key, timings=timings))
+    done = CliRunner().invoke(app, ["bench", "copy", "--explain"])
+    assert done.exit_code == 0
+    for shown in ("GPU 7", "staged", "40.96", "4.096"):
+        assert shown in done.stdout
+    lines = CliRunner().invoke(app, ["bench", "copy", "--explain", "--json"]).stdout.splitlines()
+    assert [json.loads(line)["way"] for line in lines] == ["staged"]
+
+
+@pytest.mark.parametrize("names", [[], ["digest"], ["copy", "digest"]])
+def test_only_copies_have_ways(names: list[str]) -> None:
+    done = CliRunner().invoke(app, ["bench", *names, "--explain"])
+    assert isinstance(done.exception, ConfigError)
+    assert "kvoffload bench copy --explain" in str(done.exception)

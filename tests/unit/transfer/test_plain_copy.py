@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvoffload.errors import BlockCountError, KVOffloadError, RegistrationError, StorageError, UnsupportedError
 from kvoffload.kvspec import KVGeometry, PageMap, build_page_map
-from kvoffload.transfer import PlainCopy
+from kvoffload.transfer.plain_copy import PlainCopy
 from tests.unit.kvspec.builders import dense, qwen3next
 from tests.unit.kvspec.strategies import at_least, geometries
 
