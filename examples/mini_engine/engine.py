@@ -13,7 +13,7 @@ from kvoffload.cache import EntryKey, longest_boundary, needed_blocks
 from kvoffload.keys.block_hash import BlockHasher
 from mini_engine.kv_cache import CacheConfig, KVCache
 from mini_engine.model import Model, ModelConfig
-from mini_engine.offload import BlockStore
+from mini_engine.offload import BlockStore, Move
 
 NO_BLOCK = 1 << 40
 """A table's entry without memory. Far out of range, so that using it is an error and not another block's bytes."""
@@ -128,7 +128,11 @@ class Engine:
         return request
 
     def step(self) -> None:
-        """One chunk or one token for each running request, after admitting what fits in order of arrival."""
+        """One chunk or one token for each running request, after admitting what fits in order of arrival.
+
+        Full blocks of one request are saved while the next one is computed. No block is handed out again before they
+        are: that is for the next step.
+        """
         while self._waiting and self._admit(self._waiting[0]):
             self._running.append(self._waiting.popleft())
         for request in self._running:
@@ -136,6 +140,7 @@ class Engine:
             if request.is_done:
                 self._release(request)
         self._running = [request for request in self._running if not request.is_done]
+        self._store.wait()
 
     def needed_blocks(self, boundary: int) -> list[range]:
         """Per group, positions in a block table without which no request can continue at `boundary`."""
@@ -167,12 +172,14 @@ class Engine:
         if any(count > len(pool.free) for pool, count in Counter(pools[g] for g, _ in missing).items()):
             self._release(request)
             return False
+        restored = []
         for g, i in missing:
             tables[g][i] = pools[g].allocate()
             if i < boundary // rules[g].block_size:
-                self._store.load(keys[g][i], tables[g][i])
+                restored.append(Move(keys[g][i], tables[g][i]))
                 pools[g].publish(tables[g][i], keys[g][i])
-                request.restored_blocks += 1
+        self._store.load(restored)
+        request.restored_blocks = len(restored)
         request.computed = request.reused = boundary
         return True
 
@@ -185,11 +192,12 @@ class Engine:
         if end == len(tokens):
             request.generated.append(int(logprobs.argmax()))
             request.logprobs.append(logprobs)
-        keys = self._keys(tokens[:end])
+        keys, full = self._keys(tokens[:end]), []
         for g, rule in enumerate(self.cache.rules):
             for i in range(start // rule.block_size, end // rule.block_size):
                 self._pools[g].publish(request.tables[g][i], keys[g][i])
-                self._store.save(keys[g][i], request.tables[g][i])
+                full.append(Move(keys[g][i], request.tables[g][i]))
+        self._store.save(full)
 
     def _release(self, request: Request) -> None:
         """From the end: what is freed first is reused first, and a prefix is worth more than what follows it."""

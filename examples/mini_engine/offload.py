@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvoffload.cache import EntryKey
 from kvoffload.errors import RegistrationError
-from kvoffload.kvspec import PageMap, Registration, run_self_test
-from kvoffload.transfer import PlainCopy
+from kvoffload.kvspec import PageMap, Registration
+from kvoffload.transfer import (
+    CopyDirection,
+    CopyEngine,
+    CopyItems,
+    compute_stream,
+    open_engine,
+    run_copy_self_test,
+)
 from mini_engine.kv_cache import KVCache
+
+TIMEOUT_S = 60.0
+
+
+class Move(NamedTuple):
+    """A full block of the engine, and the name of what it holds."""
+
+    key: EntryKey
+    block: int
+
+
+class CopyError(RuntimeError):
+    """A copy failed, or does not end."""
 
 
 class BlockStore:
@@ -20,6 +41,7 @@ class BlockStore:
 
     def __init__(self) -> None:
         self.records: dict[EntryKey, Tensor] = {}
+        """Whoever looks at the bytes calls `wait` first."""
         self.registration = Registration()
         self._description: object = None
 
@@ -27,9 +49,9 @@ class BlockStore:
         """The caller promises that every block is free: one of each group is tested."""
         geometry, registration = cache.geometry, self.registration
         self._record_bytes = [group.record_bytes for group in geometry.groups]
-        registration.register(geometry, cache.tensors, scale_views=cache.scale_views, self_test=self._test_last_block)
-        self._copy = PlainCopy(registration.page_map, registration.memory)
-        registration.attach(self._copy)
+        self._device = next(iter(cache.allocations.values())).device
+        registration.register(geometry, cache.tensors, scale_views=cache.scale_views, self_test=self._open_tested)
+        registration.attach(self._engine)
         if self._description != geometry.describe():
             self._description = geometry.describe()
             self.records.clear()
@@ -39,22 +61,40 @@ class BlockStore:
         if held:
             raise RegistrationError(f"allocation {held[0]} is still held", remedy="attach whatever holds it")
 
-    def save(self, key: EntryKey, block: int) -> None:
-        if key not in self.records:
-            self.records[key] = self._save(key.group, block)
+    def save(self, moves: Sequence[Move]) -> None:
+        """Begins to save what is not there yet. The blocks keep their bytes until `wait` has returned."""
+        new = {move.key: move for move in moves if move.key not in self.records}
+        for key in new:
+            self.records[key] = torch.empty(self._record_bytes[key.group], dtype=torch.uint8)
+        self._submit(CopyDirection.SAVE, list(new.values()))
 
-    def load(self, key: EntryKey, block: int) -> None:
-        self._load(key.group, block, self.records[key])
+    def load(self, moves: Sequence[Move]) -> None:
+        """All of them are there when it returns."""
+        self._submit(CopyDirection.LOAD, moves)
+        self.wait()
 
-    def _save(self, group: int, block: int) -> Tensor:
-        record = torch.empty(1, self._record_bytes[group], dtype=torch.uint8)
-        self._copy.save(group, [block], record)
-        return record
+    def wait(self) -> None:
+        """Until everything that has begun has ended. CopyError: not all of it well."""
+        if not self._engine.fence(TIMEOUT_S):
+            raise CopyError(f"copies do not end within {TIMEOUT_S:.0f} s")
+        for finished in self._engine.poll():
+            if finished.fault:
+                raise CopyError(finished.fault)
 
-    def _load(self, group: int, block: int, record: Tensor) -> None:
-        self._copy.load(group, [block], record)
+    def _submit(self, direction: CopyDirection, moves: Sequence[Move]) -> None:
+        """One plan. What the engine has computed so far comes before it; plans that share bytes keep their order."""
+        items = CopyItems(
+            group=np.array([move.key.group for move in moves], np.int64),
+            block=np.array([move.block for move in moves], np.int64),
+            slot=np.array([self.records[move.key].data_ptr() for move in moves], np.uint64),
+        )
+        self._engine.submit(direction, items, after=compute_stream(self._device))
 
-    def _test_last_block(self, page_map: PageMap, memory: Mapping[str, Tensor]) -> None:
+    def _open_tested(self, page_map: PageMap, memory: Mapping[str, Tensor]) -> None:
+        self._engine: CopyEngine = open_engine(page_map, memory)
         blocks = dict.fromkeys(range(len(page_map.groups)), page_map.num_blocks - 1)
-        with closing(PlainCopy(page_map, memory)) as self._copy:
-            run_self_test(page_map, memory, free_blocks=blocks, save=self._save, load=self._load)
+        try:
+            run_copy_self_test(self._engine, page_map, memory, free_blocks=blocks, after=compute_stream(self._device))
+        except BaseException:
+            self._engine.close()
+            raise

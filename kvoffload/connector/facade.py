@@ -76,7 +76,7 @@ def _degrade(
 
 
 class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
-    """Each instance has one side: `_scheduler` or `_worker`. The engine's threads call it; it has none but a copier."""
+    """Each instance has one side: `_scheduler` or `_worker`. The engine's threads call it; copies have their own."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -96,7 +96,11 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(_limits(settings, vllm_config, kv_cache_config))
         else:
-            self._worker = WorkerSide(self_test=settings.self_test, verify_always=settings.verify == "always")
+            self._worker = WorkerSide(
+                self_test=settings.self_test,
+                verify_always=settings.verify == "always",
+                copy_threads=settings.copy_threads,
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:

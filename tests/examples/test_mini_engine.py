@@ -6,23 +6,25 @@ import os
 import subprocess
 import sys
 import weakref
+from ctypes import c_uint8
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from mini_engine import offload
 from mini_engine.engine import Engine, Request
 from mini_engine.kv_cache import LAYOUTS, CacheConfig
 from mini_engine.model import FULL, LAYER_SETS, LINEAR, WINDOW, ModelConfig
-from mini_engine.offload import BlockStore
+from mini_engine.offload import BlockStore, Move
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import kvoffload
-from kvoffload.cache import EntryKey
 from kvoffload.errors import GeometryError, RegistrationError, SelfTestError
 from kvoffload.kvspec import LayerKind
-from kvoffload.transfer import PlainCopy
+from kvoffload.transfer import CopyDirection, CopyItems, open_engine
 from tests.examples.serve import (
     EXAMPLES,
     NEW_TOKENS,
@@ -34,6 +36,7 @@ from tests.examples.serve import (
     serve_fresh,
     serve_restored,
 )
+from tests.unit.transfer.stand_ins import PassingEngine
 
 SPLITTABLE = [layout for layout in LAYOUTS if not layout.startswith("BL") or layout.startswith("BLOCK_")]
 
@@ -164,7 +167,7 @@ def test_zeroed_scales_alone_are_noticed() -> None:
         pages = served.store.registration.page_map.groups[key.group]
         for part in pages.parts:
             if part.part == "scales":
-                record[:, part.offset : part.offset + part.length] = 0
+                record[part.offset : part.offset + part.length] = 0
     assert not is_equal(served.cold, serve_restored(served))
 
 
@@ -177,14 +180,15 @@ def test_without_the_store_nothing_survives_a_scrub() -> None:
 
 
 def test_a_copy_path_that_forgets_a_byte_is_refused_at_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = PlainCopy.load
+    class BendingEngine(PassingEngine):
+        """Loads another byte than was saved."""
 
-    def forgetful(self: PlainCopy, group: int, blocks: list[int], records: torch.Tensor) -> None:
-        records = records.clone()
-        records[:, -1] ^= 1
-        load(self, group, blocks, records)
+        def submit(self, direction: CopyDirection, items: CopyItems, **settings: Any) -> int:
+            if direction is CopyDirection.LOAD:
+                c_uint8.from_address(int(items.slot[0])).value ^= 1
+            return super().submit(direction, items, **settings)
 
-    monkeypatch.setattr(PlainCopy, "load", forgetful)
+    monkeypatch.setattr(offload, "open_engine", lambda *given: BendingEngine(open_engine(*given)))
     with pytest.raises(SelfTestError, match="group recurrent"):
         Engine(ModelConfig(), CacheConfig(), torch.device("cpu"), BlockStore())
 
@@ -272,8 +276,8 @@ def test_the_command_fails_when_a_restored_run_differs(
 ) -> None:
     from mini_engine import run
 
-    def half_loaded(self: BlockStore, key: EntryKey, block: int) -> None:
-        del self, key, block
+    def half_loaded(self: BlockStore, moves: list[Move]) -> None:
+        del self, moves
 
     monkeypatch.setattr(BlockStore, "load", half_loaded)
     monkeypatch.setattr(sys, "argv", ["run.py", "--blocks", "2"])

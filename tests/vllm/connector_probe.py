@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvoffload.native import sha256
+import numpy as np
+
+from kvoffload.native import digest_run, sha256
 from tests.vllm.engine import Engine, Json
 
 if TYPE_CHECKING:
-    import torch
+    import numpy.typing as npt
 
     from kvoffload.connector.facade import KVOffloadConnector
     from kvoffload.connector.step_plan import LoadJob
@@ -206,14 +208,21 @@ def record_bytes(_worker: Any) -> Json:
 
 def record_digests(_worker: Any) -> Json:
     """SHA-256 of each record's bytes, by slot."""
-    return {str(slot): sha256(record.numpy()).hex() for slot, record in worker_side()._records._records.items()}
+    records = worker_side()._records._records
+    return {str(slot): sha256(record.memory.data).hex() for slot, record in records.items()}
 
 
 def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     """SHA-256 of what the group's blocks hold in the engine's cache now, as a record of each would be."""
+    import torch
+
+    from kvoffload.transfer.plain_copy import PlainCopy
+
     side = worker_side()
-    rows = side._copy_out(side._groups[group], list(blocks))
-    return [sha256(row.clone().numpy()).hex() for row in rows]
+    page_map, number = side.registration.page_map, int(side._group_numbers[group])
+    rows = torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8)
+    PlainCopy(page_map, side.registration.memory).save(number, list(blocks), rows)
+    return [sha256(row.numpy().data).hex() for row in rows]
 
 
 def zero_slots(worker: Any, slots: Sequence[int], rank: int | None = None) -> Json:
@@ -222,10 +231,10 @@ def zero_slots(worker: Any, slots: Sequence[int], rank: int | None = None) -> Js
         return 0
     changed = 0
     for slot in slots:
-        record = worker_side()._records._records[slot]
-        _originals[slot] = record.clone()
-        changed += int(record.count_nonzero())
-        _overwrite(slot, record.new_zeros(record.shape))
+        memory = worker_side()._records._records[slot].memory
+        _originals[slot] = memory.copy()
+        changed += int(np.count_nonzero(memory))
+        _overwrite(slot, np.zeros_like(memory))
     return changed
 
 
@@ -235,15 +244,15 @@ def _put_back(_worker: Any) -> Json:
     return True
 
 
-def _overwrite(slot: int, content: torch.Tensor) -> None:
-    records = worker_side()._records
-    records._records[slot].copy_(content)
-    if slot in records._digests:
-        records._digests[slot] = sha256(content.numpy())
+def _overwrite(slot: int, content: npt.NDArray[np.uint8]) -> None:
+    record = worker_side()._records._records[slot]
+    record.memory[:] = content
+    if record.digest is not None:
+        record.digest = digest_run(content.data)
 
 
 # In a worker: what zero_slots has overwritten.
-_originals: dict[int, torch.Tensor] = {}
+_originals: dict[int, npt.NDArray[np.uint8]] = {}
 
 
 @contextmanager
@@ -259,15 +268,13 @@ def zeroed(engine: Engine, slots: Sequence[int], *, rank: int | None = None) -> 
 
 def flip_byte(_worker: Any, slot: int, position: int) -> Json:
     """Inverts one byte of a record, as a fault of the memory would: its digest stays what it was."""
-    record = worker_side()._records._records[slot]
-    record[position] = 255 - int(record[position])
+    worker_side()._records._records[slot].memory[position] ^= 255
     return True
 
 
 def flip_bit(_worker: Any, slot: int, position: int) -> Json:
     """The same with one bit."""
-    record = worker_side()._records._records[slot]
-    record[position] = int(record[position]) ^ 1
+    worker_side()._records._records[slot].memory[position] ^= 1
     return True
 
 

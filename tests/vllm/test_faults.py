@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from kvoffload.transfer import CopyDirection
+from tests.unit.transfer.stand_ins import FailingEngine
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.tiny_models import SLIDING
@@ -17,6 +19,7 @@ from tests.vllm.workload import (
     decided_tokens,
     free_blocks,
     held_copies,
+    held_engine,
     serve,
     watch_blocks,
 )
@@ -46,15 +49,9 @@ def change_a_byte(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def break_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a load is done when the device fails."""
-    side, copy_in, calls = probe.worker_side(), probe.worker_side()._copy_in, []
-
-    def fail_at_second(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) % 2 == 0:
-            raise RuntimeError("the device has fallen off the bus")
-        copy_in(*args)
-
-    monkeypatch.setattr(side, "_copy_in", fail_at_second)
+    side = probe.worker_side()
+    assert side._engine is not None
+    monkeypatch.setattr(side, "_engine", FailingEngine(side._engine, CopyDirection.LOAD))
 
 
 DAMAGES = pytest.mark.parametrize("damage", [lose_records, change_a_byte, break_copies])
@@ -135,7 +132,7 @@ def test_with_the_policy_fail_only_the_request_whose_load_failed_ends_and_later_
 
 @pytest.mark.parametrize("will_fail", [False, True], ids=["load_succeeds", "load_fails"])
 def test_a_request_aborted_during_its_load_keeps_its_blocks_until_the_load_has_ended(
-    engines: EnginePool, monkeypatch: pytest.MonkeyPatch, will_fail: bool
+    engines: EnginePool, will_fail: bool
 ) -> None:
     engine = acquire(engines)
     with watch_blocks(engine) as ledger:
@@ -144,7 +141,7 @@ def test_a_request_aborted_during_its_load_keeps_its_blocks_until_the_load_has_e
             run = _begin_load(engine)
             run.abort("loading")
             if will_fail:
-                lose_records(engine, monkeypatch)
+                held_engine().fail_held()
             for _ in range(10):
                 engine.llm.llm_engine.step()
             assert all_blocks(engine) - free_blocks(engine) == LOADED_BLOCKS
@@ -254,7 +251,7 @@ def test_a_save_that_fails_is_a_later_miss_and_nothing_else(
     cold = _save(engine, PROMPT)
     engine.forget()
     with monkeypatch.context() as patches:
-        patches.setattr(probe.worker_side()._records, "write", _raise)
+        patches.setattr(probe.worker_side()._records, "reserve", _raise)
         assert _result(_save(engine, PROMPT)) == _result(cold)
     assert probe.entries(engine) == []
     assert_nothing_is_held(engine)

@@ -1,24 +1,24 @@
 """Drives an engine step by step, holds its copies, and watches what becomes of blocks. Watching and looking is for
 engines in this process only.
 
-Nothing here measures time: a wait is a number of engine steps, a copy that must not end yet is held by an event.
+Nothing here measures time: a wait is a number of engine steps, a copy that must not end yet is held by a stand-in.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tests.unit.transfer.stand_ins import HeldEngine
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
-    from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan
+    from kvoffload.connector.step_plan import BlockMove, StepPlan
 
 MAX_STEPS = 5_000  # without a forward a step waits 2 ms for a copy, so this is far beyond any copy's time
 
@@ -168,28 +168,32 @@ def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
     assert not engine.has_own_processes
     ledger = BlockLedger()
     side = probe.worker_side()
-    submit, save, load = side.submit, side._save, side._load
+    submit, settle = side.submit, side._settle
 
     def watched_submit(plan: StepPlan) -> None:
         for job in plan.saves:
             ledger.planned.update(_digests(job.moves))
         submit(plan)
 
-    def watched_save(job: SaveJob, ready: Any) -> None:
-        save(job, ready)
-        records = probe.record_digests(None)
-        ledger.saved.update({move.slot: records[str(move.slot)] == ledger.planned[move.slot] for move in job.moves})
+    def watched_settle(copy: Any, finished: Any) -> str:
+        """When the worker hears that a copy has ended: before it tells the engine."""
+        fault = settle(copy, finished)
+        moves = copy.job.moves
+        if fault:
+            return fault
+        if hasattr(copy.job, "request_id"):
+            ledger.restored += [digest == ledger.planned.get(slot) for slot, digest in _digests(moves).items()]
+        else:
+            records = probe.record_digests(None)
+            ledger.saved.update({move.slot: records[str(move.slot)] == ledger.planned[move.slot] for move in moves})
+        return fault
 
-    def watched_load(job: LoadJob, ready: Any) -> None:
-        load(job, ready)
-        ledger.restored += [digest == ledger.planned.get(slot) for slot, digest in _digests(job.moves).items()]
-
-    side.submit, side._save, side._load = watched_submit, watched_save, watched_load  # type: ignore[method-assign]
+    side.submit, side._settle = watched_submit, watched_settle  # type: ignore[method-assign]
     try:
         yield ledger
     finally:
         engine.drain()
-        del side.submit, side._save, side._load  # type: ignore[method-assign]
+        del side.submit, side._settle  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -207,16 +211,22 @@ def held_copies(engine: Engine) -> Iterator[Callable[[], None]]:
 
 
 def _hold_copies(_worker: Any) -> bool:
-    side: Any = probe.worker_side()
-    side.gate = gate = threading.Event()
-    side._thread.submit(None, lambda: gate.wait() and None)
+    held_engine().hold()
     return True
 
 
 def _release_copies(_worker: Any) -> bool:
-    side: Any = probe.worker_side()
-    side.gate.set()
+    held_engine().release()
     return True
+
+
+def held_engine() -> HeldEngine:
+    """What this worker's copies go through; put there when it is first asked for, while no copy is on its way."""
+    side: Any = probe.worker_side()
+    if not isinstance(side._engine, HeldEngine):
+        assert not side._copies
+        side._engine = HeldEngine(side._engine)
+    return side._engine
 
 
 def connector_side(engine: Engine) -> Any:

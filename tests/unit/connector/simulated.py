@@ -16,7 +16,6 @@ from vllm.v1.request import Request
 from kvoffload.cache import needed_blocks
 from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide
-from kvoffload.errors import KVOffloadError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.transfer.plain_copy import PlainCopy
 from tests.unit.connector.scripted import Group, ScriptedEngine
@@ -24,6 +23,7 @@ from tests.unit.connector.scripted import Group, ScriptedEngine
 MAX_RUNNING = 6
 MAX_CHUNK = 24
 PATIENCE_STEPS = 500
+COPY_TIMEOUT_S = 60.0
 
 
 class NothingMovesError(AssertionError):
@@ -49,21 +49,16 @@ class LateWorker(WorkerSide):
     def work(self) -> None:
         job = self._late.popleft()
         if isinstance(job, tuple):
-            self._records.drop(job)
+            super().submit(StepPlan(drops=job))
             return
-        try:
-            if isinstance(job, SaveJob):
-                self._save(job, None)
-            else:
-                self._load(job, None)
-            is_good = True
-        except KVOffloadError:
-            is_good = False
-        if isinstance(job, SaveJob):
-            self._report = self._report.aggregate(WorkerReport({job.job: 1}, frozenset(() if is_good else {job.job})))
-        else:
-            assert job.request_id not in self._loaded
-            self._loaded[job.request_id] = is_good
+        super().submit(StepPlan(saves=(job,)) if isinstance(job, SaveJob) else StepPlan(loads=(job,)))
+        assert self._engine is not None
+        assert self._engine.fence(COPY_TIMEOUT_S)
+        finished, failed, report = self.take_results(is_idle=False)
+        assert len(finished) + len(report.saved) == 1
+        assert not finished & self._loaded.keys()
+        self._loaded.update({name: name not in failed for name in finished})
+        self._report = self._report.aggregate(report)
 
     def take(self) -> tuple[dict[str, bool], WorkerReport]:
         loaded, self._loaded = self._loaded, {}
@@ -74,7 +69,7 @@ class LateWorker(WorkerSide):
         """One bit of one record."""
         if self._records._records:
             slot = random.choice(sorted(self._records._records))
-            self._records._records[slot][random.randrange(8)] ^= 1
+            self._records._records[slot].memory[random.randrange(8)] ^= 1
 
 
 class SimulatedEngine(ScriptedEngine):
@@ -85,7 +80,6 @@ class SimulatedEngine(ScriptedEngine):
         self.random = random
         self.worker = LateWorker()
         self.worker.register(self.geometry, self.tensors, scale_views={}, identify=_identify)
-        self.worker._thread.close()
         self.side._index._capacity_bytes = memory_records * max(group.record_bytes for group in self.geometry.groups)
         self.copy = PlainCopy(self.worker.registration.page_map, self.worker.registration.memory)
         self.waiting: deque[Request] = deque()

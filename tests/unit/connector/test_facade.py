@@ -281,7 +281,7 @@ def test_always_verifying_is_a_setting() -> None:
     connector, _ = make_worker(extra={"verify": "always"})
     run_until_saved(connector, StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),)))
     assert connector._worker is not None
-    connector._worker._records._records[0][0] ^= 1
+    connector._worker._records._records[0].memory[0] ^= 1
     output = run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 2, 0),)),)))
     assert output.failed_recving == {"a"}
     connector.shutdown()

@@ -30,7 +30,7 @@ from kvoffload.kvspec import (
     ScalePlacement,
     place_strided,
 )
-from kvoffload.transfer import PlainCopy
+from kvoffload.transfer.plain_copy import PlainCopy
 from tests.unit.kvspec.builders import Tensors, allocate, attention, dense, one_group, qwen3next
 
 

@@ -1,0 +1,202 @@
+"""The worker side's hold on the engine's memory: proved and tested when it comes, and let go of with nothing kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import torch
+
+from kvoffload.connector import worker_side
+from kvoffload.connector.geometry import EngineCache, describe_cache
+from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan, WorkerReport
+from kvoffload.errors import IdentityError, NativeError, RegistrationError, SelfTestError
+from kvoffload.keys.identity import Identity
+from kvoffload.kvspec import KVGeometry
+from kvoffload.transfer import CopyDirection, CopyEngine, open_engine
+from tests.unit.connector.engine_configs import full, make_config, make_tensors
+from tests.unit.connector.workers import (
+    NUM_BLOCKS,
+    PAGE,
+    block_of,
+    collect,
+    fill,
+    identify,
+    load,
+    make_cache,
+    make_worker,
+    memory_of,
+    replace_engine,
+    save,
+    start,
+)
+from tests.unit.transfer.stand_ins import FailingEngine, ForgetfulEngine, HeldEngine
+
+
+def test_facts_name_stored_groups_by_their_place_in_the_block_tables() -> None:
+    worker, _ = start(make_worker())
+    assert worker.facts is not None
+    assert [(group.index, group.record_bytes) for group in worker.facts.groups] == [(0, 152), (1, PAGE)]
+    assert worker.facts.num_blocks == NUM_BLOCKS
+    geometry, _ = make_cache()
+    assert worker.facts.fingerprint == identify(geometry).fingerprint()
+    worker.close()
+
+
+def test_the_self_test_leaves_every_byte_as_it_was() -> None:
+    geometry, tensors = make_cache()
+    fill(tensors)
+    before = memory_of(tensors).clone()
+    worker = make_worker()
+    worker.register(geometry, tensors, scale_views={}, identify=identify)
+    assert torch.equal(memory_of(tensors), before)
+    worker.close()
+
+
+def test_two_blocks_are_enough_for_the_self_test() -> None:
+    geometry, tensors = make_cache(num_blocks=2)
+    worker = make_worker()
+    worker.register(geometry, tensors, scale_views={}, identify=identify)
+    worker.close()
+
+
+def test_a_copy_that_loses_bytes_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_forgetful(*given: object, **named: object) -> CopyEngine:
+        return ForgetfulEngine(open_engine(*given, **named))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker_side, "open_engine", open_forgetful)
+    geometry, tensors = make_cache()
+    worker = make_worker()
+    with pytest.raises(SelfTestError):
+        worker.register(geometry, tensors, scale_views={}, identify=identify)
+    assert not worker.registration.is_registered
+    assert worker.facts is None
+
+
+def test_an_engine_that_cannot_be_identified_is_not_held() -> None:
+    def refuse(geometry: KVGeometry) -> Identity:
+        raise IdentityError("no revision", remedy="give one")
+
+    geometry, tensors = make_cache()
+    worker = make_worker()
+    with pytest.raises(IdentityError):
+        worker.register(geometry, tensors, scale_views={}, identify=refuse)
+    assert not worker.registration.is_registered
+    worker.register(geometry, tensors, scale_views={}, identify=identify)
+    worker.close()
+
+
+def test_records_survive_a_sleep_of_the_engine() -> None:
+    """Registered anew at other addresses, what was saved before is loaded into the new cache."""
+    worker, tensors = start(make_worker())
+    wanted = block_of(tensors, 1)
+    save(worker, BlockMove(1, 1, 0))
+    worker.unregister()
+    assert worker.facts is None
+    geometry, fresh = make_cache()
+    worker.register(geometry, fresh, scale_views={}, identify=identify)
+    assert load(worker, BlockMove(1, 3, 0))
+    assert block_of(fresh, 3) == wanted
+    worker.close()
+
+
+def test_registering_twice_without_unregistering_is_refused() -> None:
+    worker, _ = start(make_worker())
+    geometry, tensors = make_cache()
+    with pytest.raises(RegistrationError):
+        worker.register(geometry, tensors, scale_views={}, identify=identify)
+    worker.close()
+
+
+@pytest.mark.parametrize("last_job", ["none", "good", "refused", "failing in its copy"])
+def test_after_unregistering_nothing_of_ours_holds_the_engines_memory(
+    last_job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that failed and was not asked about yet must not hold it either."""
+    worker, tensors = start(make_worker())
+    storages = [weakref.ref(tensor.untyped_storage()) for tensor in tensors.values()]
+    views = [weakref.ref(tensor) for tensor in tensors.values()]
+    if last_job == "good":
+        worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0),)),)))
+    elif last_job == "refused":
+        worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0), BlockMove(1, NUM_BLOCKS, 1))),)))
+    elif last_job != "none":
+        replace_engine(worker, lambda inner: FailingEngine(inner, CopyDirection.SAVE))
+        worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0), BlockMove(1, 3, 1))),)))
+    worker.unregister()
+    assert [record.getMessage() for record in caplog.records if "still referenced" in record.getMessage()] == []
+    del tensors
+    gc.collect()
+    assert [view() for view in views] == [None, None]
+    assert [storage() for storage in storages] == [None, None]
+    worker.close()
+    assert len(worker._records) == 0
+
+
+def test_what_was_on_its_way_ends_before_the_memory_is_let_go() -> None:
+    worker, tensors = start(make_worker())
+    wanted = block_of(tensors, 1)
+    save(worker, BlockMove(1, 1, 0))
+    worker.submit(StepPlan(saves=(SaveJob(2, (BlockMove(1, 3, 1),)),), loads=(LoadJob("a", (BlockMove(1, 2, 0),)),)))
+    worker.unregister()
+    assert block_of(tensors, 2) == wanted
+    assert collect(worker, 2) == ({"a"}, set(), WorkerReport({2: 1}))
+    assert worker._records.acquire([1], [PAGE])[0].memory.tolist() == block_of(tensors, 3)
+
+
+def test_jobs_without_a_registered_cache_fail() -> None:
+    worker, _ = start(make_worker())
+    worker.unregister()
+    worker.submit(StepPlan(loads=(LoadJob("a", (BlockMove(1, 2, 0),)),)))
+    geometry, tensors = make_cache()
+    assert worker.take_results(is_idle=True)[:2] == ({"a"}, {"a"})
+    worker.submit(StepPlan(loads=(LoadJob("b", (BlockMove(1, 2, 0),)),)))
+    worker.register(geometry, tensors, scale_views={}, identify=identify)
+    assert collect(worker, 1)[:2] == ({"b"}, {"b"})
+    worker.close()
+
+
+def test_a_record_of_a_cache_with_other_pages_is_not_loaded() -> None:
+    worker, _ = start(make_worker())
+    save(worker, BlockMove(1, 1, 0))
+    worker.unregister()
+    config = make_config((["a"], full(head_size=16)), num_blocks=NUM_BLOCKS)
+    tensors = make_tensors(config)
+    cache = EngineCache(config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=4)
+    worker.register(describe_cache(cache), tensors, scale_views={}, identify=identify)
+    assert not load(worker, BlockMove(0, 2, 0))
+    worker.close()
+
+
+def test_a_copy_that_does_not_end_is_left_behind_within_the_bound_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may still write: its record stays, and the copy engine keeps the memory of the cache."""
+
+    class HangingEngine(HeldEngine):
+        def close(self, timeout_s: float = 0.0) -> None:
+            raise NativeError("the copy engine was not closed: a copy still runs")
+
+    opened: list[HangingEngine] = []
+
+    def open_hanging(*given: object, **named: object) -> HangingEngine:
+        opened.append(HangingEngine(open_engine(*given, **named)))  # type: ignore[arg-type]
+        return opened[-1]
+
+    monkeypatch.setattr(worker_side, "open_engine", open_hanging)
+    worker, _ = start(make_worker())
+    opened[0].hold()
+    worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0),)),), loads=(LoadJob("a", ()),)))
+    record = weakref.ref(next(iter(worker._copies.values())).records[0].memory)
+    worker.unregister()
+    assert opened[0].waits[-1] == worker_side.DRAIN_TIMEOUT_S
+    assert "a copy still runs" in caplog.records[-1].getMessage()
+    assert caplog.records[-1].levelname == "ERROR"
+    assert worker.take_results(is_idle=True) == ({"a"}, {"a"}, WorkerReport({1: 1}, frozenset({1})))
+    gc.collect()
+    assert record() is not None
+    opened[0].inner.close()
