@@ -47,6 +47,8 @@ PopulateProgress = _native.PopulateProgress
 create_cache = _native.create_cache
 adopt_cache = _native.adopt_cache
 open_index_reader = _native.open_index_reader
+SegmentMap = _native.SegmentMap
+open_segment_map = _native.open_segment_map
 
 CopyEngine = _native.CopyEngine
 CudaCopyEngine = _native.CudaCopyEngine

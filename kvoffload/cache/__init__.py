@@ -21,6 +21,7 @@ from kvoffload.cache.boundary import GroupRule, longest_boundary, needed_blocks
 from kvoffload.cache.index_reader import IndexReader
 from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
 from kvoffload.cache.plain_index import EntryKey, Lease, PlainIndex
+from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheGroup, CacheTerms, HugePages
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "LocalCache",
     "PlainIndex",
     "Reservation",
+    "SegmentMap",
     "SessionId",
     "TenantUsage",
     "longest_boundary",

@@ -19,6 +19,7 @@ void bind_cache(nanobind::module_& module);
 void bind_index_reader(nanobind::module_& module);
 void bind_copy(nanobind::module_& module);
 void bind_cuda(nanobind::module_& module);
+void bind_segment_map(nanobind::module_& module);
 void bind_bench(nanobind::module_& module);
 void bind_capabilities(nanobind::module_& module);
 

@@ -42,6 +42,7 @@ NB_MODULE(_native, module) {
     kvo::bind_index_reader(module);
     kvo::bind_copy(module);
     kvo::bind_cuda(module);
+    kvo::bind_segment_map(module);
     kvo::bind_bench(module);
     kvo::bind_capabilities(module);
 }
