@@ -18,6 +18,7 @@
     ├── RegistrationError             registration
     ├── SelfTestError                 self_test
     ├── CacheMemoryError              cache.memory
+    ├── ProtocolError                 protocol
     └── BenchmarkError                benchmark
 
 Misses, pending answers and refusals that are part of normal work are values, not exceptions. The texts of codes are
@@ -156,6 +157,12 @@ class CacheMemoryError(KVOffloadError):
     """The memory for cached blocks cannot be had, or the memory of an earlier process cannot be taken over."""
 
     code = "cache.memory"
+
+
+class ProtocolError(KVOffloadError):
+    """A message cannot be sent: one of its fields, or all of them together, are beyond what its reader accepts."""
+
+    code = "protocol"
 
 
 class BenchmarkError(KVOffloadError):

@@ -43,6 +43,9 @@ def test_the_tree_keeps_its_contracts(copy: Path) -> None:
         ("kvoffload/kvspec/planted.py", "import pydantic"),
         ("kvoffload/bench/planted.py", "import kvoffload.connector.plugin"),
         ("kvoffload/transfer/planted.py", "import vllm"),
+        ("kvoffload/protocol/planted.py", "import zmq"),
+        ("kvoffload/protocol/planted.py", "import socket"),
+        ("kvoffload/protocol/planted.py", "from kvoffload.keys import identity"),
         ("kvoffload/unlisted_room.py", "import kvoffload.errors"),
     ],
 )

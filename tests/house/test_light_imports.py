@@ -19,6 +19,7 @@ HEAVY = {"torch", "vllm", "zmq", "pydantic", "numpy", "msgpack", "typer", "rich"
         ("kvoffload.kvspec", {"numpy"}),
         ("kvoffload.transfer", {"numpy"}),
         ("kvoffload.config", {"pydantic"}),
+        ("kvoffload.protocol", {"msgpack"}),
         ("kvoffload.cli.app", HEAVY - {"torch", "vllm", "zmq"}),
     ],
 )

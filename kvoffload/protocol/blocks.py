@@ -1,0 +1,189 @@
+"""Finding, loading and saving blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from kvoffload.protocol.fields import (
+    U16,
+    U32,
+    U64,
+    U64_MAX,
+    AsMany,
+    Blob,
+    Chain,
+    Choice,
+    Hashes,
+    Numbers,
+    Several,
+    Whole,
+)
+from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS, MAX_GROUPS, MAX_LEASES, MAX_SHARDS
+from kvoffload.protocol.message import OneWay, Reply, Request
+from kvoffload.protocol.shape import Shape
+
+
+class Outcome(IntEnum):
+    """Whether there is a lease, and if not, why."""
+
+    HIT = 0
+    MISS = 1
+    OVER_LIMIT = 2
+    """The session is not open, or would hold more than its limit."""
+    NO_ROOM = 3
+    """The index cannot hold another lease."""
+
+
+class InvalidReason(IntEnum):
+    """Why blocks are not to be trusted."""
+
+    ASKED = 0
+    LOAD_FAILED = 1
+    WRONG_DIGEST = 2
+
+
+Shards = Annotated[tuple[int, ...], Several(Whole(2**16 - 1), MAX_SHARDS)]
+Addresses = Annotated[bytes, Blob("little-endian u64", 8, MAX_BLOCKS)]
+Digests = Annotated[bytes, Blob("little-endian u64", 8, MAX_BLOCKS * MAX_SHARDS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeasedSlots:
+    """Slots of one group's blocks from position `first` of the chain's blocks on."""
+
+    first: Annotated[U64, "position of the first block in the request, in blocks of the group"]
+    addresses: Annotated[Addresses, "one for each block, over all segments as if they lay one behind the other"]
+    digests: Annotated[
+        Digests, AsMany("addresses", or_multiple=True), "for each shard asked for, one for each block; 0: unknown"
+    ] = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acquired(Reply):
+    """A lease if it is a hit. Its records are in mapped memory and stay until it is released."""
+
+    op = 68
+
+    outcome: Annotated[Outcome, Choice(Outcome), "whether there is a lease"]
+    boundary: Annotated[U64, "in tokens; `local` again where it is no hit; 0 for acquire_entries"] = 0
+    lease: Annotated[U64, "to be released, number and generation in one; 0: none"] = 0
+    groups: Annotated[
+        tuple[LeasedSlots, ...], Several(Shape(LeasedSlots), MAX_GROUPS), "one for each group; one for acquire_entries"
+    ] = ()
+    retry_after_ms: Annotated[U32, "records come up from a slower tier: ask again then; 0: do not"] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acquire(Request):
+    """The longest boundary in (local, limit] that all groups accept, and a lease on what a load up to it needs."""
+
+    op = 4
+    reply = Acquired
+
+    name_space: Annotated[U32, "from registered"]
+    chain: Annotated[Chain, "the request's hashes from its first token on"]
+    local: Annotated[U64, "tokens that the engine has itself"] = 0
+    limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
+    alignment: Annotated[int, Whole(2**32 - 1, minimum=1), "a boundary is a multiple of it, in tokens"] = 1
+    shards: Annotated[Shards, "whose digests are wanted"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcquireEntries(Request):
+    """A lease on these blocks of one group, all or none."""
+
+    op = 5
+    reply = Acquired
+
+    name_space: Annotated[U32, "from registered"]
+    group: Annotated[U16, "its number"]
+    hashes: Annotated[Chain, "of the blocks"]
+    shards: Annotated[Shards, "whose digests are wanted"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditsGranted(Reply):
+    """Slots to write to, in the order asked for; fewer where there is no room."""
+
+    op = 69
+
+    tickets: Annotated[Numbers, "rights to write; 0: this block needs no saving"]
+    addresses: Annotated[Numbers, AsMany("tickets"), "where to write"]
+    retry_after_ms: Annotated[U32, "for the rest; 0: unknown"] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credits(Request):
+    """Asks for slots: `count` of them, or with hashes one for each block that is not readable."""
+
+    op = 6
+    reply = CreditsGranted
+
+    name_space: Annotated[U32, "from registered"]
+    group: Annotated[U16, "its number"]
+    count: Annotated[int, Whole(MAX_BATCH), "slots; 0 with hashes"] = 0
+    hashes: Annotated[Hashes, "of the blocks to be saved; empty: not known yet"] = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish(OneWay):
+    """One shard's records are written. A block is readable when all its shards are published.
+
+    `parents` name the block before each, zeros for none; of a window or a state the block of the first prefix group
+    that ends at the same token.
+    """
+
+    op = 32
+
+    name_space: Annotated[U32, "from registered"]
+    group: Annotated[U16, "its number"]
+    shard: Annotated[U16, "whose records these are"]
+    tickets: Annotated[Numbers, "from credits_granted"]
+    hashes: Annotated[Hashes, AsMany("tickets"), "names of the blocks"]
+    parents: Annotated[Hashes, AsMany("tickets", or_none=True), "the blocks before them"] = b""
+    digests: Annotated[Numbers, AsMany("tickets", or_none=True), "of the records; none: the server makes them"] = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort(OneWay):
+    """Gives slots back, written or not. Tickets that are not valid any more are ignored."""
+
+    op = 33
+
+    tickets: Annotated[Numbers, "from credits_granted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(OneWay):
+    """Ends leases: no copy reads their records any more. Leases that are over are ignored."""
+
+    op = 34
+
+    leases: Annotated[bytes, Blob("little-endian u64", 8, MAX_LEASES), "from acquired"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefetch(OneWay):
+    """A request with this chain comes soon: bring up from slower tiers what an acquire of it would find."""
+
+    op = 35
+    capability = "prefetch"
+
+    name_space: Annotated[U32, "from registered"]
+    chain: Annotated[Chain, "the request's hashes from its first token on"]
+    local: Annotated[U64, "tokens that the engine has itself"] = 0
+    limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invalidate(OneWay):
+    """Forget blocks whose bytes are not to be trusted. Leases on them stay good."""
+
+    op = 36
+
+    name_space: Annotated[U32, "from registered"]
+    group: Annotated[U16, "its number"]
+    hashes: Annotated[Hashes, "of the blocks"]
+    reason: Annotated[InvalidReason, Choice(InvalidReason), "for counters"] = InvalidReason.ASKED

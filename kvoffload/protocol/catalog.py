@@ -1,0 +1,50 @@
+"""Every message, in the order of the documents."""
+
+from __future__ import annotations
+
+from kvoffload.protocol import answers, blocks, lifecycle, lifeline, opening, watching
+from kvoffload.protocol.message import Message
+
+MESSAGES: tuple[type[Message], ...] = (
+    opening.Hello,
+    opening.HelloAccepted,
+    opening.Register,
+    opening.Registered,
+    opening.Bye,
+    answers.Error,
+    answers.Done,
+    blocks.Acquire,
+    blocks.AcquireEntries,
+    blocks.Acquired,
+    blocks.Credits,
+    blocks.CreditsGranted,
+    blocks.Publish,
+    blocks.Abort,
+    blocks.Release,
+    blocks.Prefetch,
+    blocks.Invalidate,
+    watching.Stats,
+    watching.Counts,
+    watching.Subscribe,
+    watching.Subscribed,
+    watching.NamespaceOpened,
+    watching.Stored,
+    watching.Removed,
+    watching.Cleared,
+    watching.EventsLost,
+    lifecycle.Drain,
+    lifecycle.Draining,
+    lifecycle.Adopt,
+    lifecycle.AdoptAnswer,
+    lifeline.Greeting,
+    lifeline.Welcome,
+    lifeline.Memory,
+    lifeline.Growth,
+    lifeline.Offer,
+    lifeline.Quarantine,
+    lifeline.Closing,
+    lifeline.Farewell,
+)
+
+CAPABILITIES = frozenset({"adopt", "events", "prefetch"})
+"""Parts of this version that a peer may lack."""

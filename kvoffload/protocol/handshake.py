@@ -1,0 +1,160 @@
+"""The handshake as a pure state function: what a server has, how far a process has come, its message; the next state.
+
+NEW ──hello──► GREETED ──register──► REGISTERED
+                  ▲                      │
+                  └────────hello─────────┘        a refusal changes nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import TypeAlias
+
+from kvoffload.protocol.answers import Error
+from kvoffload.protocol.faults import ErrorCode
+from kvoffload.protocol.lifeline import Greeting
+from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, ClientMessage, Phase, name_of
+from kvoffload.protocol.opening import GroupTerms, Hello, HelloAccepted, Register
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTerms:
+    """What a server has and insists on. An empty text or digest: it insists on nothing."""
+
+    capabilities: frozenset[str]
+    domain: str
+    protocol_min: int = PROTOCOL_MIN
+    protocol_max: int = PROTOCOL_MAX
+    hash_algorithm: str = ""
+    hash_seed: bytes = b""
+    software: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How far one process has come with the server."""
+
+    phase: Phase = Phase.NEW
+    protocol: int = 0
+    capabilities: frozenset[str] = frozenset()
+    register: Register | None = None
+    """What was accepted, for other processes of the session and of the identity to be compared with."""
+
+    def describe(self, terms: ServerTerms) -> HelloAccepted:
+        """The answer to an accepted hello."""
+        return HelloAccepted(
+            protocol=self.protocol,
+            capabilities=tuple(sorted(self.capabilities)),
+            domain=terms.domain,
+            software=terms.software,
+        )
+
+
+def advance(
+    terms: ServerTerms, agreed: Agreement, message: Hello | Register, *, known: Register | None = None
+) -> Agreement | Error:
+    """The next state, or the refusal to be sent; then the old state stays.
+
+    `known` is the register that was accepted from another process of the session, else from anybody with the same
+    fingerprint.
+    """
+    if isinstance(message, Hello):
+        protocol = agree_version(terms, message)
+        if isinstance(protocol, Error):
+            return protocol
+        return Agreement(
+            phase=Phase.GREETED,
+            protocol=protocol,
+            capabilities=terms.capabilities & frozenset(message.capabilities),
+        )
+    refusal = check_call(agreed, message)
+    if refusal is not None:
+        return refusal
+    for field, ours, theirs in _compared(terms, message, known):
+        if ours != theirs:
+            return _refuse(message, field, ours, theirs)
+    return replace(agreed, phase=Phase.REGISTERED, register=message)
+
+
+def agree_version(terms: ServerTerms, message: Hello | Greeting) -> int | Error:
+    """The highest version that both have, if the domains agree too; else the refusal to be sent."""
+    protocol = min(terms.protocol_max, message.protocol_max)
+    if protocol < max(terms.protocol_min, message.protocol_min):
+        ours = f"{terms.protocol_min} to {terms.protocol_max}"
+        theirs = f"{message.protocol_min} to {message.protocol_max}"
+        return _refuse(message, "protocol", ours, theirs, code=ErrorCode.VERSION)
+    if message.domain not in ("", terms.domain):
+        return _refuse(message, "domain", terms.domain, message.domain)
+    return protocol
+
+
+def check_call(agreed: Agreement, message: ClientMessage) -> Error | None:
+    """Whether the agreement permits this operation; if not, the answer."""
+    name = name_of(type(message))
+    if message.needs > agreed.phase:
+        if agreed.phase is Phase.NEW:
+            return _answer(message, ErrorCode.NOT_GREETED, f"{name} came before hello was accepted")
+        return _answer(message, ErrorCode.NOT_REGISTERED, f"{name} came before register was accepted")
+    if agreed.phase is not Phase.NEW and message.since > agreed.protocol:
+        line = f"{name} is of protocol version {message.since}, agreed is {agreed.protocol}"
+        return _answer(message, ErrorCode.UNKNOWN_OPERATION, line)
+    if message.capability and message.capability not in agreed.capabilities:
+        return _answer(message, ErrorCode.UNSUPPORTED, f"{name} needs capability {message.capability}, not agreed")
+    return None
+
+
+Value: TypeAlias = str | int | bytes
+
+
+def _compared(terms: ServerTerms, message: Register, known: Register | None) -> Iterator[tuple[str, Value, Value]]:
+    """Field, value here, value there; what explains a difference comes before the fingerprint, which shows it."""
+    if terms.hash_algorithm:
+        yield "hash_algorithm", terms.hash_algorithm, message.hash_algorithm
+    if terms.hash_seed:
+        yield "hash_seed", terms.hash_seed, message.hash_seed
+    if known is None:
+        return
+    yield "hash_algorithm", known.hash_algorithm, message.hash_algorithm
+    yield "hash_seed", known.hash_seed, message.hash_seed
+    theirs = {part.name: part.value for part in message.identity}
+    for part in known.identity:
+        if part.name in theirs:
+            yield f"identity.{part.name}", part.value, theirs[part.name]
+    yield "hash_block_size", known.hash_block_size, message.hash_block_size
+    yield "groups", len(known.groups), len(message.groups)
+    for at, (ours, other) in enumerate(zip(known.groups, message.groups, strict=False)):
+        for field in fields(GroupTerms):
+            yield f"groups[{at}].{field.name}", getattr(ours, field.name), getattr(other, field.name)
+    yield "ranks", known.ranks, message.ranks
+    yield "fingerprint", known.fingerprint, message.fingerprint
+
+
+def _refuse(
+    message: ClientMessage, field: str, ours: Value, theirs: Value, *, code: ErrorCode = ErrorCode.MISMATCH
+) -> Error:
+    return Error(
+        code=code,
+        message=f"{name_of(type(message))}: {field} is {_shorten(ours)} here, {_shorten(theirs)} there",
+        about_op=message.op,
+        field=field,
+        server_value=_show(ours),
+        client_value=_show(theirs),
+    )
+
+
+def _answer(message: ClientMessage, code: ErrorCode, line: str) -> Error:
+    return Error(code=code, message=line, about_op=message.op)
+
+
+def _show(value: Value) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.name if isinstance(value, Enum) else str(value)
+
+
+def _shorten(value: Value) -> str:
+    text = _show(value)
+    limit = 12 if isinstance(value, bytes) else 40
+    return (text if len(text) <= limit else f"{text[:limit]}...") or "(nothing)"

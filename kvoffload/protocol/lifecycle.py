@@ -1,0 +1,69 @@
+"""How a server ends, and how the next one takes over its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from kvoffload.protocol.fields import U32, U64, Blob, Choice, Name
+from kvoffload.protocol.limits import MAX_SEGMENTS
+from kvoffload.protocol.message import Phase, Reply, Request
+
+
+class AdoptVerdict(IntEnum):
+    """Whether a new server wants the memory of an old one."""
+
+    WANTED = 0
+    HAS_MEMORY = 1
+    """It has taken memory of its own, or somebody else's offer."""
+    NOT_USABLE = 2
+    """Another domain, format or size."""
+    OWNER_LIVES = 3
+    """The old server still runs, or is stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draining(Reply):
+    """What the server still waits for."""
+
+    op = 72
+
+    leases: Annotated[U64, "open"]
+    reserved: Annotated[U64, "slots that are being written"]
+    sessions: Annotated[U64, "open or quarantined"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain(Request):
+    """Nothing new from now on, then the end. For operators; not to be taken back."""
+
+    op = 9
+    needs = Phase.GREETED
+    reply = Draining
+
+    token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
+    deadline_ms: Annotated[U32, "the server ends then, whoever still holds something; 0: when nobody does"] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptAnswer(Reply):
+    """If wanted, the descriptors follow as offers over the lifeline, all in their old order."""
+
+    op = 73
+
+    verdict: Annotated[AdoptVerdict, Choice(AdoptVerdict), "whether it is wanted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adopt(Request):
+    """An engine tells a new server that it holds an old one's memory. Sent between hello and register."""
+
+    op = 10
+    needs = Phase.GREETED
+    capability = "adopt"
+    reply = AdoptAnswer
+
+    former_boot_id: Annotated[U64, "of the server whose memory it is"]
+    index_bytes: Annotated[U64, "size of the index's file"]
+    segment_sizes: Annotated[bytes, Blob("little-endian u64", 8, MAX_SEGMENTS), "of all segments, in order"]

@@ -1,0 +1,158 @@
+"""Messages of the lifeline: one Unix SOCK_SEQPACKET connection per process. Descriptors go with them as SCM_RIGHTS.
+
+The first message is a greeting, its answer a welcome or an error. The connection's end is the process's end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from kvoffload.protocol.faults import ErrorCode
+from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Flag, Line, Name, Text, Whole
+from kvoffload.protocol.limits import LINE_BYTES, MAX_PACKET_SEGMENTS, MAX_SEGMENTS
+from kvoffload.protocol.message import LIFELINE, Event, OneWay, Phase, Reply, Request
+
+
+class Role(IntEnum):
+    """What a process does for its engine."""
+
+    SCHEDULER = 0
+    WORKER = 1
+    OBSERVER = 2
+    """No engine: counts, events, administration. It gets no memory."""
+
+
+class ClosingReason(IntEnum):
+    """Why a server or a process ends."""
+
+    ENDED = 0
+    DRAINED = 1
+    REPLACED = 2
+    """A successor comes and adopts: keep the memory, reconnect."""
+    FAULT = 3
+
+
+SegmentSizes = Annotated[bytes, Blob("little-endian u64", 8, MAX_PACKET_SEGMENTS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome(Reply):
+    """The process belongs to a session from here on."""
+
+    op = 112
+    channels = LIFELINE
+    descriptors = "pidfd of the server"
+
+    protocol: Annotated[U16, "the highest version that both have"]
+    session: Annotated[int, Whole(2**64 - 1, minimum=1), "to be named in every message"]
+    domain: Annotated[Name, "trust domain of this server's memory"]
+    control: Annotated[str, Text(LINE_BYTES), "ZeroMQ endpoint of the control channel"]
+    pid: Annotated[U32, "the server's own; 0: not told"] = 0
+    uid: Annotated[U32, "the server's own; compare it with the socket's credentials"] = 0
+    seen_pid: Annotated[U32, "the client's as the kernel reports it; another than its own: other pid namespaces"] = 0
+    seen_uid: Annotated[U32, "likewise"] = 0
+    is_reopened: Annotated[Flag, "the former session goes on with all it held"] = False
+    software: Annotated[Name, "for logs"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting(Request):
+    """The first message of a lifeline. Processes with the same engine name join one session."""
+
+    op = 48
+    needs = Phase.NEW
+    channels = LIFELINE
+    reply = Welcome
+    descriptors = "pidfd of the sender"
+
+    protocol_min: Annotated[U16, "oldest version that the client has"]
+    protocol_max: Annotated[U16, "newest version that the client has"]
+    engine: Annotated[Name, "the same in all processes of one engine, in no other engine"]
+    role: Annotated[Role, Choice(Role), "of this process"]
+    rank: Annotated[U16, "of a worker"] = 0
+    pid: Annotated[U32, "what the process believes to be"] = 0
+    uid: Annotated[U32, "likewise; the server trusts the socket's credentials alone"] = 0
+    domain: Annotated[Name, "trust domain that the client expects; empty: any"] = ""
+    former_session: Annotated[U64, "to be reopened; 0: none"] = 0
+    former_boot_id: Annotated[U64, "of the server that it was of; another than the present one: see adopt"] = 0
+    software: Annotated[Name, "for logs"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer(OneWay):
+    """Memory of an old server, after adopt_answer said that it is wanted; in several packets if need be."""
+
+    op = 49
+    channels = LIFELINE
+    needs = Phase.NEW
+    descriptors = "lock, index (both with `first` 0 only), segments"
+
+    former_boot_id: Annotated[U64, "of the server whose memory it is"]
+    first: Annotated[int, Whole(MAX_SEGMENTS), "number of the first segment in this packet"]
+    segment_sizes: Annotated[SegmentSizes, "of those in this packet"]
+    is_last: Annotated[Flag, "no packet follows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farewell(OneWay):
+    """The process ends, or wants no cache any more: none of its copies runs, none will start."""
+
+    op = 50
+    channels = LIFELINE
+    needs = Phase.NEW
+
+    reason: Annotated[ClosingReason, Choice(ClosingReason), "for logs"] = ClosingReason.ENDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Event):
+    """The memory of the domain, after welcome; in several packets if need be. Whoever holds it keeps it alive.
+
+    Map the segments in their order: addresses count over all of them.
+    """
+
+    op = 113
+    channels = LIFELINE
+    descriptors = "lock, index (both with `first` 0 only), segments"
+
+    index_bytes: Annotated[U64, "size of the index's file"]
+    segments: Annotated[int, Whole(MAX_SEGMENTS), "how many there are in all packets"]
+    first: Annotated[int, Whole(MAX_SEGMENTS), "number of the first segment in this packet"]
+    segment_sizes: Annotated[SegmentSizes, "of those in this packet"]
+    adopted_boot_id: Annotated[U64, "it is the memory of this old server: what is mapped stays; 0: it is new"] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth(Event):
+    """More segments, behind the others."""
+
+    op = 114
+    channels = LIFELINE
+    descriptors = "segments"
+
+    first: Annotated[int, Whole(MAX_SEGMENTS), "number of the first new one"]
+    segment_sizes: Annotated[SegmentSizes, "of the new ones"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantine(Event):
+    """The session gets nothing new and keeps what it holds. A greeting with `former_session` reopens it."""
+
+    op = 115
+    channels = LIFELINE
+
+    code: Annotated[ErrorCode, Choice(ErrorCode), "why"]
+    message: Annotated[Line, "one line for people"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing(Event):
+    """The server ends. Mapped memory stays good for as long as it is mapped."""
+
+    op = 116
+    channels = LIFELINE
+
+    reason: Annotated[ClosingReason, Choice(ClosingReason), "why"]
+    retry_after_ms: Annotated[U32, "when a successor may be there; 0: none is awaited"] = 0

@@ -1,0 +1,30 @@
+"""How much a peer may send. Checked before anything is made from its numbers."""
+
+from __future__ import annotations
+
+from kvoffload.units import MIB
+
+FRAME_BYTES = 8 * MIB
+"""Of one message on the control channel."""
+PACKET_BYTES = 64 << 10
+"""Of one message on the lifeline; a sequenced packet must fit a socket's buffer."""
+MAX_BLOCKS = 131_072
+"""Hashes in a request's chain: 4 MiB, two million tokens in blocks of 16."""
+MAX_BATCH = 65_536
+"""Blocks in one message that has several values for each; four of them still fit a frame."""
+MAX_LEASES = 4096
+MAX_GROUPS = 64
+MAX_SHARDS = 64
+MAX_CAPABILITIES = 64
+MAX_IDENTITY = 64
+MAX_TENANTS = 256
+MAX_SEGMENTS = 65_536
+MAX_PACKET_SEGMENTS = 250
+"""The kernel passes at most 253 descriptors at once; lock and index go with the first ones."""
+NAME_BYTES = 128
+LINE_BYTES = 512
+
+ARRAY_ITEMS = 256
+"""Items of any array; msgpack makes room for as many as a header says."""
+FRAME_ARRAYS = 512
+"""Arrays in one frame, and with that its nesting. Objects made of a frame cost far more than its bytes."""

@@ -1,0 +1,84 @@
+"""What a message is: a frozen dataclass that says its operation number, direction, channel and version."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, IntEnum
+from typing import ClassVar
+
+from kvoffload.protocol.limits import FRAME_BYTES, PACKET_BYTES
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+
+
+class Channel(Enum):
+    """Where messages go, and how large one may be."""
+
+    CONTROL = "control"
+    LIFELINE = "lifeline"
+
+    @property
+    def limit_bytes(self) -> int:
+        return FRAME_BYTES if self is Channel.CONTROL else PACKET_BYTES
+
+
+CONTROL = (Channel.CONTROL,)
+LIFELINE = (Channel.LIFELINE,)
+
+
+class Phase(IntEnum):
+    """How far a process has come with a server."""
+
+    NEW = 0
+    GREETED = 1
+    """Hello was accepted: version, capabilities and domain are agreed."""
+    REGISTERED = 2
+    """Register was accepted: identity and geometry are agreed, blocks may be named."""
+
+
+class Message:
+    """Every subclass is a frozen dataclass with an `op` of its own; its annotations are its fields on the wire."""
+
+    op: ClassVar[int]
+    """Below 64 from client to server, from 64 on the other way. A number is never used again."""
+    since: ClassVar[int] = 1
+    """The protocol version that brought it."""
+    channels: ClassVar[tuple[Channel, ...]] = CONTROL
+    descriptors: ClassVar[str] = ""
+    """What goes with it as SCM_RIGHTS, in this order."""
+
+
+class ClientMessage(Message):
+    """Its frame is `[op, number, session, expires_ns, ...fields]`."""
+
+    needs: ClassVar[Phase] = Phase.REGISTERED
+    capability: ClassVar[str] = ""
+    """That must have been agreed; empty: none."""
+
+
+class ServerMessage(Message):
+    """Its frame is `[op, number, boot_id, ...fields]`."""
+
+
+class Reply(ServerMessage):
+    """Answers a request; `number` is the request's."""
+
+
+class Event(ServerMessage):
+    """Sent unasked; `number` counts the events of its connection from 1, without holes."""
+
+
+class Request(ClientMessage):
+    """Gets exactly one answer, its reply or an error, unless it came late."""
+
+    reply: ClassVar[type[Reply]]
+
+
+class OneWay(ClientMessage):
+    """Is not answered when all is well; `number` counts the one-way messages of its connection from 1."""
+
+
+def name_of(message: type[Message]) -> str:
+    """`acquire_entries` of AcquireEntries: what people call it."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", message.__name__).lower()

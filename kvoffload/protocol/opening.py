@@ -1,0 +1,116 @@
+"""How a process and a server agree on terms over the control channel, and part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from kvoffload.protocol.answers import Done
+from kvoffload.protocol.fields import U16, U32, U64, Choice, Digest, Name, Names, OptionalDigest, Several, Text, Whole
+from kvoffload.protocol.limits import LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, NAME_BYTES
+from kvoffload.protocol.message import Phase, Reply, Request
+from kvoffload.protocol.shape import Shape
+
+
+class Reuse(IntEnum):
+    """What of a group must be present before a prefix may be reused."""
+
+    PREFIX = 0
+    WINDOW = 1
+    CHUNK = 2
+    EXACT_BOUNDARY = 3
+    NOTHING = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTerms:
+    """One group of an identity."""
+
+    record_bytes: Annotated[U64, "of one block on one rank"]
+    block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens of a block"]
+    reuse: Annotated[Reuse, Choice(Reuse), "what may be reused"]
+    window: Annotated[U32, "tokens that a boundary needs behind it, for WINDOW and CHUNK"] = 0
+    shards: Annotated[int, Whole(2**16 - 1, minimum=1), "ranks that hold different bytes of a block"] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentityField:
+    """One part of an identity, so that a refusal can name it."""
+
+    name: Annotated[str, Text(NAME_BYTES), "dotted"]
+    value: Annotated[str, Text(LINE_BYTES), "as shown to people; a digest for what is long or secret"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelloAccepted(Reply):
+    """What both sides keep to from here on."""
+
+    op = 66
+
+    protocol: Annotated[U16, "the highest version that both have"]
+    capabilities: Annotated[Names, "those that both have, sorted"]
+    domain: Annotated[Name, "trust domain of this server's memory"]
+    software: Annotated[Name, "for logs"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(Request):
+    """The first message of a control connection, again after every reconnect."""
+
+    op = 1
+    needs = Phase.NEW
+    reply = HelloAccepted
+
+    protocol_min: Annotated[U16, "oldest version that the client has"]
+    protocol_max: Annotated[U16, "newest version that the client has"]
+    capabilities: Annotated[Names, "that the client would use"] = ()
+    domain: Annotated[Name, "trust domain that the client expects; empty: any"] = ""
+    software: Annotated[Name, "for logs"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered(Reply):
+    """Blocks of this identity may be named from here on."""
+
+    op = 67
+
+    name_space: Annotated[U32, "stands for the fingerprint, for as long as the boot id stays"]
+    held_limit_bytes: Annotated[U64, "what the session may hold in leases and reservations"] = 2**64 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Register(Request):
+    """Once per process, and again for every new boot id. All processes of a session must say the same but for `rank`.
+
+    Only digests of seed and salt leave a process: they may be what keeps tenants apart.
+    """
+
+    op = 2
+    needs = Phase.GREETED
+    reply = Registered
+
+    fingerprint: Annotated[Digest, "of the identity"]
+    hash_algorithm: Annotated[Name, "that names blocks"]
+    hash_seed: Annotated[OptionalDigest, "digest of its seed; empty: it has none"]
+    hash_block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens per hash of a chain"]
+    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "in the order of their numbers"]
+    rank: Annotated[U16, "of this process"] = 0
+    ranks: Annotated[int, Whole(2**16 - 1, minimum=1), "how many the engine has"] = 1
+    tenant: Annotated[Name, "whose quota pays; empty: nobody's"] = ""
+    identity: Annotated[
+        tuple[IdentityField, ...],
+        Several(Shape(IdentityField), MAX_IDENTITY),
+        "what the fingerprint is made of, for the text of a refusal; may be left out",
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bye(Request):
+    """The last message of a control connection. What the session holds ends with its processes, not with this."""
+
+    op = 3
+    needs = Phase.NEW
+    reply = Done
+
+    one_way_count: Annotated[U64, "one-way messages sent on this connection: the server sees whether all arrived"] = 0

@@ -1,0 +1,129 @@
+"""How the fields of one dataclass lie in an array: compiled once from its annotations, used in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_type_hints
+
+from kvoffload.protocol.faults import FieldError
+from kvoffload.protocol.fields import AsMany, Blob, Choice, FieldKind, Several, Since, Text, Truth, Whole
+
+REQUIRED = MISSING
+"""The default of a field that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSpec:
+    """One declared field. Its position in the array is its position in the declaration."""
+
+    name: str
+    kind: FieldKind
+    help: str
+    since: int
+    default: Any
+    count: AsMany | None
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is REQUIRED
+
+
+class Shape:
+    """Immutable; any thread may use it. Itself a field kind, so a row of a list is declared like a message.
+
+    A reader ignores more items than it knows, and gives a missing one its default: this is what lets two versions talk.
+    """
+
+    def __init__(self, record: type[Any]) -> None:
+        self.record = record
+        self.fields = _read_declaration(record)
+        self._names = tuple(field.name for field in self.fields)
+        self._reads = tuple(field.kind.read for field in self.fields)
+        self._lowers = tuple(field.kind.lower for field in self.fields)
+        self._required = sum(field.is_required for field in self.fields)
+        self._defaults = {field.name: field.default for field in self.fields if not field.is_required}
+        self._counts = _compile_counts(self.fields)
+
+    def read(self, value: object) -> Any:
+        """`value` is a tuple, as msgpack made it."""
+        if type(value) is not tuple:
+            raise FieldError(type(value).__name__, self.describe())
+        if len(value) < self._required:
+            raise FieldError(f"{len(value)} fields", f"at least {self._required}")
+        found = self._defaults.copy()
+        name = ""
+        try:
+            # The shorter one ends it: unknown fields of a later version, or missing ones, which have defaults.
+            for name, read, item in zip(self._names, self._reads, value, strict=False):
+                found[name] = read(item)
+        except FieldError as fault:
+            fault.path = f".{name}{fault.path}"
+            raise
+        # What the constructor would do: a frozen dataclass's own takes longer than all the checks above.
+        record = object.__new__(self.record)
+        record.__dict__.update(found)
+        if self._counts:
+            self._check_counts(record)
+        return record
+
+    def lower(self, value: object) -> tuple[Any, ...]:
+        """The reverse, with the same checks: nothing is sent that its reader would refuse."""
+        if type(value) is not self.record:
+            raise FieldError(type(value).__name__, self.describe())
+        lowered = []
+        name = ""
+        try:
+            for name, lower in zip(self._names, self._lowers, strict=True):
+                lowered.append(lower(getattr(value, name)))
+        except FieldError as fault:
+            fault.path = f".{name}{fault.path}"
+            raise
+        if self._counts:
+            self._check_counts(value)
+        return tuple(lowered)
+
+    def describe(self) -> str:
+        return f"rows of ({', '.join(self._names)})"
+
+    def _check_counts(self, record: object) -> None:
+        for name, item_bytes, rule, other_item_bytes in self._counts:
+            count = len(getattr(record, name)) // item_bytes
+            wanted = len(getattr(record, rule.of)) // other_item_bytes
+            try:
+                rule.check(count, wanted)
+            except FieldError as fault:
+                fault.path = f".{name}"
+                raise
+
+
+def _read_declaration(record: type[Any]) -> tuple[FieldSpec, ...]:
+    hints = get_type_hints(record, include_extras=True)
+    found: list[FieldSpec] = []
+    for field in fields(record):
+        notes = getattr(hints[field.name], "__metadata__", ())
+        (kind,) = (note for note in notes if isinstance(note, Whole | Truth | Text | Blob | Choice | Several | Shape))
+        (text,) = (note for note in notes if isinstance(note, str))
+        spec = FieldSpec(
+            name=field.name,
+            kind=kind,
+            help=text,
+            since=next((note.version for note in notes if isinstance(note, Since)), 1),
+            default=field.default,
+            count=next((note for note in notes if isinstance(note, AsMany)), None),
+        )
+        last = found[-1] if found else spec
+        # Append-only: a reader of an earlier version must find its fields where they were.
+        assert last.is_required or not spec.is_required, f"{record.__name__}.{spec.name} needs a default"
+        assert last.since <= spec.since, f"{record.__name__}.{spec.name} is older than the field before it"
+        assert spec.since == 1 or not spec.is_required, f"{record.__name__}.{spec.name} needs a default"
+        if not spec.is_required:
+            kind.lower(spec.default)
+        found.append(spec)
+    return tuple(found)
+
+
+def _compile_counts(specs: tuple[FieldSpec, ...]) -> tuple[tuple[str, int, AsMany, int], ...]:
+    blobs = {spec.name: spec.kind.item_bytes for spec in specs if isinstance(spec.kind, Blob)}
+    return tuple(
+        (spec.name, blobs[spec.name], spec.count, blobs[spec.count.of]) for spec in specs if spec.count is not None
+    )

@@ -1,0 +1,137 @@
+"""Counts, and what routers and dashboards subscribe to. Block hashes, never tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from kvoffload.protocol.fields import U16, U32, U64, AsMany, Choice, Digest, Hashes, Name, Several, Whole
+from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_TENANTS
+from kvoffload.protocol.message import Event, Phase, Reply, Request
+from kvoffload.protocol.shape import Shape
+
+
+class Medium(IntEnum):
+    """The tier that an event speaks of."""
+
+    MEMORY = 0
+    DISK = 1
+    REMOTE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantCounts:
+    """One tenant's part of the pool."""
+
+    name: Annotated[Name, "empty: those without one"]
+    quota_bytes: Annotated[U64, "0: no share of its own"]
+    used_bytes: Annotated[U64, "now"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(Reply):
+    """Counts at one moment; those from `hits` on since the memory was taken or adopted."""
+
+    op = 70
+
+    capacity_bytes: Annotated[U64, "of all segments"]
+    used_bytes: Annotated[U64, "in slots"]
+    readable: Annotated[U64, "entries"]
+    reserved: Annotated[U64, "slots that are being written"]
+    quarantined: Annotated[U64, "entries that are not found any more, but leased"]
+    leases: Annotated[U64, "open"]
+    sessions: Annotated[U64, "open or quarantined"]
+    namespaces: Annotated[U64, "registered"]
+    index_bytes: Annotated[U64, "of memory for the index"]
+    hits: Annotated[U64, "acquires with a lease"]
+    misses: Annotated[U64, "acquires without a boundary"]
+    refused: Annotated[U64, "acquires and credits over a limit"]
+    duplicates: Annotated[U64, "published blocks that were there already"]
+    evicted: Annotated[U64, "entries"]
+    mismatches: Annotated[U64, "records whose bytes were not what their digest says"]
+    moved_bytes: Annotated[U64, "to close holes"]
+    lost_touches: Annotated[U64, "uses that the eviction policy did not hear of"]
+    tenants: Annotated[tuple[TenantCounts, ...], Several(Shape(TenantCounts), MAX_TENANTS), "of the pool"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats(Request):
+    """Asks for counts."""
+
+    op = 7
+    needs = Phase.GREETED
+    reply = Counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscribed(Reply):
+    """Events follow, from number 1 on. What is stored already is not told."""
+
+    op = 71
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscribe(Request):
+    """Asks for events on this connection until it ends; once more replaces the earlier subscription."""
+
+    op = 8
+    needs = Phase.GREETED
+    capability = "events"
+    reply = Subscribed
+
+    name_spaces: Annotated[tuple[int, ...], Several(Whole(2**32 - 1), ARRAY_ITEMS), "empty: all of the domain"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceOpened(Event):
+    """Comes before the first event of a namespace: what its number stands for."""
+
+    op = 96
+
+    name_space: Annotated[U32, "its number"]
+    fingerprint: Annotated[Digest, "of the identity"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Event):
+    """These blocks are readable in this medium."""
+
+    op = 97
+
+    name_space: Annotated[U32, "whose"]
+    medium: Annotated[Medium, Choice(Medium), "where"]
+    group: Annotated[U16, "its number"]
+    hashes: Annotated[Hashes, "of the blocks"]
+    parents: Annotated[Hashes, AsMany("hashes", or_none=True), "the blocks before them, zeros for none"] = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed(Event):
+    """These blocks are not in this medium any more."""
+
+    op = 98
+
+    name_space: Annotated[U32, "whose"]
+    medium: Annotated[Medium, Choice(Medium), "where"]
+    group: Annotated[U16, "its number"]
+    hashes: Annotated[Hashes, "of the blocks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cleared(Event):
+    """Nothing of this namespace is in this medium any more."""
+
+    op = 99
+
+    name_space: Annotated[U32, "whose"]
+    medium: Annotated[Medium, Choice(Medium), "where"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventsLost(Event):
+    """The subscriber was too slow: events were dropped here. Its picture is not complete any more."""
+
+    op = 100
+
+    count: Annotated[U64, "how many"]
