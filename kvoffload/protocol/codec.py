@@ -12,8 +12,8 @@ from kvoffload.protocol.catalog import MESSAGES
 from kvoffload.protocol.faults import ErrorCode, FieldError, ProtocolFault
 from kvoffload.protocol.fields import U64_MAX, Whole
 from kvoffload.protocol.limits import ARRAY_ITEMS, FRAME_ARRAYS
-from kvoffload.protocol.message import Channel, ClientMessage, Message, ServerMessage, name_of
-from kvoffload.protocol.shape import Shape
+from kvoffload.protocol.message import Channel, ClientMessage, Message, ServerMessage
+from kvoffload.protocol.shape import Shape, name_of
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 M = TypeVar("M", bound=Message)
@@ -129,7 +129,7 @@ class _Direction(Generic[M]):
             place = "op"
             known = self._by_op.get((channel, head["op"]))
             if known is None:
-                raise FieldError(str(head["op"]), f"operations of the {channel.value}", ErrorCode.UNKNOWN_OPERATION)
+                raise FieldError(str(head["op"]), f"known {channel.value} operations", ErrorCode.UNKNOWN_OPERATION)
             place, shape = known
             return shape.read(items[len(head) :]), list(head.values())
         except FieldError as fault:
@@ -144,7 +144,7 @@ def _pack(items: tuple[Any, ...]) -> bytes:
 
 
 def _unpack(frame: Frame) -> tuple[Any, ...]:
-    """The whole frame as one tuple. Memory: the frame once more, and a few MiB at worst.
+    """The whole frame as one tuple. Memory: the frame once more, and 16 MiB at worst.
 
     msgpack makes room for an array before it has seen its items, and the smallest objects take 64 times their bytes in
     a frame. So the length of arrays and their number are limited, and there are no maps.

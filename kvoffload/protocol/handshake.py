@@ -15,8 +15,9 @@ from typing import TypeAlias
 from kvoffload.protocol.answers import Error
 from kvoffload.protocol.faults import ErrorCode
 from kvoffload.protocol.lifeline import Greeting
-from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, ClientMessage, Phase, name_of
+from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, ClientMessage, Phase
 from kvoffload.protocol.opening import GroupTerms, Hello, HelloAccepted, Register
+from kvoffload.protocol.shape import name_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +119,9 @@ def _compared(terms: ServerTerms, message: Register, known: Register | None) -> 
         return
     yield "hash_algorithm", known.hash_algorithm, message.hash_algorithm
     yield "hash_seed", known.hash_seed, message.hash_seed
-    theirs = {part.name: part.value for part in message.identity}
-    for part in known.identity:
-        if part.name in theirs:
-            yield f"identity.{part.name}", part.value, theirs[part.name]
+    parts, other_parts = ({part.name: part.value for part in side.identity} for side in (known, message))
+    for name in sorted(parts.keys() & other_parts.keys()):
+        yield f"identity.{name}", parts[name], other_parts[name]
     yield "hash_block_size", known.hash_block_size, message.hash_block_size
     yield "groups", len(known.groups), len(message.groups)
     for at, (ours, other) in enumerate(zip(known.groups, message.groups, strict=False)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum, IntEnum
 from typing import ClassVar
 
@@ -77,8 +76,3 @@ class Request(ClientMessage):
 
 class OneWay(ClientMessage):
     """Is not answered when all is well; `number` counts the one-way messages of its connection from 1."""
-
-
-def name_of(message: type[Message]) -> str:
-    """`acquire_entries` of AcquireEntries: what people call it."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", message.__name__).lower()

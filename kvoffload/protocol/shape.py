@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_type_hints
 
@@ -83,7 +84,7 @@ class Shape:
         return tuple(lowered)
 
     def describe(self) -> str:
-        return f"rows of ({', '.join(self._names)})"
+        return name_of(self.record)
 
     def _check_counts(self, record: object) -> None:
         for name, item_bytes, rule, other_item_bytes in self._counts:
@@ -94,6 +95,11 @@ class Shape:
             except FieldError as fault:
                 fault.path = f".{name}"
                 raise
+
+
+def name_of(record: type[Any]) -> str:
+    """`acquire_entries` of AcquireEntries: what people call it."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", record.__name__).lower()
 
 
 def _read_declaration(record: type[Any]) -> tuple[FieldSpec, ...]:

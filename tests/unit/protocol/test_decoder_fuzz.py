@@ -1,0 +1,140 @@
+"""Whatever the bytes: a message or a ProtocolFault comes out, and memory stays bounded by the frame."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvoffload.protocol import CODEC, MESSAGES, Answer, Call, Channel, ErrorCode, ProtocolFault, answer_fault
+from kvoffload.protocol.limits import FRAME_ARRAYS, FRAME_BYTES
+from kvoffload.units import MIB
+from tests.unit.protocol.examples import draw_message
+from tests.unit.protocol.golden import make_frame
+from tests.unit.protocol.test_codec import send
+
+OPS = sorted({message.op for message in MESSAGES})
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=True, allow_infinity=True)
+    | st.text(max_size=20)
+    | st.binary(max_size=100)
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=20))
+    | st.just(msgpack.Timestamp(1, 2)),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=30,
+)
+
+
+def decode_all(frame: bytes) -> list[Any]:
+    """As every reader that there is. Everything that comes out is a message or an answerable fault."""
+    found: list[Any] = []
+    for channel in Channel:
+        found += [CODEC.decode_call(frame, channel=channel), CODEC.decode_answer(frame, channel=channel)]
+    for item in found:
+        assert isinstance(item, Call | Answer | ProtocolFault)
+        if isinstance(item, ProtocolFault):
+            CODEC.encode_answer(answer_fault(item), number=item.number, boot_id=1)
+            assert "\n" not in item.message
+    return found
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\xc7\x00\x05")
+@example(b"\x94\x04\xcf")
+@example(b"\xd9\x02\xed\xb0")
+def test_random_bytes(frame: bytes) -> None:
+    decode_all(frame)
+
+
+@given(ANYTHING)
+def test_random_values(value: Any) -> None:
+    decode_all(msgpack.packb(value))
+
+
+@given(
+    st.sampled_from(OPS), st.lists(st.integers(1, 2**64 - 1), min_size=2, max_size=3), st.lists(ANYTHING, max_size=12)
+)
+def test_random_fields_behind_a_right_head(op: int, head: list[int], fields: list[Any]) -> None:
+    decode_all(msgpack.packb([op, *head, *fields]))
+
+
+@given(draw_message(MESSAGES), st.data())
+def test_right_frames_with_wrong_bytes(message: Any, data: st.DataObject) -> None:
+    frame = bytearray(send(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(frame)))
+        cut = data.draw(st.integers(0, 3))
+        frame[at : at + cut] = data.draw(st.binary(max_size=5))
+    decode_all(bytes(frame))
+
+
+@given(draw_message(MESSAGES), ANYTHING, st.data())
+def test_right_frames_with_one_wrong_value(message: Any, value: Any, data: st.DataObject) -> None:
+    items = msgpack.unpackb(send(message))
+    items[data.draw(st.integers(0, len(items) - 1))] = value
+    decode_all(msgpack.packb(items))
+
+
+@given(draw_message(MESSAGES))
+def test_no_part_of_a_frame_is_a_message(message: Any) -> None:
+    frame = make_frame(message, 1)
+    for end in range(len(frame)):
+        assert all(isinstance(found, ProtocolFault) for found in decode_all(frame[:end]))
+    assert all(isinstance(found, ProtocolFault) for found in decode_all(frame + b"\xc0"))
+
+
+def fill(unit: bytes, head: bytes = b"") -> bytes:
+    return (head + unit * (FRAME_BYTES // len(unit)))[:FRAME_BYTES]
+
+
+def worst_frames() -> dict[str, bytes]:
+    """Each asks for far more memory than it has bytes."""
+    row = b"\xdc\x01\x00" + b"\xa2ab" * 256
+    return {
+        "array of 2^32 - 1": b"\xdd\xff\xff\xff\xff",
+        "text of 2^32 - 1": b"\xdb\xff\xff\xff\xff",
+        "bytes of 2^32 - 1": b"\xc6\xff\xff\xff\xff",
+        "map of 2^32 - 1": b"\xdf\xff\xff\xff\xff",
+        "extension of 2^32 - 1": b"\xc9\xff\xff\xff\xff\x01",
+        "each array one array": fill(b"\x91"),
+        "each array the largest, with one array": fill(b"\xdc\x01\x00"),
+        "each array the largest, with 255 texts and one array": fill(b"\xdc\x01\x00" + b"\xa2ab" * 255),
+        "the most arrays of the most texts": fill(row, b"\xdc\x01\x00"),
+        "empty maps": fill(b"\xdc\x01\x00" + b"\x80" * 256, b"\xdc\x01\x00"),
+        "empty arrays": fill(b"\xdc\x01\x00" + b"\x90" * 256, b"\xdc\x01\x00"),
+        "small arrays": fill(b"\xdc\x01\x00" + b"\x91\xcb" + b"\x01" * 8, b"\xdc\x01\x00"),
+        "an acquire that is empty maps": fill(b"\x80", b"\x9a\x04\x01\x01\x00\x01\xdc\x01\x00"),
+        "an acquire with a chain too long": b"\x96\x04\x01\x01\x00\x01\xc6\x00\x7f\xff\xe0" + bytes(0x7FFFE0),
+    }
+
+
+@pytest.mark.parametrize("name", worst_frames())
+def test_memory_stays_bounded_by_the_frame(name: str) -> None:
+    frame = worst_frames()[name]
+    assert len(frame) <= FRAME_BYTES
+    tracemalloc.start()
+    try:
+        found = CODEC.decode_call(frame)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, ProtocolFault)
+    assert peak_bytes <= len(frame) + 16 * MIB
+
+
+def test_nesting_is_bounded_by_the_number_of_arrays() -> None:
+    deep: Any = []
+    for _ in range(FRAME_ARRAYS):
+        deep = [deep]
+    fault = CODEC.decode_call(msgpack.packb(deep))
+    assert isinstance(fault, ProtocolFault)
+    assert (fault.code, fault.message) == (ErrorCode.TOO_LARGE, "frame: more than 512 arrays, allowed: at most 512")
