@@ -42,7 +42,6 @@ class Shape:
         self._reads = tuple(field.kind.read for field in self.fields)
         self._lowers = tuple(field.kind.lower for field in self.fields)
         self._required = sum(field.is_required for field in self.fields)
-        self._defaults = {field.name: field.default for field in self.fields if not field.is_required}
         self._counts = _compile_counts(self.fields)
 
     def read(self, value: object) -> Any:
@@ -51,7 +50,7 @@ class Shape:
             raise FieldError(type(value).__name__, self.describe())
         if len(value) < self._required:
             raise FieldError(f"{len(value)} fields", f"at least {self._required}")
-        found = self._defaults.copy()
+        found: dict[str, Any] = {}
         name = ""
         try:
             # The shorter one ends it: unknown fields of a later version, or missing ones, which have defaults.
@@ -60,7 +59,8 @@ class Shape:
         except FieldError as fault:
             fault.path = f".{name}{fault.path}"
             raise
-        # What the constructor would do: a frozen dataclass's own takes longer than all the checks above.
+        # A frozen dataclass's own constructor takes longer than all the checks above. A default is an attribute of the
+        # class, so what is not set here has it.
         record = object.__new__(self.record)
         record.__dict__.update(found)
         if self._counts:

@@ -155,6 +155,12 @@ class TestFaults:
                 ErrorCode.MALFORMED,
                 "publish.hashes: 1 values beside 2 of tickets, allowed: as many as `tickets`",
             ),
+            ([4, 7, 8, 9, msgpack.ExtType(5, b"")], ErrorCode.MALFORMED, "frame: an extension, allowed: arrays only"),
+            (
+                [4, 7, 8, 9, msgpack.Timestamp(1, 2)],
+                ErrorCode.MALFORMED,
+                "frame: 9 exceeds max_ext_len(0), allowed: one msgpack array",
+            ),
             ({"a": 1}, ErrorCode.MALFORMED, "frame: 1 exceeds max_map_len(0), allowed: one msgpack array"),
             ({}, ErrorCode.MALFORMED, "frame: a map, allowed: arrays only"),
             (7, ErrorCode.MALFORMED, "frame: int, allowed: one msgpack array"),
