@@ -128,7 +128,7 @@ gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, with
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh
 
 docs: setup ## write the tables that are made from code
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m docs.generate
 
 wheel: setup ## a wheel in dist/
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps -w dist .

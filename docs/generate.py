@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docs.protocol_tables import render_protocol
+from docs.table import render_table
 from kvoffload.config import SettingRow, describe_settings
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
@@ -16,7 +18,12 @@ NOTE = "<!-- Made by docs/generate.py from {source}; `make docs` writes it anew.
 
 def render_pages() -> dict[str, str]:
     """File name to text."""
-    return {"configuration.md": _configuration(), "errors.md": _errors(), "metrics.md": _metrics()}
+    return {
+        "configuration.md": _configuration(),
+        "errors.md": _errors(),
+        "metrics.md": _metrics(),
+        "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
+    }
 
 
 def _configuration() -> str:
@@ -90,8 +97,7 @@ def _sentence(kind: type) -> str:
 
 def _page(title: str, source: str, intro: str, columns: list[str], rows: list[list[str]]) -> str:
     lines = [f"# {title}", "", NOTE.format(source=source), "", intro, ""]
-    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines += render_table(columns, rows)
     return "\n".join(lines) + "\n"
 
 

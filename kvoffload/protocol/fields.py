@@ -108,8 +108,8 @@ class Blob:
     lower = read
 
     def describe(self) -> str:
-        if self.minimum == self.limit:
-            return f"{self.noun} of {self.item_bytes * self.limit} bytes"
+        if self.limit == 1:
+            return f"{self.noun} of {self.item_bytes} bytes{'' if self.minimum else ', or none'}"
         return f"{self.noun} of {self.item_bytes} bytes each, {self.minimum} to {self.limit}"
 
 

@@ -65,7 +65,7 @@ class Reply(ServerMessage):
 
 
 class Event(ServerMessage):
-    """Sent unasked; `number` counts the events of its connection from 1, without holes."""
+    """Sent unasked; `number` counts the events of its channel from 1, without holes."""
 
 
 class Request(ClientMessage):
@@ -75,4 +75,4 @@ class Request(ClientMessage):
 
 
 class OneWay(ClientMessage):
-    """Is not answered when all is well; `number` counts the one-way messages of its connection from 1."""
+    """Is not answered when all is well; `number` counts the one-way messages of its channel from 1."""
