@@ -59,7 +59,7 @@ class Shape:
         except FieldError as fault:
             fault.path = f".{name}{fault.path}"
             raise
-        # A frozen dataclass's own constructor takes longer than all the checks above. A default is an attribute of the
+        # A frozen dataclass's own constructor takes as long as all the checks above. A default is an attribute of the
         # class, so what is not set here has it.
         record = object.__new__(self.record)
         record.__dict__.update(found)
