@@ -36,4 +36,5 @@ class SegmentMap:
         if record_bytes > self._segment_bytes or outside.any():
             address = int(addresses[outside][0]) if outside.any() else 0
             raise ValueError(f"no segment has {record_bytes} bytes at {address}")
-        return self._bases[segment] + offset
+        pointers: npt.NDArray[np.uint64] = self._bases[segment] + offset
+        return pointers

@@ -118,7 +118,8 @@ def find_calibration(page_bytes: tuple[int, ...], device: int, folder: Path) -> 
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvoffload"
+    """RuntimeError: this user has no home."""
+    return Path.home() / ".cache" / "kvoffload"
 
 
 def read_calibration(file: Path, key: CalibrationKey) -> Calibration | None:
