@@ -275,13 +275,13 @@ Status CudaEngine::make_wait(ComputeStream stream, CopyTicket ticket, int timeou
     if (!is_of_this_process()) {
         return forked();
     }
+    const Visit visit(*this);
+    if (!visit.is_let_in()) {
+        return {Code::unavailable, "the copy engine is closed"};
+    }
     const Result<SharedEvent> done = ground_->board.wait_for_event(ticket, timeout_ms);
     if (!done.ok() || done.value() == nullptr) {
         return done.ok() ? Status() : done.fault();
-    }
-    const Visit visit(*this);
-    if (!visit.is_let_in()) {
-        return {};  // closed: the plan has ended
     }
     const CurrentContext current(ground_->api, ground_->context);
     Status status = current.check();

@@ -67,7 +67,8 @@ public:
 
     // What `stream` is given from now on comes after the plan: it may use what that loads, or overwrite what it saves.
     // Waits, for at most `timeout_ms`, until the plan is with the device, as a stream that waits for an event before it
-    // is recorded waits for nothing. Code::unavailable: it is not yet. Code::failed: what became of the plan, or the
+    // is recorded waits for nothing. Code::unavailable: it is not yet, or the engine is
+    // closed. Code::failed: what became of the plan, or the
     // stream is being captured. Code::invalid: there is no such ticket, or it has been told.
     Status make_wait(ComputeStream stream, CopyTicket ticket, int timeout_ms);
 
