@@ -19,6 +19,7 @@
     ├── SelfTestError                 self_test
     ├── CacheMemoryError              cache.memory
     ├── ProtocolError                 protocol
+    ├── PacketError                   packet
     └── BenchmarkError                benchmark
 
 Misses, pending answers and refusals that are part of normal work are values, not exceptions. The texts of codes are
@@ -163,6 +164,12 @@ class ProtocolError(KVOffloadError):
     """A message cannot be sent: one of its fields, or all of them together, are beyond what its reader accepts."""
 
     code = "protocol"
+
+
+class PacketError(KVOffloadError):
+    """The process at the other end of a lifeline is gone or broke its rules; the connection is of no use any more."""
+
+    code = "packet"
 
 
 class BenchmarkError(KVOffloadError):

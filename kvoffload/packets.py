@@ -1,0 +1,167 @@
+"""Unix packets with descriptors beside them, and who is at the other end: what a lifeline is made of.
+
+A packet arrives whole or not at all, in order, and its descriptors with it. Nothing here blocks, and nothing is read
+beyond what was declared: a packet that is too long, or that has more descriptors than it may, is a fault, and whatever
+came with it is closed.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from kvoffload.errors import PacketError
+
+MAX_PACKET_BYTES = 64 << 10
+MAX_DESCRIPTORS = 253
+"""SCM_MAX_FD of the kernel."""
+
+_INT = array.array("i").itemsize
+_CREDENTIALS = struct.Struct("3i")
+_SO_PEERPIDFD = 77
+"""Of Linux 6.5; Python has no name for it."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """As the kernel knows them, of when the other end connected."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass
+class Packet:
+    """What was received. Descriptors that nobody has taken are closed with it."""
+
+    data: bytes
+    descriptors: list[int] = field(default_factory=list)
+
+    def take(self) -> list[int]:
+        """The descriptors, which are the caller's from now on."""
+        taken, self.descriptors = self.descriptors, []
+        return taken
+
+    def close(self) -> None:
+        close_all(self.take())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class PacketSocket:
+    """One end of a connection. Used by one thread at a time."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        """Takes the socket, which must be a connected SOCK_SEQPACKET one."""
+        connected.setblocking(False)
+        self._socket = connected
+
+    def fileno(self) -> int:
+        """For a poller; -1 once closed."""
+        return self._socket.fileno()
+
+    def credentials(self) -> Credentials:
+        """PacketError: the kernel does not say."""
+        try:
+            found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError as fault:
+            raise PacketError(f"the credentials of the other end cannot be had: {fault.strerror}") from fault
+        return Credentials(*_CREDENTIALS.unpack(found))
+
+    def open_pidfd(self) -> int | None:
+        """Of the process at the other end, without a doubt which one that is; None before Linux 6.5."""
+        try:
+            found = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, _INT)
+        except OSError:
+            return None
+        (descriptor,) = array.array("i", found)
+        return int(descriptor)
+
+    def send(self, data: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """False: the other end has not read what it was sent before; try again when this can be written to.
+
+        The descriptors stay the caller's. PacketError: the other end is gone.
+        """
+        if not 0 < len(data) <= MAX_PACKET_BYTES or len(descriptors) > MAX_DESCRIPTORS:
+            raise ValueError(
+                f"a packet has 1 to {MAX_PACKET_BYTES} bytes and at most {MAX_DESCRIPTORS} descriptors, "
+                f"not {len(data)} and {len(descriptors)}"
+            )
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            self._socket.sendmsg([data], beside, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError as fault:
+            # ETOOMANYREFS: more descriptors are in flight than this user may have; they arrive, and then it works.
+            if fault.errno in (errno.ENOBUFS, errno.ETOOMANYREFS):
+                return False
+            raise PacketError(f"a packet cannot be sent: {fault.strerror}") from fault
+        return True
+
+    def receive(self, most_descriptors: int = MAX_DESCRIPTORS) -> Packet | None:
+        """The next packet; None: there is none yet. PacketError: the other end is gone, or sent what it may not."""
+        # One byte more shows a packet that is too long. All descriptors have room, or the kernel would drop some.
+        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT)
+        try:
+            data, beside, flags, _ = self._socket.recvmsg(
+                MAX_PACKET_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            )
+        except BlockingIOError:
+            return None
+        except OSError as fault:
+            raise PacketError(f"the other end is gone: {fault.strerror}") from fault
+        packet = Packet(data, _read_descriptors(beside))
+        if not data and not packet.descriptors:
+            raise PacketError("the other end has closed the connection")
+        wrong = _find_fault(packet, flags, most_descriptors)
+        if wrong:
+            packet.close()
+            raise PacketError(wrong)
+        return packet
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _find_fault(packet: Packet, flags: int, most_descriptors: int) -> str:
+    if len(packet.data) > MAX_PACKET_BYTES or flags & socket.MSG_TRUNC:
+        return f"a packet is longer than {MAX_PACKET_BYTES} bytes"
+    if flags & socket.MSG_CTRUNC:
+        return "descriptors were lost: this process has as many open as it may"
+    if len(packet.descriptors) > most_descriptors:
+        return f"a packet has {len(packet.descriptors)} descriptors, allowed are {most_descriptors}"
+    return "" if packet.data else "a packet has no bytes"
+
+
+def _read_descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
+    found: list[int] = []
+    for level, kind, data in beside:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            whole = len(data) // _INT * _INT
+            found += array.array("i", data[:whole]).tolist()
+    return found

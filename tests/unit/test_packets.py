@@ -1,0 +1,202 @@
+"""Packets: whole, in order, with their descriptors; nothing is left open, whatever the other end does."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import gc
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.errors import PacketError
+from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Ends:
+    """Both ends in this process, the second also as the plain socket that it is."""
+
+    def __init__(self) -> None:
+        first, self.raw = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.here = PacketSocket(first)
+        self.there = PacketSocket(self.raw)
+
+    def close(self) -> None:
+        self.here.close()
+        self.there.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    gc.collect()
+    before = open_descriptors()
+    ends = Ends()
+    yield ends
+    ends.close()
+    gc.collect()
+    assert open_descriptors() == before
+
+
+def received(end: PacketSocket) -> Packet:
+    packet = end.receive()
+    assert packet is not None
+    return packet
+
+
+def test_packets_arrive_whole_and_in_order(ends: Ends) -> None:
+    assert ends.there.receive() is None
+    sent = [b"a", b"b" * MAX_PACKET_BYTES, b"\0"]
+    for data in sent:
+        assert ends.here.send(data)
+        assert received(ends.there).data == data
+    for data in (b"1", b"22", b"333"):
+        assert ends.here.send(data)
+    assert [received(ends.there).data for _ in range(3)] == [b"1", b"22", b"333"]
+    assert ends.there.receive() is None
+
+
+def test_descriptors_come_with_their_packet_and_close_with_a_program(ends: Ends) -> None:
+    reading, writing = os.pipe()
+    assert ends.here.send(b"pipe", [writing])
+    os.close(writing)
+    packet = received(ends.there)
+    (taken,) = packet.take()
+    assert fcntl.fcntl(taken, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    os.write(taken, b"through")
+    os.close(taken)
+    assert os.read(reading, 20) == b"through"
+    assert os.read(reading, 20) == b""  # nobody else has the other end open
+    os.close(reading)
+
+
+def test_what_is_not_taken_is_closed(ends: Ends) -> None:
+    reading, writing = os.pipe()
+    for use in ("with", "forgotten"):
+        assert ends.here.send(b"x", [writing] * 5)
+        before = open_descriptors()
+        if use == "with":
+            with received(ends.there) as packet:
+                assert open_descriptors() == before + 5
+                assert len(packet.descriptors) == 5
+        else:
+            received(ends.there)
+            gc.collect()
+        assert open_descriptors() == before
+    os.close(reading)
+    os.close(writing)
+
+
+def test_as_many_descriptors_as_the_kernel_takes(ends: Ends) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    assert ends.here.send(b"many", [null] * MAX_DESCRIPTORS)
+    with received(ends.there) as packet:
+        assert len(packet.descriptors) == MAX_DESCRIPTORS
+    os.close(null)
+
+
+@pytest.mark.parametrize(("data", "count"), [(b"", 0), (b"x" * (MAX_PACKET_BYTES + 1), 0), (b"x", MAX_DESCRIPTORS + 1)])
+def test_what_no_packet_may_be_is_not_sent(ends: Ends, data: bytes, count: int) -> None:
+    with pytest.raises(ValueError, match="a packet has 1 to 65536 bytes and at most 253 descriptors"):
+        ends.here.send(data, [0] * count)
+
+
+def test_a_packet_that_is_too_long_is_a_fault_and_its_descriptors_are_closed(ends: Ends) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 0]))]
+    before = open_descriptors()
+    ends.raw.sendmsg([b"x" * (MAX_PACKET_BYTES + 1)], rights)
+    with pytest.raises(PacketError, match="longer than 65536 bytes"):
+        ends.here.receive()
+    assert open_descriptors() == before
+
+
+def test_more_descriptors_than_allowed_are_a_fault_and_closed(ends: Ends) -> None:
+    before = open_descriptors()
+    assert ends.there.send(b"x", [0, 0, 0])
+    with pytest.raises(PacketError, match="has 3 descriptors, allowed are 2"):
+        ends.here.receive(most_descriptors=2)
+    assert open_descriptors() == before
+    assert ends.there.send(b"y", [0, 0])
+    with received(ends.here) as packet:
+        assert packet.data == b"y"
+
+
+def test_descriptors_that_this_process_has_no_room_for_are_told(ends: Ends) -> None:
+    assert ends.there.send(b"x", [0] * 200)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = open_descriptors()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, limits[1]))
+    try:
+        with pytest.raises(PacketError, match="descriptors were lost"):
+            ends.here.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert open_descriptors() == before
+
+
+def test_an_empty_packet_is_a_fault(ends: Ends) -> None:
+    ends.raw.sendmsg([b""], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))])
+    with pytest.raises(PacketError, match="no bytes"):
+        ends.here.receive()
+
+
+def test_an_end_that_is_gone_is_told_on_both_ways(ends: Ends) -> None:
+    assert ends.there.send(b"last")
+    ends.there.close()
+    assert received(ends.here).data == b"last"
+    with pytest.raises(PacketError, match="closed the connection"):
+        ends.here.receive()
+    with pytest.raises(PacketError, match="cannot be sent"):
+        ends.here.send(b"x")
+
+
+def test_a_reader_that_is_slow_is_waited_for_by_nobody(ends: Ends) -> None:
+    sent = 0
+    while ends.here.send(b"x" * 4096):
+        sent += 1
+        assert sent < 100_000
+    assert sent > 0
+    assert received(ends.there).data == b"x" * 4096
+    while ends.there.receive() is not None:
+        pass
+    assert ends.here.send(b"again")
+
+
+def test_the_other_end_is_who_the_kernel_says(ends: Ends) -> None:
+    assert ends.here.credentials() == Credentials(os.getpid(), os.getuid(), os.getgid())
+    pidfd = ends.here.open_pidfd()
+    if pidfd is not None:  # Linux 6.5
+        info = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+        assert f"Pid:\t{os.getpid()}\n" in info
+        os.close(pidfd)
+
+
+def test_no_credentials_are_a_fault() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    closed = PacketSocket(one)
+    closed.close()
+    with pytest.raises(PacketError, match="credentials"):
+        closed.credentials()
+    other.close()
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.integers(0, 4)), max_size=20))
+def test_any_packets_arrive_as_they_were(packets: list[tuple[bytes, int]]) -> None:
+    before = open_descriptors()
+    ends = Ends()
+    for data, count in packets:
+        assert ends.here.send(data, [0] * count)
+    for data, count in packets:
+        with received(ends.there) as packet:
+            assert (packet.data, len(packet.descriptors)) == (data, count)
+    ends.close()
+    assert open_descriptors() == before
