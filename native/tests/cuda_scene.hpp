@@ -93,7 +93,7 @@ public:
         settings.list_bytes = 400;
         settings.batch_entries = 5;
         settings.batch_bytes = 2000;
-        settings.parts = 3;
+        settings.parts = 8;
         settings.kernel_blocks = 1;
         settings.kernel_threads = 32;
         settings.piece_bytes = 4096;

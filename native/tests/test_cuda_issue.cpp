@@ -1,4 +1,5 @@
 // Which calls a plan becomes, way by way.
+#include <algorithm>
 #include <array>
 
 #include "check.hpp"
@@ -65,6 +66,41 @@ TEST(a_plan_is_with_the_device_before_any_of_it_has_moved) {
             CHECK(scene.wait_for(ticket).status.ok());
         }
     }
+}
+
+// Plans of more parts than there is room for lists: none is written over while its kernel may still read it.
+TEST(lists_stay_until_they_are_read) {
+    for (const CopyWay way : {CopyWay::staged, CopyWay::mapped}) {
+        for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+            SceneSettings settings;
+            settings.way = way;
+            settings.driver.seed = seed;
+            settings.registered_bytes = 3 * sizeof(test::HostPage);
+            settings.waits_for_registration = true;
+            CudaScene scene(settings);
+            CHECK(scene.open().ok());
+            const std::vector<std::uint32_t> all = {0, 1, 2, 3, 4, 5};
+            scene.write_pages(all, seed);
+            const CopyTicket save = scene.submit(kSave, all);
+            CHECK(scene.wait_for(save).status.ok());
+            CHECK(scene.slots_hold(all, seed));
+            scene.write_pages(all, 0);
+            CHECK(scene.wait_for(scene.submit(kLoad, all)).status.ok());
+            CHECK(scene.pages_hold(all, seed));
+        }
+    }
+}
+
+TEST(streams_have_the_lowest_priority_there_is) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    int least = 0;
+    int greatest = 0;
+    CHECK_EQUAL(scene.program().api().cuCtxGetStreamPriorityRange(&least, &greatest), kCudaSuccess);
+    CHECK(least > greatest);
+    const std::vector<int> priorities = scene.control().stream_priorities();
+    CHECK_EQUAL(priorities.size(), 5u);  // the model's, and two of each lane
+    CHECK_EQUAL(std::ranges::count(priorities, least), priorities.front() == least ? 5 : 4);
 }
 
 TEST(the_way_is_chosen_from_runs_as_they_are_copied) {

@@ -191,3 +191,13 @@ TEST(the_history_forgets_memory_that_is_gone) {
     CHECK(history.record({119, 120}, fake::AccessKind::read, {2, 1, false, nullptr}, nobody));
     CHECK(history.record({180, 181}, fake::AccessKind::read, {2, 1, false, nullptr}, nobody));
 }
+
+TEST(a_stream_that_waits_for_the_legacy_stream_is_reported) {
+    Program program(FAKE_CUDA, {});
+    program.control().keep_reports(true);
+    CudaStream stream = nullptr;
+    CHECK_EQUAL(program.api().cuStreamCreateWithPriority(&stream, 0, 0), kCudaInvalidValue);
+    CHECK_EQUAL(program.control().take_reports().size(), 1u);
+    program.control().keep_reports(false);
+    CHECK(program.open_stream() != nullptr);
+}

@@ -14,10 +14,15 @@ int refuse_captured(const std::shared_ptr<Capture>& capture, int status) {
     return status;
 }
 
-int stream_create(void** stream, unsigned, int priority) {
+int stream_create(void** stream, unsigned flags, int priority) {
+    constexpr unsigned kNonBlocking = 1;
     Call call("cuStreamCreateWithPriority");
     if (call.fails()) {
         return call.status();
+    }
+    if (flags != kNonBlocking) {
+        // It would wait for the legacy stream and be waited for, which is not modelled here and which nobody wants.
+        return call.refuse("a stream that is not CU_STREAM_NON_BLOCKING", kInvalidValue);
     }
     *stream = call.driver.open_stream(priority);
     return 0;
