@@ -134,7 +134,9 @@ def test_descriptors_that_this_process_has_no_room_for_are_told(ends: Ends) -> N
     assert ends.there.send(b"x", [0] * 200)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = open_descriptors()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, limits[1]))
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 5, limits[1]))
     try:
         with pytest.raises(PacketError, match="descriptors were lost"):
             ends.here.receive()
