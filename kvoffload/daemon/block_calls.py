@@ -1,0 +1,181 @@
+"""What operations on blocks do in the cache, and how its answers look on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import Acquired as CacheAcquired
+from kvoffload.cache import CommitOutcome, LeaseId, SessionId
+from kvoffload.daemon.refusal import refuse
+from kvoffload.daemon.served_cache import ServedCache
+from kvoffload.daemon.session import Registration
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    Acquired,
+    AcquireEntries,
+    ClientMessage,
+    Credits,
+    CreditsGranted,
+    Error,
+    ErrorCode,
+    Invalidate,
+    LeasedSlots,
+    Outcome,
+    Publish,
+    Release,
+)
+from kvoffload.protocol.limits import FRAME_BYTES
+from kvoffload.types import HASH_BYTES
+
+Numbers: TypeAlias = npt.NDArray[np.uint64]
+
+_ACQUIRED_BYTES = 64
+_LEASED_SLOTS_BYTES = 32
+"""Of the items around an answer's blobs, at most."""
+
+
+def check_names(registration: Registration, message: ClientMessage) -> Error | None:
+    """Whether the namespace, the group and the shards that a message names exist."""
+    name_space = getattr(message, "name_space", registration.name_space)
+    if name_space != registration.name_space:
+        return refuse(message, ErrorCode.NOT_FOUND, f"namespace {name_space} is not the session's")
+    groups = registration.register.groups
+    group = getattr(message, "group", None)
+    if group is not None and group >= len(groups):
+        return refuse(message, ErrorCode.NOT_FOUND, f"there is no group {group}, there are {len(groups)}")
+    named = [group] if group is not None else range(len(groups))
+    shards = max((groups[at].shards for at in named), default=0)
+    for shard in (message.shard,) if isinstance(message, Publish) else getattr(message, "shards", ()):
+        if shard >= shards:
+            return refuse(message, ErrorCode.NOT_FOUND, f"there is no shard {shard}, there are {shards}")
+    return None
+
+
+def acquire(cache: ServedCache, session: SessionId, message: Acquire | AcquireEntries) -> Acquired | Error:
+    """A hit's answer must fit a frame, or there is no lease."""
+
+    def ask(shard: int, limit: int) -> CacheAcquired:
+        if isinstance(message, AcquireEntries):
+            return cache.acquire_entries(session, message.name_space, message.group, message.hashes, shard=shard)
+        return cache.acquire(
+            session,
+            message.name_space,
+            message.chain,
+            local=message.local,
+            limit=limit,
+            alignment=message.alignment,
+            shard=shard,
+        )
+
+    limit = message.limit if isinstance(message, Acquire) else 0
+    found = ask(message.shards[0] if message.shards else 0, limit)
+    if not found.is_hit:
+        return Acquired(outcome=Outcome[found.outcome.name], boundary=found.boundary)
+    size = _answer_bytes(found, len(message.shards))
+    if size > FRAME_BYTES:
+        cache.release(session, found.lease)
+        line = f"the answer has {size} bytes, allowed are {FRAME_BYTES}: ask for fewer blocks or shards"
+        return refuse(message, ErrorCode.TOO_LARGE, line)
+    digests = [[group.digests] for group in found.groups]
+    for shard in message.shards[1:]:
+        other = ask(shard, found.boundary)
+        _add_digests(digests, found, other)
+        cache.release(session, other.lease)
+    slots = [
+        LeasedSlots(
+            first=group.first,
+            addresses=_to_blob(group.addresses),
+            digests=b"".join(map(_to_blob, of_group)) if message.shards else b"",
+        )
+        for group, of_group in zip(found.groups, digests, strict=True)
+    ]
+    if isinstance(message, AcquireEntries):
+        slots = [slots[message.group]]
+    return Acquired(outcome=Outcome.HIT, boundary=found.boundary, lease=found.lease, groups=tuple(slots))
+
+
+def grant_credits(
+    cache: ServedCache, session: SessionId, registration: Registration, message: Credits
+) -> CreditsGranted | Error:
+    """Fewer than asked for where there is no room, or where the session holds all it may."""
+    if message.count and message.hashes:
+        return refuse(message, ErrorCode.MALFORMED, "count and hashes at once")
+    found = cache.reserve(
+        session,
+        message.name_space,
+        message.group,
+        count=message.count,
+        hashes=message.hashes or None,
+        tenant=registration.tenant,
+    )
+    return CreditsGranted(tickets=_to_blob(found.tickets), addresses=_to_blob(found.addresses))
+
+
+def publish(
+    cache: ServedCache, session: SessionId, message: Publish, on_stored: Callable[[bytes, bytes], None]
+) -> Error | None:
+    """`on_stored(hashes, parents)` hears of the blocks that became readable. Void tickets are nothing to be told."""
+    digests = _read_numbers(message.digests)
+    if message.digests and not digests.all():
+        return refuse(message, ErrorCode.MALFORMED, "0 is no record's digest")
+    outcomes = cache.commit(
+        session,
+        message.name_space,
+        message.group,
+        _read_numbers(message.tickets),
+        hashes=message.hashes,
+        parents=message.parents or None,
+        digests=digests if message.digests else None,
+        shard=message.shard,
+    )
+    is_stored = outcomes == CommitOutcome.READABLE
+    if is_stored.any():
+        on_stored(_choose_hashes(message.hashes, is_stored), _choose_hashes(message.parents, is_stored))
+    return None
+
+
+def abort(cache: ServedCache, session: SessionId, message: Abort) -> None:
+    cache.abort(session, _read_numbers(message.tickets))
+
+
+def release(cache: ServedCache, session: SessionId, message: Release) -> None:
+    for lease in _read_numbers(message.leases).tolist():
+        cache.release(session, LeaseId(lease))
+
+
+def invalidate(cache: ServedCache, message: Invalidate) -> None:
+    cache.invalidate(message.name_space, message.group, message.hashes)
+
+
+def _answer_bytes(found: CacheAcquired, shards: int) -> int:
+    blocks = sum(len(group.addresses) for group in found.groups)
+    return _ACQUIRED_BYTES + len(found.groups) * _LEASED_SLOTS_BYTES + blocks * 8 * (1 + shards)
+
+
+def _add_digests(digests: Sequence[list[Numbers]], found: CacheAcquired, other: CacheAcquired) -> None:
+    """Another shard's, made in a second look: it counts only if that found the very same slots. 0: unknown."""
+    same = other.is_hit and all(
+        np.array_equal(ours.addresses, others.addresses)
+        for ours, others in zip(found.groups, other.groups, strict=True)
+    )
+    for at, of_group in enumerate(digests):
+        of_group.append(other.groups[at].digests if same else np.zeros_like(of_group[0]))
+
+
+def _choose_hashes(hashes: bytes, chosen: npt.NDArray[np.bool_]) -> bytes:
+    if not hashes or chosen.all():
+        return hashes
+    return np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)[chosen].tobytes()
+
+
+def _to_blob(numbers: Numbers) -> bytes:
+    return numbers.astype("<u8", copy=False).tobytes()
+
+
+def _read_numbers(blob: bytes) -> Numbers:
+    return np.frombuffer(blob, "<u8").astype(np.uint64, copy=False)

@@ -1,0 +1,62 @@
+"""Operations on blocks: each is checked against what its session registered, and done in the session's cache."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from kvoffload.daemon import block_calls
+from kvoffload.daemon.event_feed import EventFeed, Space
+from kvoffload.daemon.session import Connection
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    AcquireEntries,
+    Credits,
+    Invalidate,
+    Prefetch,
+    Publish,
+    Release,
+    ServerMessage,
+)
+
+BlockMessage: TypeAlias = Acquire | AcquireEntries | Credits | Publish | Abort | Release | Prefetch | Invalidate
+
+
+class BlockDesk:
+    """Belongs to the thread of the server's core."""
+
+    def __init__(self, feed: EventFeed) -> None:
+        self._feed = feed
+
+    def serve(self, connection: Connection, message: BlockMessage) -> ServerMessage | None:
+        """The answer; None to a one-way message that was served. The agreement permits the operation."""
+        cache, session, registration = connection.hold()
+        refusal = block_calls.check_names(registration, message)
+        if refusal is not None:
+            return refusal
+        match message:
+            case Acquire() | AcquireEntries():
+                return block_calls.acquire(cache, session, message)
+            case Credits():
+                return block_calls.grant_credits(cache, session, registration, message)
+            case Publish():
+                space = Space(
+                    domain=connection.session.domain.name,
+                    name_space=registration.name_space,
+                    fingerprint=registration.register.fingerprint,
+                )
+                return block_calls.publish(
+                    cache,
+                    session,
+                    message,
+                    lambda hashes, parents: self._feed.tell_stored(space, message.group, hashes, parents),
+                )
+            case Abort():
+                block_calls.abort(cache, session, message)
+            case Release():
+                block_calls.release(cache, session, message)
+            case Invalidate():
+                block_calls.invalidate(cache, message)
+            case Prefetch():
+                pass  # There is no slower tier yet, so there is nothing to bring up.
+        return None

@@ -1,0 +1,322 @@
+"""The server as a state machine: what comes in, with the time at which it did; out comes what is to be sent."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from kvoffload.daemon.adoption import AdoptionDesk
+from kvoffload.daemon.block_desk import BlockDesk, BlockMessage
+from kvoffload.daemon.counts import describe_counts, describe_draining
+from kvoffload.daemon.domain import Domain, DomainTerms
+from kvoffload.daemon.drain import DrainState
+from kvoffload.daemon.event_feed import EventFeed, Space
+from kvoffload.daemon.fault_log import FaultLog
+from kvoffload.daemon.refusal import refuse
+from kvoffload.daemon.registering import register
+from kvoffload.daemon.served_cache import ServedCache
+from kvoffload.daemon.server_terms import CoreTerms
+from kvoffload.daemon.session import Connection, EngineSession, OwnedDescriptor, Peer
+from kvoffload.daemon.session_table import SessionTable
+from kvoffload.daemon.to_send import Sendable, SendMemory, ToConnection, ToLifeline
+from kvoffload.protocol import (
+    Acquire,
+    AcquireEntries,
+    Adopt,
+    AdoptAnswer,
+    AdoptVerdict,
+    Agreement,
+    Arrival,
+    Bye,
+    Call,
+    ClientMessage,
+    Closing,
+    ClosingReason,
+    Credits,
+    Done,
+    Drain,
+    Draining,
+    Error,
+    ErrorCode,
+    Greeting,
+    Hello,
+    ProtocolFault,
+    Quarantine,
+    Register,
+    ServerMessage,
+    Stats,
+    Subscribe,
+    Subscribed,
+    Welcome,
+    advance,
+    answer_fault,
+    check_call,
+)
+from kvoffload.protocol.message import Event, OneWay
+
+_ENDS_WITH_DRAIN = (Acquire, AcquireEntries, Credits, Adopt)
+_FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
+
+
+class ServerCore:
+    """Belongs to one thread. Knows no socket and no clock: `now_ns` is CLOCK_MONOTONIC where it counts.
+
+    Whatever a peer sends is answered by a value; nothing here raises for it. A fault of the cache is INTERNAL to the
+    one that met it.
+    """
+
+    def __init__(self, terms: CoreTerms, domains: Sequence[DomainTerms], *, draw: Callable[[], int]) -> None:
+        """`draw` gives random numbers of 32 bits, which make sessions hard to guess."""
+        self._terms = terms
+        self._domains = {domain.name: Domain(domain, terms.handshake) for domain in domains}
+        self._feed = EventFeed(terms.limits)
+        self._sessions = SessionTable(
+            self._domains,
+            boot_id=terms.boot_id,
+            limits=terms.limits,
+            draw=draw,
+            on_disconnect=self._feed.unsubscribe,
+        )
+        self._adoption = AdoptionDesk()
+        self._drain = DrainState()
+        self._faults = FaultLog()
+        self._blocks = BlockDesk(self._feed)
+        self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], ServerMessage | None]] = {
+            Register: self._register,
+            Adopt: self._adopt,
+            Stats: self._count,
+            Subscribe: self._subscribe,
+            **dict.fromkeys(get_args(BlockMessage), self._blocks.serve),
+        }
+
+    @property
+    def sessions(self) -> SessionTable:
+        """To be read only."""
+        return self._sessions
+
+    def attach_memory(self, domain: str, cache: ServedCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
+        """The domain serves from here on: memory was taken, or that of an old server adopted."""
+        self._adoption.give_up(self._domains[domain])
+        self._domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
+        waiting = self._sessions.attach(self._domains[domain])
+        return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
+
+    def refuse_offer(self, domain: str, verdict: AdoptVerdict) -> None:
+        """An offered memory was no use; another may be."""
+        self._adoption.give_up(self._domains[domain], verdict)
+
+    def is_offer_wanted(self, lifeline: int, former_boot_id: int) -> bool:
+        """Whether what a process offers was asked for."""
+        session = self._sessions.find_lifeline(lifeline)
+        return session is not None and self._adoption.is_wanted(session, former_boot_id)
+
+    def greet(
+        self, lifeline: int, call: Call, peer: Peer, pidfd: OwnedDescriptor | None, now_ns: int
+    ) -> list[Sendable]:
+        """A greeting came in on a lifeline. Takes the pidfd, whatever the answer."""
+        assert isinstance(call.message, Greeting)
+        if call.is_late(now_ns) or self._drain.is_on:
+            if pidfd is not None:
+                pidfd.close()
+            if call.is_late(now_ns):
+                return []
+            return [ToLifeline(lifeline, self._refuse_draining(call.message), call.number)]
+        message = call.message
+        found = self._faults.serve(message, lambda: self._sessions.greet(lifeline, message, peer, pidfd))
+        if isinstance(found, Error):
+            return [ToLifeline(lifeline, found, call.number)]
+        session, is_reopened = found
+        protocol = min(session.domain.handshake.protocol_max, call.message.protocol_max)
+        welcome = Welcome(
+            protocol=protocol,
+            session=session.number,
+            domain=session.domain.name,
+            control=self._terms.control,
+            pid=self._terms.pid,
+            uid=self._terms.uid,
+            seen_pid=peer.pid,
+            seen_uid=peer.uid,
+            is_reopened=is_reopened,
+            software=session.domain.handshake.software,
+        )
+        sent: list[Sendable] = [ToLifeline(lifeline, welcome, call.number)]
+        if session.cache_session is not None:
+            sent.append(SendMemory(lifeline, session.domain.name, session.domain.adopted_boot_id))
+        return sent
+
+    def close_lifeline(self, lifeline: int) -> None:
+        """A lifeline came to its end, or a farewell on it. Only exits free what its session holds."""
+        self._faults.attempt("close_lifeline", lambda: self._sessions.close_lifeline(lifeline))
+
+    def close_connection(self, connection: bytes) -> None:
+        """Nothing can be sent on this control connection any more."""
+        self._sessions.close_connection(connection)
+
+    def handle(self, connection: bytes, call: Call, now_ns: int) -> list[Sendable]:
+        """A message came in on the control channel. The answer to it comes first."""
+        if call.is_late(now_ns) and not isinstance(call.message, OneWay):
+            return []
+        behind: list[Sendable] = []
+        answer = self._faults.serve(call.message, lambda: self._serve(connection, call, now_ns, behind))
+        return behind if answer is None else [ToConnection(connection, answer, call.number), *behind]
+
+    def handle_fault(self, connection: bytes, fault: ProtocolFault) -> list[Sendable]:
+        """A frame came in that is no message. If it was a one-way message, it is counted."""
+        behind: list[Sendable] = []
+        answer: ServerMessage = answer_fault(fault)
+        known = self._sessions.find_connection(connection)
+        if known is not None and _FIRST_ONE_WAY <= fault.op < _END_ONE_WAY:
+            arrival = known.one_way.accept(fault.number)
+            if arrival is not Arrival.IN_ORDER:
+                answer = self._reset(known, arrival, fault.op, behind)
+        return [ToConnection(connection, answer, fault.number), *behind]
+
+    def overflow(self, connection: bytes, call: Call) -> list[Sendable]:
+        """There was no room for this message of a connection; a lost one-way message ends its session's connection."""
+        known = self._sessions.find_connection(connection)
+        if not isinstance(call.message, OneWay) or known is None:
+            return [ToConnection(connection, refuse(call.message, ErrorCode.BUSY, "too many at once"), call.number)]
+        behind: list[Sendable] = []
+        answer = self._reset(known, known.one_way.overflow(), call.message.op, behind)
+        return [ToConnection(connection, answer, call.number), *behind]
+
+    def tick(self) -> None:
+        """To be called now and then, and when a process has exited: takes back what ended sessions held, and finds what
+        subscribers have to be told."""
+        self._faults.attempt("reclaim", self._sessions.reclaim)
+        self._faults.attempt("sweep", self._sweep)
+
+    def clear(self, domain: str, name_space: int) -> int:
+        """Forgets all blocks of a registered identity; how many there were."""
+        cache, fingerprint = self._domains[domain].cache, self._domains[domain].fingerprints[name_space]
+        assert cache is not None
+        count = cache.clear(name_space)
+        self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
+        return count
+
+    def ready_events(self) -> list[bytes]:
+        """Connections that have events to be taken."""
+        return self._feed.ready()
+
+    def take_events(self, connection: bytes, limit: int) -> list[tuple[Event, int]]:
+        """The next ones with their numbers. What is not taken waits; beyond the bound it is lost, and that is told."""
+        return self._feed.take(connection, limit)
+
+    def start_drain(
+        self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0
+    ) -> list[Sendable]:
+        """Nothing new from now on; what all processes are told, once."""
+        if not self._drain.start(now_ns, deadline_ms):
+            return []
+        after_ms = self._terms.successor_after_ms if reason is ClosingReason.REPLACED else 0
+        closing = Closing(reason=reason, retry_after_ms=after_ms)
+        return [ToLifeline(lifeline, closing) for session in self._sessions for lifeline in session.processes]
+
+    def is_drained(self, now_ns: int) -> bool:
+        """Whether the server may end."""
+        found = self._count_draining()
+        return self._drain.is_over(now_ns, holds_something=bool(found.leases or found.reserved))
+
+    def _sweep(self) -> None:
+        for domain in self._domains.values():
+            if domain.cache is not None:
+                self._feed.sweep(domain.name, domain.cache)
+
+    def _serve(self, key: bytes, call: Call, now_ns: int, behind: list[Sendable]) -> ServerMessage | None:
+        message = call.message
+        connection = self._sessions.find_connection(key)
+        session = self._sessions.find(call.session)
+        if isinstance(message, Bye) and connection is None:
+            return Done()
+        if session is None or not session.is_open or (connection is not None and connection.session is not session):
+            return refuse(message, ErrorCode.NO_SESSION, f"session {call.session} is not open on this connection")
+        if isinstance(message, Hello):
+            return self._greet_connection(key, connection, session, message)
+        if connection is None:
+            return refuse(message, ErrorCode.NOT_GREETED, "it came before hello was accepted")
+        if isinstance(message, OneWay):
+            arrival = connection.one_way.accept(call.number)
+            if arrival is not Arrival.IN_ORDER:
+                return self._reset(connection, arrival, message.op, behind)
+        return None if call.is_late(now_ns) else self._serve_connection(connection, message, now_ns, behind)
+
+    def _serve_connection(
+        self, connection: Connection, message: ClientMessage, now_ns: int, behind: list[Sendable]
+    ) -> ServerMessage | None:
+        refusal = check_call(connection.agreed, message)
+        if refusal is not None:
+            return refusal
+        if self._drain.is_on and isinstance(message, _ENDS_WITH_DRAIN):
+            return self._refuse_draining(message)
+        if isinstance(message, Bye):
+            return self._part(connection, message, behind)
+        if isinstance(message, Drain):
+            return self._serve_drain(connection, message, now_ns, behind)
+        return self._handlers[type(message)](connection, message)
+
+    def _greet_connection(
+        self, key: bytes, connection: Connection | None, session: EngineSession, message: Hello
+    ) -> ServerMessage:
+        before = connection.agreed if connection is not None else Agreement()
+        agreed = advance(session.domain.handshake, before, message)
+        if isinstance(agreed, Error):
+            return agreed
+        self._sessions.connect(key, session, agreed)
+        return agreed.describe(session.domain.handshake)
+
+    def _part(self, connection: Connection, message: Bye, behind: list[Sendable]) -> ServerMessage:
+        if message.one_way_count != connection.one_way.received:
+            # The last ones were lost, which no number after them will show.
+            return self._reset(connection, Arrival.GAP, message.op, behind)
+        self._sessions.close_connection(connection.key)
+        return Done()
+
+    def _reset(self, connection: Connection, arrival: Arrival, op: int, behind: list[Sendable]) -> Error:
+        """What was lost is not guessed: the session keeps what it holds and has to be greeted anew."""
+        received = connection.one_way.received
+        line = f"one-way messages: {arrival.value} after number {received}; the session is quarantined"
+        told = Quarantine(code=ErrorCode.OUT_OF_ORDER, message=line)
+        behind += [ToLifeline(lifeline, told) for lifeline in connection.session.processes]
+        self._sessions.quarantine(connection.session)
+        return Error(code=ErrorCode.OUT_OF_ORDER, message=line, about_op=op)
+
+    def _register(self, connection: Connection, message: Register) -> ServerMessage:
+        return register(connection, message, namespace_limit=self._terms.limits.namespaces)
+
+    def _adopt(self, connection: Connection, message: Adopt) -> ServerMessage:
+        if connection.session.is_observer:
+            return refuse(message, ErrorCode.NOT_ALLOWED, "an observer has no memory")
+        return AdoptAnswer(verdict=self._adoption.judge(connection.session, message))
+
+    def _count(self, connection: Connection, message: Stats) -> ServerMessage:
+        cache = connection.session.domain.cache
+        if cache is None:
+            return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
+        return describe_counts(cache.stats)
+
+    def _subscribe(self, connection: Connection, message: Subscribe) -> ServerMessage:
+        if not self._feed.subscribe(connection.key, connection.session.domain.name, message.name_spaces):
+            return refuse(message, ErrorCode.BUSY, "there are too many subscribers")
+        return Subscribed()
+
+    def _serve_drain(
+        self, connection: Connection, message: Drain, now_ns: int, behind: list[Sendable]
+    ) -> ServerMessage:
+        terms = self._terms
+        knows_token = terms.operator_token != "" and hmac.compare_digest(
+            message.token.encode(), terms.operator_token.encode()
+        )
+        if not knows_token and connection.session.uid not in terms.operator_uids:
+            return refuse(message, ErrorCode.NOT_ALLOWED, f"user {connection.session.uid} is no operator here")
+        behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
+        return self._count_draining()
+
+    def _count_draining(self) -> Draining:
+        caches = [domain.cache for domain in self._domains.values() if domain.cache is not None]
+        return describe_draining((cache.stats for cache in caches), len(self._sessions))
+
+    def _refuse_draining(self, message: ClientMessage) -> Error:
+        refusal = refuse(message, ErrorCode.DRAINING, "this server ends, nothing new is taken")
+        return replace(refusal, retry_after_ms=self._terms.successor_after_ms)

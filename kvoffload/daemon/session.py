@@ -1,0 +1,95 @@
+"""The records of the session table: an engine's session, its processes, its control connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvoffload.cache import SessionId
+from kvoffload.daemon.domain import Domain
+from kvoffload.daemon.served_cache import ServedCache
+from kvoffload.protocol import Agreement, InboundSequence, Register, Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Who is at the other end of a lifeline, by the kernel's word."""
+
+    pid: int
+    uid: int
+    gid: int = 0
+
+
+class OwnedDescriptor(Protocol):
+    """A descriptor that came with a message. It is taken or closed, once; closing a taken one does nothing."""
+
+    def take(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Process:
+    """One lifeline."""
+
+    lifeline: int
+    role: Role
+    rank: int
+    peer: Peer
+    pidfd: OwnedDescriptor | None
+    """Until the cache has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """What a session's blocks are."""
+
+    name_space: int
+    register: Register
+    tenant: int
+
+
+@dataclass(eq=False, kw_only=True)
+class EngineSession:
+    """One engine with all its processes. An observer has one of its own, without memory."""
+
+    number: int
+    domain: Domain
+    engine: str
+    uid: int
+    is_observer: bool = False
+    is_open: bool = True
+    """Else it is quarantined: it gets nothing new, and keeps what it holds."""
+    cache_session: SessionId | None = None
+    """None: an observer's, or one that came before the memory did."""
+    former_boot_id: int = 0
+    former_cache_session: int = 0
+    """What the engine's session was called in an old server's memory; it may be adopted."""
+    processes: dict[int, Process] = field(default_factory=dict)
+    """By lifeline."""
+    connections: dict[bytes, Connection] = field(default_factory=dict)
+    """The one that was silent longest comes first."""
+    registration: Registration | None = None
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """The same name means the same engine for one user of one domain only."""
+        return self.domain.name, self.uid, self.engine
+
+
+@dataclass(eq=False, kw_only=True)
+class Connection:
+    """One control connection, from its accepted hello on."""
+
+    key: bytes
+    session: EngineSession
+    agreed: Agreement
+    one_way: InboundSequence
+
+    def hold(self) -> tuple[ServedCache, SessionId, Registration]:
+        """What every operation on blocks needs; the agreement says that it is there."""
+        session = self.session
+        assert session.domain.cache is not None
+        assert session.cache_session is not None
+        assert session.registration is not None
+        return session.domain.cache, session.cache_session, session.registration

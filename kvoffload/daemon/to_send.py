@@ -1,0 +1,38 @@
+"""What the core wants to be sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvoffload.protocol import ServerMessage
+
+
+@dataclass(frozen=True)
+class ToConnection:
+    """A reply on a control connection; `number` is the request's."""
+
+    connection: bytes
+    message: ServerMessage
+    number: int
+
+
+@dataclass(frozen=True)
+class ToLifeline:
+    """A reply on a lifeline; or with number 0 an event, which is counted by whoever sends it, among `memory`'s."""
+
+    lifeline: int
+    message: ServerMessage
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class SendMemory:
+    """The domain's descriptors go to this process, behind what was sent before."""
+
+    lifeline: int
+    domain: str
+    adopted_boot_id: int
+
+
+Sendable: TypeAlias = ToConnection | ToLifeline | SendMemory

@@ -1,0 +1,214 @@
+"""Events: complete and in order, or the loss is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvoffload.daemon import ServerLimits
+from kvoffload.protocol import (
+    Cleared,
+    Error,
+    ErrorCode,
+    EventsLost,
+    Invalidate,
+    NamespaceOpened,
+    Removed,
+    Stored,
+    Subscribe,
+    Subscribed,
+)
+from kvoffload.protocol.message import Event
+from tests.unit.cache.cache_model import MIB, PLAIN, fingerprint, make_chain
+from tests.unit.daemon.harness import Client, Server
+from tests.unit.daemon.test_block_desk import save_chain
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(limits=ServerLimits(queued_events=4, swept_blocks=8)) as made:
+        yield made
+
+
+@pytest.fixture
+def engine(server: Server) -> Client:
+    return server.process().join(PLAIN)
+
+
+@pytest.fixture
+def router(server: Server, engine: Client) -> Client:
+    watching = server.process("router").watch()
+    assert watching.ask(Subscribe()) == Subscribed()
+    return watching
+
+
+def take(client: Client, limit: int = 100) -> list[Event]:
+    taken = client.server.core.take_events(client.key, limit)
+    client.number = 0
+    return [event for event, _ in taken]
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def test_stored_blocks_are_told_with_their_parents(server: Server, engine: Client, router: Client) -> None:
+    chain = make_chain(1, 3)
+    save_chain(server.cache, engine, chain, PLAIN)
+    assert server.core.ready_events() == [router.key]
+    opened, stored = take(router)
+    assert opened == NamespaceOpened(name_space=engine.name_space, fingerprint=fingerprint("model"))
+    assert isinstance(stored, Stored)
+    assert (stored.hashes, stored.parents) == (chain, bytes(32) + chain[:-32])
+    assert server.core.ready_events() == []
+
+
+def test_numbers_have_no_holes(server: Server, engine: Client, router: Client) -> None:
+    numbers = []
+    for conversation in range(3):
+        save_chain(server.cache, engine, make_chain(conversation, 2), PLAIN)
+        numbers += [number for _, number in server.core.take_events(router.key, 1)]
+    numbers += [number for _, number in server.core.take_events(router.key, 100)]
+    assert numbers == [1, 2, 3, 4]
+
+
+def test_a_block_is_told_once_all_shards_are_there(server: Server) -> None:
+    engine = server.process().join()
+    router = server.process("router").watch()
+    router.ask(Subscribe())
+    chain = make_chain(1, 4)
+    save_chain(server.cache, engine, chain)
+    stored = [event for event in take(router) if isinstance(event, Stored)]
+    assert [(event.group, len(event.hashes) // 32) for event in stored] == [(0, 4), (1, 2), (2, 1)]
+
+
+def test_removed_blocks_are_told_whatever_removed_them(server: Server, engine: Client, router: Client) -> None:
+    chain = make_chain(1, 20)
+    save_chain(server.cache, engine, chain, PLAIN)
+    take(router)
+    engine.tell(Invalidate(name_space=engine.name_space, group=0, hashes=chain[: 2 * 32]))
+    for _ in range(3):
+        server.core.tick()
+    (removed,) = take(router)
+    assert isinstance(removed, Removed)
+    assert removed.hashes == chain[: 2 * 32]
+    server.cache.evict(MIB)
+    told = b""
+    for _ in range(3):
+        server.core.tick()
+        told += b"".join(event.hashes for event in take(router) if isinstance(event, Removed))
+    assert told == chain[2 * 32 :]
+    server.core.tick()
+    assert take(router) == []
+
+
+def test_a_cleared_namespace_is_one_event(server: Server, engine: Client, router: Client) -> None:
+    save_chain(server.cache, engine, make_chain(1, 5), PLAIN)
+    take(router)
+    assert server.core.clear("main", engine.name_space) == 5
+    (cleared,) = take(router)
+    assert isinstance(cleared, Cleared)
+    server.core.tick()
+    assert take(router) == []
+
+
+def test_a_slow_subscriber_is_told_what_it_lost(server: Server, engine: Client, router: Client) -> None:
+    """The queue holds 4: one namespace and three of the five events."""
+    for conversation in range(5):
+        save_chain(server.cache, engine, make_chain(conversation, 2), PLAIN)
+    events = take(router)
+    assert kinds(events) == ["NamespaceOpened", "Stored", "Stored", "Stored", "EventsLost"]
+    assert events[-1] == EventsLost(count=2)
+
+
+def test_the_loss_is_told_where_it_was(server: Server, engine: Client, router: Client) -> None:
+    for conversation in range(5):
+        save_chain(server.cache, engine, make_chain(conversation, 2), PLAIN)
+    assert kinds(take(router, 3)) == ["NamespaceOpened", "Stored", "Stored"]
+    save_chain(server.cache, engine, make_chain(9, 2), PLAIN)
+    events = take(router)
+    assert kinds(events) == ["Stored", "EventsLost", "Stored"]
+    assert events[1] == EventsLost(count=2)
+    assert events[2].hashes == make_chain(9, 2)  # type: ignore[attr-defined]
+
+
+def test_a_namespace_is_opened_for_whoever_lost_it(server: Server, engine: Client, router: Client) -> None:
+    other = server.process("other").join(PLAIN, "another")
+    for conversation in range(4):
+        save_chain(server.cache, engine, make_chain(conversation, 2), PLAIN)
+    save_chain(server.cache, other, make_chain(1, 2), PLAIN)
+    take(router)
+    save_chain(server.cache, other, make_chain(2, 2), PLAIN)
+    assert kinds(take(router)) == ["NamespaceOpened", "Stored"]
+
+
+def test_hashes_in_a_queue_are_bounded() -> None:
+    with Server(limits=ServerLimits(queued_hashes=10)) as server:
+        engine = server.process().join(PLAIN)
+        router = server.process("router").watch()
+        router.ask(Subscribe())
+        # Larger than the bound, but alone; then no other until it is taken.
+        for conversation in range(2):
+            save_chain(server.cache, engine, make_chain(conversation, 20), PLAIN)
+        assert kinds(take(router)) == ["NamespaceOpened", "Stored", "EventsLost"]
+        save_chain(server.cache, engine, make_chain(5, 2), PLAIN)
+        assert kinds(take(router)) == ["Stored"]
+
+
+def test_blocks_beyond_the_watch_are_a_loss() -> None:
+    with Server(limits=ServerLimits(watched_blocks=3)) as server:
+        engine = server.process().join(PLAIN)
+        router = server.process("router").watch()
+        router.ask(Subscribe())
+        save_chain(server.cache, engine, make_chain(1, 5), PLAIN)
+        events = take(router)
+        assert events[-1] == EventsLost(count=2)
+        server.cache.evict(MIB)
+        server.core.tick()
+        (removed,) = take(router)
+        assert removed.hashes == make_chain(1, 3)  # type: ignore[attr-defined]
+
+
+def test_a_subscription_is_of_the_namespaces_that_it_names(server: Server, engine: Client) -> None:
+    other = server.process("other").join(PLAIN, "another")
+    router = server.process("router").watch()
+    router.ask(Subscribe(name_spaces=(other.name_space,)))
+    save_chain(server.cache, engine, make_chain(1, 2), PLAIN)
+    assert take(router) == []
+    save_chain(server.cache, other, make_chain(1, 2), PLAIN)
+    assert kinds(take(router)) == ["NamespaceOpened", "Stored"]
+
+
+def test_once_more_replaces_the_subscription(server: Server, engine: Client, router: Client) -> None:
+    save_chain(server.cache, engine, make_chain(1, 2), PLAIN)
+    router.ask(Subscribe())
+    assert take(router) == []
+    save_chain(server.cache, engine, make_chain(2, 2), PLAIN)
+    assert [number for _, number in server.core.take_events(router.key, 100)] == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["hello", "close", "lifeline"])
+def test_a_subscription_ends_with_its_connection(server: Server, engine: Client, router: Client, how: str) -> None:
+    save_chain(server.cache, engine, make_chain(1, 2), PLAIN)
+    key = router.key
+    match how:
+        case "hello":
+            router.connect()
+            router.server.core.close_connection(key)
+        case "close":
+            server.core.close_connection(key)
+        case "lifeline":
+            server.core.close_lifeline(router.lifeline)
+    assert server.core.take_events(key, 10) == []
+    assert server.core.ready_events() == []
+
+
+def test_subscribers_are_bounded() -> None:
+    with Server(limits=ServerLimits(subscribers=1)) as server:
+        first, second = server.process("a").watch(), server.process("b").watch()
+        assert first.ask(Subscribe()) == Subscribed()
+        assert first.ask(Subscribe()) == Subscribed()
+        refused = second.ask(Subscribe())
+        assert isinstance(refused, Error)
+        assert refused.code is ErrorCode.BUSY

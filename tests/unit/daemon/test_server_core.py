@@ -1,0 +1,308 @@
+"""Who is served, in which order, and what is answered to everything else. Blocks have a test of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvoffload.cache import NO_LIMIT
+from kvoffload.daemon import DomainTerms, Peer
+from kvoffload.protocol import (
+    CAPABILITIES,
+    MESSAGES,
+    Abort,
+    Acquire,
+    AcquireEntries,
+    Bye,
+    Call,
+    Channel,
+    ClientMessage,
+    Counts,
+    Credits,
+    CreditsGranted,
+    Done,
+    Error,
+    ErrorCode,
+    Greeting,
+    Hello,
+    HelloAccepted,
+    Prefetch,
+    Register,
+    Registered,
+    Release,
+    Role,
+    ServerTerms,
+    Stats,
+    Subscribe,
+    Subscribed,
+    Welcome,
+)
+from kvoffload.protocol.message import OneWay
+from kvoffload.protocol.shape import Shape
+from tests.unit.cache.cache_model import make_chain
+from tests.unit.daemon.harness import UID, Client, FakePidfd, Server, core_terms, register_of
+from tests.unit.daemon.test_block_desk import save_chain
+from tests.unit.protocol.examples import make_example
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as made:
+        yield made
+
+
+@pytest.fixture
+def engine(server: Server) -> Client:
+    return server.process().join()
+
+
+def code_of(answer: object) -> ErrorCode:
+    assert isinstance(answer, Error), answer
+    return answer.code
+
+
+def test_the_opening_is_answered_step_by_step(server: Server) -> None:
+    process = server.process()
+    welcome = process.greet()
+    assert isinstance(welcome, Welcome)
+    assert (welcome.domain, welcome.is_reopened, welcome.seen_uid) == ("main", False, UID)
+    assert [sent.lifeline for sent in server.memory_sent] == [process.lifeline]
+    accepted = process.connect(capabilities=("events", "later"))
+    assert isinstance(accepted, HelloAccepted)
+    assert (accepted.protocol, accepted.capabilities, accepted.domain) == (1, ("events",), "main")
+    assert process.ask(register_of()) == Registered(name_space=0, held_limit_bytes=NO_LIMIT)
+
+
+def test_an_engine_is_one_session_with_all_its_processes(server: Server) -> None:
+    first, second = server.process().join(), server.process().join(rank=1, ranks=1)
+    assert first.session == second.session
+    assert len(server.core.sessions) == 1
+    assert server.process("other").join().session != first.session
+
+
+BEFORE_HELLO: list[ClientMessage] = [register_of(), Stats(), Acquire(name_space=0, chain=b""), Release(leases=b"")]
+
+
+@pytest.mark.parametrize("message", BEFORE_HELLO, ids=lambda message: type(message).__name__)
+def test_nothing_is_served_before_hello(server: Server, message: ClientMessage) -> None:
+    process = server.process()
+    process.greet()
+    assert code_of(process.ask(message)) is ErrorCode.NOT_GREETED
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Acquire(name_space=0, chain=b""),
+        AcquireEntries(name_space=0, group=0, hashes=b""),
+        Credits(name_space=0, group=0, count=1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_blocks_are_not_named_before_register(server: Server, message: ClientMessage) -> None:
+    process = server.process()
+    process.greet()
+    process.connect()
+    assert code_of(process.ask(message)) is ErrorCode.NOT_REGISTERED
+
+
+def test_a_one_way_message_before_register_is_refused_and_counted(server: Server) -> None:
+    process = server.process()
+    process.greet()
+    process.connect()
+    assert code_of(process.tell(Abort(tickets=b""))) is ErrorCode.NOT_REGISTERED
+    assert isinstance(process.ask(register_of()), Registered)
+    assert process.tell(Abort(tickets=b"")) is None
+
+
+@pytest.mark.parametrize(
+    ("hello", "code", "field"),
+    [
+        ({"protocol_min": 3, "protocol_max": 4}, ErrorCode.VERSION, "protocol"),
+        ({"domain": "elsewhere"}, ErrorCode.MISMATCH, "domain"),
+    ],
+)
+def test_a_refused_hello_changes_nothing(server: Server, hello: dict[str, object], code: ErrorCode, field: str) -> None:
+    process = server.process()
+    process.greet()
+    refused = process.connect(**hello)
+    assert code_of(refused) is code
+    assert refused.field == field  # type: ignore[union-attr]
+    assert code_of(process.ask(Stats())) is ErrorCode.NOT_GREETED
+    assert process.ask(Bye()) == Done()
+
+
+def test_hello_begins_all_counts_anew(engine: Client) -> None:
+    engine.tell(Abort(tickets=b""))
+    hello = Hello(protocol_min=1, protocol_max=1)
+    assert isinstance(engine.ask(hello), HelloAccepted)
+    assert code_of(engine.ask(Credits(name_space=0, group=0, count=1))) is ErrorCode.NOT_REGISTERED
+    assert isinstance(engine.ask(register_of()), Registered)
+    assert engine.tell(Abort(tickets=b""), number=1) is None
+
+
+def test_a_capability_that_was_not_agreed_is_not_served(server: Server) -> None:
+    process = server.process()
+    process.greet()
+    process.connect(capabilities=())
+    process.ask(register_of())
+    assert code_of(process.ask(Subscribe())) is ErrorCode.UNSUPPORTED
+    assert code_of(process.tell(Prefetch(name_space=0, chain=b""))) is ErrorCode.UNSUPPORTED
+
+
+def test_a_prefetch_is_taken(engine: Client) -> None:
+    assert engine.tell(Prefetch(name_space=engine.name_space, chain=make_chain(1, 4))) is None
+
+
+@pytest.mark.parametrize("session", [0, 12345])
+def test_a_session_that_is_not_known_is_not_served(engine: Client, session: int) -> None:
+    assert code_of(engine.ask(Stats(), session=session)) is ErrorCode.NO_SESSION
+
+
+def test_a_connection_speaks_for_its_own_session_only(server: Server, engine: Client) -> None:
+    other = server.process("other").join()
+    assert code_of(engine.ask(Stats(), session=other.session)) is ErrorCode.NO_SESSION
+    assert code_of(engine.ask(Hello(protocol_min=1, protocol_max=1), session=other.session)) is ErrorCode.NO_SESSION
+
+
+def test_a_number_is_answered_as_it_came(server: Server, engine: Client) -> None:
+    call = Call(message=Stats(), number=77, session=engine.session, expires_ns=0)
+    (sent,) = server.core.handle(engine.key, call, server.now_ns)
+    assert (sent.connection, sent.number) == (engine.key, 77)  # type: ignore[union-attr]
+
+
+# ---- time ----
+
+
+def test_a_late_request_is_dropped_unanswered(server: Server, engine: Client) -> None:
+    engine.expires_ns = server.now_ns
+    assert engine.ask(Credits(name_space=engine.name_space, group=0, count=1)) is None
+    assert engine.ask(Hello(protocol_min=1, protocol_max=1)) is None
+    assert server.cache.stats.reserved == 0
+    engine.expires_ns = server.now_ns + 1
+    assert isinstance(engine.ask(Credits(name_space=engine.name_space, group=0, count=1)), CreditsGranted)
+
+
+def test_a_late_one_way_message_is_counted_and_not_served(server: Server, engine: Client) -> None:
+    granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=2))
+    engine.expires_ns = server.now_ns
+    assert engine.tell(Abort(tickets=granted.tickets)) is None
+    assert server.cache.stats.reserved == 2
+    engine.expires_ns = 0
+    assert engine.tell(Abort(tickets=granted.tickets)) is None
+    assert server.cache.stats.reserved == 0
+
+
+def test_a_late_greeting_is_dropped_with_its_pidfd(server: Server) -> None:
+    process = server.process()
+    server.now_ns = 50
+    pidfd = FakePidfd(1)
+    greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.WORKER)
+    call = Call(message=greeting, number=1, session=0, expires_ns=50)
+    assert server.core.greet(process.lifeline, call, Peer(pid=1, uid=UID), pidfd, 50) == []
+    assert pidfd.is_closed
+    assert len(server.core.sessions) == 0
+
+
+# ---- faults ----
+
+
+def test_a_fault_of_the_cache_is_internal_and_logged_once(
+    server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("disk on\nfire")
+
+    monkeypatch.setattr(server.cache, "reserve", fail)
+    for _ in range(3):
+        answer = engine.ask(Credits(name_space=engine.name_space, group=0, count=1))
+        assert code_of(answer) is ErrorCode.INTERNAL
+        assert answer.message == "credits: RuntimeError: disk on fire"
+        assert answer.retryable
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    monkeypatch.undo()
+    assert isinstance(engine.ask(Credits(name_space=engine.name_space, group=0, count=1)), CreditsGranted)
+
+
+def test_a_one_way_message_that_met_a_fault_is_counted(
+    server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.cache, "abort", None)
+    assert code_of(engine.tell(Abort(tickets=b""))) is ErrorCode.INTERNAL
+    monkeypatch.undo()
+    assert engine.tell(Abort(tickets=b"")) is None
+
+
+# ---- memory that comes later, observers, counts ----
+
+
+def test_a_server_without_memory_yet_says_so() -> None:
+    with Server(memory=None) as server:
+        process = server.process()
+        process.greet()
+        process.connect()
+        assert server.memory_sent == []
+        assert code_of(process.ask(register_of())) is ErrorCode.BUSY
+        assert code_of(process.ask(Stats())) is ErrorCode.BUSY
+
+
+def test_an_observer_sees_counts_and_has_no_blocks(server: Server, engine: Client) -> None:
+    observer = server.process("top").watch()
+    assert [sent.lifeline for sent in server.memory_sent] == [engine.lifeline]
+    assert isinstance(observer.ask(Stats()), Counts)
+    assert code_of(observer.ask(register_of())) is ErrorCode.NOT_ALLOWED
+    assert observer.ask(Subscribe()) == Subscribed()
+    server.core.close_lifeline(observer.lifeline)
+    assert len(server.core.sessions) == 1
+
+
+def test_counts_are_those_of_the_cache(server: Server, engine: Client) -> None:
+    engine.ask(Credits(name_space=engine.name_space, group=1, count=3))
+    counts = engine.ask(Stats())
+    assert (counts.reserved, counts.used_bytes, counts.sessions) == (3, 3 * 4096, 1)
+    assert counts.capacity_bytes == server.cache.stats.capacity_bytes
+
+
+# ---- domains ----
+
+
+def test_no_domain_hears_of_another() -> None:
+    domains = [DomainTerms(name="red", uids=frozenset({1})), DomainTerms(name="blue", uids=frozenset({2}))]
+    with Server(domains=domains) as server:
+        red, blue = server.process(uid=1).join(), server.process(uid=2).join()
+        assert [sent.domain for sent in server.memory_sent] == ["red", "blue"]
+        assert red.session != blue.session
+        red.ask(Credits(name_space=red.name_space, group=0, count=2))
+        assert (red.ask(Stats()).reserved, blue.ask(Stats()).reserved) == (2, 0)
+        observer = server.process("router", uid=2).watch()
+        observer.ask(Subscribe())
+        save_chain(server.caches["red"], red, make_chain(1, 4))
+        assert server.core.take_events(observer.key, 10) == []
+        save_chain(server.caches["blue"], blue, make_chain(1, 4))
+        assert server.core.take_events(observer.key, 10) != []
+
+
+def test_every_kind_of_message_has_somebody_who_serves_it(engine: Client) -> None:
+    """No message of the control channel falls through to a fault."""
+    for kind in MESSAGES:
+        if not issubclass(kind, ClientMessage) or Channel.CONTROL not in kind.channels or kind in (Hello, Register):
+            continue
+        message = make_example(Shape(kind), version=1)
+        answer = engine.tell(message) if issubclass(kind, OneWay) else engine.ask(message)
+        assert not isinstance(answer, Error) or answer.code is not ErrorCode.INTERNAL, answer
+        engine.server.process(f"after {kind.__name__}").join()
+        if kind is Bye:
+            engine.greet(former_session=engine.session, former_boot_id=engine.server.terms.boot_id)
+            engine.connect()
+            engine.ask(register_of())
+
+
+def test_terms_of_the_handshake_are_the_servers() -> None:
+    terms = core_terms(handshake=ServerTerms(capabilities=CAPABILITIES, domain="", hash_algorithm="blake3"))
+    with Server(terms=terms) as server:
+        process = server.process()
+        process.greet()
+        process.connect()
+        refused = process.ask(register_of())
+        assert (code_of(refused), refused.field) == (ErrorCode.MISMATCH, "hash_algorithm")
