@@ -1,0 +1,252 @@
+"""The server's end of all lifelines: a packet connection for each process, and what each is still to be sent.
+
+Packets and messages are known here; what is said, the core decides. Nothing blocks and nothing is unbounded: who does
+not greet makes room for others, and who does not read is let go.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvoffload.daemon.unix_listener import UnixListener
+from kvoffload.errors import PacketError
+from kvoffload.packets import Credentials, Packet, PacketSocket, close_all
+from kvoffload.protocol import (
+    CODEC,
+    Channel,
+    Error,
+    ErrorCode,
+    Farewell,
+    Greeting,
+    Offer,
+    ProtocolFault,
+    ServerMessage,
+    answer_fault,
+)
+
+MAX_LIFELINES = 8192
+MAX_UNGREETED = 64
+"""Connections that have not greeted; the oldest goes for a newer one."""
+MAX_QUEUED = 512
+"""Packets that a process has not read: the memory of 100,000 segments."""
+ACCEPTS_AT_ONCE = 64
+PACKETS_AT_ONCE = 16
+"""Of one process, before the others have their turn."""
+
+
+class Watcher(Protocol):
+    """The event loop: what it waits for on behalf of others."""
+
+    def watch(self, file: int, *, writes: bool) -> None:
+        """Readable, and with `writes` writable too; again for the same file: that from now on."""
+        ...
+
+    def unwatch(self, file: int) -> None: ...
+
+
+class LifelineHandler(Protocol):
+    """Who is told. May send to this and to other lifelines, and close them, meanwhile."""
+
+    def on_greeting(
+        self, lifeline: int, number: int, greeting: Greeting, credentials: Credentials, pidfd: int | None
+    ) -> None:
+        """Takes the pidfd."""
+        ...
+
+    def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
+        """Takes the descriptors."""
+        ...
+
+    def on_farewell(self, lifeline: int, farewell: Farewell) -> None: ...
+
+    def on_end(self, lifeline: int) -> None:
+        """Of one that has greeted: its process is gone, or was let go."""
+        ...
+
+
+@dataclass(eq=False)
+class _Line:
+    number: int
+    end: PacketSocket
+    credentials: Credentials
+    has_greeted: bool = False
+    events: int = 0
+    queue: deque[tuple[bytes, tuple[int, ...]]] = field(default_factory=deque)
+
+
+class Lifelines:
+    """Belongs to the thread of the event loop, which calls `on_ready` for files that it was asked to watch."""
+
+    def __init__(self, listener: UnixListener, watcher: Watcher, handler: LifelineHandler, *, boot_id: int) -> None:
+        self._listener = listener
+        self._watcher = watcher
+        self._handler = handler
+        self._boot_id = boot_id
+        self._last = 0
+        self._lines: dict[int, _Line] = {}
+        self._by_file: dict[int, _Line] = {}
+        self._ungreeted: dict[int, _Line] = {}
+        watcher.watch(listener.fileno(), writes=False)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
+        """False: the file is none of these."""
+        if file == self._listener.fileno():
+            for _ in range(ACCEPTS_AT_ONCE):
+                if not self._accept():
+                    break
+            return True
+        line = self._by_file.get(file)
+        if line is None:
+            return False
+        if writes:
+            self._flush(line)
+        if reads:
+            self._read(line)
+        return True
+
+    def send_reply(self, lifeline: int, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
+        """Nothing, if the lifeline has ended. The descriptors stay the caller's, and open until they are sent."""
+        line = self._lines.get(lifeline)
+        if line is not None:
+            self._send(line, message, number, descriptors)
+
+    def send_event(self, lifeline: int, message: ServerMessage, descriptors: Sequence[int] = ()) -> None:
+        line = self._lines.get(lifeline)
+        if line is not None:
+            line.events += 1
+            self._send(line, message, line.events, descriptors)
+
+    def end(self, lifeline: int) -> None:
+        """Lets a process go."""
+        line = self._lines.get(lifeline)
+        if line is not None:
+            self._end(line)
+
+    def stop_listening(self) -> None:
+        """Nobody new; what is there stays."""
+        if self._listener.fileno() != -1:
+            self._watcher.unwatch(self._listener.fileno())
+            self._listener.close()
+
+    def close(self) -> None:
+        """Lets all go. The handler is told of each."""
+        self.stop_listening()
+        for line in list(self._lines.values()):
+            self._end(line)
+
+    def _accept(self) -> bool:
+        connected = self._listener.accept()
+        if connected is None:
+            return False
+        end = PacketSocket(connected)
+        try:
+            credentials = end.credentials()
+        except PacketError:
+            end.close()
+            return True
+        self._last += 1
+        line = _Line(self._last, end, credentials)
+        if len(self._lines) >= MAX_LIFELINES:
+            full = Error(code=ErrorCode.BUSY, message=f"greeting: there are {len(self._lines)} lifelines")
+            end.send(self._encode(full, 0))
+            end.close()
+            return True
+        if len(self._ungreeted) >= MAX_UNGREETED:
+            self._end(next(iter(self._ungreeted.values())))
+        self._lines[line.number] = self._by_file[end.fileno()] = self._ungreeted[line.number] = line
+        self._watcher.watch(end.fileno(), writes=False)
+        return True
+
+    def _read(self, line: _Line) -> None:
+        for _ in range(PACKETS_AT_ONCE):
+            if line.number not in self._lines:
+                return
+            try:
+                packet = line.end.receive()
+            except PacketError:
+                self._end(line)
+                return
+            if packet is None:
+                return
+            with packet:
+                self._serve(line, packet)
+
+    def _serve(self, line: _Line, packet: Packet) -> None:
+        call = CODEC.decode_call(packet.data, channel=Channel.LIFELINE)
+        if isinstance(call, ProtocolFault):
+            self._send(line, answer_fault(call), call.number)
+            if not line.has_greeted:
+                self._end(line)
+            return
+        message = call.message
+        if isinstance(message, Greeting):
+            self._greet(line, call.number, message, packet)
+        elif not line.has_greeted:
+            self._send(line, _refuse(message.op, "greet first"), call.number)
+            self._end(line)
+        elif isinstance(message, Offer):
+            self._handler.on_offer(line.number, message, packet.take())
+        elif isinstance(message, Farewell):
+            self._handler.on_farewell(line.number, message)
+
+    def _greet(self, line: _Line, number: int, greeting: Greeting, packet: Packet) -> None:
+        sent = packet.take()
+        close_all(sent[1:])
+        pidfd = sent[0] if sent else line.end.open_pidfd()
+        if pidfd is None:
+            pidfd = _open_pidfd(line.credentials.pid)
+        line.has_greeted = True
+        # All counts begin anew with a greeting.
+        line.events = 0
+        self._ungreeted.pop(line.number, None)
+        self._handler.on_greeting(line.number, number, greeting, line.credentials, pidfd)
+
+    def _send(self, line: _Line, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
+        if len(line.queue) >= MAX_QUEUED:
+            self._end(line)
+            return
+        line.queue.append((self._encode(message, number), tuple(descriptors)))
+        if len(line.queue) == 1:
+            self._flush(line)
+
+    def _flush(self, line: _Line) -> None:
+        try:
+            while line.queue and line.end.send(*line.queue[0]):
+                line.queue.popleft()
+        except PacketError:
+            self._end(line)
+            return
+        if line.number in self._lines:
+            self._watcher.watch(line.end.fileno(), writes=bool(line.queue))
+
+    def _end(self, line: _Line) -> None:
+        if self._lines.pop(line.number, None) is None:
+            return
+        self._ungreeted.pop(line.number, None)
+        del self._by_file[line.end.fileno()]
+        self._watcher.unwatch(line.end.fileno())
+        line.end.close()
+        if line.has_greeted:
+            self._handler.on_end(line.number)
+
+    def _encode(self, message: ServerMessage, number: int) -> bytes:
+        return CODEC.encode_answer(message, number=number, boot_id=self._boot_id, channel=Channel.LIFELINE)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """The process has its lifeline open, so the number is still its own."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _refuse(op: int, line: str) -> Error:
+    return Error(code=ErrorCode.NOT_GREETED, message=line, about_op=op)

@@ -1,0 +1,284 @@
+"""Lifelines: processes greet, get memory, are told, and end; none of them holds up or uses up the server."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.daemon import lifelines as lifelines_module
+from kvoffload.daemon.lifelines import Lifelines
+from kvoffload.daemon.unix_listener import UnixListener
+from kvoffload.packets import Credentials, PacketSocket, close_all
+from kvoffload.protocol import (
+    CODEC,
+    Answer,
+    Channel,
+    ClientMessage,
+    Closing,
+    ClosingReason,
+    Error,
+    ErrorCode,
+    Farewell,
+    Greeting,
+    Memory,
+    Offer,
+    Role,
+    Welcome,
+)
+
+BOOT_ID = 77
+TIMEOUT_S = 30.0
+GREETING = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.WORKER, rank=3)
+WELCOME = Welcome(protocol=1, session=5, domain="", control="ipc:///x")
+
+
+class Loop:
+    """The smallest event loop there is; it is also the handler, and notes what it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.told: list[tuple[object, ...]] = []
+        self._waits: dict[int, bool] = {}
+        self.lines = Lifelines(UnixListener(path), self, self, boot_id=BOOT_ID)
+
+    def watch(self, file: int, *, writes: bool) -> None:
+        self._waits[file] = writes
+
+    def unwatch(self, file: int) -> None:
+        del self._waits[file]
+
+    def on_greeting(
+        self, lifeline: int, number: int, greeting: Greeting, credentials: Credentials, pidfd: int | None
+    ) -> None:
+        assert credentials == Credentials(os.getpid(), os.getuid(), os.getgid())
+        assert pidfd is not None
+        assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+        os.close(pidfd)
+        self.told.append(("greeting", lifeline, greeting))
+        self.lines.send_reply(lifeline, WELCOME, number)
+
+    def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
+        self.told.append(("offer", lifeline, offer, len(descriptors)))
+        close_all(descriptors)
+
+    def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
+        self.told.append(("farewell", lifeline, farewell))
+
+    def on_end(self, lifeline: int) -> None:
+        self.told.append(("end", lifeline))
+
+    def turn(self) -> None:
+        reads, writes, _ = select.select(
+            list(self._waits), [f for f, writes in self._waits.items() if writes], [], 0.01
+        )
+        for file in {*reads, *writes}:
+            if file in self._waits:
+                assert self.lines.on_ready(file, reads=file in reads, writes=file in writes)
+
+    def turn_until(self, count: int) -> None:
+        end = time.monotonic() + TIMEOUT_S
+        while len(self.told) < count:
+            assert time.monotonic() < end, self.told
+            self.turn()
+
+
+class Process:
+    """A client's end."""
+
+    def __init__(self, loop: Loop) -> None:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connected.connect(str(loop.path))
+        self.end = PacketSocket(connected)
+        self._loop = loop
+        self._number = 0
+
+    def send(self, message: ClientMessage, descriptors: tuple[int, ...] = ()) -> None:
+        self._number += 1
+        data = CODEC.encode_call(message, number=self._number, channel=Channel.LIFELINE)
+        assert self.end.send(data, descriptors)
+
+    def receive(self) -> tuple[Answer, list[int]]:
+        end = time.monotonic() + TIMEOUT_S
+        while True:
+            packet = self.end.receive()
+            if packet is not None:
+                answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
+                assert isinstance(answer, Answer)
+                assert answer.boot_id == BOOT_ID
+                return answer, packet.take()
+            assert time.monotonic() < end
+            self._loop.turn()
+
+    def greet(self) -> None:
+        pidfd = os.pidfd_open(os.getpid())
+        self.send(GREETING, (pidfd,))
+        os.close(pidfd)
+        answer, _ = self.receive()
+        assert answer.message == WELCOME
+
+    def is_ended(self) -> bool:
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end:
+            self._loop.turn()
+            try:
+                if self.end.receive() is not None:
+                    continue
+            except Exception:  # noqa: BLE001  (of whatever kind: it is over)
+                return True
+        return False
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    before = len(os.listdir("/proc/self/fd"))
+    loop = Loop(tmp_path / "s")
+    yield loop
+    loop.lines.close()
+    assert len(loop.lines) == 0
+    assert list(tmp_path.iterdir()) == []
+    # The clients' ends go with them.
+    assert len(os.listdir("/proc/self/fd")) <= before + 80
+
+
+def test_a_process_greets_is_served_and_ends(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    process.send(Farewell())
+    loop.turn_until(2)
+    process.end.close()
+    loop.turn_until(3)
+    (_, line, greeting), farewell, end = loop.told
+    assert greeting == GREETING
+    assert farewell == ("farewell", line, Farewell())
+    assert end == ("end", line)
+    assert len(loop.lines) == 0
+
+
+def test_a_pidfd_that_was_not_sent_is_opened_for_it(loop: Loop) -> None:
+    process = Process(loop)
+    process.send(GREETING)
+    assert process.receive()[0].message == WELCOME
+
+
+def test_events_are_counted_from_each_greeting_on_and_bring_descriptors(loop: Loop) -> None:
+    process = Process(loop)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for _ in range(2):
+        process.greet()
+        line = loop.told[-1][1]
+        for first in (0, 250):
+            memory = Memory(index_bytes=4096, segments=500, first=first, segment_sizes=bytes(8 * 250))
+            loop.lines.send_event(line, memory, [null] * 250)  # type: ignore[arg-type]
+        for number in (1, 2):
+            answer, descriptors = process.receive()
+            assert (answer.number, len(descriptors)) == (number, 250)
+            close_all(descriptors)
+    os.close(null)
+
+
+def test_an_offer_brings_its_descriptors(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    offer = Offer(former_boot_id=1, first=0, segment_sizes=bytes(8), is_last=True)
+    process.send(offer, (0, 0, 0))
+    loop.turn_until(2)
+    assert loop.told[1] == ("offer", loop.told[0][1], offer, 3)
+
+
+def test_who_does_not_greet_first_is_let_go(loop: Loop) -> None:
+    process = Process(loop)
+    process.send(Farewell())
+    answer, _ = process.receive()
+    assert isinstance(answer.message, Error)
+    assert answer.message.code is ErrorCode.NOT_GREETED
+    assert process.is_ended()
+    assert loop.told == []
+
+
+def test_a_wrong_packet_is_answered_and_ends_a_stranger_alone(loop: Loop) -> None:
+    stranger, known = Process(loop), Process(loop)
+    known.greet()
+    for process in (stranger, known):
+        assert process.end.send(b"\xff\x00nonsense")
+        answer, _ = process.receive()
+        assert isinstance(answer.message, Error)
+        assert answer.message.code is ErrorCode.MALFORMED
+    assert stranger.is_ended()
+    known.greet()
+    assert known.end.send(b"x" * 65536)
+    assert isinstance(known.receive()[0].message, Error)
+
+
+def test_who_does_not_greet_makes_room_for_others(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifelines_module, "MAX_UNGREETED", 3)
+    known = Process(loop)
+    known.greet()
+    silent = [Process(loop) for _ in range(5)]
+    for _ in range(10):
+        loop.turn()
+    assert len(loop.lines) == 4
+    assert silent[0].is_ended()
+    assert silent[1].is_ended()
+    silent[4].greet()
+    known.greet()
+
+
+def test_a_full_server_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifelines_module, "MAX_LIFELINES", 1)
+    known = Process(loop)
+    known.greet()
+    answer, _ = (late := Process(loop)).receive()
+    assert isinstance(answer.message, Error)
+    assert answer.message.code is ErrorCode.BUSY
+    assert late.is_ended()
+
+
+def test_who_does_not_read_is_waited_for_by_nobody_and_then_let_go(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, other = Process(loop), Process(loop)
+    slow.greet()
+    other.greet()
+    line = loop.told[0][1]
+    closing = Closing(reason=ClosingReason.ENDED)
+    for _ in range(20_000):
+        loop.lines.send_event(line, closing)  # type: ignore[arg-type]
+        if len(loop.lines) == 1:
+            break
+    assert len(loop.lines) == 1
+    assert ("end", line) in loop.told
+    other.greet()
+
+
+def test_a_slow_reader_gets_everything_in_order(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    line = loop.told[0][1]
+    for _ in range(600):
+        loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
+    numbers = [process.receive()[0].number for _ in range(600)]
+    assert numbers == list(range(1, 601))
+
+
+def test_after_the_end_nothing_is_sent(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    line = loop.told[0][1]
+    loop.lines.end(line)  # type: ignore[arg-type]
+    loop.lines.end(line)  # type: ignore[arg-type]
+    loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
+    assert process.is_ended()
+    assert loop.told[1:] == [("end", line)]
+
+
+def test_nobody_new_comes_once_it_has_stopped_listening(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    loop.lines.stop_listening()
+    with pytest.raises(FileNotFoundError):
+        Process(loop)
+    process.greet()

@@ -1,0 +1,87 @@
+"""A path belongs to one server, with its mode, and to the next one when that has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvoffload.daemon.unix_listener import UnixListener
+from kvoffload.errors import ConfigError
+
+SERVER = """
+import sys, time
+from pathlib import Path
+from kvoffload.daemon.unix_listener import UnixListener
+listener = UnixListener(Path(sys.argv[1]))
+print("listens", flush=True)
+time.sleep(600)
+"""
+
+
+def connect(path: Path) -> socket.socket:
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.connect(str(path))
+    return end
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
+def test_the_socket_has_its_mode_and_the_umask_stays(tmp_path: Path, mode: int) -> None:
+    before = os.umask(0o027)
+    os.umask(before)
+    listener = UnixListener(tmp_path / "s", mode=mode, group=os.getgid())
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == mode
+    assert os.umask(before) == before
+    with connect(tmp_path / "s"):
+        accepted = listener.accept()
+        assert accepted is not None
+        accepted.close()
+    assert listener.accept() is None
+    listener.close()
+    listener.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_server_is_refused(tmp_path: Path) -> None:
+    first = UnixListener(tmp_path / "s")
+    with pytest.raises(ConfigError, match="s is another server's"):
+        UnixListener(tmp_path / "s")
+    with connect(tmp_path / "s"):
+        pass
+    first.close()
+    UnixListener(tmp_path / "s").close()
+
+
+def test_what_a_killed_server_left_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(path)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "listens\n"
+        with pytest.raises(ConfigError, match="another server"):
+            UnixListener(path)
+        server.send_signal(signal.SIGKILL)
+    assert path.is_socket()
+    listener = UnixListener(path)
+    with connect(path):
+        pass
+    listener.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for path, reason in (
+        (tmp_path / "none" / "s", "cannot be used: No such file"),
+        (tmp_path / ("x" * 120), "cannot be used: "),
+        (tmp_path / "file", "is no socket"),
+    ):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            UnixListener(path)
+        assert "\n" not in str(caught.value)
+    assert (tmp_path / "file").read_text() == "kept"
