@@ -10,6 +10,7 @@ from kvoffload import __version__
 from kvoffload.cli.bench import bench
 from kvoffload.cli.config import config_app
 from kvoffload.cli.replay import replay
+from kvoffload.cli.serve import serve
 from kvoffload.errors import KVOffloadError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.command()(bench)
 app.command()(replay)
+app.command()(serve)
 
 
 def _print_version(is_asked: bool) -> None:

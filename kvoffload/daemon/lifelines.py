@@ -17,6 +17,7 @@ from kvoffload.errors import PacketError
 from kvoffload.packets import Credentials, Packet, PacketSocket, close_all
 from kvoffload.protocol import (
     CODEC,
+    Call,
     Channel,
     Error,
     ErrorCode,
@@ -51,10 +52,8 @@ class Watcher(Protocol):
 class LifelineHandler(Protocol):
     """Who is told. May send to this and to other lifelines, and close them, meanwhile."""
 
-    def on_greeting(
-        self, lifeline: int, number: int, greeting: Greeting, credentials: Credentials, pidfd: int | None
-    ) -> None:
-        """Takes the pidfd."""
+    def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
+        """Of a greeting. Takes the pidfd."""
         ...
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
@@ -187,7 +186,7 @@ class Lifelines:
             return
         message = call.message
         if isinstance(message, Greeting):
-            self._greet(line, call.number, message, packet)
+            self._greet(line, call, packet)
         elif not line.has_greeted:
             self._send(line, _refuse(message.op, "greet first"), call.number)
             self._end(line)
@@ -196,7 +195,7 @@ class Lifelines:
         elif isinstance(message, Farewell):
             self._handler.on_farewell(line.number, message)
 
-    def _greet(self, line: _Line, number: int, greeting: Greeting, packet: Packet) -> None:
+    def _greet(self, line: _Line, call: Call, packet: Packet) -> None:
         sent = packet.take()
         close_all(sent[1:])
         pidfd = sent[0] if sent else line.end.open_pidfd()
@@ -206,7 +205,7 @@ class Lifelines:
         # All counts begin anew with a greeting.
         line.events = 0
         self._ungreeted.pop(line.number, None)
-        self._handler.on_greeting(line.number, number, greeting, line.credentials, pidfd)
+        self._handler.on_greeting(line.number, call, line.credentials, pidfd)
 
     def _send(self, line: _Line, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
         if len(line.queue) >= MAX_QUEUED:

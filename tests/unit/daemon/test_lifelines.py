@@ -18,6 +18,7 @@ from kvoffload.packets import Credentials, PacketSocket, close_all
 from kvoffload.protocol import (
     CODEC,
     Answer,
+    Call,
     Channel,
     ClientMessage,
     Closing,
@@ -53,15 +54,13 @@ class Loop:
     def unwatch(self, file: int) -> None:
         del self._waits[file]
 
-    def on_greeting(
-        self, lifeline: int, number: int, greeting: Greeting, credentials: Credentials, pidfd: int | None
-    ) -> None:
+    def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
         assert credentials == Credentials(os.getpid(), os.getuid(), os.getgid())
         assert pidfd is not None
         assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
         os.close(pidfd)
-        self.told.append(("greeting", lifeline, greeting))
-        self.lines.send_reply(lifeline, WELCOME, number)
+        self.told.append(("greeting", lifeline, call.message))
+        self.lines.send_reply(lifeline, WELCOME, call.number)
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
         self.told.append(("offer", lifeline, offer, len(descriptors)))

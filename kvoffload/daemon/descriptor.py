@@ -1,0 +1,26 @@
+"""A descriptor that came with a message: taken by whoever needs it, or closed."""
+
+from __future__ import annotations
+
+import os
+
+
+class ReceivedDescriptor:
+    """Closed with the object, unless it was taken."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def take(self) -> int:
+        """The descriptor, which is the caller's from now on."""
+        number, self._number = self._number, -1
+        return number
+
+    def close(self) -> None:
+        """Nothing, if it was taken or closed before."""
+        number = self.take()
+        if number >= 0:
+            os.close(number)
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,281 @@
+"""The cache server as a process: one loop around the core, its sockets, its memory and the clock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
+from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
+from kvoffload.daemon.descriptor import ReceivedDescriptor
+from kvoffload.daemon.domain import DomainTerms
+from kvoffload.daemon.lifelines import Lifelines
+from kvoffload.daemon.server_core import ServerCore
+from kvoffload.daemon.server_terms import CoreTerms, ServerLimits
+from kvoffload.daemon.session import Peer
+from kvoffload.daemon.to_send import Sendable, SendMemory, ToConnection
+from kvoffload.daemon.unix_listener import UnixListener
+from kvoffload.errors import CacheMemoryError, ProtocolError
+from kvoffload.packets import Credentials, close_all
+from kvoffload.protocol import (
+    CAPABILITIES,
+    CODEC,
+    AdoptVerdict,
+    Call,
+    ClosingReason,
+    Error,
+    ErrorCode,
+    Farewell,
+    Memory,
+    Offer,
+    ProtocolFault,
+    ServerMessage,
+    ServerTerms,
+)
+from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+EVENTS_AT_ONCE = 16
+SOFTWARE = "kvoffload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPlan:
+    """What a server is to be."""
+
+    socket: Path
+    memory: Mapping[str, CacheTerms]
+    """By domain."""
+    domains: tuple[DomainTerms, ...] = (DomainTerms(name=""),)
+    mode: int = 0o600
+    group: int | None = None
+    adopt_wait_s: float = 0.0
+    """How long an engine that holds an old server's memory is waited for before new memory is taken."""
+    operator_uids: frozenset[int] = field(default_factory=lambda: frozenset({os.getuid()}))
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+@dataclass(eq=False)
+class _Offered:
+    """Descriptors of an old server's memory, as far as they have come."""
+
+    files: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        close_all(self.files)
+        self.files.clear()
+
+
+class CacheServer:
+    """One thread runs `run` or `turn`; `stop` may be called from any, and from a signal handler."""
+
+    def __init__(self, plan: ServerPlan, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """ConfigError: the socket cannot be used. Memory is taken later, by `turn`."""
+        self._plan = plan
+        self._clock_ns = clock_ns
+        self._boot_id = secrets.randbits(63) | 1
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._poller = zmq.Poller()
+        self._caches: dict[str, LocalCache] = {}
+        self._offered: dict[int, _Offered] = {}
+        self._is_stopping = False
+        self._next_tick_ns = 0
+        listener = UnixListener(plan.socket, mode=plan.mode, group=plan.group)
+        self._control = ControlSocket(
+            self._context, plan.socket.with_name(plan.socket.name + ".control"), mode=plan.mode
+        )
+        self._core = ServerCore(
+            CoreTerms(
+                boot_id=self._boot_id,
+                handshake=ServerTerms(capabilities=frozenset(CAPABILITIES), domain="", software=SOFTWARE),
+                control=self._control.endpoint,
+                pid=os.getpid(),
+                uid=os.getuid(),
+                operator_uids=plan.operator_uids,
+                limits=plan.limits,
+            ),
+            plan.domains,
+            draw=lambda: secrets.randbits(32),
+        )
+        self._poller.register(self._control.socket, zmq.POLLIN)
+        self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
+        self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
+
+    @property
+    def boot_id(self) -> int:
+        return self._boot_id
+
+    def stop(self) -> None:
+        """Takes nothing new and ends when nobody holds anything."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        """Until it was stopped and drained."""
+        while self.turn(TICK_S):
+            pass
+
+    def turn(self, timeout_s: float) -> bool:
+        """Waits for something to do, and does it. False: it was stopped, and nobody holds anything any more."""
+        self._take_memory()
+        if self._is_stopping:
+            self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
+        for ready, flags in self._poller.poll(timeout_s * 1000):
+            if ready is self._control.socket:
+                self._serve_control()
+            elif isinstance(ready, int):
+                self._lifelines.on_ready(ready, reads=bool(flags & ~zmq.POLLOUT), writes=bool(flags & zmq.POLLOUT))
+        if self._clock_ns() >= self._next_tick_ns:
+            self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
+            self._core.tick()
+        self._send_events()
+        return not (self._is_stopping and self._core.is_drained(self._clock_ns()))
+
+    def close(self) -> None:
+        """Lets go of everything. Memory stays for as long as engines have it mapped."""
+        self._lifelines.close()
+        self._control.close()
+        self._context.term()
+        for offered in self._offered.values():
+            offered.close()
+        for cache in self._caches.values():
+            cache.close()
+
+    # ---- what lifelines ask of the loop, and tell ----
+
+    def watch(self, file: int, *, writes: bool) -> None:
+        self._poller.register(file, zmq.POLLIN | (zmq.POLLOUT if writes else 0))
+
+    def unwatch(self, file: int) -> None:
+        self._poller.unregister(file)
+
+    def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
+        peer = Peer(pid=credentials.pid, uid=credentials.uid, gid=credentials.gid)
+        owned = None if pidfd is None else ReceivedDescriptor(pidfd)
+        self._send(self._core.greet(lifeline, call, peer, owned, self._clock_ns()))
+
+    def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
+        if not self._core.is_offer_wanted(lifeline, offer.former_boot_id):
+            close_all(descriptors)
+            return
+        offered = self._offered.setdefault(lifeline, _Offered())
+        is_next = offer.first == max(len(offered.files) - 2, 0)
+        beside = 2 if offer.first == 0 else 0
+        offered.files += descriptors
+        if not is_next or len(descriptors) != beside + len(offer.segment_sizes) // 8:
+            self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
+        elif offer.is_last:
+            self._adopt(lifeline, offer.former_boot_id)
+
+    def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
+        self._core.say_farewell(lifeline, farewell)
+        self._lifelines.end(lifeline)
+
+    def on_end(self, lifeline: int) -> None:
+        self._core.close_lifeline(lifeline)
+        offered = self._offered.pop(lifeline, None)
+        if offered is not None:
+            offered.close()
+
+    # ---- memory ----
+
+    def _take_memory(self) -> None:
+        """Of each domain that has none and is not waited for any more."""
+        if self._clock_ns() < self._adopt_until_ns or self._is_stopping:
+            return
+        for name, terms in self._plan.memory.items():
+            if name not in self._caches:
+                self._attach(name, LocalCache.create(terms), 0)
+
+    def _attach(self, domain: str, cache: LocalCache, adopted_boot_id: int) -> None:
+        self._caches[domain] = cache
+        self._send(self._core.attach_memory(domain, cache, adopted_boot_id=adopted_boot_id))
+
+    def _adopt(self, lifeline: int, former_boot_id: int) -> None:
+        session = self._core.sessions.find_lifeline(lifeline)
+        assert session is not None
+        lock, index, *segments = self._offered.pop(lifeline).files
+        files = CacheFiles(lock=lock, index=index, segments=tuple(segments))
+        try:
+            cache = LocalCache.adopt(files, self._plan.memory[session.domain.name])
+        except CacheMemoryError as fault:
+            logger.warning("memory of an old server was not adopted: %s", fault)
+            lives = "lives" in str(fault) or "running" in str(fault)
+            verdict = AdoptVerdict.OWNER_LIVES if lives else AdoptVerdict.NOT_USABLE
+            self._core.refuse_offer(session.domain.name, verdict)
+            return
+        logger.info("adopted the memory of server %x: %s", former_boot_id, cache.adoption)
+        self._attach(session.domain.name, cache, former_boot_id)
+
+    def _forget_offer(self, lifeline: int, verdict: AdoptVerdict) -> None:
+        session = self._core.sessions.find_lifeline(lifeline)
+        self._offered.pop(lifeline).close()
+        if session is not None:
+            self._core.refuse_offer(session.domain.name, verdict)
+
+    # ---- messages ----
+
+    def _serve_control(self) -> None:
+        for _ in range(FRAMES_AT_ONCE):
+            received = self._control.receive()
+            if received is None:
+                return
+            connection, frame = received
+            call = CODEC.decode_call(frame)
+            if isinstance(call, ProtocolFault):
+                self._send(self._core.handle_fault(connection, call))
+            else:
+                self._send(self._core.handle(connection, call, self._clock_ns()))
+
+    def _send(self, messages: list[Sendable]) -> None:
+        for one in messages:
+            if isinstance(one, ToConnection):
+                self._send_control(one.connection, one.message, one.number)
+            elif isinstance(one, SendMemory):
+                self._send_memory(one)
+            elif one.number:
+                self._lifelines.send_reply(one.lifeline, one.message, one.number)
+            else:
+                self._lifelines.send_event(one.lifeline, one.message)
+
+    def _send_control(self, connection: bytes, message: ServerMessage, number: int) -> bool:
+        try:
+            frame = CODEC.encode_answer(message, number=number, boot_id=self._boot_id)
+        except ProtocolError as fault:
+            logger.error("an answer does not fit: %s", fault)
+            error = Error(code=ErrorCode.INTERNAL, message="the answer does not fit a frame")
+            frame = CODEC.encode_answer(error, number=number, boot_id=self._boot_id)
+        return self._control.send(connection, frame)
+
+    def _send_events(self) -> None:
+        """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
+        for connection in self._core.ready_events():
+            for event, number in self._core.take_events(connection, EVENTS_AT_ONCE):
+                if not self._send_control(connection, event, number):
+                    self._core.close_connection(connection)
+                    break
+
+    def _send_memory(self, wanted: SendMemory) -> None:
+        files = self._caches[wanted.domain].files
+        sizes = [os.fstat(file).st_size for file in files.segments]
+        index_bytes = os.fstat(files.index).st_size
+        for first in range(0, max(len(sizes), 1), MAX_PACKET_SEGMENTS):
+            part = slice(first, first + MAX_PACKET_SEGMENTS)
+            memory = Memory(
+                index_bytes=index_bytes,
+                segments=len(sizes),
+                first=first,
+                segment_sizes=np.array(sizes[part], "<u8").tobytes(),
+                adopted_boot_id=wanted.adopted_boot_id,
+            )
+            beside = (files.lock, files.index) if first == 0 else ()
+            self._lifelines.send_event(wanted.lifeline, memory, (*beside, *files.segments[part]))

@@ -1,0 +1,250 @@
+"""The server with its real sockets and memory: saves, hits, ends, and what a killed one leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.cache import CacheTerms
+from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    Acquired,
+    Bye,
+    Counts,
+    Credits,
+    CreditsGranted,
+    Done,
+    Error,
+    ErrorCode,
+    GroupTerms,
+    Outcome,
+    Publish,
+    Quarantine,
+    Register,
+    Release,
+    Reuse,
+    Stats,
+)
+from kvoffload.units import MIB
+from tests.unit.daemon.raw_client import RawClient
+
+RECORD_BYTES = 4096
+MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+SERVER = """
+import sys
+from pathlib import Path
+from kvoffload.cache import CacheTerms
+from kvoffload.daemon.server import CacheServer, ServerPlan
+terms = CacheTerms(memory_bytes=int(sys.argv[2]), segment_bytes=int(sys.argv[2]))
+server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": terms}))
+print("serves", flush=True)
+server.run()
+"""
+
+
+def register_of(name: int = 1, record_bytes: int = RECORD_BYTES) -> Register:
+    return Register(
+        fingerprint=bytes([name]) * 32,
+        hash_algorithm="sha256",
+        hash_seed=b"",
+        hash_block_size=16,
+        groups=(GroupTerms(record_bytes=record_bytes, block_size=16, reuse=Reuse.PREFIX),),
+    )
+
+
+def hashes_of(count: int, seed: int = 1) -> bytes:
+    return np.random.default_rng(seed).bytes(32 * count)
+
+
+def chain_parents(hashes: bytes) -> bytes:
+    return (bytes(32) + hashes)[: len(hashes)]
+
+
+def save(client: RawClient, hashes: bytes, fill: int) -> None:
+    count = len(hashes) // 32
+    granted = client.ask(Credits(name_space=client.name_space, group=0, count=count))
+    assert isinstance(granted, CreditsGranted)
+    for address in np.frombuffer(granted.addresses, "<u8").tolist():
+        client.segments.view(address, RECORD_BYTES)[:] = fill
+    client.tell(
+        Publish(
+            name_space=client.name_space,
+            group=0,
+            shard=0,
+            tickets=granted.tickets,
+            hashes=hashes,
+            parents=chain_parents(hashes),
+        )
+    )
+    assert isinstance(client.ask(Stats()), Counts)  # the publish was served before it
+
+
+def acquire(client: RawClient, hashes: bytes) -> Acquired:
+    answer = client.ask(Acquire(name_space=client.name_space, chain=hashes))
+    assert isinstance(answer, Acquired)
+    return answer
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[CacheServer]:
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
+    yield server
+    server.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def connect(server: CacheServer, tmp_path: Path, register: Register | None = None, engine: str = "e") -> RawClient:
+    return RawClient(tmp_path / "s", register or register_of(), engine=engine, turn=lambda: server.turn(0.001))
+
+
+def test_what_one_engine_saves_another_hits(server: CacheServer, tmp_path: Path) -> None:
+    first, second = (connect(server, tmp_path, engine=name) for name in ("first", "second"))
+    hashes = hashes_of(5)
+    assert not first.index.lookup(first.name_space, 0, hashes).any()
+    save(first, hashes, 7)
+    assert second.name_space == first.name_space
+    assert second.index.lookup(second.name_space, 0, hashes).all()
+    hit = acquire(second, hashes + hashes_of(2, seed=9))
+    assert (hit.outcome, hit.boundary) == (Outcome.HIT, 80)
+    addresses = np.frombuffer(hit.groups[0].addresses, "<u8").tolist()
+    assert len(addresses) == 5
+    for address in addresses:
+        assert set(second.segments.view(address, RECORD_BYTES).tolist()) == {7}
+    counts = second.ask(Stats())
+    assert isinstance(counts, Counts)
+    assert (counts.leases, counts.sessions, counts.hits) == (1, 2, 1)
+    second.tell(Release(leases=np.array([hit.lease], "<u8").tobytes()))
+    counts = second.ask(Stats())
+    assert isinstance(counts, Counts)
+    assert counts.leases == 0
+    assert second.ask(Bye(one_way_count=1)) == Done()
+    first.close()
+    second.close()
+
+
+def test_two_models_share_one_pool_and_nothing_else(server: CacheServer, tmp_path: Path) -> None:
+    small, large = connect(server, tmp_path), connect(server, tmp_path, register_of(2, 3 * RECORD_BYTES), engine="l")
+    hashes = hashes_of(3)
+    save(small, hashes, 1)
+    assert large.name_space != small.name_space
+    assert acquire(large, hashes).outcome is Outcome.MISS
+    assert acquire(small, hashes).outcome is Outcome.HIT
+    small.close()
+    large.close()
+
+
+def test_a_different_geometry_is_refused_by_name(server: CacheServer, tmp_path: Path) -> None:
+    first = connect(server, tmp_path)
+    with pytest.raises(AssertionError, match=r"groups\[0\].record_bytes is 4096 here, 8192 there"):
+        connect(server, tmp_path, register_of(record_bytes=8192), engine="other")
+    first.close()
+
+
+def test_one_way_messages_out_of_order_end_the_session(server: CacheServer, tmp_path: Path) -> None:
+    client = connect(server, tmp_path)
+    client.tell(Abort(tickets=b""), number=2)
+    assert isinstance(client.receive_event(), Quarantine)
+    refused = client.ask(Stats())
+    assert isinstance(refused, Error)
+    assert refused.code in (ErrorCode.NO_SESSION, ErrorCode.OUT_OF_ORDER)
+    client.close()
+
+
+def test_nonsense_is_answered_and_harms_nobody(server: CacheServer, tmp_path: Path) -> None:
+    client = connect(server, tmp_path)
+    assert client._control is not None
+    for frame in (b"", b"\xc1", b"x" * 100_000, b"\x94\x01\x01\x00\x00"):
+        client._control.send(frame)
+    for _ in range(20):
+        server.turn(0.001)
+    assert isinstance(client.ask(Stats()), Counts)
+    client.close()
+
+
+def test_an_engine_that_dies_gives_back_what_it_held(server: CacheServer, tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.unit.daemon.test_server import *\n"
+        "client = RawClient(sys.argv[1], register_of(), engine='dies')\n"
+        "client.ask(Credits(name_space=client.name_space, group=0, count=9))\n"
+        "print('holds', flush=True); sys.stdin.read()\n"
+    )
+    root = str(Path(__file__).parents[3])
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "s"), root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as engine:
+        assert engine.stdout is not None
+        os.set_blocking(engine.stdout.fileno(), False)
+        while engine.stdout.readline() != "holds\n":
+            server.turn(0.005)
+            assert engine.poll() is None
+        watcher = connect(server, tmp_path)
+        counts = watcher.ask(Stats())
+        assert isinstance(counts, Counts)
+        assert counts.reserved == 9
+        engine.send_signal(signal.SIGKILL)
+        engine.wait()
+    for _ in range(1000):
+        server.turn(0.005)
+        counts = watcher.ask(Stats())
+        assert isinstance(counts, Counts)
+        if counts.reserved == 0:
+            break
+    assert (counts.reserved, counts.sessions) == (0, 1)
+    watcher.close()
+
+
+def test_a_server_that_is_stopped_ends_when_nobody_holds_anything(server: CacheServer, tmp_path: Path) -> None:
+    client = connect(server, tmp_path)
+    hashes = hashes_of(2)
+    save(client, hashes, 3)
+    hit = acquire(client, hashes)
+    server.stop()
+    for _ in range(5):
+        assert server.turn(0.001)
+    refused = client.ask(Acquire(name_space=client.name_space, chain=hashes))
+    assert isinstance(refused, Error)
+    assert refused.code is ErrorCode.DRAINING
+    client.tell(Release(leases=np.array([hit.lease], "<u8").tobytes()))
+    for _ in range(1000):
+        if not server.turn(0.001):
+            break
+    assert not server.turn(0.001)
+    client.close()
+
+
+def test_a_killed_servers_memory_is_adopted_by_the_next(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVER, str(tmp_path / "s"), str(64 * MIB)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as old:
+        assert old.stdout is not None
+        assert old.stdout.readline() == "serves\n"
+        client = RawClient(tmp_path / "s", register_of())
+        hashes = hashes_of(4)
+        save(client, hashes, 9)
+        hit = acquire(client, hashes)
+        old.send_signal(signal.SIGKILL)
+        old.wait()
+    # Look-ups and what is leased go on without it.
+    assert client.index.lookup(client.name_space, 0, hashes).all()
+    (address, *_) = np.frombuffer(hit.groups[0].addresses, "<u8").tolist()
+    assert set(client.segments.view(address, RECORD_BYTES).tolist()) == {9}
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, adopt_wait_s=60))
+    again = RawClient(tmp_path / "s", register_of(), former=client.held, turn=lambda: server.turn(0.001))
+    assert again.joining.keeps_former
+    found = acquire(again, hashes)
+    assert (found.outcome, found.boundary) == (Outcome.HIT, 64)
+    again.close()
+    client.close()
+    server.close()
