@@ -1,0 +1,1 @@
+"""client: what an engine's processes use of a cache server. Must not know which engine that is."""

@@ -1,7 +1,7 @@
 """What the cache server decides: sessions, answers, events. Must not import vllm or torch.
 
-Everything here is a state machine of one thread: time, credentials and descriptors are handed in, what is to be sent
-comes out. Sockets and the event loop lie around it.
+The core is a state machine of one thread: time, credentials and descriptors are handed in, what is to be sent comes
+out. Sockets, memory and the event loop lie around it, in `server`.
 """
 
 from kvoffload.daemon.domain import DomainTerms, TenantTerms
