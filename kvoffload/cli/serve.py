@@ -53,9 +53,8 @@ def serve(
 
 def choose_memory_bytes(settings: Settings) -> int:
     """What is asked for in whole segments; `auto` is half of what is free, at most 16 GiB."""
-    wanted = settings.memory
-    if wanted == "auto":
-        wanted = min(memory_headroom_bytes() // 2, AUTO_LIMIT_BYTES)
+    memory = settings.memory
+    wanted = memory if isinstance(memory, int) else min(memory_headroom_bytes() // 2, AUTO_LIMIT_BYTES)
     segment_bytes = min(settings.segment_size, max(wanted, 64 * MIB))
     return max(wanted // segment_bytes, 1) * segment_bytes
 

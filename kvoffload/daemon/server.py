@@ -129,7 +129,7 @@ class CacheServer:
         self._take_memory()
         if self._is_stopping:
             self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
-        for ready, flags in self._poller.poll(timeout_s * 1000):
+        for ready, flags in self._poller.poll(int(timeout_s * 1000)):
             if ready is self._control.socket:
                 self._serve_control()
             elif isinstance(ready, int):
@@ -177,7 +177,7 @@ class CacheServer:
             self._adopt(lifeline, offer.former_boot_id)
 
     def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
-        self._core.say_farewell(lifeline, farewell)
+        logger.debug("lifeline %d says farewell: %s", lifeline, farewell.reason.name)
         self._lifelines.end(lifeline)
 
     def on_end(self, lifeline: int) -> None:

@@ -14,17 +14,21 @@ import pytest
 
 from kvoffload.cache import CacheTerms
 from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.errors import PacketError
 from kvoffload.protocol import (
+    CODEC,
     Abort,
     Acquire,
     Acquired,
     Bye,
+    Channel,
     Counts,
     Credits,
     CreditsGranted,
     Done,
     Error,
     ErrorCode,
+    Farewell,
     GroupTerms,
     Outcome,
     Publish,
@@ -129,6 +133,16 @@ def test_what_one_engine_saves_another_hits(server: CacheServer, tmp_path: Path)
     assert second.ask(Bye(one_way_count=1)) == Done()
     first.close()
     second.close()
+
+
+def test_a_process_that_says_farewell_is_let_go(server: CacheServer, tmp_path: Path) -> None:
+    client, other = connect(server, tmp_path), connect(server, tmp_path, engine="other")
+    assert client.lifeline.send(CODEC.encode_call(Farewell(), number=1, channel=Channel.LIFELINE))
+    with pytest.raises(PacketError, match="closed"):
+        client.receive_event()
+    assert isinstance(other.ask(Stats()), Counts)
+    client.close()
+    other.close()
 
 
 def test_two_models_share_one_pool_and_nothing_else(server: CacheServer, tmp_path: Path) -> None:
