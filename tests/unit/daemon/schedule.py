@@ -4,7 +4,7 @@ and out of order. A plain model says what each session must hold; everything is 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -28,11 +28,23 @@ from kvoffload.protocol import (
     Welcome,
 )
 from kvoffload.protocol.message import OneWay
-from tests.unit.cache.cache_model import HYBRID, PLAIN, block_hashes, has_pattern, make_chain, slot_bytes, write_record
+from tests.unit.cache.cache_model import (
+    HYBRID,
+    KIB,
+    PLAIN,
+    SMALL,
+    block_hashes,
+    has_pattern,
+    make_chain,
+    slot_bytes,
+    write_record,
+)
 from tests.unit.daemon.harness import BOOT_ID, Client, Server, numbers, register_of
 
-STEPS = 60
+STEPS = 80
 ENGINES = 3
+TINY = replace(SMALL, memory_bytes=384 * KIB, segment_bytes=192 * KIB)
+"""So that there is never enough."""
 GEOMETRIES = {"engine 0": HYBRID, "engine 1": PLAIN, "engine 2": HYBRID}
 
 
@@ -88,7 +100,7 @@ class Schedule:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.server = Server(limits=ServerLimits(queued_events=6, swept_blocks=16))
+        self.server = Server(memory=TINY, limits=ServerLimits(queued_events=6, swept_blocks=16))
         self.holdings: dict[SessionId, Holding] = {}
         self.used_tickets: set[int] = set()
         self.processes: list[EngineProcess] = []
@@ -97,9 +109,12 @@ class Schedule:
         self.event_number = 0
 
     def run(self) -> None:
-        actions = [self.save, self.save, self.load, self.load, self.finish, self.deliver, self.deliver, self.deliver]
-        actions += [self.forget, self.crash, self.exit_one, self.come_back, self.start_one, self.tick, self.watch]
+        often = [self.save, self.load, self.load, self.finish, self.deliver, self.deliver, self.deliver]
+        seldom = [self.forget, self.crash, self.exit_one, self.come_back, self.start_one, self.tick, self.watch]
+        actions = [*often, *often, *seldom]
         with self.server:
+            for _ in range(ENGINES):
+                self.start_one()
             for _ in range(STEPS):
                 self.random.choice(actions)()
                 self.check()
@@ -117,7 +132,7 @@ class Schedule:
     def come_back(self) -> None:
         """After a reset, a closed lifeline, or for no reason; with or without a word of its former session."""
         process = self.pick()
-        if process is not None:
+        if process is not None and (not process.is_connected or self.random.random() < 0.2):
             former = {"former_session": process.session, "former_boot_id": BOOT_ID}
             self.server.core.close_lifeline(process.lifeline)
             self.connect(process, former if self.random.random() < 0.8 else {})
@@ -144,11 +159,13 @@ class Schedule:
         self.forget_resets()
 
     def save(self) -> None:
-        """Credits for a conversation, written and published; each message may still be lost on its way."""
+        """All blocks of a conversation, as far as there is room; each message may still be lost on its way."""
         process, chain = self.pick(is_connected=True), self.chain()
-        if process is None:
-            return
-        group = self.random.randrange(len(process.geometry.groups))
+        for group in range(len(process.geometry.groups) if process is not None else 0):
+            assert process is not None
+            self.save_group(process, chain, group)
+
+    def save_group(self, process: EngineProcess, chain: bytes, group: int) -> None:
         names = block_hashes(chain, process.geometry, group)
         answer = self.ask(process, Credits(name_space=process.name_space, group=group, hashes=b"".join(names)))
         if answer is None:
@@ -160,7 +177,7 @@ class Schedule:
             self.used_tickets.add(tickets[at])
             slot = Slot(process.geometry, (process.name_space, group), addresses[at], names[at])
             self.holding(process).slots[tickets[at]] = slot
-        if self.random.random() < 0.1:
+        if self.random.random() < 0.05:
             return  # The answer is lost: nobody knows these tickets but the server.
         process.known_tickets += [tickets[at] for at in granted]
         parents = [bytes(32), *names] if group == 0 else names
@@ -250,7 +267,7 @@ class Schedule:
 
     def put(self, process: EngineProcess, message: OneWay) -> None:
         process.one_way += 1
-        process.outbox.append((process.one_way, message, self.random.random() < 0.05))
+        process.outbox.append((process.one_way, message, self.random.random() < 0.02))
 
     def deliver(self) -> None:
         """The next messages of a process, unless the wire does something to them."""
@@ -258,17 +275,18 @@ class Schedule:
         if process is None or not process.outbox:
             return
         fault = self.random.random()
-        if fault < 0.03:
+        if fault < 0.02:
             process.outbox.popleft()
-        elif fault < 0.06:
+        elif fault < 0.04:
             process.outbox.rotate(-1)
-        elif fault < 0.09:
+        elif fault < 0.06:
             process.outbox.append(process.outbox[0])
-        for _ in range(min(len(process.outbox), self.random.randint(1, 4))):
+        for _ in range(min(len(process.outbox), self.random.randint(1, 12))):
             self.arrive(process, *process.outbox.popleft())
 
     def arrive(self, process: EngineProcess, number: int, message: OneWay, is_late: bool) -> None:
         process.expires_ns = self.server.now_ns if is_late else 0
+        has_lifeline = self.server.core.sessions.find_lifeline(process.lifeline) is not None
         answer = process.tell(message, number=number)
         process.expires_ns = 0
         if not process.is_connected:
@@ -277,7 +295,8 @@ class Schedule:
         elif number != process.expected:
             assert isinstance(answer, Error)
             assert answer.code is ErrorCode.OUT_OF_ORDER
-            assert any(isinstance(told, Quarantine) for told in self.server.told[process.lifeline])
+            told = self.server.told.get(process.lifeline, [])
+            assert not has_lifeline or any(isinstance(event, Quarantine) for event in told)
             self.forget_resets()
             assert not process.is_connected
         else:
@@ -370,4 +389,4 @@ class Schedule:
         return [slot for held in self.holdings.values() for slots in held.leases.values() for slot in slots]
 
     def chain(self) -> bytes:
-        return make_chain(self.random.randrange(4), self.random.randint(1, 10))
+        return make_chain(self.random.randrange(3), self.random.choice([3, 4, 8]))

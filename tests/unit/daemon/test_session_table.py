@@ -50,6 +50,7 @@ def test_memory_is_kept_until_the_last_process_has_exited(server: Server) -> Non
     reserve(first)
     server.exit_process(first)
     assert server.cache.stats.reserved == 2
+    reserve(second, 1)
     server.exit_process(second)
     assert server.cache.stats.reserved == 0
 
