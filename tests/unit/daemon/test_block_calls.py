@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import Acquired as CacheAcquired
-from kvoffload.cache import AcquireOutcome, LeasedGroup, LeaseId
-from kvoffload.protocol import Acquire, AcquireEntries, Error, ErrorCode, Outcome
+from kvoffload.cache import AcquireOutcome, CommitOutcome, LeasedGroup, LeaseId
+from kvoffload.protocol import Acquire, AcquireEntries, Error, ErrorCode, Outcome, Publish
 from kvoffload.protocol.limits import FRAME_BYTES
 from tests.unit.cache.cache_model import make_chain
 from tests.unit.daemon.harness import Client, Server, numbers
@@ -52,7 +52,6 @@ def test_the_largest_answer_that_is_given_fits_a_frame(
     blocks = (FRAME_BYTES - 96) // 8 // 9
     monkeypatch.setattr(server.cache, "acquire", lambda *_, **__: hit_of(blocks))
     monkeypatch.setattr(server.cache, "release", lambda *_: True)
-    server.process("x")
     sharded = Acquire(name_space=engine.name_space, chain=bytes(32), shards=(0, 1) * 4)
     assert engine.ask(sharded).outcome is Outcome.HIT
 
@@ -77,3 +76,28 @@ def test_digests_of_slots_that_changed_in_between_are_unknown(
     assert digests[:4].all()
     assert not digests[4:].any()
     assert server.cache.stats.leases == 1
+
+
+@pytest.mark.parametrize(("parents", "digests"), [(b"", b""), (b"p" * 64, b"d" * 16)])
+def test_a_publish_reaches_the_cache_as_it_was_sent(
+    server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch, parents: bytes, digests: bytes
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def commit(*_: Any, **options: Any) -> Any:
+        seen.update(options)
+        return np.full(2, CommitOutcome.STALE, np.uint8)
+
+    monkeypatch.setattr(server.cache, "commit", commit)
+    message = Publish(
+        name_space=engine.name_space,
+        group=0,
+        shard=1,
+        tickets=bytes(16),
+        hashes=b"h" * 64,
+        parents=parents,
+        digests=digests,
+    )
+    assert engine.tell(message) is None
+    assert (seen["hashes"], seen["parents"], seen["shard"]) == (b"h" * 64, parents or None, 1)
+    assert (seen["digests"] is None) if not digests else (seen["digests"].tobytes() == digests)
