@@ -129,6 +129,22 @@ def test_a_cleared_namespace_is_one_event(server: Server, engine: Client, router
     assert take(router) == []
 
 
+def test_a_namespace_may_be_cleared_while_its_blocks_are_looked_at(
+    server: Server, engine: Client, router: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tick looks at 8 of the 20."""
+    save_chain(server.cache, engine, make_chain(1, 20), PLAIN)
+    server.core.tick()
+    server.core.clear("main", engine.name_space)
+    server.core.tick()
+    save_chain(server.cache, engine, make_chain(2, 2), PLAIN)
+    server.cache.evict(MIB)
+    assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Cleared", "Stored"]
+    server.core.tick()
+    assert kinds(take(router)) == ["Removed"]
+    assert caplog.records == []
+
+
 def test_a_slow_subscriber_is_told_what_it_lost(server: Server, engine: Client, router: Client) -> None:
     """The queue holds 4: one namespace and three of the five events."""
     for conversation in range(5):
