@@ -46,6 +46,7 @@ IndexReader = _native.IndexReader
 PopulateProgress = _native.PopulateProgress
 create_cache = _native.create_cache
 adopt_cache = _native.adopt_cache
+find_lock_owner = _native.find_lock_owner
 open_index_reader = _native.open_index_reader
 SegmentMap = _native.SegmentMap
 open_segment_map = _native.open_segment_map

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import zmq
 
+from kvoffload.errors import ConfigError
 from kvoffload.protocol.limits import FRAME_BYTES
 
 QUEUED_FRAMES = 1024
@@ -34,6 +35,11 @@ class ControlSocket:
         former = os.umask(0o777 & ~mode)
         try:
             self._socket.bind(self.endpoint)
+        except zmq.ZMQError as fault:
+            self._socket.close()
+            raise ConfigError(
+                f"socket {path} cannot be used: {fault.strerror}", remedy="choose another path of at most 107 bytes"
+            ) from fault
         finally:
             os.umask(former)
 
@@ -54,7 +60,7 @@ class ControlSocket:
         """False: the connection is gone, or has not read what it was sent before."""
         try:
             self._socket.send_multipart([connection, frame], zmq.NOBLOCK)
-        except (zmq.Again, zmq.ZMQError):
+        except zmq.ZMQError:
             return False
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from kvoffload.packets import close_all
 
 
 class ReceivedDescriptor:
@@ -20,7 +20,7 @@ class ReceivedDescriptor:
         """Nothing, if it was taken or closed before."""
         number = self.take()
         if number >= 0:
-            os.close(number)
+            close_all([number])
 
     def __del__(self) -> None:
         self.close()

@@ -6,6 +6,7 @@ not greet makes room for others, and who does not read is let go.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ from kvoffload.protocol import (
     ServerMessage,
     answer_fault,
 )
+
+logger = logging.getLogger(__name__)
 
 MAX_LIFELINES = 8192
 MAX_UNGREETED = 64
@@ -89,6 +92,8 @@ class Lifelines:
         self._lines: dict[int, _Line] = {}
         self._by_file: dict[int, _Line] = {}
         self._ungreeted: dict[int, _Line] = {}
+        self._is_full = False
+        """The listener is not watched: this process has no descriptor left."""
         watcher.watch(listener.fileno(), writes=False)
 
     def __len__(self) -> int:
@@ -131,7 +136,8 @@ class Lifelines:
     def stop_listening(self) -> None:
         """Nobody new; what is there stays."""
         if self._listener.fileno() != -1:
-            self._watcher.unwatch(self._listener.fileno())
+            if not self._is_full:
+                self._watcher.unwatch(self._listener.fileno())
             self._listener.close()
 
     def close(self) -> None:
@@ -141,7 +147,14 @@ class Lifelines:
             self._end(line)
 
     def _accept(self) -> bool:
-        connected = self._listener.accept()
+        try:
+            connected = self._listener.accept()
+        except OSError as fault:
+            # Who knocks would be told to us again and again. The next one that leaves makes room.
+            logger.warning("nobody new is let in until somebody leaves: %s", fault.strerror)
+            self._watcher.unwatch(self._listener.fileno())
+            self._is_full = True
+            return False
         if connected is None:
             return False
         end = PacketSocket(connected)
@@ -197,10 +210,11 @@ class Lifelines:
 
     def _greet(self, line: _Line, call: Call, packet: Packet) -> None:
         sent = packet.take()
-        close_all(sent[1:])
-        pidfd = sent[0] if sent else line.end.open_pidfd()
-        if pidfd is None:
-            pidfd = _open_pidfd(line.credentials.pid)
+        pidfd = line.end.open_pidfd() or _open_pidfd(line.credentials.pid)
+        if pidfd is None and sent and _is_pidfd(sent[0]):
+            # The process has another pid namespace, and the kernel is too old to tell us.
+            pidfd = sent.pop(0)
+        close_all(sent)
         line.has_greeted = True
         # All counts begin anew with a greeting.
         line.events = 0
@@ -232,6 +246,9 @@ class Lifelines:
         del self._by_file[line.end.fileno()]
         self._watcher.unwatch(line.end.fileno())
         line.end.close()
+        if self._is_full and self._listener.fileno() != -1:
+            self._is_full = False
+            self._watcher.watch(self._listener.fileno(), writes=False)
         if line.has_greeted:
             self._handler.on_end(line.number)
 
@@ -245,6 +262,10 @@ def _open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:
         return None
+
+
+def _is_pidfd(descriptor: int) -> bool:
+    return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[pidfd]"
 
 
 def _refuse(op: int, line: str) -> Error:

@@ -7,12 +7,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import zmq
 
+from kvoffload import native
 from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
 from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
 from kvoffload.daemon.descriptor import ReceivedDescriptor
@@ -24,7 +27,7 @@ from kvoffload.daemon.session import Peer
 from kvoffload.daemon.to_send import Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.errors import CacheMemoryError, ProtocolError
-from kvoffload.packets import Credentials, close_all
+from kvoffload.packets import Credentials, close_all, spare_file
 from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,
@@ -65,6 +68,10 @@ class ServerPlan:
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 
+class _NotWantedError(Exception):
+    """Memory is being taken that nobody needs any more."""
+
+
 @dataclass(eq=False)
 class _Offered:
     """Descriptors of an old server's memory, as far as they have come."""
@@ -80,20 +87,27 @@ class CacheServer:
     """One thread runs `run` or `turn`; `stop` may be called from any, and from a signal handler."""
 
     def __init__(self, plan: ServerPlan, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """ConfigError: the socket cannot be used. Memory is taken later, by `turn`."""
+        """ConfigError: the socket cannot be used. Memory is taken later, beside the loop."""
         self._plan = plan
         self._clock_ns = clock_ns
         self._boot_id = secrets.randbits(63) | 1
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._poller = zmq.Poller()
         self._caches: dict[str, LocalCache] = {}
+        self._taking: dict[str, Future[LocalCache]] = {}
+        self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
         self._next_tick_ns = 0
         listener = UnixListener(plan.socket, mode=plan.mode, group=plan.group)
-        self._control = ControlSocket(
-            self._context, plan.socket.with_name(plan.socket.name + ".control"), mode=plan.mode
-        )
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        try:
+            self._control = ControlSocket(
+                self._context, plan.socket.with_name(plan.socket.name + ".control"), mode=plan.mode
+            )
+        except BaseException:
+            listener.close()
+            self._context.term()
+            raise
         self._core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
@@ -125,7 +139,10 @@ class CacheServer:
             pass
 
     def turn(self, timeout_s: float) -> bool:
-        """Waits for something to do, and does it. False: it was stopped, and nobody holds anything any more."""
+        """Waits for something to do, and does it. False: it was stopped, and nobody holds anything any more.
+
+        CacheMemoryError: there is no memory to serve.
+        """
         self._take_memory()
         if self._is_stopping:
             self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
@@ -142,6 +159,11 @@ class CacheServer:
 
     def close(self) -> None:
         """Lets go of everything. Memory stays for as long as engines have it mapped."""
+        self._is_stopping = True
+        self._pool.shutdown()
+        for taking in self._taking.values():
+            if taking.exception() is None:
+                taking.result().close()
         self._lifelines.close()
         self._control.close()
         self._context.term()
@@ -168,8 +190,8 @@ class CacheServer:
             close_all(descriptors)
             return
         offered = self._offered.setdefault(lifeline, _Offered())
-        is_next = offer.first == max(len(offered.files) - 2, 0)
-        beside = 2 if offer.first == 0 else 0
+        beside = 0 if offered.files else 2
+        is_next = offer.first == len(offered.files) - (2 - beside)
         offered.files += descriptors
         if not is_next or len(descriptors) != beside + len(offer.segment_sizes) // 8:
             self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
@@ -189,29 +211,54 @@ class CacheServer:
     # ---- memory ----
 
     def _take_memory(self) -> None:
-        """Of each domain that has none and is not waited for any more."""
+        """Of each domain that has none and is not waited for any more: half a second per GiB, on another thread."""
+        for name, taking in list(self._taking.items()):
+            if not taking.done():
+                continue
+            del self._taking[name]
+            try:
+                cache = taking.result()
+            except _NotWantedError:
+                continue
+            if name in self._caches:
+                cache.close()
+            else:
+                self._attach(name, cache, 0)
         if self._clock_ns() < self._adopt_until_ns or self._is_stopping:
             return
         for name, terms in self._plan.memory.items():
-            if name not in self._caches:
-                self._attach(name, LocalCache.create(terms), 0)
+            if name not in self._caches and name not in self._taking:
+                progress = partial(self._check_wanted, name)
+                self._taking[name] = self._pool.submit(LocalCache.create, terms, progress=progress)
+
+    def _check_wanted(self, domain: str, _done_bytes: int, _total_bytes: int) -> None:
+        """An old server's memory may have come, or the end."""
+        if self._is_stopping or domain in self._caches:
+            raise _NotWantedError
 
     def _attach(self, domain: str, cache: LocalCache, adopted_boot_id: int) -> None:
         self._caches[domain] = cache
+        spare_file(cache.files.lock)
         self._send(self._core.attach_memory(domain, cache, adopted_boot_id=adopted_boot_id))
 
     def _adopt(self, lifeline: int, former_boot_id: int) -> None:
         session = self._core.sessions.find_lifeline(lifeline)
         assert session is not None
-        lock, index, *segments = self._offered.pop(lifeline).files
+        lock, index, *segments = self._offered[lifeline].files
+        try:
+            verdict = AdoptVerdict.OWNER_LIVES if native.find_lock_owner(lock) else None
+        except RuntimeError:
+            verdict = AdoptVerdict.NOT_USABLE
+        if verdict is not None:
+            self._forget_offer(lifeline, verdict)
+            return
+        del self._offered[lifeline]
         files = CacheFiles(lock=lock, index=index, segments=tuple(segments))
         try:
             cache = LocalCache.adopt(files, self._plan.memory[session.domain.name])
         except CacheMemoryError as fault:
             logger.warning("memory of an old server was not adopted: %s", fault)
-            lives = "lives" in str(fault) or "running" in str(fault)
-            verdict = AdoptVerdict.OWNER_LIVES if lives else AdoptVerdict.NOT_USABLE
-            self._core.refuse_offer(session.domain.name, verdict)
+            self._core.refuse_offer(session.domain.name, AdoptVerdict.NOT_USABLE)
             return
         logger.info("adopted the memory of server %x: %s", former_boot_id, cache.adoption)
         self._attach(session.domain.name, cache, former_boot_id)
@@ -239,7 +286,8 @@ class CacheServer:
     def _send(self, messages: list[Sendable]) -> None:
         for one in messages:
             if isinstance(one, ToConnection):
-                self._send_control(one.connection, one.message, one.number)
+                if not self._send_control(one.connection, one.message, one.number):
+                    self._core.close_connection(one.connection)
             elif isinstance(one, SendMemory):
                 self._send_memory(one)
             elif one.number:

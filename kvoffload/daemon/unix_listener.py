@@ -33,10 +33,10 @@ class UnixListener:
         return self._socket.fileno()
 
     def accept(self) -> socket.socket | None:
-        """The next connection; None: there is none, or it is gone again, or this process has no descriptor left."""
+        """The next connection; None: there is none. OSError: this process has no descriptor left for it."""
         try:
             connected, _ = self._socket.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
             return None
         return connected
 

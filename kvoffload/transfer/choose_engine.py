@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from kvoffload.transfer.host_engine import HostEngine
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 
 def open_engine(
@@ -35,6 +38,8 @@ def open_engine(
         from kvoffload.transfer.cuda_engine import CudaEngine
 
         engine = CudaEngine(page_map, memory, plan_limit=plan_limit)
+        if engine.kernel_problem:
+            logger.warning("small pages are copied slowly, one by one: %s", engine.kernel_problem)
         if table := find_ways(page_map, devices.pop().index or 0):
             engine.set_ways(table)
         return engine

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -31,8 +32,19 @@ struct SceneSettings {
     bool has_room = false;  // for all parts of any plan at once
 };
 
+inline constexpr std::array kWays = {CopyWay::batch, CopyWay::staged, CopyWay::mapped};
 inline constexpr CopyDirection kSave = CopyDirection::save;
 inline constexpr CopyDirection kLoad = CopyDirection::load;
+
+// All slots are registered from the beginning, and any plan is with the device at once.
+inline SceneSettings with_room(CopyWay way) {
+    SceneSettings settings;
+    settings.way = way;
+    settings.registered_bytes = 3 * 4096;
+    settings.waits_for_registration = true;
+    settings.has_room = true;
+    return settings;
+}
 
 // Ends a test that waits for what does not come.
 class Patience {

@@ -13,6 +13,7 @@ using namespace kvo;
 using test::CudaScene;
 using test::kLoad;
 using test::kSave;
+using test::kWays;
 using test::SceneSettings;
 
 namespace {
@@ -22,8 +23,6 @@ constexpr std::uint64_t kSeeds = 250;
 #else
 constexpr std::uint64_t kSeeds = 1000;
 #endif
-
-constexpr std::array kWays = {CopyWay::batch, CopyWay::staged, CopyWay::mapped};
 
 SceneSettings settings_of(std::uint64_t seed, CopyWay way) {
     SceneSettings settings;

@@ -49,14 +49,9 @@ TEST(a_device_without_batches_is_given_one_copy_after_the_other) {
 // The host waits for nothing while the device's memory lasts: all of a plan in registered memory is handed over at
 // once.
 TEST(a_plan_is_with_the_device_before_any_of_it_has_moved) {
-    for (const CopyWay way : {CopyWay::batch, CopyWay::staged, CopyWay::mapped}) {
+    for (const CopyWay way : test::kWays) {
         for (const CopyDirection direction : {kSave, kLoad}) {
-            SceneSettings settings;
-            settings.way = way;
-            settings.registered_bytes = 3 * sizeof(test::HostPage);
-            settings.waits_for_registration = true;
-            settings.has_room = true;
-            CudaScene scene(settings);
+            CudaScene scene(test::with_room(way));
             CHECK(scene.open().ok());
             scene.control().stall(true);
             const CopyTicket ticket = scene.submit(direction, {0, 1, 2, 3, 4, 5});

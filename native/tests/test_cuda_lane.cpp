@@ -9,6 +9,7 @@ using namespace kvo;
 using test::CudaScene;
 using test::kLoad;
 using test::kSave;
+using test::kWays;
 using test::SceneSettings;
 
 namespace {
@@ -18,8 +19,6 @@ constexpr std::uint64_t kStep = 3;
 #else
 constexpr std::uint64_t kStep = 1;
 #endif
-
-constexpr std::array kWays = {CopyWay::batch, CopyWay::staged, CopyWay::mapped};
 
 // What of the driver is the scene's own.
 fake::Live live_without_engine(const SceneSettings& settings) { return CudaScene(settings).control().live(); }
@@ -172,11 +171,7 @@ TEST(a_slow_driver_changes_nothing) {
 }
 
 TEST(a_plan_that_fails_fails_alone) {
-    SceneSettings settings;
-    settings.registered_bytes = 3 * sizeof(test::HostPage);
-    settings.waits_for_registration = true;
-    settings.has_room = true;
-    CudaScene scene(settings);
+    CudaScene scene(test::with_room(CopyWay::batch));
     CHECK(scene.open().ok());
     scene.control().stall(true);
     scene.write_pages({0}, 1);
@@ -202,12 +197,8 @@ TEST(a_plan_that_fails_fails_alone) {
 // A plan that another one's fault makes the lane wait for is not done because the device has ended meanwhile.
 TEST(a_loss_while_others_fail_is_a_loss_of_all) {
     for (const CopyWay way : kWays) {
-        SceneSettings settings;
-        settings.way = way;
+        SceneSettings settings = test::with_room(way);
         settings.has_digests = true;
-        settings.registered_bytes = 3 * sizeof(test::HostPage);
-        settings.waits_for_registration = true;
-        settings.has_room = true;
         CudaScene scene(settings);
         CHECK(scene.open().ok());
         scene.control().stall(true);

@@ -8,6 +8,8 @@ import gc
 import os
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.errors import PacketError
-from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket
+from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket, spare_file
 
 
 def open_descriptors() -> int:
@@ -189,6 +191,26 @@ def test_no_credentials_are_a_fault() -> None:
     with pytest.raises(PacketError, match="credentials"):
         closed.credentials()
     other.close()
+
+
+def test_a_lock_is_not_lost_by_receiving_its_file(ends: Ends, tmp_path: Path) -> None:
+    """Until its file is spared, closing any descriptor of it drops it."""
+    script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    for is_spared in (False, True):
+        path = tmp_path / f"lock{is_spared}"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT)
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        if is_spared:
+            spare_file(lock)
+        assert ends.here.send(b"x", [lock])
+        packet = received(ends.there)
+        (number,) = packet.descriptors
+        packet.close()
+        other = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, check=False)
+        assert (other.returncode != 0) == is_spared
+        os.close(lock)
+        if is_spared:
+            os.close(number)
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.integers(0, 4)), max_size=20))

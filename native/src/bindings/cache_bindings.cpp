@@ -16,6 +16,7 @@
 #include "bindings/cache_handle.hpp"
 #include "bindings/cache_values.hpp"
 #include "cache/cache_core.hpp"
+#include "shim/file_lock.hpp"
 
 namespace nb = nanobind;
 
@@ -339,6 +340,9 @@ void bind_cache(nb::module_& module) {
                nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("progress"));
     module.def("adopt_cache", adopt_cache, nb::arg("lock"), nb::arg("index"), nb::arg("segments"), nb::arg("policy"),
                nb::arg("verifies_always"));
+    module.def(
+        "find_lock_owner", [](int lock) { return take(find_lock_owner(lock)); }, nb::arg("lock"),
+        "The process that owns the memory of this lock: 0 if none or this one, -1 in another PID namespace.");
 }
 
 }  // namespace kvo

@@ -39,6 +39,8 @@ from kvoffload.protocol import (
     Call,
     Channel,
     ClientMessage,
+    Error,
+    ErrorCode,
     Greeting,
     GroupTerms,
     Hello,
@@ -337,6 +339,12 @@ class Client:
 def numbers(blob: bytes) -> npt.NDArray[np.uint64]:
     """Of a little-endian blob."""
     return np.frombuffer(blob, "<u8")
+
+
+def code_of(answer: object) -> ErrorCode:
+    """Of what must be an error."""
+    assert isinstance(answer, Error), answer
+    return answer.code
 
 
 def _draw() -> Any:

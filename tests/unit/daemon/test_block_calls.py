@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,6 @@ from kvoffload.protocol.limits import FRAME_BYTES
 from tests.unit.cache.cache_model import make_chain
 from tests.unit.daemon.harness import Client, Server, numbers
 from tests.unit.daemon.test_block_desk import save_chain
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        yield made
-
-
-@pytest.fixture
-def engine(server: Server) -> Client:
-    return server.process().join()
 
 
 def hit_of(blocks: int) -> CacheAcquired:

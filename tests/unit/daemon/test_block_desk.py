@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,17 +37,6 @@ from tests.unit.cache.cache_model import (
 from tests.unit.daemon.harness import Client, Server, numbers
 
 NO_ADDRESS = 2**64 - 1
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        yield made
-
-
-@pytest.fixture
-def engine(server: Server) -> Client:
-    return server.process().join()
 
 
 def save_chain(cache: LocalCache, engine: Client, chain: bytes, geometry: Any = HYBRID) -> None:

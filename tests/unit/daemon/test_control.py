@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from kvoffload.daemon.control import QUEUED_FRAMES, ControlSocket
+from kvoffload.errors import ConfigError
 from kvoffload.protocol.limits import FRAME_BYTES
 
 TIMEOUT_S = 30.0
@@ -80,3 +81,9 @@ def test_who_is_gone_and_who_does_not_read_is_told(control: ControlSocket, clien
         sent += 1
         assert sent < 100 * QUEUED_FRAMES
     assert sent >= QUEUED_FRAMES
+
+
+def test_a_path_that_cannot_be_used_is_refused(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    for path in (tmp_path / ("x" * 120), tmp_path / "none" / "c"):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            ControlSocket(context, path)

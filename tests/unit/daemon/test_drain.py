@@ -16,12 +16,11 @@ from kvoffload.protocol import (
     Credits,
     Drain,
     Draining,
-    Error,
     ErrorCode,
     Registered,
 )
 from tests.unit.cache.cache_model import make_chain
-from tests.unit.daemon.harness import UID, Server, core_terms, register_of
+from tests.unit.daemon.harness import UID, Server, code_of, core_terms, register_of
 
 MS = 1_000_000
 
@@ -46,11 +45,6 @@ def test_a_deadline_only_comes_nearer(
     began = [state.start(*start) for start in starts]
     assert began == [True, *[False] * (len(starts) - 1)][: len(starts)]
     assert state.is_over(now_ns, holds_something=holds_something) is is_over
-
-
-def code_of(answer: object) -> ErrorCode:
-    assert isinstance(answer, Error), answer
-    return answer.code
 
 
 @pytest.fixture

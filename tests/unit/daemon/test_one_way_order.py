@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvoffload.daemon import ServerLimits
@@ -23,23 +21,7 @@ from kvoffload.protocol import (
     Stats,
     Welcome,
 )
-from tests.unit.daemon.harness import Client, Server, register_of
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        yield made
-
-
-@pytest.fixture
-def engine(server: Server) -> Client:
-    return server.process().join()
-
-
-def code_of(answer: object) -> ErrorCode:
-    assert isinstance(answer, Error), answer
-    return answer.code
+from tests.unit.daemon.harness import Client, Server, code_of, register_of
 
 
 @pytest.mark.parametrize(("number", "what"), [(3, "gap"), (1, "duplicate"), (2**64 - 1, "gap")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,12 +10,6 @@ from kvoffload.daemon import ServerLimits
 from kvoffload.protocol import Error, ErrorCode, Register, Registered
 from tests.unit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
 from tests.unit.daemon.harness import Client, Server, register_of
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        yield made
 
 
 def greeted(server: Server, name: str) -> Client:

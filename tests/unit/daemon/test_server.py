@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheTerms
+from kvoffload import native
+from kvoffload.cache import CacheTerms, LocalCache
 from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.errors import PacketError
 from kvoffload.protocol import (
@@ -20,8 +20,12 @@ from kvoffload.protocol import (
     Abort,
     Acquire,
     Acquired,
+    Adopt,
+    AdoptAnswer,
+    AdoptVerdict,
     Bye,
     Channel,
+    ClientMessage,
     Counts,
     Credits,
     CreditsGranted,
@@ -30,6 +34,7 @@ from kvoffload.protocol import (
     ErrorCode,
     Farewell,
     GroupTerms,
+    Offer,
     Outcome,
     Publish,
     Quarantine,
@@ -39,6 +44,7 @@ from kvoffload.protocol import (
     Stats,
 )
 from kvoffload.units import MIB
+from tests.children import child
 from tests.unit.daemon.raw_client import RawClient
 
 RECORD_BYTES = 4096
@@ -46,7 +52,8 @@ MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
 SERVER = """
 import sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
+from kvoffload import native
+from kvoffload.cache import CacheTerms, LocalCache
 from kvoffload.daemon.server import CacheServer, ServerPlan
 terms = CacheTerms(memory_bytes=int(sys.argv[2]), segment_bytes=int(sys.argv[2]))
 server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": terms}))
@@ -193,12 +200,7 @@ def test_an_engine_that_dies_gives_back_what_it_held(server: CacheServer, tmp_pa
         "print('holds', flush=True); sys.stdin.read()\n"
     )
     root = str(Path(__file__).parents[3])
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "s"), root],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as engine:
+    with child(["-c", script, str(tmp_path / "s"), root]) as engine:
         assert engine.stdout is not None
         os.set_blocking(engine.stdout.fileno(), False)
         while engine.stdout.readline() != "holds\n":
@@ -239,11 +241,79 @@ def test_a_server_that_is_stopped_ends_when_nobody_holds_anything(server: CacheS
     client.close()
 
 
+def test_a_living_servers_memory_is_not_adopted(server: CacheServer, tmp_path: Path) -> None:
+    """Neither while it works nor while it is stopped; whoever is told so maps the new memory."""
+    (tmp_path / "other").mkdir()
+    with child(["-c", SERVER, str(tmp_path / "other" / "s"), str(64 * MIB)], says="serves") as old:
+        client = RawClient(tmp_path / "other" / "s", register_of())
+        old.send_signal(signal.SIGSTOP)
+        waiting = CacheServer(ServerPlan(socket=tmp_path / "w", memory={"": MEMORY}, adopt_wait_s=0.3))
+        again = RawClient(tmp_path / "w", register_of(), former=client.held, turn=lambda: waiting.turn(0.001))
+        assert not again.joining.keeps_former
+        assert again.ask(Adopt(former_boot_id=1, index_bytes=1, segment_sizes=bytes(8))) == AdoptAnswer(
+            verdict=AdoptVerdict.HAS_MEMORY
+        )
+        again.close()
+        waiting.close()
+        client.close()
+    for file in (tmp_path / "other").iterdir():
+        file.unlink()
+    (tmp_path / "other").rmdir()
+
+
+@pytest.mark.parametrize("message", [Farewell(), Offer(former_boot_id=1, first=0, segment_sizes=b"", is_last=True)])
+def test_nobody_takes_a_servers_lock_by_sending_it(tmp_path: Path, message: ClientMessage) -> None:
+    """A process that closes any descriptor of a file drops its lock on it."""
+    with child(["-c", SERVER, str(tmp_path / "s"), str(64 * MIB)], says="serves") as owner:
+        client = RawClient(tmp_path / "s", register_of())
+        assert client.held is not None
+        assert native.find_lock_owner(client.held.lock) == owner.pid
+        data = CODEC.encode_call(message, number=1, channel=Channel.LIFELINE)
+        assert client.lifeline.send(data, [client.held.lock] * 3)
+        # It has served that when it answers another process.
+        other = RawClient(tmp_path / "s", register_of(), engine="other")
+        assert isinstance(other.ask(Stats()), Counts)
+        assert native.find_lock_owner(client.held.lock) == owner.pid
+        other.close()
+        client.close()
+
+
+def test_greetings_are_answered_while_memory_is_taken(
+    server: CacheServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    create = LocalCache.create
+
+    def create_slowly(terms: CacheTerms, **rest: Callable[[int, int], None]) -> LocalCache:
+        assert may_go_on.wait(60)
+        return create(terms, **rest)
+
+    monkeypatch.setattr(LocalCache, "create", create_slowly)
+    joined: list[RawClient] = []
+
+    def turn() -> None:
+        server.turn(0.001)
+        if server._core.sessions and not may_go_on.is_set():
+            assert not server._caches
+            may_go_on.set()
+
+    joined.append(RawClient(tmp_path / "s", register_of(), turn=turn))
+    assert isinstance(joined[0].ask(Stats()), Counts)
+    joined[0].close()
+
+
+def test_a_server_that_is_stopped_while_it_takes_memory_ends(tmp_path: Path) -> None:
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
+    server.turn(0)
+    server.stop()
+    while server.turn(0.001):
+        pass
+    server.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_killed_servers_memory_is_adopted_by_the_next(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SERVER, str(tmp_path / "s"), str(64 * MIB)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as old:
-        assert old.stdout is not None
-        assert old.stdout.readline() == "serves\n"
+    with child(["-c", SERVER, str(tmp_path / "s"), str(64 * MIB)], says="serves") as old:
         client = RawClient(tmp_path / "s", register_of())
         hashes = hashes_of(4)
         save(client, hashes, 9)

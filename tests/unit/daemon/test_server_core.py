@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvoffload.cache import NO_LIMIT
@@ -41,25 +39,9 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.shape import Shape
 from tests.unit.cache.cache_model import make_chain
-from tests.unit.daemon.harness import UID, Client, FakePidfd, Server, core_terms, register_of
+from tests.unit.daemon.harness import UID, Client, FakePidfd, Server, code_of, core_terms, register_of
 from tests.unit.daemon.test_block_desk import save_chain
 from tests.unit.protocol.examples import make_example
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        yield made
-
-
-@pytest.fixture
-def engine(server: Server) -> Client:
-    return server.process().join()
-
-
-def code_of(answer: object) -> ErrorCode:
-    assert isinstance(answer, Error), answer
-    return answer.code
 
 
 def test_the_opening_is_answered_step_by_step(server: Server) -> None:

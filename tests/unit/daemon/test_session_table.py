@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from kvoffload.cache import LocalCache
 from kvoffload.daemon import Peer, ServerLimits
 from kvoffload.protocol import Abort, Credits, Error, ErrorCode, Greeting, Role, Stats, Welcome
+from tests.children import child
 from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.unit.daemon.harness import (
     BOOT_ID,
@@ -21,12 +21,6 @@ from tests.unit.daemon.harness import (
     Server,
     register_of,
 )
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as made:
-        yield made
 
 
 def reserve(client: Client, count: int = 2) -> None:
@@ -272,7 +266,7 @@ class RealPidfd:
 
 def test_the_kernels_word_frees_memory() -> None:
     server = Server(memory=None)
-    with LocalCache.create(SMALL) as cache, subprocess.Popen(["sleep", "1000"]) as process:
+    with LocalCache.create(SMALL) as cache, child(["-c", "import time; time.sleep(1000)"]) as process:
         server.attach("main", cache)
         engine = server.process()
         greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.SCHEDULER)

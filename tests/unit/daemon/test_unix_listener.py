@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.errors import ConfigError
+from tests.children import child
 
 SERVER = """
 import sys, time
@@ -60,12 +58,8 @@ def test_a_second_server_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_server_left_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with subprocess.Popen([sys.executable, "-c", SERVER, str(path)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "listens\n"
-        with pytest.raises(ConfigError, match="another server"):
-            UnixListener(path)
-        server.send_signal(signal.SIGKILL)
+    with child(["-c", SERVER, str(path)], says="listens"), pytest.raises(ConfigError, match="another server"):
+        UnixListener(path)
     assert path.is_socket()
     listener = UnixListener(path)
     with connect(path):

@@ -31,11 +31,12 @@ def test_memory_of_the_host_gets_the_host_engine() -> None:
 
 @pytest.mark.parametrize("table", [None, (RULE,)])
 def test_memory_of_a_cuda_device_gets_its_engine_and_the_ways_that_were_measured(
-    monkeypatch: pytest.MonkeyPatch, table: WayTable | None
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, table: WayTable | None
 ) -> None:
     class Engine:
         def __init__(self, *given: object, **settings: object) -> None:
             self.given, self.settings, self.tables = given, settings, []  # type: ignore[var-annotated]
+            self.kernel_problem = "this build has no kernels"
 
         def set_ways(self, table: WayTable) -> None:
             self.tables.append(table)
@@ -46,6 +47,7 @@ def test_memory_of_a_cuda_device_gets_its_engine_and_the_ways_that_were_measured
     engine = open_engine(page_map, memory, plan_limit=5)  # type: ignore[arg-type]
     assert isinstance(engine, Engine)
     assert (engine.given, engine.settings) == ((page_map, memory), {"plan_limit": 5})
+    assert "this build has no kernels" in caplog.text
     assert engine.tables == ([] if table is None else [table])
 
 

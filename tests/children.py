@@ -1,0 +1,23 @@
+"""Processes that tests start: they end with the test, whatever it finds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+@contextmanager
+def child(arguments: Sequence[str], *, says: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A Python process, after it has printed the line `says`; it is killed on the way out."""
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            if says:
+                assert process.stdout is not None
+                assert process.stdout.readline() == says + "\n"
+            yield process
+        finally:
+            process.kill()
