@@ -20,6 +20,7 @@
     ├── CacheMemoryError              cache.memory
     ├── ProtocolError                 protocol
     ├── PacketError                   packet
+    ├── ServerError                   server
     └── BenchmarkError                benchmark
 
 Misses, pending answers and refusals that are part of normal work are values, not exceptions. The texts of codes are
@@ -170,6 +171,12 @@ class PacketError(KVOffloadError):
     """The process at the other end of a lifeline is gone or broke its rules; the connection is of no use any more."""
 
     code = "packet"
+
+
+class ServerError(KVOffloadError):
+    """The cache server cannot be asked, did not answer in time, or refused."""
+
+    code = "server"
 
 
 class BenchmarkError(KVOffloadError):

@@ -20,6 +20,8 @@ from kvoffload.cache.answers import (
 from kvoffload.cache.boundary import GroupRule, longest_boundary, needed_blocks
 from kvoffload.cache.index_reader import IndexReader
 from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
+from kvoffload.cache.local_session import LocalSession
+from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, ReservedSlots
 from kvoffload.cache.plain_index import EntryKey, Lease, PlainIndex
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheGroup, CacheTerms, HugePages
@@ -29,7 +31,9 @@ __all__ = [
     "NO_LIMIT",
     "AcquireOutcome",
     "Acquired",
+    "AcquiredBlocks",
     "AdoptionReport",
+    "BlockLease",
     "CacheFiles",
     "CacheGeometry",
     "CacheGroup",
@@ -44,8 +48,11 @@ __all__ = [
     "LeaseId",
     "LeasedGroup",
     "LocalCache",
+    "LocalSession",
+    "OffloadCache",
     "PlainIndex",
     "Reservation",
+    "ReservedSlots",
     "SegmentMap",
     "SessionId",
     "TenantUsage",

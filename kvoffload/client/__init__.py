@@ -1,1 +1,9 @@
-"""client: what an engine's processes use of a cache server. Must not know which engine that is."""
+"""A process's way to a cache server: join, look up in mapped memory, ask within a budget, join again. Knows no engine."""
+
+from kvoffload.client.async_client import AsyncClient
+from kvoffload.client.block_calls import PendingAcquire
+from kvoffload.client.client import Client
+from kvoffload.client.joining import Member
+from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms
+
+__all__ = ["AsyncClient", "Client", "ClientTerms", "LinkState", "LinkTerms", "Member", "PendingAcquire"]

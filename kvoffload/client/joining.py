@@ -201,9 +201,10 @@ class Joining:
         parcel = self._parcel
         if parcel.lock < 0:
             return None
+        assert self.registered is not None
         held = HeldMemory(
             boot_id=self.boot_id,
-            session=self.welcome.session,
+            session=self.registered.resume or self.welcome.session,
             lock=parcel.lock,
             index=parcel.index,
             index_bytes=parcel.index_bytes,

@@ -27,7 +27,7 @@ def register(connection: Connection, message: Register, *, namespace_limit: int)
         return name_space
     connection.agreed = agreed
     session.registration = Registration(name_space=name_space, register=message, tenant=tenant)
-    return Registered(name_space=name_space, held_limit_bytes=domain.terms.held_limit_bytes)
+    return Registered(name_space=name_space, held_limit_bytes=domain.terms.held_limit_bytes, resume=session.resume)
 
 
 def _compare(connection: Connection, message: Register) -> Agreement | Error:

@@ -10,6 +10,8 @@ from kvoffload.daemon.domain import Domain
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.protocol import Agreement, InboundSequence, Register, Role
 
+CACHE_SESSION_BITS = 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
@@ -70,6 +72,11 @@ class EngineSession:
     connections: dict[bytes, Connection] = field(default_factory=dict)
     """The one that was silent longest comes first."""
     registration: Registration | None = None
+
+    @property
+    def resume(self) -> int:
+        """Names it to a later server too: in its lower half the cache's own number, once there is one."""
+        return (self.number >> CACHE_SESSION_BITS << CACHE_SESSION_BITS) + (self.cache_session or 0)
 
     @property
     def key(self) -> tuple[str, int, str]:

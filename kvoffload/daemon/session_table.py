@@ -15,10 +15,8 @@ from kvoffload.daemon.domain import Domain, choose_domain
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import ServerLimits
-from kvoffload.daemon.session import Connection, EngineSession, OwnedDescriptor, Peer, Process
+from kvoffload.daemon.session import CACHE_SESSION_BITS, Connection, EngineSession, OwnedDescriptor, Peer, Process
 from kvoffload.protocol import Agreement, Error, ErrorCode, Greeting, InboundSequence, Role
-
-_CACHE_SESSION_BITS = 32
 
 
 class SessionTable:
@@ -187,25 +185,29 @@ class SessionTable:
             self.quarantine(current)
         if greeting.former_boot_id != self._boot_id:
             return None
-        former = self._by_number.get(greeting.former_session)
+        former = self._find_former(greeting.former_session)
         if former is None or former.key != (domain.name, uid, greeting.engine) or not _reopen_in_cache(former):
             return None
         former.is_open = True
         self._by_engine[former.key] = former
         return former
 
+    def _find_former(self, number: int) -> EngineSession | None:
+        """By its number, or by what `registered` called it."""
+        return self._by_number.get(number) or next((session for session in self if session.resume == number), None)
+
     def _open(self, domain: Domain, greeting: Greeting, uid: int) -> EngineSession:
         is_observer = greeting.role is Role.OBSERVER
         session = EngineSession(number=0, domain=domain, engine=greeting.engine, uid=uid, is_observer=is_observer)
         if greeting.former_boot_id != self._boot_id and not is_observer:
             session.former_boot_id = greeting.former_boot_id
-            session.former_cache_session = greeting.former_session % (1 << _CACHE_SESSION_BITS)
+            session.former_cache_session = greeting.former_session % (1 << CACHE_SESSION_BITS)
         if domain.cache is not None and not is_observer:
             self._open_in_cache(session)
         low = session.cache_session or session.former_cache_session
         session.number = low
         while session.number == low or session.number in self._by_number:
-            session.number = (self._draw() << _CACHE_SESSION_BITS) + low
+            session.number = (self._draw() << CACHE_SESSION_BITS) + low
         self._by_number[session.number] = session
         if not is_observer:
             self._by_engine[session.key] = session
@@ -226,8 +228,8 @@ class SessionTable:
 
     def _is_former(self, session: EngineSession, greeting: Greeting) -> bool:
         if greeting.former_boot_id == self._boot_id:
-            return greeting.former_session == session.number
-        former = greeting.former_session % (1 << _CACHE_SESSION_BITS)
+            return greeting.former_session in (session.number, session.resume)
+        former = greeting.former_session % (1 << CACHE_SESSION_BITS)
         is_adopted = 0 != session.domain.adopted_boot_id == greeting.former_boot_id
         return is_adopted and former == session.cache_session
 

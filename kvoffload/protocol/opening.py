@@ -77,6 +77,7 @@ class Registered(Reply):
 
     name_space: Annotated[U32, "stands for the fingerprint, for as long as the boot id stays"]
     held_limit_bytes: Annotated[U64, "what the session may hold in leases and reservations"] = 2**64 - 1
+    resume: Annotated[U64, "to be named as former_session later, to this server or its successor; 0: the session"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

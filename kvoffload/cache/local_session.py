@@ -1,0 +1,148 @@
+"""An engine that has its cache in its own process: `OffloadCache` over a `LocalCache`, with no server in between."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache.answers import Acquired, CacheStats, LeasedGroup, LeaseId
+from kvoffload.cache.index_reader import IndexReader
+from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
+from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, ReservedSlots
+from kvoffload.cache.segment_map import SegmentMap
+from kvoffload.cache.terms import CacheGeometry
+from kvoffload.types import Fingerprint
+
+
+class LocalSession:
+    """Safe to call from any thread, as the cache is, which stays its maker's. One identity, one session."""
+
+    def __init__(
+        self, cache: LocalCache, fingerprint: Fingerprint, geometry: CacheGeometry, *, tenant: str = ""
+    ) -> None:
+        self._cache = cache
+        self._geometry = geometry
+        self._name_space = cache.open_namespace(fingerprint, geometry)
+        self._tenant = cache.open_tenant(tenant) if tenant else 0
+        self._session = cache.open_session()
+        cache.add_process(self._session, pid=os.getpid())
+        files = cache.files
+        self._memory_id = os.fstat(files.index).st_ino
+        self._index = IndexReader(cache.open_index())
+        sizes = os.fstat(files.segments[0]).st_size
+        self._segments = SegmentMap([os.dup(file) for file in files.segments], sizes)
+        self._leases: set[int] = set()
+
+    @property
+    def memory_id(self) -> int:
+        return self._memory_id
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        if memory_id != self._memory_id:
+            raise ValueError(f"memory {memory_id} is not mapped here")
+        return self._segments
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return self._index.lookup(self._name_space, group, hashes)
+
+    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+        return self._index.find_boundary(self._name_space, chain, local=local, limit=limit, alignment=alignment)
+
+    def acquire(
+        self,
+        chain: Buffer,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shards: Sequence[int] = (),
+    ) -> AcquiredBlocks:
+        def ask(shard: int) -> Acquired:
+            return self._cache.acquire(
+                self._session,
+                self._name_space,
+                chain,
+                local=local,
+                limit=limit,
+                alignment=alignment,
+                shard=shard,
+            )
+
+        return self._describe(ask(shards[0] if shards else 0), [ask(shard) for shard in shards[1:]], len(shards))
+
+    def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
+        def ask(shard: int) -> Acquired:
+            return self._cache.acquire_entries(self._session, self._name_space, group, hashes, shard=shard)
+
+        found = self._describe(ask(shards[0] if shards else 0), [ask(shard) for shard in shards[1:]], len(shards))
+        return AcquiredBlocks(found.outcome, found.boundary, found.lease, found.groups[group : group + 1])
+
+    def release(self, lease: BlockLease) -> None:
+        if lease.memory_id == self._memory_id:
+            self._leases.discard(lease.number)
+            self._cache.release(self._session, LeaseId(lease.number))
+
+    def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
+        found = self._cache.reserve(
+            self._session, self._name_space, group, count=count, hashes=hashes, tenant=self._tenant
+        )
+        return ReservedSlots(self._memory_id, group, found.tickets, found.addresses)
+
+    def publish(
+        self,
+        slots: ReservedSlots,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+    ) -> None:
+        if slots.memory_id == self._memory_id:
+            self._cache.commit(
+                self._session,
+                self._name_space,
+                slots.group,
+                slots.tickets,
+                hashes=hashes,
+                parents=parents,
+                digests=digests,
+                shard=shard,
+            )
+
+    def abort(self, slots: ReservedSlots) -> None:
+        if slots.memory_id == self._memory_id:
+            self._cache.abort(self._session, slots.tickets)
+
+    def invalidate(self, group: int, hashes: Buffer) -> None:
+        self._cache.invalidate(self._name_space, group, hashes)
+
+    def stats(self) -> CacheStats:
+        return self._cache.stats
+
+    def close(self) -> None:
+        for lease in self._leases:
+            self._cache.release(self._session, LeaseId(lease))
+        self._leases.clear()
+
+    def _describe(self, found: Acquired, others: list[Acquired], shards: int) -> AcquiredBlocks:
+        """Other shards' digests come from leases of their own, which are short."""
+        for other in others:
+            self._cache.release(self._session, other.lease)
+        if not found.is_hit:
+            return AcquiredBlocks(found.outcome, found.boundary)
+        self._leases.add(found.lease)
+        groups = []
+        for at, group in enumerate(found.groups):
+            rows = [
+                other.groups[at].digests
+                if other.is_hit and np.array_equal(other.groups[at].addresses, group.addresses)
+                else np.zeros_like(group.digests)
+                for other in others
+            ]
+            digests = np.array([group.digests, *rows][:shards], np.uint64).reshape(shards, len(group.addresses))
+            groups.append(LeasedGroup(group.first, group.addresses, digests))
+        return AcquiredBlocks(found.outcome, found.boundary, BlockLease(self._memory_id, found.lease), tuple(groups))

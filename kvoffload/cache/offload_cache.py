@@ -1,0 +1,137 @@
+"""What an engine does with cached blocks of one identity, wherever they are kept: the contract of `LocalSession`,
+`Client` and, with `await` before whatever may wait, `AsyncClient`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache.answers import AcquireOutcome, Addresses, CacheStats, LeasedGroup, Tickets
+from kvoffload.cache.local_cache import NO_LIMIT
+from kvoffload.cache.segment_map import SegmentMap
+
+
+@dataclass(frozen=True)
+class BlockLease:
+    """Records of this memory stay where they are until it is released. Plain data: it may travel between processes."""
+
+    memory_id: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class AcquiredBlocks:
+    """The answer of `acquire`: with a lease if it is a hit. `boundary` is in tokens, `local` again where it is none.
+
+    The digests of a group have a row for each shard that was asked for; 0 is one that is not known.
+    """
+
+    outcome: AcquireOutcome
+    boundary: int
+    lease: BlockLease | None = None
+    groups: tuple[LeasedGroup, ...] = ()
+
+    @property
+    def is_hit(self) -> bool:
+        return self.outcome is AcquireOutcome.HIT
+
+
+@dataclass(frozen=True, eq=False)
+class ReservedSlots:
+    """Slots of one group to write to, and the rights to publish them. Plain data."""
+
+    memory_id: int
+    group: int
+    tickets: Tickets
+    addresses: Addresses
+
+    def __len__(self) -> int:
+        return len(self.tickets)
+
+    def __getitem__(self, part: slice | npt.NDArray[np.bool_]) -> ReservedSlots:
+        return ReservedSlots(self.memory_id, self.group, self.tickets[part], self.addresses[part])
+
+
+class OffloadCache(Protocol):
+    """Hashes are contiguous buffers of 32 bytes each. A wrong length, or a group that does not exist, is a ValueError.
+
+    What is published, aborted, released and invalidated is done in this order, before whatever is asked afterwards;
+    a `lookup` may see it later. What cannot be served now is a miss, no slots, or nothing.
+    """
+
+    @property
+    def memory_id(self) -> int:
+        """Of the memory that new leases and slots lie in; 0: there is none."""
+        ...
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        """Where slots lie. ValueError: it is not mapped here (any more)."""
+        ...
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        """Which blocks are readable now. Changes nothing and waits for nobody."""
+        ...
+
+    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+        """The boundary that an `acquire` with the same arguments would find now; `local` if there is none."""
+        ...
+
+    def acquire(
+        self,
+        chain: Buffer,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shards: Sequence[int] = (),
+    ) -> AcquiredBlocks:
+        """The longest boundary in (local, limit] that all groups accept, and a lease on what a load up to it needs.
+        `chain` is the request's, from its first token on; tokens before `local` are the engine's own."""
+        ...
+
+    def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
+        """A lease on these blocks of one group, all or none."""
+        ...
+
+    def release(self, lease: BlockLease) -> None:
+        """No copy reads the lease's records any more. One that is over is ignored."""
+        ...
+
+    def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
+        """`count` slots, fewer where there is no room; or with `hashes` one for each block that is not readable, ticket
+        0 for the others."""
+        ...
+
+    def publish(
+        self,
+        slots: ReservedSlots,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+    ) -> None:
+        """One shard's records are written; a block is readable when all its shards are published. Slots that are not
+        ours (any more) are ignored. See `LocalCache.commit` for parents and digests."""
+        ...
+
+    def abort(self, slots: ReservedSlots) -> None:
+        """Gives slots back, written or not."""
+        ...
+
+    def invalidate(self, group: int, hashes: Buffer) -> None:
+        """Forgets blocks whose bytes are not to be trusted. Leases on them stay good."""
+        ...
+
+    def stats(self) -> CacheStats:
+        """Counts of the whole pool at this moment. UnavailableError: nobody can be asked."""
+        ...
+
+    def close(self) -> None:
+        """Gives back whatever is held: no copy runs any more."""
+        ...

@@ -1,0 +1,256 @@
+"""A process's connection to its cache server, for an asyncio loop: `Client` with `await` where that one waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots, SegmentMap
+from kvoffload.client.block_calls import BlockCalls, PendingAcquire, PendingSlots, read_counts
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.memories import Memories
+from kvoffload.client.parting import part
+from kvoffload.client.terms import ClientTerms, LinkState
+from kvoffload.client.wire import SocketWire
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Role, Stats, Subscribe
+from kvoffload.protocol.message import Event
+
+_ANSWERS_S = 0.005
+"""How often answers are looked for while some are awaited, whatever the loop hears from the socket."""
+
+
+class AsyncClient:
+    """Belongs to the loop in which `start` is awaited. A cancelled call gives back what it would have brought."""
+
+    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
+        self._terms = terms
+        self._wire = SocketWire(terms.socket)
+        self._pidfd = os.pidfd_open(os.getpid())
+        self._link = Link(
+            terms.member,
+            terms.register,
+            terms.link,
+            self._wire,
+            Memories(keeps_former=terms.member.role is Role.WORKER),
+            pidfd=self._pidfd,
+            random=Random(),
+            on_event=on_event,
+        )
+        self._blocks = None if terms.register is None else BlockCalls(self._link, terms.register, terms.link)
+        self._watched: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._served = asyncio.Event()
+
+    async def start(self) -> Self:
+        """Begins to join."""
+        self._turn()
+        return self
+
+    async def close(self) -> None:
+        """Gives back what is held and parts from the server. Holds the loop for 0.2 s at most."""
+        if self._link.state is LinkState.CLOSED:
+            return
+        self._unwatch()
+        if self._blocks is not None:
+            self._blocks.give_back(time.monotonic_ns())
+        part(self._link, self._wire)
+        self._link.close()
+        self._link.memories.close()
+        self._wire.close()
+        os.close(self._pidfd)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def state(self) -> LinkState:
+        return self._link.state
+
+    @property
+    def is_served(self) -> bool:
+        return self._link.is_serving
+
+    @property
+    def fault(self) -> str:
+        return self._link.fault
+
+    async def wait_until_served(self, timeout_s: float) -> bool:
+        """False: it is not by then, and `fault` says why."""
+        try:
+            await asyncio.wait_for(self._served.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    # ---- without a message ----
+
+    @property
+    def memory_id(self) -> int:
+        return self._engine.memory_id
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        return self._engine.memory(memory_id)
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return self._engine.lookup(group, hashes)
+
+    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+        return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+
+    # ---- with one ----
+
+    async def acquire(
+        self,
+        chain: Buffer,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shards: Sequence[int] = (),
+    ) -> AcquiredBlocks:
+        over = asyncio.Event()
+        pending = self._engine.start_acquire(
+            chain,
+            time.monotonic_ns(),
+            int(self._terms.link.acquire_deadline_s * SECOND_NS),
+            local=local,
+            limit=limit,
+            alignment=alignment,
+            shards=shards,
+            on_over=over.set,
+        )
+        return await self._finish(pending, over)
+
+    async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
+        over = asyncio.Event()
+        pending = self._engine.start_acquire_entries(
+            group,
+            hashes,
+            time.monotonic_ns(),
+            int(self._terms.link.acquire_deadline_s * SECOND_NS),
+            shards=shards,
+            on_over=over.set,
+        )
+        return await self._finish(pending, over)
+
+    def release(self, lease: BlockLease) -> None:
+        self._engine.release(lease, time.monotonic_ns())
+
+    def take(self, group: int, count: int) -> ReservedSlots:
+        """Slots that are held ready, as many as there are."""
+        return self._engine.take(group, count, time.monotonic_ns())
+
+    async def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
+        over = asyncio.Event()
+        pending = self._engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes, on_over=over.set)
+        await self._finish_slots(pending, over)
+        return pending.slots
+
+    def publish(
+        self,
+        slots: ReservedSlots,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+    ) -> None:
+        self._engine.publish(slots, time.monotonic_ns(), hashes=hashes, parents=parents, digests=digests, shard=shard)
+
+    def abort(self, slots: ReservedSlots) -> None:
+        self._engine.abort(slots, time.monotonic_ns())
+
+    def invalidate(self, group: int, hashes: Buffer) -> None:
+        self._engine.invalidate(group, hashes, time.monotonic_ns())
+
+    async def stats(self) -> CacheStats:
+        """ServerError: there is no answer."""
+        over = asyncio.Event()
+        request = self._link.ask(Stats(), time.monotonic_ns(), int(self._terms.link.call_deadline_s * SECOND_NS))
+        request.when_over(over.set)
+        self._turn()
+        await over.wait()
+        counts = read_counts(request.answer)
+        if isinstance(counts, str):
+            raise ServerError(f"counts: {counts}", remedy="see whether the cache server runs")
+        return counts
+
+    def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
+        """Events from now on, after every reconnect too."""
+        self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+
+    # ---- inside ----
+
+    @property
+    def _engine(self) -> BlockCalls:
+        assert self._blocks is not None, "an observer has no blocks"
+        return self._blocks
+
+    async def _finish(self, pending: PendingAcquire, over: asyncio.Event) -> AcquiredBlocks:
+        if not pending.is_over:
+            self._turn()
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                self._engine.cancel(pending, time.monotonic_ns())
+                raise
+        assert pending.found is not None
+        return pending.found
+
+    async def _finish_slots(self, pending: PendingSlots, over: asyncio.Event) -> None:
+        if not pending.is_over:
+            self._turn()
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                self._engine.cancel_slots(pending, time.monotonic_ns())
+                raise
+
+    def _turn(self) -> None:
+        """Hands over what has come, and sees to it that it is called again."""
+        self._unwatch()
+        if self._link.state is LinkState.CLOSED:
+            return
+        now_ns = time.monotonic_ns()
+        self._wire.receive_all(self._link, now_ns)
+        self._link.on_time(now_ns)
+        if self._blocks is not None:
+            self._blocks.refill(now_ns)
+        if self._link.is_serving:
+            self._served.set()
+        else:
+            self._served.clear()
+        loop = asyncio.get_running_loop()
+        for file in (self._wire.lifeline_file, self._wire.control_file):
+            if file >= 0:
+                loop.add_reader(file, self._turn)
+                self._watched.append(file)
+        wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS
+        if self._link.awaits_answers or self._wire.wants_to_write:
+            # The control socket's file tells of the first message only, and of none that came while we read.
+            wait_s = min(wait_s, _ANSWERS_S)
+        self._timer = loop.call_later(max(wait_s, 0), self._turn)
+
+    def _unwatch(self) -> None:
+        loop = asyncio.get_running_loop()
+        for file in self._watched:
+            loop.remove_reader(file)
+        self._watched.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

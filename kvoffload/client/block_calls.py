@@ -1,0 +1,389 @@
+"""What an engine wants with blocks, as messages and look-ups. Pure, like the link below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import (
+    NO_LIMIT,
+    AcquiredBlocks,
+    AcquireOutcome,
+    BlockLease,
+    CacheStats,
+    LeasedGroup,
+    ReservedSlots,
+    SegmentMap,
+    TenantUsage,
+)
+from kvoffload.client.credit_stock import CreditStock, plan_stocks
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.memories import SharedMemory
+from kvoffload.client.pending import Pending
+from kvoffload.client.terms import LinkTerms
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    Acquired,
+    AcquireEntries,
+    Counts,
+    Credits,
+    CreditsGranted,
+    Error,
+    Invalidate,
+    Prefetch,
+    Publish,
+    Register,
+    Release,
+    ServerMessage,
+)
+from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
+from kvoffload.types import HASH_BYTES
+
+_NO_NUMBERS = np.empty(0, np.uint64)
+_WITHOUT_ROOM_NS = SECOND_NS // 20
+
+
+@dataclass(eq=False)
+class PendingAcquire:
+    """An acquire on its way. A hit is held from the moment on at which it is over."""
+
+    local: int
+    found: AcquiredBlocks | None = None
+    request: Pending | None = None
+    """None: nobody was asked."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.found is not None
+
+
+@dataclass(eq=False)
+class PendingSlots:
+    """Slots that were asked for."""
+
+    slots: ReservedSlots
+    request: Pending | None = None
+    is_over: bool = False
+
+
+class BlockCalls:
+    """Belongs to whoever holds the client's lock; look-ups may be done by anybody."""
+
+    def __init__(self, link: Link, register: Register, terms: LinkTerms) -> None:
+        self._link = link
+        self._groups = register.groups
+        self._hash_block_size = register.hash_block_size
+        self._terms = terms
+        self._stocks = plan_stocks(
+            [group.record_bytes * group.shards for group in register.groups], stock_bytes=terms.stock_bytes
+        )
+        self._mapped: tuple[SharedMemory, int] | None = None
+        """With the namespace in it."""
+        link.on_joined = self._on_joined
+
+    # ---- without a message ----
+
+    @property
+    def memory_id(self) -> int:
+        return 0 if self._mapped is None else self._mapped[0].memory_id
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        found = self._link.memories.find(memory_id)
+        if found is None:
+            raise ValueError(f"memory {memory_id} is not mapped here")
+        return cast(SharedMemory, found).segments
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        mapped = self._mapped
+        if mapped is None:
+            self._check_group(group)
+            return np.zeros(_count(hashes), np.bool_)
+        memory, name_space = mapped
+        return memory.index.lookup(name_space, group, hashes)
+
+    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+        mapped = self._mapped
+        if mapped is None:
+            return local
+        memory, name_space = mapped
+        return memory.index.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+
+    # ---- loads ----
+
+    def start_acquire(
+        self,
+        chain: Buffer,
+        now_ns: int,
+        wait_ns: int,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shards: Sequence[int] = (),
+        on_over: Callable[[], None] | None = None,
+    ) -> PendingAcquire:
+        """Only what the index says is a hit is asked for."""
+        pending = PendingAcquire(local=local)
+        mapped = self._mapped
+        boundary = self.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+        if mapped is None or boundary == local or not self._link.is_serving:
+            pending.found = AcquiredBlocks(AcquireOutcome.MISS, local)
+            return pending
+        # The chain as far as it matters; what a later block would add, the server could not lease now either.
+        data = memoryview(chain).cast("B")[: HASH_BYTES * min(-(-boundary // self._hash_block_size), MAX_BLOCKS)]
+        message = Acquire(
+            name_space=mapped[1],
+            chain=bytes(data),
+            local=local,
+            limit=boundary,
+            alignment=alignment,
+            shards=tuple(shards),
+        )
+        return self._start(pending, message, now_ns, wait_ns, on_over)
+
+    def start_acquire_entries(
+        self,
+        group: int,
+        hashes: Buffer,
+        now_ns: int,
+        wait_ns: int,
+        *,
+        shards: Sequence[int] = (),
+        on_over: Callable[[], None] | None = None,
+    ) -> PendingAcquire:
+        pending = PendingAcquire(local=0)
+        mapped = self._mapped
+        if not self.lookup(group, hashes).all() or mapped is None or not self._link.is_serving:
+            pending.found = AcquiredBlocks(AcquireOutcome.MISS, 0)
+            return pending
+        message = AcquireEntries(name_space=mapped[1], group=group, hashes=bytes(hashes), shards=tuple(shards))
+        return self._start(pending, message, now_ns, wait_ns, on_over)
+
+    def cancel(self, pending: PendingAcquire, now_ns: int) -> None:
+        """What it found or still finds is given back."""
+        if pending.request is not None:
+            pending.request.is_wanted = False
+        if pending.found is not None and pending.found.lease is not None:
+            self.release(pending.found.lease, now_ns)
+        pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
+
+    def release(self, lease: BlockLease, now_ns: int) -> None:
+        if lease.memory_id == self.memory_id:
+            self._link.tell(Release(leases=lease.number.to_bytes(8, "little")), now_ns)
+        self._link.memories.let_go(lease.memory_id)
+
+    def prefetch(self, chain: Buffer, now_ns: int, *, local: int = 0, limit: int = NO_LIMIT) -> None:
+        """A hint, which may be dropped."""
+        if self._mapped is not None and self._link.is_serving:
+            data = bytes(memoryview(chain).cast("B")[: HASH_BYTES * MAX_BLOCKS])
+            self._link.tell(Prefetch(name_space=self._mapped[1], chain=data, local=local, limit=limit), now_ns)
+
+    # ---- saves ----
+
+    def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
+        """Slots that are held ready, as many as there are; more are asked for."""
+        self._check_group(group)
+        taken = self._stocks[group].take(self.memory_id, count)
+        self.refill(now_ns)
+        return taken
+
+    def refill(self, now_ns: int) -> None:
+        """Asks for slots where too few are held ready."""
+        if not self._link.is_serving or self._mapped is None or self._terms.stock_bytes == 0:
+            return
+        for stock in self._stocks:
+            count = stock.missing(now_ns)
+            if count:
+                stock.is_asking = True
+                message = Credits(name_space=self._mapped[1], group=stock.group, count=count)
+                request = self._link.ask(message, now_ns, self._call_ns)
+                request.when_over(partial(self._put, stock, request))
+
+    def start_reserve(
+        self,
+        group: int,
+        now_ns: int,
+        *,
+        count: int = 0,
+        hashes: Buffer | None = None,
+        on_over: Callable[[], None] | None = None,
+    ) -> PendingSlots:
+        self._check_group(group)
+        names = b"" if hashes is None else bytes(hashes)
+        pending = PendingSlots(ReservedSlots(self.memory_id, group, _NO_NUMBERS, _NO_NUMBERS))
+        if self._mapped is None or not self._link.is_serving or (hashes is not None and not names):
+            pending.is_over = True
+            return pending
+        message = Credits(name_space=self._mapped[1], group=group, count=min(count, MAX_BATCH), hashes=names)
+
+        request = pending.request = self._link.ask(message, now_ns, self._call_ns)
+
+        def end() -> None:
+            answer = request.answer
+            if isinstance(answer, CreditsGranted):
+                pending.slots = ReservedSlots(
+                    pending.slots.memory_id, group, _numbers(answer.tickets), _numbers(answer.addresses)
+                )
+            pending.is_over = True
+            if on_over is not None:
+                on_over()
+
+        request.when_over(end)
+        return pending
+
+    def cancel_slots(self, pending: PendingSlots, now_ns: int) -> None:
+        """What was or still is granted is given back."""
+        if pending.request is not None:
+            pending.request.is_wanted = False
+        self.abort(pending.slots, now_ns)
+
+    def publish(
+        self,
+        slots: ReservedSlots,
+        now_ns: int,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+    ) -> None:
+        mapped = self._mapped
+        if mapped is None or slots.memory_id != mapped[0].memory_id:
+            return
+        granted = slots.tickets != 0
+        for part in _batches(granted):
+            message = Publish(
+                name_space=mapped[1],
+                group=slots.group,
+                shard=shard,
+                tickets=_to_blob(slots.tickets[part]),
+                hashes=_rows(hashes, part),
+                parents=b"" if parents is None else _rows(parents, part),
+                digests=b"" if digests is None else _to_blob(np.asarray(digests, np.uint64)[part]),
+            )
+            self._link.tell(message, now_ns)
+
+    def abort(self, slots: ReservedSlots, now_ns: int) -> None:
+        if slots.memory_id == self.memory_id != 0:
+            for part in _batches(slots.tickets != 0):
+                self._link.tell(Abort(tickets=_to_blob(slots.tickets[part])), now_ns)
+
+    def invalidate(self, group: int, hashes: Buffer, now_ns: int) -> None:
+        self._check_group(group)
+        if self._mapped is not None:
+            count = _count(hashes)
+            for part in _batches(np.ones(count, np.bool_)):
+                message = Invalidate(name_space=self._mapped[1], group=group, hashes=_rows(hashes, part))
+                self._link.tell(message, now_ns)
+
+    def give_back(self, now_ns: int) -> None:
+        """Slots that are held ready, before the end."""
+        for stock in self._stocks:
+            self.abort(stock.take(self.memory_id, len(stock)), now_ns)
+
+    # ---- inside ----
+
+    @property
+    def _call_ns(self) -> int:
+        return int(self._terms.call_deadline_s * SECOND_NS)
+
+    def _on_joined(self, goes_on: bool) -> None:
+        memory, registered = self._link.memories.current, self._link.registered
+        if memory is None or registered is None:
+            return
+        self._mapped = cast(SharedMemory, memory), registered.name_space
+        for stock in () if goes_on else self._stocks:
+            stock.clear()
+
+    def _start(
+        self,
+        pending: PendingAcquire,
+        message: Acquire | AcquireEntries,
+        now_ns: int,
+        wait_ns: int,
+        on_over: Callable[[], None] | None,
+    ) -> PendingAcquire:
+        memory_id = self.memory_id
+        request = pending.request = self._link.ask(message, now_ns, wait_ns)
+
+        def end() -> None:
+            pending.found = self._read_acquired(request.answer, memory_id, pending.local, len(message.shards))
+            if on_over is not None:
+                on_over()
+
+        request.when_over(end)
+        return pending
+
+    def _put(self, stock: CreditStock, request: Pending) -> None:
+        stock.is_asking = False
+        assert isinstance(request.message, Credits)
+        granted = 0
+        if isinstance(request.answer, CreditsGranted):
+            tickets = _numbers(request.answer.tickets)
+            granted = len(tickets)
+            stock.put(tickets, _numbers(request.answer.addresses))
+        if granted < request.message.count:
+            stock.not_before_ns = request.sent_ns + _WITHOUT_ROOM_NS
+
+    def _read_acquired(self, answer: ServerMessage | None, memory_id: int, local: int, shards: int) -> AcquiredBlocks:
+        if not isinstance(answer, Acquired) or not answer.lease:
+            outcome = AcquireOutcome[answer.outcome.name] if isinstance(answer, Acquired) else AcquireOutcome.MISS
+            return AcquiredBlocks(outcome, local)
+        self._link.memories.hold(memory_id)
+        groups = []
+        for group in answer.groups:
+            addresses = _numbers(group.addresses)
+            digests = _numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
+            groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
+        return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, BlockLease(memory_id, answer.lease), tuple(groups))
+
+    def _check_group(self, group: int) -> None:
+        if not 0 <= group < len(self._groups):
+            raise ValueError(f"there is no group {group}, there are {len(self._groups)}")
+
+
+def read_counts(answer: ServerMessage | None) -> CacheStats | str:
+    """Or what went wrong, in one line."""
+    if isinstance(answer, Counts):
+        counts = {name: value for name, value in vars(answer).items() if name != "tenants"}
+        tenants = tuple(
+            TenantUsage(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
+            for tenant in answer.tenants
+        )
+        return CacheStats(tenants=tenants, **counts)
+    return answer.message if isinstance(answer, Error) else "the cache server did not answer in time"
+
+
+def _count(hashes: Buffer) -> int:
+    size = memoryview(hashes).nbytes
+    if size % HASH_BYTES:
+        raise ValueError(f"hashes have {HASH_BYTES} bytes each, not {size} in all")
+    return size // HASH_BYTES
+
+
+def _batches(chosen: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.intp]]:
+    """Positions of what was chosen, in parts that fit a message."""
+    positions = np.flatnonzero(chosen)
+    for start in range(0, len(positions), MAX_BATCH):
+        yield positions[start : start + MAX_BATCH]
+
+
+def _rows(hashes: Buffer, part: npt.NDArray[np.intp]) -> bytes:
+    rows = np.frombuffer(memoryview(hashes), np.uint8).reshape(-1, HASH_BYTES)
+    chosen: bytes = rows[part].tobytes()
+    return chosen
+
+
+def _numbers(blob: bytes) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(blob, "<u8").astype(np.uint64, copy=False)
+
+
+def _to_blob(numbers: npt.NDArray[np.uint64]) -> bytes:
+    return numbers.astype("<u8", copy=False).tobytes()

@@ -1,0 +1,357 @@
+"""A process's connection to its cache server, for threads: look-ups in mapped memory, messages for all else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots, SegmentMap
+from kvoffload.client.block_calls import BlockCalls, PendingAcquire, read_counts
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.memories import Memories
+from kvoffload.client.parting import part
+from kvoffload.client.terms import ClientTerms, LinkState
+from kvoffload.client.wire import SocketWire
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Drain, Draining, Error, Role, ServerMessage, Stats, Subscribe
+from kvoffload.protocol.message import Event, Request
+
+_SLICE_S = 0.001
+"""How long a waiting call sleeps at most before it looks again."""
+_ANSWERS_S = 0.02
+"""How often answers are looked for that nobody waits for."""
+
+
+class Client:
+    """Safe to call from any thread of the process that made it; not in a forked child.
+
+    Whatever says that it waits does so within a bound, and never beyond what is left of the step's budget between two
+    `begin_step`. Everything else sends at most, and waits for nobody. Without a server all is a miss; a thread of its
+    own sees to it that there is one again.
+    """
+
+    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
+        """`on_event` hears of the events of a subscription, on any thread."""
+        self._terms = terms
+        self._lock = threading.Lock()
+        self._wire = SocketWire(terms.socket)
+        self._pidfd = os.pidfd_open(os.getpid())
+        self._link = Link(
+            terms.member,
+            terms.register,
+            terms.link,
+            self._wire,
+            Memories(keeps_former=terms.member.role is Role.WORKER),
+            pidfd=self._pidfd,
+            random=Random(),
+            on_event=on_event,
+        )
+        self._blocks = None if terms.register is None else BlockCalls(self._link, terms.register, terms.link)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._changed = threading.Condition(self._lock)
+        self._keeper = threading.Thread(target=self._keep, name="kvoffload-client", daemon=True)
+        self._budget_ns = -1
+        """Left of the step; -1: there are no steps."""
+        self._is_closing = False
+
+    def start(self) -> Self:
+        """Begins to join. Nothing waits for it but `wait_until_served`."""
+        self._keeper.start()
+        return self
+
+    def close(self) -> None:
+        """Gives back what is held and parts from the server: no copy runs any more. Waits for 0.2 s at most."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        os.eventfd_write(self._wake, 1)
+        if self._keeper.ident is not None:
+            self._keeper.join()
+        with self._lock:
+            if self._blocks is not None:
+                self._blocks.give_back(time.monotonic_ns())
+            part(self._link, self._wire)
+            self._link.close()
+            self._link.memories.close()
+            self._wire.close()
+        os.close(self._wake)
+        os.close(self._pidfd)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- how it stands ----
+
+    @property
+    def state(self) -> LinkState:
+        return self._link.state
+
+    @property
+    def is_served(self) -> bool:
+        """There is a server, and it answers in time."""
+        return self._link.is_serving
+
+    @property
+    def fault(self) -> str:
+        """Why it is not served, in one line."""
+        return self._link.fault
+
+    @property
+    def refusal(self) -> Error | None:
+        """What the server said, if that is why."""
+        return self._link.refusal
+
+    @property
+    def boot_id(self) -> int:
+        """Of the server that it is or was served by last; 0: none."""
+        return self._link.boot_id
+
+    def wait_until_served(self, timeout_s: float) -> bool:
+        """False: it is not by then, and `fault` says why."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._link.is_serving, timeout_s)
+
+    # ---- without a message ----
+
+    @property
+    def memory_id(self) -> int:
+        return self._engine.memory_id
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        return self._engine.memory(memory_id)
+
+    def retire(self, memory_id: int) -> None:
+        """No process of the engine uses this former memory any more."""
+        with self._lock:
+            self._link.memories.retire(memory_id)
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return self._engine.lookup(group, hashes)
+
+    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+        return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+
+    # ---- loads ----
+
+    def begin_step(self) -> None:
+        """From here on waiting calls share a new step's budget."""
+        self._budget_ns = int(self._terms.step_budget_s * SECOND_NS)
+
+    def start_acquire(
+        self,
+        chain: Buffer,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shards: Sequence[int] = (),
+    ) -> PendingAcquire:
+        """An `acquire` to be polled. Its deadline makes it a miss."""
+        with self._lock:
+            return self._engine.start_acquire(
+                chain,
+                time.monotonic_ns(),
+                self._acquire_ns,
+                local=local,
+                limit=limit,
+                alignment=alignment,
+                shards=shards,
+            )
+
+    def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
+        """None: there is no answer yet."""
+        if pending.found is None:
+            with self._lock:
+                self._look(time.monotonic_ns())
+        return pending.found
+
+    def cancel(self, pending: PendingAcquire) -> None:
+        """Nobody wants the answer any more; a lease that it brought or brings is given back."""
+        with self._lock:
+            self._engine.cancel(pending, time.monotonic_ns())
+
+    def acquire(
+        self,
+        chain: Buffer,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shards: Sequence[int] = (),
+    ) -> AcquiredBlocks:
+        """Waits, for the acquire deadline at most."""
+        pending = self.start_acquire(chain, local=local, limit=limit, alignment=alignment, shards=shards)
+        return self._finish(pending)
+
+    def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
+        """Waits, for the acquire deadline at most."""
+        with self._lock:
+            pending = self._engine.start_acquire_entries(
+                group, hashes, time.monotonic_ns(), self._acquire_ns, shards=shards
+            )
+        return self._finish(pending)
+
+    def release(self, lease: BlockLease) -> None:
+        with self._lock:
+            self._engine.release(lease, time.monotonic_ns())
+
+    def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
+        """A request with this chain comes soon."""
+        with self._lock:
+            self._engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+
+    # ---- saves ----
+
+    def take(self, group: int, count: int) -> ReservedSlots:
+        """Slots that are held ready, as many as there are."""
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            self._look(now_ns)
+            return self._engine.take(group, count, now_ns)
+
+    def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
+        """Waits, for the call deadline at most."""
+        with self._lock:
+            pending = self._engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes)
+        self._wait(lambda: pending.is_over)
+        return pending.slots
+
+    def publish(
+        self,
+        slots: ReservedSlots,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+    ) -> None:
+        with self._lock:
+            self._engine.publish(
+                slots, time.monotonic_ns(), hashes=hashes, parents=parents, digests=digests, shard=shard
+            )
+
+    def abort(self, slots: ReservedSlots) -> None:
+        with self._lock:
+            self._engine.abort(slots, time.monotonic_ns())
+
+    def invalidate(self, group: int, hashes: Buffer) -> None:
+        with self._lock:
+            self._engine.invalidate(group, hashes, time.monotonic_ns())
+
+    # ---- administration ----
+
+    def stats(self) -> CacheStats:
+        """Waits, for the call deadline at most. ServerError: there is no answer."""
+        counts = read_counts(self._ask(Stats()))
+        if isinstance(counts, str):
+            raise ServerError(f"counts: {counts}", remedy="see whether the cache server runs")
+        return counts
+
+    def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
+        """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""
+        answer = self._ask(Drain(token=token, deadline_ms=deadline_ms))
+        if not isinstance(answer, Draining):
+            reason = answer.message if isinstance(answer, Error) else "the cache server did not answer in time"
+            raise ServerError(f"drain: {reason}", remedy="ask as the server's user, or with its operator's token")
+        return answer
+
+    def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
+        """Events from now on, after every reconnect too."""
+        with self._lock:
+            self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+
+    # ---- inside ----
+
+    @property
+    def _engine(self) -> BlockCalls:
+        assert self._blocks is not None, "an observer has no blocks"
+        return self._blocks
+
+    @property
+    def _acquire_ns(self) -> int:
+        return int(self._terms.link.acquire_deadline_s * SECOND_NS)
+
+    def _finish(self, pending: PendingAcquire) -> AcquiredBlocks:
+        self._wait(lambda: pending.is_over)
+        if pending.found is None:
+            # The step's budget is spent.
+            self.cancel(pending)
+        assert pending.found is not None
+        return pending.found
+
+    def _ask(self, message: Request) -> ServerMessage | None:
+        with self._lock:
+            pending = self._link.ask(message, time.monotonic_ns(), int(self._terms.link.call_deadline_s * SECOND_NS))
+        self._wait(lambda: pending.is_over)
+        if not pending.is_over:
+            pending.is_wanted = False
+        return pending.answer
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Until it is over, which its deadline makes it, or the step's budget is spent."""
+        start_ns = time.monotonic_ns()
+        budget_ns = self._budget_ns
+        while True:
+            with self._lock:
+                now_ns = time.monotonic_ns()
+                self._look(now_ns)
+                if is_over() or (budget_ns >= 0 and now_ns - start_ns >= budget_ns):
+                    break
+                file = self._wire.control_file
+            # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
+            poller = select.poll()
+            poller.register(file, select.POLLIN)
+            poller.poll(_SLICE_S * 1000)
+        if budget_ns >= 0:
+            self._budget_ns = max(budget_ns - (now_ns - start_ns), 0)
+
+    def _look(self, now_ns: int) -> None:
+        self._wire.receive_control(self._link, now_ns)
+        self._link.on_time(now_ns)
+
+    def _keep(self) -> None:
+        """Joins, and joins again; sees to what nobody waits for."""
+        while True:
+            with self._lock:
+                if self._is_closing:
+                    return
+                was_serving = self._link.is_serving
+                now_ns = time.monotonic_ns()
+                self._wire.receive_all(self._link, now_ns)
+                self._link.on_time(now_ns)
+                if self._blocks is not None:
+                    self._blocks.refill(now_ns)
+                if self._link.is_serving and not was_serving:
+                    self._changed.notify_all()
+                files = {self._wire.lifeline_file: select.POLLIN}
+                if self._wire.wants_to_write:
+                    files[self._wire.lifeline_file] |= select.POLLOUT
+                if self._link.state is LinkState.JOINING:
+                    files[self._wire.control_file] = select.POLLIN
+                wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS
+                if self._link.awaits_answers:
+                    wait_s = min(wait_s, _ANSWERS_S)
+            poller = select.poll()
+            for file, flags in {**files, self._wake: select.POLLIN}.items():
+                if file >= 0:
+                    poller.register(file, flags)
+            poller.poll(max(wait_s, 0) * 1000)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)

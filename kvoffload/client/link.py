@@ -1,0 +1,369 @@
+"""A process and its server, as a state machine: what comes in, with the time at which it did; out go messages.
+
+DOWN ──dial──► JOINING ──joined──► SERVING
+  ▲               │                   │
+  └──back-off─────┴─────hang-up───────┘     hang-up: the lifeline ends, the server has changed, or it lost the thread
+
+Pure: no socket, no clock, no thread. Belongs to one thread, or to whoever holds the client's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from kvoffload.client.backoff import Backoff
+from kvoffload.client.breaker import Breaker
+from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
+from kvoffload.client.memories import Memories
+from kvoffload.client.one_way_log import OneWayLog
+from kvoffload.client.pending import MAX_PENDING, Pending, PendingCalls
+from kvoffload.client.terms import LinkState, LinkTerms
+from kvoffload.packets import close_all
+from kvoffload.protocol import (
+    Abort,
+    Acquired,
+    Answer,
+    Call,
+    Closing,
+    CreditsGranted,
+    Error,
+    ErrorCode,
+    EventsLost,
+    Quarantine,
+    Register,
+    Registered,
+    Release,
+    Stats,
+    Subscribe,
+)
+from kvoffload.protocol.message import Event, OneWay, Request
+
+logger = logging.getLogger(__name__)
+
+SECOND_NS = 1_000_000_000
+_IDLE_NS = SECOND_NS // 4
+_FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
+_LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
+
+
+class Wire(Protocol):
+    """Both channels to one server. Nothing here waits, and nothing raises: what fails is False."""
+
+    def dial(self) -> bool:
+        """A new lifeline. False: nobody listens."""
+        ...
+
+    def open_control(self, endpoint: str) -> None:
+        """A new control connection to the server that was dialled."""
+        ...
+
+    def send_lifeline(self, call: Call, descriptors: tuple[int, ...]) -> bool: ...
+
+    def send_control(self, call: Call) -> bool: ...
+
+    def hang_up(self) -> None:
+        """Both channels. What was not sent yet is lost."""
+        ...
+
+
+class Link:
+    """Keeps a process served: joins, asks, notices, and joins again for as long as it is not closed."""
+
+    def __init__(
+        self,
+        member: Member,
+        register: Register | None,
+        terms: LinkTerms,
+        wire: Wire,
+        memories: Memories,
+        *,
+        pidfd: int,
+        random: Random,
+        on_event: Callable[[Event, int], None] | None = None,
+    ) -> None:
+        """`on_event` hears of the events of a subscription, with their numbers. The pidfd stays the caller's."""
+        self._member = member
+        self._register = register
+        self._terms = terms
+        self._wire = wire
+        self._pidfd = pidfd
+        self._random = random
+        self._on_event = on_event
+        self.memories = memories
+        self.state = LinkState.DOWN
+        self.fault = ""
+        """Why it is not served, in one line."""
+        self.refusal: Error | None = None
+        """What the server said to that, if it did."""
+        self.registered: Registered | None = None
+        """As long as the memory is the same, its namespace can be looked up, with or without a server."""
+        self.boot_id = 0
+        self.joins = 0
+        self.losses = 0
+        """One-way messages that will never be sent."""
+        self.on_joined: Callable[[bool], None] = lambda _: None
+        """Hears whether everything goes on as it was: the same memory, and a session that holds what it held."""
+        self._session = 0
+        self._joining: Joining | None = None
+        self._step = Step.WELCOME
+        self._dial_ns = 0
+        self._join_by_ns = 0
+        self._redial = self._make_backoff()
+        self._breaker = Breaker(self._make_backoff())
+        self._pending = PendingCalls()
+        self._log = OneWayLog()
+        self._one_way = 0
+        self._subscription: Subscribe | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """It is joined, and the server answers in time."""
+        return self.state is LinkState.SERVING and not self._breaker.is_open
+
+    @property
+    def awaits_answers(self) -> bool:
+        return self.state is LinkState.JOINING or len(self._pending) > 0
+
+    @property
+    def one_way_count(self) -> int:
+        """One-way messages sent on this connection."""
+        return self._one_way
+
+    # ---- what comes in ----
+
+    def on_time(self, now_ns: int) -> None:
+        """To be called at `next_ns` at the latest."""
+        if self.state is LinkState.DOWN and now_ns >= self._dial_ns:
+            self._dial(now_ns)
+        elif self.state is LinkState.JOINING and self._step is not Step.MEMORY and now_ns >= self._join_by_ns:
+            self._hang_up(now_ns, f"the server does not answer: awaited is its {self._step.value}")
+        elif self.state is LinkState.SERVING:
+            self._watch_answers(now_ns)
+
+    def next_ns(self, now_ns: int) -> int:
+        """When `on_time` has to be called again."""
+        at_ns = now_ns + _IDLE_NS
+        if self.state is LinkState.DOWN:
+            at_ns = min(at_ns, self._dial_ns)
+        elif self.state is LinkState.JOINING and self._step is not Step.MEMORY:
+            at_ns = min(at_ns, self._join_by_ns)
+        deadline_ns = self._pending.next_deadline_ns()
+        return at_ns if deadline_ns is None else min(at_ns, deadline_ns)
+
+    def on_lifeline(self, answer: Answer, descriptors: list[int], now_ns: int) -> None:
+        """Takes the descriptors."""
+        if self.state is LinkState.JOINING and self._joining is not None:
+            if isinstance(answer.message, Closing | Quarantine):
+                close_all(descriptors)
+                self._hang_up(now_ns, "the server ends")
+                return
+            self._go_on(self._joining, self._joining.on_lifeline(answer, descriptors), now_ns)
+            return
+        close_all(descriptors)
+        if isinstance(answer.message, Quarantine):
+            self._hang_up(now_ns, answer.message.message)
+        elif isinstance(answer.message, Closing):
+            logger.info("the cache server ends: %s", answer.message.reason.name.lower())
+
+    def on_control(self, answer: Answer, now_ns: int) -> None:
+        if self.state is LinkState.JOINING and self._joining is not None:
+            self._go_on(self._joining, self._joining.on_control(answer), now_ns)
+            return
+        if self.state is not LinkState.SERVING:
+            return
+        if answer.boot_id != self.boot_id:
+            self._hang_up(now_ns, "another server answers")
+            return
+        self._breaker.on_answer()
+        if isinstance(answer.message, Event):
+            if self._on_event is not None:
+                self._on_event(answer.message, answer.number)
+            return
+        if isinstance(answer.message, Error) and self._has_lost_thread(answer.message, now_ns):
+            return
+        self._log.confirm(answer.number)
+        pending = self._pending.take(answer.number)
+        if pending is None or not pending.is_wanted:
+            self._give_back(answer)
+        if pending is not None:
+            pending.end(answer.message if pending.is_wanted else None)
+
+    def on_hang_up(self, now_ns: int, line: str) -> None:
+        """The lifeline has ended, or what came on it was nonsense."""
+        if self.state in (LinkState.JOINING, LinkState.SERVING):
+            self._hang_up(now_ns, line)
+
+    # ---- what is asked ----
+
+    def ask(self, message: Request, now_ns: int, wait_ns: int) -> Pending:
+        """A request. It is over at once if it cannot be asked; see `is_serving`."""
+        pending = Pending(message=message, deadline_ns=now_ns + wait_ns, sent_ns=now_ns)
+        if self.state is not LinkState.SERVING or len(self._pending) >= MAX_PENDING:
+            pending.end(None)
+            return pending
+        number = self._pending.add(pending)
+        is_sent = False
+        try:
+            is_sent = self._wire.send_control(Call(message, number, self._session, pending.deadline_ns))
+        finally:
+            if not is_sent:
+                self._pending.take(number)
+        if not is_sent:
+            self._breaker.on_late(now_ns)
+            pending.end(None)
+        return pending
+
+    def tell(self, message: OneWay, now_ns: int) -> None:
+        """A one-way message. What cannot be sent now is sent when the session goes on, or is of no use any more."""
+        if self.state is LinkState.CLOSED:
+            return
+        self._log.add(message, self._pending.last_number)
+        if self.state is LinkState.SERVING and self._send_one_way(message, now_ns) and self._log.needs_mark:
+            self._mark(now_ns)
+
+    def subscribe(self, message: Subscribe, now_ns: int) -> None:
+        """Now, and after every join. Events that may have been missed show as EventsLost(count=0)."""
+        self._subscription = message
+        if self.state is LinkState.SERVING:
+            self.ask(message, now_ns, int(self._terms.call_deadline_s * SECOND_NS))
+
+    def close(self) -> None:
+        if self._joining is not None:
+            self._joining.close()
+        self.state = LinkState.CLOSED
+        self._pending.end_all()
+        self._wire.hang_up()
+
+    # ---- joining ----
+
+    def _dial(self, now_ns: int) -> None:
+        if not self._wire.dial():
+            self._dial_ns = now_ns + self._redial.next_ns()
+            self.fault = self.fault or "nobody listens on the server's socket"
+            return
+        former = self.memories.current
+        joining = Joining(self._member, self._register, former=None if former is None else former.held)
+        self.state = LinkState.JOINING
+        self._joining = joining
+        self._go_on(joining, joining.start(self._pidfd), now_ns)
+
+    def _go_on(self, joining: Joining, messages: list[ToSend], now_ns: int) -> None:
+        self._step = joining.step
+        self._join_by_ns = now_ns + int(self._terms.join_deadline_s * SECOND_NS)
+        if joining.step is Step.FAILED:
+            self.refusal = joining.refusal
+            self._hang_up(now_ns, joining.fault)
+            return
+        for one in messages:
+            if not self._send(joining, one):
+                self._hang_up(now_ns, "the server does not read")
+                return
+        if joining.step is Step.JOINED:
+            self._start_serving(joining, now_ns)
+
+    def _send(self, joining: Joining, one: ToSend) -> bool:
+        """On fresh connections: lifeline and control are numbered from 1 on."""
+        if isinstance(one, OnLifeline):
+            self._one_way += isinstance(one.message, OneWay)
+            return self._wire.send_lifeline(Call(one.message, max(self._one_way, 1), 0, 0), one.descriptors)
+        assert joining.welcome is not None
+        if not self._session:
+            self._session = joining.welcome.session
+            self._wire.open_control(joining.welcome.control)
+        return self._wire.send_control(Call(one.message, self._pending.draw_number(), self._session, 0))
+
+    def _start_serving(self, joining: Joining, now_ns: int) -> None:
+        welcome = joining.welcome
+        assert welcome is not None
+        try:
+            held = joining.take_memory()
+            is_new = held is not None and self.memories.take(held)
+        except (OSError, ValueError) as fault:
+            self._hang_up(now_ns, f"the server's memory cannot be mapped: {fault}")
+            return
+        # An adopted session goes on although the welcome, which came before the adoption, could not know it.
+        goes_on = not is_new and self.joins > 0 and (welcome.is_reopened or joining.boot_id != self.boot_id)
+        self.boot_id = joining.boot_id
+        self.registered = joining.registered
+        self.state = LinkState.SERVING
+        self.fault = ""
+        self.refusal = None
+        self.joins += 1
+        self._joining = None
+        self._one_way = 0
+        self._redial.reset()
+        self._breaker = Breaker(self._make_backoff())
+        again = self._log.take_all()
+        for message in again if goes_on else ():
+            self.tell(message, now_ns)
+        if not goes_on:
+            self.losses += len(again)
+        logger.info("served by cache server %x, session %x", self.boot_id, self._session)
+        self.on_joined(goes_on)
+        if self._subscription is not None:
+            if self._on_event is not None and self.joins > 1:
+                self._on_event(EventsLost(count=0), 0)
+            self.subscribe(self._subscription, now_ns)
+
+    # ---- being served ----
+
+    def _watch_answers(self, now_ns: int) -> None:
+        if self._pending.expire(now_ns):
+            self._breaker.on_late(now_ns)
+        if not self._breaker.is_open:
+            return
+        if now_ns - self._breaker.opened_ns >= int(self._terms.rejoin_after_s * SECOND_NS):
+            self._hang_up(now_ns, "the server has not answered for long")
+        elif self._breaker.take_probe(now_ns):
+            self._mark(now_ns)
+
+    def _mark(self, now_ns: int) -> None:
+        """Anything that is answered: it shows that the server lives, and that it had what was sent before."""
+        self.ask(Stats(), now_ns, int(self._terms.call_deadline_s * SECOND_NS))
+
+    def _send_one_way(self, message: OneWay, now_ns: int) -> bool:
+        self._one_way += 1
+        if self._wire.send_control(Call(message, self._one_way, self._session, 0)):
+            return True
+        # The next one would show a hole.
+        self._hang_up(now_ns, "the server does not read")
+        return False
+
+    def _has_lost_thread(self, error: Error, now_ns: int) -> bool:
+        """Whether the server knows this connection or session no more; what it said of a one-way message is logged."""
+        if error.code in _LOST_THREAD:
+            self._hang_up(now_ns, error.message)
+            return True
+        if _FIRST_ONE_WAY <= error.about_op < _END_ONE_WAY:
+            logger.warning("the cache server refused: %s", error.message)
+            return True
+        return False
+
+    def _give_back(self, answer: Answer) -> None:
+        """Nobody waits for it any more."""
+        message = answer.message
+        if isinstance(message, Acquired) and message.lease:
+            self.tell(Release(leases=message.lease.to_bytes(8, "little")), 0)
+        elif isinstance(message, CreditsGranted) and message.tickets:
+            self.tell(Abort(tickets=message.tickets), 0)
+
+    def _hang_up(self, now_ns: int, line: str) -> None:
+        if self._joining is not None:
+            self._joining.close()
+            self._joining = None
+        if self.state is LinkState.SERVING or line != self.fault:
+            logger.warning("not served by a cache server: %s", line)
+        self.fault = line
+        self._wire.hang_up()
+        self.state = LinkState.DOWN
+        self._dial_ns = now_ns + self._redial.next_ns()
+        self._one_way = 0
+        self._session = 0
+        self._pending.end_all()
+
+    def _make_backoff(self) -> Backoff:
+        terms = self._terms
+        return Backoff(int(terms.first_backoff_s * SECOND_NS), int(terms.last_backoff_s * SECOND_NS), self._random)

@@ -1,0 +1,90 @@
+"""Requests on their way, and what becomes of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvoffload.protocol import ClientMessage, ServerMessage
+
+MAX_PENDING = 4096
+"""Of one connection; beyond it nothing is asked."""
+
+
+@dataclass(eq=False)
+class Pending:
+    """One request. Belongs to whoever holds the link's lock."""
+
+    message: ClientMessage
+    deadline_ns: int
+    sent_ns: int
+    answer: ServerMessage | None = None
+    """None with `is_over`: it came too late, was lost, or could not be asked."""
+    is_over: bool = False
+    is_wanted: bool = True
+    """Else what its answer brings is given back; whether there is one still says something of the server."""
+    _on_over: Callable[[], None] | None = None
+
+    def when_over(self, act: Callable[[], None]) -> None:
+        """Calls it once: when it is over, or now if it is."""
+        if self.is_over:
+            act()
+        else:
+            self._on_over = act
+
+    def end(self, answer: ServerMessage | None) -> None:
+        if self.is_over:
+            return
+        self.answer = answer
+        self.is_over = True
+        if self._on_over is not None:
+            self._on_over()
+
+
+class PendingCalls:
+    """By number, in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Pending] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    @property
+    def last_number(self) -> int:
+        return self._number
+
+    def draw_number(self) -> int:
+        """Of a request that somebody else waits for."""
+        self._number += 1
+        return self._number
+
+    def add(self, pending: Pending) -> int:
+        """Its number."""
+        number = self.draw_number()
+        self._by_number[number] = pending
+        return number
+
+    def take(self, number: int) -> Pending | None:
+        """The request that is answered; None: it is nobody's any more."""
+        return self._by_number.pop(number, None)
+
+    def expire(self, now_ns: int) -> list[Pending]:
+        """Those whose deadline has passed. Answers that still come are not wanted."""
+        late = [number for number, pending in self._by_number.items() if pending.deadline_ns <= now_ns]
+        expired = [self._by_number.pop(number) for number in late]
+        for pending in expired:
+            pending.end(None)
+        return expired
+
+    def end_all(self) -> None:
+        """The connection is gone; numbers begin anew."""
+        ended = list(self._by_number.values())
+        self._by_number.clear()
+        self._number = 0
+        for pending in ended:
+            pending.end(None)
+
+    def next_deadline_ns(self) -> int | None:
+        return min((pending.deadline_ns for pending in self._by_number.values()), default=None)

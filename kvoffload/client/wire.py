@@ -1,0 +1,157 @@
+"""The two channels as sockets. Used by whoever holds the link's lock; nothing waits."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from pathlib import Path
+
+import zmq
+
+from kvoffload.client.link import Link
+from kvoffload.errors import PacketError
+from kvoffload.packets import PacketSocket
+from kvoffload.protocol import CODEC, Answer, Call, Channel, ProtocolFault
+from kvoffload.protocol.limits import FRAME_BYTES
+
+QUEUED_FRAMES = 4096
+"""That the server has not taken. Beyond it the connection is given up."""
+FRAMES_AT_ONCE = 64
+_CONNECT_S = 0.2
+
+
+class SocketWire:
+    """One at a time of each channel."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._lifeline: PacketSocket | None = None
+        self._control: zmq.Socket[bytes] | None = None
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+
+    @property
+    def lifeline_file(self) -> int:
+        """To be watched for input; -1: there is none."""
+        return -1 if self._lifeline is None else self._lifeline.fileno()
+
+    @property
+    def control_file(self) -> int:
+        """Readable once when something came, after all that came before was read; -1: there is none."""
+        return -1 if self._control is None else self._control.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        """To the lifeline."""
+        return bool(self._outbox)
+
+    def dial(self) -> bool:
+        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        # A server that hangs has a full backlog; without a bound, connect waits for it.
+        connecting.settimeout(_CONNECT_S)
+        try:
+            connecting.connect(str(self._path))
+        except OSError:
+            connecting.close()
+            return False
+        self._lifeline = PacketSocket(connecting)
+        return True
+
+    def open_control(self, endpoint: str) -> None:
+        control: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        control.setsockopt(zmq.LINGER, 0)
+        control.setsockopt(zmq.SNDHWM, QUEUED_FRAMES)
+        control.setsockopt(zmq.RCVHWM, QUEUED_FRAMES)
+        control.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
+        # What was meant for a server is not delivered to the next one.
+        control.setsockopt(zmq.RECONNECT_IVL, -1)
+        control.connect(endpoint)
+        self._control = control
+
+    def send_lifeline(self, call: Call, descriptors: tuple[int, ...]) -> bool:
+        data = CODEC.encode_call(
+            call.message,
+            number=call.number,
+            session=call.session,
+            expires_ns=call.expires_ns,
+            channel=Channel.LIFELINE,
+        )
+        self._outbox.append((data, descriptors))
+        return self._flush()
+
+    def send_control(self, call: Call) -> bool:
+        if self._control is None:
+            return False
+        message, number, session, expires_ns = call
+        frame = CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns)
+        try:
+            self._control.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def hang_up(self) -> None:
+        self._outbox.clear()
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
+        if self._control is not None:
+            self._control.close(0)
+            self._control = None
+
+    def close(self) -> None:
+        self.hang_up()
+        self._context.term()
+
+    def await_control(self, timeout_s: float) -> None:
+        """Until something may have come on the control channel."""
+        poller = select.poll()
+        if self._control is not None:
+            poller.register(self.control_file, select.POLLIN)
+        poller.poll(timeout_s * 1000)
+
+    def receive_all(self, link: Link, now_ns: int) -> None:
+        """Hands over what has come on both channels."""
+        self.receive_lifeline(link, now_ns)
+        self.receive_control(link, now_ns)
+
+    def receive_lifeline(self, link: Link, now_ns: int) -> None:
+        lifeline = self._lifeline
+        try:
+            while lifeline is not None and lifeline is self._lifeline:
+                self._flush()
+                packet = lifeline.receive()
+                if packet is None:
+                    return
+                answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
+                if isinstance(answer, ProtocolFault):
+                    packet.close()
+                    link.on_hang_up(now_ns, f"lifeline: {answer.message}")
+                    return
+                link.on_lifeline(answer, packet.take(), now_ns)
+        except PacketError as fault:
+            link.on_hang_up(now_ns, str(fault))
+
+    def receive_control(self, link: Link, now_ns: int) -> None:
+        control = self._control
+        for _ in range(FRAMES_AT_ONCE):
+            if control is None or control is not self._control:
+                return
+            try:
+                frame = control.recv(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return
+            answer = CODEC.decode_answer(frame)
+            if isinstance(answer, Answer):
+                link.on_control(answer, now_ns)
+            else:
+                link.on_hang_up(now_ns, f"control: {answer.message}")
+
+    def _flush(self) -> bool:
+        try:
+            while self._outbox and self._lifeline is not None and self._lifeline.send(*self._outbox[0]):
+                self._outbox.popleft()
+        except PacketError:
+            return False
+        return True
