@@ -1,4 +1,4 @@
-"""A process's way to a cache server: join, look up in mapped memory, ask within a budget, join again. Knows no engine."""
+"""A process's way to a cache server: join, look up in mapped memory, ask within a budget. Knows no engine."""
 
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.block_calls import PendingAcquire
