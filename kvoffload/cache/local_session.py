@@ -47,6 +47,8 @@ class LocalSession:
         return self._segments
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        if not 0 <= group < len(self._geometry.groups):
+            raise ValueError(f"there is no group {group}, there are {len(self._geometry.groups)}")
         return self._index.lookup(self._name_space, group, hashes)
 
     def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:

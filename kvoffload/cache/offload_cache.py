@@ -133,5 +133,5 @@ class OffloadCache(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back whatever is held: no copy runs any more."""
+        """Releases what is leased: no copy runs any more. Slots stay reserved until their process ends."""
         ...

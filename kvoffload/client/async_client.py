@@ -62,7 +62,7 @@ class AsyncClient:
             return
         self._unwatch()
         if self._blocks is not None:
-            self._blocks.give_back(time.monotonic_ns())
+            self._blocks.close(time.monotonic_ns())
         part(self._link, self._wire)
         self._link.close()
         self._link.memories.close()

@@ -86,6 +86,7 @@ class BlockCalls:
         )
         self._mapped: tuple[SharedMemory, int] | None = None
         """With the namespace in it."""
+        self._leases: set[BlockLease] = set()
         link.on_joined = self._on_joined
 
     # ---- without a message ----
@@ -101,9 +102,9 @@ class BlockCalls:
         return cast(SharedMemory, found).segments
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        self._check_group(group)
         mapped = self._mapped
         if mapped is None:
-            self._check_group(group)
             return np.zeros(_count(hashes), np.bool_)
         memory, name_space = mapped
         return memory.index.lookup(name_space, group, hashes)
@@ -175,6 +176,9 @@ class BlockCalls:
         pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
 
     def release(self, lease: BlockLease, now_ns: int) -> None:
+        if lease not in self._leases:
+            return
+        self._leases.discard(lease)
         if lease.memory_id == self.memory_id:
             self._link.tell(Release(leases=lease.number.to_bytes(8, "little")), now_ns)
         self._link.memories.let_go(lease.memory_id)
@@ -283,10 +287,13 @@ class BlockCalls:
                 message = Invalidate(name_space=self._mapped[1], group=group, hashes=_rows(hashes, part))
                 self._link.tell(message, now_ns)
 
-    def give_back(self, now_ns: int) -> None:
-        """Slots that are held ready, before the end."""
+    def close(self, now_ns: int) -> None:
+        """Gives back leases, and slots that are held ready."""
+        for lease in list(self._leases):
+            self.release(lease, now_ns)
         for stock in self._stocks:
             self.abort(stock.take(self.memory_id, len(stock)), now_ns)
+        self._mapped = None
 
     # ---- inside ----
 
@@ -336,13 +343,15 @@ class BlockCalls:
         if not isinstance(answer, Acquired) or not answer.lease:
             outcome = AcquireOutcome[answer.outcome.name] if isinstance(answer, Acquired) else AcquireOutcome.MISS
             return AcquiredBlocks(outcome, local)
+        lease = BlockLease(memory_id, answer.lease)
+        self._leases.add(lease)
         self._link.memories.hold(memory_id)
         groups = []
         for group in answer.groups:
             addresses = _numbers(group.addresses)
             digests = _numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
             groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
-        return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, BlockLease(memory_id, answer.lease), tuple(groups))
+        return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, lease, tuple(groups))
 
     def _check_group(self, group: int) -> None:
         if not 0 <= group < len(self._groups):

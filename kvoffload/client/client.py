@@ -81,7 +81,7 @@ class Client:
             self._keeper.join()
         with self._lock:
             if self._blocks is not None:
-                self._blocks.give_back(time.monotonic_ns())
+                self._blocks.close(time.monotonic_ns())
             part(self._link, self._wire)
             self._link.close()
             self._link.memories.close()
@@ -90,7 +90,7 @@ class Client:
         os.close(self._pidfd)
 
     def __enter__(self) -> Self:
-        return self.start()
+        return self if self._keeper.ident is not None else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None

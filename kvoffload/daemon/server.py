@@ -139,7 +139,7 @@ class CacheServer:
             pass
 
     def turn(self, timeout_s: float) -> bool:
-        """Waits for something to do, and does it. False: it was stopped, and nobody holds anything any more.
+        """Waits for something to do, and does it. False: it was stopped or drained, and nobody holds anything any more.
 
         CacheMemoryError: there is no memory to serve.
         """
@@ -155,7 +155,7 @@ class CacheServer:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
             self._core.tick()
         self._send_events()
-        return not (self._is_stopping and self._core.is_drained(self._clock_ns()))
+        return not self._core.is_drained(self._clock_ns())
 
     def close(self) -> None:
         """Lets go of everything. Memory stays for as long as engines have it mapped."""

@@ -53,9 +53,7 @@ def test_the_opening_is_answered_step_by_step(server: Server) -> None:
     accepted = process.connect(capabilities=("events", "later"))
     assert isinstance(accepted, HelloAccepted)
     assert (accepted.protocol, accepted.capabilities, accepted.domain) == (1, ("events",), "main")
-    assert process.ask(register_of()) == Registered(
-        name_space=0, held_limit_bytes=NO_LIMIT, resume=process.session
-    )
+    assert process.ask(register_of()) == Registered(name_space=0, held_limit_bytes=NO_LIMIT, resume=process.session)
 
 
 def test_an_engine_is_one_session_with_all_its_processes(server: Server) -> None:

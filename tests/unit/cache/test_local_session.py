@@ -1,0 +1,31 @@
+"""A cache in the engine's own process keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvoffload.cache import LocalCache, LocalSession
+from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
+from tests.unit.cache.offload_contract import CHAIN, AsAwaited, OffloadCacheContract, save
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    with LocalCache.create(SMALL) as cache:
+        yield LocalSession(cache, fingerprint("model"), HYBRID)
+
+
+class TestLocalSession(OffloadCacheContract):
+    @pytest.fixture
+    def cache(self, session: LocalSession) -> Any:
+        return AsAwaited(session)
+
+
+async def test_the_end_releases_what_is_leased(session: LocalSession) -> None:
+    await save(AsAwaited(session))
+    assert session.acquire(CHAIN).is_hit
+    session.close()
+    assert session.stats().leases == 0

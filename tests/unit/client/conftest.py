@@ -1,0 +1,56 @@
+"""A real server in a process of its own, for all tests of a file; every test has an identity of its own in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cache import CacheGeometry
+from kvoffload.client import ClientTerms, LinkTerms, Member
+from kvoffload.protocol import Role
+from tests.children import child
+from tests.unit.cache.cache_model import HYBRID
+from tests.unit.daemon.harness import register_of
+
+SERVER = """
+import sys
+from pathlib import Path
+from kvoffload.cache import CacheTerms
+from kvoffload.daemon.server import CacheServer, ServerPlan
+memory = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
+server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, adopt_wait_s=float(sys.argv[2])))
+print("serves", flush=True)
+server.run()
+"""
+NUMBERS = itertools.count()
+PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0, stock_bytes=0)
+"""Nothing is held ready, so that counts are those of what a test does itself."""
+
+MakeTerms = Callable[..., ClientTerms]
+
+
+@pytest.fixture(scope="module")
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("server") / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves"):
+        yield path
+
+
+def make_terms(
+    path: Path,
+    *,
+    geometry: CacheGeometry = HYBRID,
+    name: str = "",
+    engine: str = "",
+    role: Role = Role.SCHEDULER,
+    link: LinkTerms = PATIENT,
+    step_budget_s: float = 0.001,
+) -> ClientTerms:
+    number = next(NUMBERS)
+    member = Member(engine=engine or f"engine {number}", role=role, pid=os.getpid())
+    register = None if role is Role.OBSERVER else register_of(geometry, name or f"model {number}")
+    return ClientTerms(socket=path, member=member, register=register, link=link, step_budget_s=step_budget_s)

@@ -1,0 +1,101 @@
+"""The same contract in an asyncio loop; and what only there can happen: calls at once, and cancelled ones."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.client import AsyncClient, LinkState
+from kvoffload.errors import ServerError
+from kvoffload.protocol import EventsLost, Role, Stored
+from kvoffload.protocol.message import Event
+from tests.children import child
+from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
+from tests.unit.client.conftest import SERVER, make_terms
+from tests.unit.client.test_client import WAIT_S
+
+
+async def served(path: Path, **options: Any) -> AsyncClient:
+    client = await AsyncClient(make_terms(path, **options)).start()
+    assert await client.wait_until_served(WAIT_S), client.fault
+    return client
+
+
+class TestAsyncClient(OffloadCacheContract):
+    @pytest.fixture
+    async def cache(self, socket_path: Path) -> AsyncIterator[Any]:
+        client = await served(socket_path)
+        async with await served(socket_path, role=Role.OBSERVER) as observer:
+            yield client
+            await client.close()
+            assert (await observer.stats()).leases == 0
+
+
+async def test_calls_go_on_side_by_side(socket_path: Path) -> None:
+    async with await served(socket_path) as client:
+        await save(client)
+        found = await asyncio.gather(*(client.acquire(CHAIN) for _ in range(100)))
+        assert {one.boundary for one in found} == {TOKENS}
+        assert len({one.lease for one in found}) == 100
+        assert (await client.stats()).leases == 100
+        for one in found:
+            assert one.lease is not None
+            client.release(one.lease)
+        assert (await client.stats()).leases == 0
+
+
+async def test_a_cancelled_call_keeps_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = await served(path)
+        await save(client)
+        server.send_signal(signal.SIGSTOP)
+        calls = [asyncio.ensure_future(call) for call in (client.acquire(CHAIN), client.reserve(0, count=3))]
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in ended] == [asyncio.CancelledError] * 2
+        server.send_signal(signal.SIGCONT)
+        # The answers come before that of the first counts, and what they brought goes back before the second ones.
+        assert (await client.stats()).leases == 1
+        stats = await client.stats()
+        assert (stats.leases, stats.reserved) == (0, 0)
+        await client.close()
+
+
+async def test_it_joins_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    told: list[Event] = []
+    router = AsyncClient(make_terms(path, role=Role.OBSERVER), on_event=lambda event, _: told.append(event))
+    with pytest.raises(ServerError, match="did not answer"):
+        await router.stats()
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = await served(path)
+        await router.start()
+        assert await router.wait_until_served(WAIT_S)
+        router.subscribe()
+        await router.stats()
+        await save(client)
+        memory_id = client.memory_id
+        server.kill()
+        server.wait()
+        while client.is_served or router.is_served:
+            await asyncio.sleep(0.01)
+        assert client.lookup(0, CHAIN).all()
+        assert not (await client.acquire(CHAIN)).is_hit
+    with child(["-c", SERVER, str(path), "60"], says="serves"):
+        assert await client.wait_until_served(WAIT_S)
+        assert await router.wait_until_served(WAIT_S)
+        assert client.memory_id == memory_id
+        assert (await client.acquire(CHAIN)).boundary == TOKENS
+        await client.close()
+        await router.close()
+    assert client.state is LinkState.CLOSED
+    assert any(isinstance(event, Stored) for event in told)
+    assert any(isinstance(event, EventsLost) for event in told)

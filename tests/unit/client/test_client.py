@@ -1,0 +1,304 @@
+"""A client of a real server: the contract, and every way in which the server may be gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.cache import AcquireOutcome
+from kvoffload.client import Client, LinkState, LinkTerms
+from kvoffload.errors import ServerError
+from kvoffload.protocol import ErrorCode, EventsLost, NamespaceOpened, Role, Stored
+from kvoffload.protocol.message import Event
+from tests.children import child
+from tests.unit.cache.cache_model import PLAIN
+from tests.unit.cache.offload_contract import (
+    BLOCKS,
+    CHAIN,
+    TOKENS,
+    AsAwaited,
+    OffloadCacheContract,
+    has_patterns,
+    names_of,
+    save,
+)
+from tests.unit.client.conftest import SERVER, make_terms
+
+WAIT_S = 30.0
+STOCKED = LinkTerms(call_deadline_s=20.0, acquire_deadline_s=20.0, stock_bytes=256 << 10)
+
+
+def served(path: Path, **options: Any) -> Client:
+    client = Client(make_terms(path, **options)).start()
+    assert client.wait_until_served(WAIT_S), client.fault
+    return client
+
+
+class TestClient(OffloadCacheContract):
+    @pytest.fixture
+    def cache(self, socket_path: Path) -> Iterator[Any]:
+        with served(socket_path) as client, served(socket_path, role=Role.OBSERVER) as observer:
+            before = observer.stats()
+            yield AsAwaited(client)
+            after = observer.stats()
+            assert after.reserved - before.reserved in (0, BLOCKS)
+            client.close()
+            assert observer.stats().leases == 0
+
+
+async def test_two_engines_share_what_one_has_computed(socket_path: Path) -> None:
+    with served(socket_path, name="shared") as first, served(socket_path, name="shared") as second:
+        assert first.memory_id == second.memory_id
+        await save(AsAwaited(first))
+        found = second.acquire(CHAIN)
+        assert found.boundary == TOKENS
+        assert found.lease is not None
+        assert has_patterns(second, found.lease.memory_id, 0, found.groups[0].addresses, CHAIN)
+
+
+async def test_two_models_have_one_pool_and_nothing_else(socket_path: Path) -> None:
+    with served(socket_path) as hybrid, served(socket_path, geometry=PLAIN) as plain:
+        await save(AsAwaited(hybrid))
+        assert not plain.lookup(0, CHAIN).any()
+        assert plain.acquire(CHAIN).outcome is AcquireOutcome.MISS
+        assert plain.stats().readable == hybrid.stats().readable > 0
+
+
+def test_slots_are_held_ready(socket_path: Path) -> None:
+    with served(socket_path, link=STOCKED) as client:
+        # 256 KiB are 131 slots of the first group, 64 of the second, and 8 of the last, which has 40 KiB each.
+        taken = _wait_for(lambda: client.take(2, 5))
+        assert (len(taken), taken.group, taken.memory_id) == (5, 2, client.memory_id)
+        assert len(client.take(1, 1000)) == 64
+        more = _wait_for(lambda: client.take(1, 1000))
+        assert not set(more.tickets.tolist()) & set(taken.tickets.tolist())
+        held = client.stats().reserved
+        client.abort(taken)
+        assert client.stats().reserved == held - 5
+
+
+def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> None:
+    with (
+        served(socket_path, name="same") as first,
+        Client(make_terms(socket_path, name="same", geometry=PLAIN)) as other,
+    ):
+        refusal = _wait_for(lambda: other.refusal)
+        assert refusal.code is ErrorCode.MISMATCH
+        assert "groups" in refusal.field
+        assert refusal.message in other.fault
+        assert not other.wait_until_served(0.01)
+        assert not other.lookup(0, CHAIN).any()
+        assert first.is_served
+
+
+def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
+    with Client(make_terms(tmp_path / "nobody")) as client:
+        assert not client.wait_until_served(0.05)
+        assert client.fault == "nobody listens on the server's socket"
+        assert (client.memory_id, client.boot_id, client.state) == (0, 0, LinkState.DOWN)
+        assert not client.lookup(0, CHAIN).any()
+        assert client.find_boundary(CHAIN, local=16) == 16
+        assert client.acquire(CHAIN, local=16).boundary == 16
+        slots = client.reserve(0, count=3)
+        assert len(slots) == len(client.take(0, 3)) == 0
+        client.publish(slots, hashes=b"")
+        client.abort(slots)
+        client.invalidate(0, CHAIN)
+        client.prefetch(CHAIN)
+        with pytest.raises(ServerError, match="did not answer"):
+            client.stats()
+    assert client.state is LinkState.CLOSED
+
+
+def test_events_are_told(socket_path: Path) -> None:
+    told: list[tuple[Event, int]] = []
+    with (
+        Client(
+            make_terms(socket_path, role=Role.OBSERVER), on_event=lambda *event: told.append(event)
+        ).start() as router,
+        served(socket_path) as client,
+    ):
+        assert router.wait_until_served(WAIT_S)
+        router.subscribe()
+        router.stats()
+        slots = client.reserve(0, hashes=CHAIN)
+        for shard in range(2):
+            client.publish(slots, hashes=CHAIN, shard=shard)
+        _wait_for(lambda: any(isinstance(event, Stored) and event.hashes == CHAIN for event, _ in told))
+        assert [number for _, number in told] == list(range(1, len(told) + 1))
+        assert isinstance(told[0][0], NamespaceOpened)
+
+
+async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    told: list[Event] = []
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = Client(make_terms(path, link=STOCKED), on_event=lambda event, _: told.append(event)).start()
+        assert client.wait_until_served(WAIT_S)
+        client.subscribe()
+        await save(AsAwaited(client))
+        memory_id, boot_id = client.memory_id, client.boot_id
+        leased = client.acquire(CHAIN)
+        assert leased.lease is not None
+        slots = _wait_for(lambda: client.take(2, 2))
+        server.kill()
+        server.wait()
+        _wait_for(lambda: not client.is_served)
+        # What is leased is read, what is looked up is found; nobody is asked, and nobody waits.
+        assert has_patterns(client, memory_id, 0, leased.groups[0].addresses, CHAIN)
+        assert client.lookup(0, CHAIN).all()
+        assert not client.acquire(CHAIN).is_hit
+        client.release(leased.lease)
+        client.abort(slots)
+    with child(["-c", SERVER, str(path), "60"], says="serves"):
+        assert client.wait_until_served(WAIT_S), client.fault
+        assert (client.memory_id, client.boot_id != boot_id) == (memory_id, True)
+        # What was said while nobody listened is done: no lease is open, and only what is held ready is reserved.
+        assert client.stats().leases == 0
+        again = client.acquire(CHAIN)
+        assert again.boundary == TOKENS
+        assert again.lease is not None
+        assert has_patterns(client, memory_id, 1, again.groups[1].addresses, names_of(1)[32 * again.groups[1].first :])
+        client.release(again.lease)
+        assert client.stats().sessions == 1
+        assert any(isinstance(event, EventsLost) for event in told)
+        client.close()
+
+
+async def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = served(path)
+        await save(AsAwaited(client))
+        old = client.memory_id
+        leased = client.acquire(CHAIN)
+        assert leased.lease is not None
+        slots = client.reserve(0, count=1)
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+    other = tmp_path / "t"
+    with child(["-c", SERVER, str(other), "0"], says="serves"):
+        with served(other, role=Role.OBSERVER) as observer:
+            _wait_for(lambda: _has_memory(observer))
+        other.rename(path)
+        _wait_for(lambda: client.memory_id != old)
+        assert client.wait_until_served(WAIT_S)
+        assert has_patterns(client, old, 0, leased.groups[0].addresses, CHAIN)
+        assert not client.lookup(0, CHAIN).any()
+        client.publish(slots, hashes=bytes(32))
+        client.release(leased.lease)
+        with pytest.raises(ValueError, match="not mapped here"):
+            client.memory(old)
+        stats = client.stats()
+        assert (stats.readable, stats.reserved, stats.leases) == (0, 0, 0)
+        client.close()
+
+
+async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    link = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, stock_bytes=0, last_backoff_s=0.05)
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = served(path, link=link)
+        await save(AsAwaited(client))
+        server.send_signal(signal.SIGSTOP)
+        client.begin_step()
+        assert not client.acquire(CHAIN).is_hit
+        _wait_for(lambda: not client.is_served)
+        pending = client.start_acquire(CHAIN)
+        assert pending.is_over  # nobody is asked any more
+        assert client.lookup(0, CHAIN).all()
+        server.send_signal(signal.SIGCONT)
+        assert client.wait_until_served(WAIT_S)
+        client.close()
+        client = served(path)
+        # What the first acquire was granted, if it was, was given back.
+        assert client.stats().leases == 0
+        client.close()
+
+
+async def test_an_acquire_can_be_left_to_itself(socket_path: Path) -> None:
+    with served(socket_path) as client:
+        await save(AsAwaited(client))
+        pending = client.start_acquire(CHAIN)
+        client.cancel(pending)
+        found = client.poll(pending)
+        assert found is not None
+        assert not found.is_hit
+        _wait_for(lambda: client.stats().leases == 0)
+        later = client.start_acquire(CHAIN)
+        _wait_for(lambda: client.poll(later) is not None)
+        client.cancel(later)
+        assert client.stats().leases == 0
+
+
+async def test_many_threads_may_ask_at_once(socket_path: Path) -> None:
+    with served(socket_path) as client:
+        await save(AsAwaited(client))
+        hits: list[int] = []
+
+        def act() -> None:
+            for _ in range(50):
+                found = client.acquire(CHAIN)
+                hits.append(found.boundary)
+                assert found.lease is not None
+                client.release(found.lease)
+
+        threads = [threading.Thread(target=act) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert hits == [TOKENS] * 200
+        assert client.stats().leases == 0
+
+
+async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = served(path)
+        await save(AsAwaited(client))
+        leased = client.acquire(CHAIN)
+        assert leased.lease is not None
+        assert client.drain().leases == 1
+        assert not client.acquire(CHAIN).is_hit
+        assert server.poll() is None
+        client.release(leased.lease)
+        assert server.wait(WAIT_S) == 0
+        _wait_for(lambda: client.state is not LinkState.SERVING)
+        client.close()
+
+
+def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = count()
+    for _ in range(3):
+        client = served(socket_path)
+        client.close()
+        client.close()
+    assert count() == before
+
+
+def _has_memory(observer: Client) -> bool:
+    try:
+        return observer.stats().capacity_bytes > 0
+    except ServerError:
+        return False
+
+
+def _wait_for(condition: Any) -> Any:
+    """What it gives once that is true."""
+    gate = threading.Event()
+    for _ in range(int(WAIT_S / 0.01)):
+        found = condition()
+        if found:
+            return found
+        gate.wait(0.01)
+    raise AssertionError("it did not come true")
