@@ -281,7 +281,7 @@ class Link:
         try:
             held = joining.take_memory()
             is_new = held is not None and self.memories.take(held)
-        except (OSError, ValueError) as fault:
+        except (OSError, RuntimeError, ValueError) as fault:
             self._hang_up(now_ns, f"the server's memory cannot be mapped: {fault}")
             return
         # An adopted session goes on although the welcome, which came before the adoption, could not know it.

@@ -28,7 +28,7 @@ class SharedMemory:
     """All of a server's memory, mapped. It goes with the last reference, views of slots included."""
 
     def __init__(self, held: HeldMemory) -> None:
-        """Takes the descriptors. ValueError: they are no memory of a cache. OSError: it cannot be mapped."""
+        """Takes the descriptors. RuntimeError, ValueError: they are no cache's memory. OSError: it cannot be mapped."""
         self.held = held
         self.memory_id = name_memory(held)
         try:
@@ -77,7 +77,7 @@ class Memories:
 
     def take(self, held: HeldMemory) -> bool:
         """What a server handed over is the present memory from here on. False: it was so before. Takes the
-        descriptors; ValueError, OSError: see `SharedMemory`."""
+        descriptors; its errors are those of `SharedMemory`."""
         former = self.current
         if former is not None and former.memory_id == self._name(held):
             close_all((held.lock, held.index, *held.segments))

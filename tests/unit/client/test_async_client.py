@@ -83,6 +83,8 @@ async def test_it_joins_again(tmp_path: Path) -> None:
         await router.stats()
         await save(client)
         memory_id = client.memory_id
+        while not any(isinstance(event, Stored) for event in told):
+            await asyncio.sleep(0.01)
         server.kill()
         server.wait()
         while client.is_served or router.is_served:
@@ -97,5 +99,4 @@ async def test_it_joins_again(tmp_path: Path) -> None:
         await client.close()
         await router.close()
     assert client.state is LinkState.CLOSED
-    assert any(isinstance(event, Stored) for event in told)
     assert any(isinstance(event, EventsLost) for event in told)

@@ -1,0 +1,149 @@
+"""A wire that keeps what is sent, and the server's part of a conversation as a test wants it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from kvoffload.client.joining import HeldMemory, Member
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.memories import Memories
+from kvoffload.client.terms import LinkState, LinkTerms
+from kvoffload.protocol import (
+    Adopt,
+    AdoptAnswer,
+    AdoptVerdict,
+    Answer,
+    Call,
+    Hello,
+    HelloAccepted,
+    Memory,
+    Register,
+    Registered,
+    Role,
+    ServerMessage,
+    Welcome,
+)
+from tests.unit.cache.cache_model import PLAIN
+from tests.unit.daemon.harness import register_of
+
+NO_FILE = 1 << 20
+"""Descriptors from here on are nobody's."""
+TERMS = LinkTerms(stock_bytes=0)
+
+
+class FakeWire:
+    def __init__(self) -> None:
+        self.listens = True
+        self.takes = True
+        self.dials = self.hang_ups = 0
+        self.endpoint = ""
+        self.lifeline: list[tuple[Call, tuple[int, ...]]] = []
+        self.control: list[Call] = []
+
+    def dial(self) -> bool:
+        self.dials += 1
+        return self.listens
+
+    def open_control(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    def send_lifeline(self, call: Call, descriptors: tuple[int, ...]) -> bool:
+        self.lifeline.append((call, descriptors))
+        return self.takes
+
+    def send_control(self, call: Call) -> bool:
+        if self.takes:
+            self.control.append(call)
+        return self.takes
+
+    def hang_up(self) -> None:
+        self.hang_ups += 1
+
+    def take(self) -> list[Call]:
+        """What was sent on the control channel since the last look."""
+        taken, self.control = self.control, []
+        return taken
+
+
+class FakeMemory:
+    def __init__(self, held: HeldMemory) -> None:
+        self.held = held
+        self.memory_id = held.index
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def make_memories(*, keeps_former: bool = False) -> Memories:
+    return Memories(keeps_former=keeps_former, open_memory=FakeMemory, name=lambda held: held.index)
+
+
+def make_link(wire: FakeWire, *, role: Role = Role.SCHEDULER, terms: LinkTerms = TERMS, **options: Any) -> Link:
+    register: Register | None = None if role is Role.OBSERVER else register_of(PLAIN)
+    member = Member(engine="engine", role=role)
+    memories = make_memories(keeps_former=role is Role.WORKER)
+    return Link(member, register, terms, wire, memories, pidfd=3, random=Random(1), **options)
+
+
+class Script:
+    """A server that lets the link join, and answers when it is told to."""
+
+    def __init__(self, link: Link, wire: FakeWire) -> None:
+        self.link = link
+        self.wire = wire
+        self.boot_id = 1
+        self.now_ns = SECOND_NS
+        self.verdict = AdoptVerdict.HAS_MEMORY
+
+    def join(
+        self,
+        *,
+        boot_id: int = 1,
+        session: int = 0x70005,
+        is_reopened: bool = False,
+        memory: int = NO_FILE,
+        adopted_boot_id: int = 0,
+        name_space: int = 4,
+        resume: int = 0,
+    ) -> list[Call]:
+        """From the dial on to being served; what is sent right after that."""
+        self.boot_id = boot_id
+        self.wire.take()
+        self.link.on_time(self.now_ns)
+        welcome = Welcome(protocol=1, session=session, domain="", control="ipc://c", is_reopened=is_reopened)
+        self.tell(welcome)
+        for call in self.wire.take():
+            assert isinstance(call.message, Hello)
+            self.answer(call, HelloAccepted(protocol=1, capabilities=("adopt", "events"), domain=""))
+        if self.link.state is LinkState.SERVING:
+            return self.wire.take()
+        for call in self.wire.take():
+            assert isinstance(call.message, Adopt)
+            self.answer(call, AdoptAnswer(verdict=self.verdict))
+        if self.link.state is LinkState.JOINING:
+            sizes = np.array([1 << 20], "<u8").tobytes()
+            parcel = Memory(index_bytes=1, segments=1, first=0, segment_sizes=sizes, adopted_boot_id=adopted_boot_id)
+            self.tell(parcel, [memory + 1, memory, memory + 2])
+        for call in self.wire.take():
+            assert isinstance(call.message, Register)
+            self.answer(call, Registered(name_space=name_space, resume=resume))
+        return self.wire.take()
+
+    def tell(self, message: ServerMessage, descriptors: list[int] | None = None) -> None:
+        """On the lifeline."""
+        self.link.on_lifeline(Answer(message, 1, self.boot_id), descriptors or [], self.now_ns)
+
+    def answer(self, call: Call, message: ServerMessage) -> None:
+        self.link.on_control(Answer(message, call.number, self.boot_id), self.now_ns)
+
+    def send(self, message: ServerMessage, number: int = 0) -> None:
+        """On the control channel, unasked."""
+        self.link.on_control(Answer(message, number, self.boot_id), self.now_ns)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_ns += int(seconds * SECOND_NS)
+        self.link.on_time(self.now_ns)

@@ -1,0 +1,241 @@
+"""What is asked for an engine's blocks; the contract on a real server is in test_client.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvoffload.cache import AcquireOutcome, BlockLease, ReservedSlots
+from kvoffload.client.block_calls import BlockCalls, read_counts
+from kvoffload.client.joining import HeldMemory
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.memories import Memories
+from kvoffload.client.terms import LinkTerms
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    Acquired,
+    Call,
+    Credits,
+    CreditsGranted,
+    Error,
+    ErrorCode,
+    LeasedSlots,
+    Outcome,
+    Prefetch,
+    Publish,
+    Release,
+)
+from kvoffload.protocol.limits import MAX_BATCH
+from tests.unit.cache.cache_model import PLAIN, make_chain
+from tests.unit.client.fake_wire import NO_FILE, TERMS, FakeMemory, FakeWire, Script, make_link
+from tests.unit.daemon.harness import register_of
+
+CHAIN = make_chain(1, 8)
+WAIT_NS = SECOND_NS // 20
+STOCKED = LinkTerms(stock_bytes=16 * 4096)
+
+
+class FakeIndex:
+    """Says how far a chain is there."""
+
+    def __init__(self) -> None:
+        self.boundary = 0
+
+    def lookup(self, _name_space: int, _group: int, hashes: bytes) -> Any:
+        return np.arange(len(hashes) // 32) < self.boundary // 16
+
+    def find_boundary(self, _name_space: int, _chain: bytes, *, local: int, limit: int, alignment: int) -> int:
+        assert alignment == 1
+        return max(min(self.boundary, limit), local)
+
+
+class IndexedMemory(FakeMemory):
+    index = FakeIndex()
+    segments = "segments"
+
+    def __init__(self, held: HeldMemory) -> None:
+        super().__init__(held)
+        self.index = FakeIndex()
+
+
+class Setting:
+    def __init__(self, terms: LinkTerms = TERMS) -> None:
+        self.wire = FakeWire()
+        self.link: Link = make_link(self.wire, terms=terms)
+        self.link.memories = Memories(keeps_former=False, open_memory=IndexedMemory, name=lambda held: held.index)
+        self.blocks = BlockCalls(self.link, register_of(PLAIN), terms)
+        self.script = Script(self.link, self.wire)
+        self.script.join()
+
+    @property
+    def index(self) -> FakeIndex:
+        memory = self.link.memories.current
+        assert isinstance(memory, IndexedMemory)
+        return memory.index
+
+    def acquire(self, **options: Any) -> Any:
+        return self.blocks.start_acquire(CHAIN, self.script.now_ns, WAIT_NS, **options)
+
+    def hit(self, call: Call, *, lease: int = 9) -> None:
+        slots = LeasedSlots(first=0, addresses=np.arange(4, dtype="<u8").tobytes())
+        answer = Acquired(outcome=Outcome.HIT, boundary=64, lease=lease, groups=(slots,))
+        self.script.answer(call, answer)
+
+
+def test_a_miss_sends_nothing() -> None:
+    setting = Setting()
+    pending = setting.acquire()
+    assert pending.is_over
+    assert not pending.found.is_hit
+    setting.index.boundary = 32
+    assert setting.acquire(local=32).is_over
+    assert setting.wire.take() == []
+
+
+def test_a_hit_is_asked_for_as_far_as_it_goes() -> None:
+    setting = Setting()
+    setting.index.boundary = 64
+    pending = setting.acquire(shards=())
+    (call,) = setting.wire.take()
+    assert call.message == Acquire(name_space=4, chain=CHAIN[: 32 * 4], limit=64)
+    assert (pending.is_over, pending.found) == (False, None)
+    setting.hit(call)
+    assert pending.found.lease == BlockLease(NO_FILE, 9)
+    assert pending.found.boundary == 64
+    assert pending.found.groups[0].addresses.tolist() == [0, 1, 2, 3]
+    assert pending.found.groups[0].digests.shape == (0, 4)
+    setting.blocks.release(pending.found.lease, 0)
+    setting.blocks.release(pending.found.lease, 0)
+    assert [call.message for call in setting.wire.take()] == [Release(leases=(9).to_bytes(8, "little"))]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MISS, Outcome.OVER_LIMIT, Outcome.NO_ROOM])
+def test_the_server_may_say_no(outcome: Outcome) -> None:
+    setting = Setting()
+    setting.index.boundary = 64
+    pending = setting.acquire(local=16)
+    setting.script.answer(setting.wire.take()[0], Acquired(outcome=outcome, boundary=16))
+    assert (pending.found.outcome, pending.found.boundary) == (AcquireOutcome[outcome.name], 16)
+
+
+def test_an_error_and_a_late_answer_are_misses() -> None:
+    setting = Setting()
+    setting.index.boundary = 64
+    pending = setting.acquire()
+    setting.script.answer(setting.wire.take()[0], Error(code=ErrorCode.DRAINING, message="it ends"))
+    assert pending.found.outcome is AcquireOutcome.MISS
+    pending = setting.acquire()
+    setting.script.pass_time(0.06)
+    assert pending.found.outcome is AcquireOutcome.MISS
+    late = setting.wire.take()[0]
+    setting.hit(late)
+    assert setting.wire.take()[-1].message == Release(leases=(9).to_bytes(8, "little"))
+
+
+def test_a_cancelled_acquire_gives_its_lease_back_whenever_it_comes() -> None:
+    setting = Setting()
+    setting.index.boundary = 64
+    before, after = setting.acquire(), setting.acquire()
+    first, second = setting.wire.take()
+    setting.blocks.cancel(before, 0)
+    setting.hit(first, lease=1)
+    setting.hit(second, lease=2)
+    setting.blocks.cancel(after, 0)
+    told = [call.message for call in setting.wire.take()]
+    assert told == [Release(leases=number.to_bytes(8, "little")) for number in (1, 2)]
+    assert not before.found.is_hit
+    assert not after.found.is_hit
+
+
+def test_a_lease_of_former_memory_is_released_without_a_word() -> None:
+    """Another server's lease may have the same number."""
+    setting = Setting()
+    setting.index.boundary = 64
+    pending = setting.acquire()
+    setting.hit(setting.wire.take()[0])
+    former = setting.link.memories.current
+    assert isinstance(former, IndexedMemory)
+    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.script.now_ns += SECOND_NS
+    setting.script.join(boot_id=2, memory=NO_FILE + 10)
+    assert setting.blocks.memory(NO_FILE) == "segments"
+    setting.blocks.release(pending.found.lease, 0)
+    assert setting.wire.take() == []
+    assert former.is_closed
+
+
+def test_a_request_that_is_lost_with_its_connection_is_a_miss() -> None:
+    setting = Setting()
+    setting.index.boundary = 64
+    pending = setting.acquire()
+    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    assert pending.found.outcome is AcquireOutcome.MISS
+    # What is mapped is looked up all the same.
+    assert setting.blocks.lookup(0, CHAIN).sum() == 4
+
+
+def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
+    setting = Setting(STOCKED)
+    now_ns = setting.script.now_ns
+    assert len(setting.blocks.take(0, 3, now_ns)) == 0
+    (call,) = setting.wire.take()
+    assert call.message == Credits(name_space=4, group=0, count=16)
+    tickets = np.arange(1, 13, dtype="<u8").tobytes()
+    setting.script.answer(call, CreditsGranted(tickets=tickets, addresses=tickets))
+    assert setting.blocks.take(0, 5, now_ns).tickets.tolist() == [1, 2, 3, 4, 5]
+    # There was no room for all; it is not asked at once again.
+    assert setting.wire.take() == []
+    setting.blocks.refill(now_ns + SECOND_NS)
+    (call,) = setting.wire.take()
+    assert call.message == Credits(name_space=4, group=0, count=9)
+    setting.link.on_hang_up(now_ns, "gone")
+    setting.script.now_ns += SECOND_NS
+    setting.script.join()
+    assert len(setting.blocks.take(0, 5, now_ns)) == 0
+
+
+def test_slots_of_a_session_that_goes_on_are_kept() -> None:
+    setting = Setting(STOCKED)
+    setting.blocks.refill(setting.script.now_ns)
+    tickets = np.arange(1, 17, dtype="<u8").tobytes()
+    setting.script.answer(setting.wire.take()[0], CreditsGranted(tickets=tickets, addresses=tickets))
+    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.script.now_ns += SECOND_NS
+    setting.script.join(is_reopened=True)
+    assert len(setting.blocks.take(0, 5, setting.script.now_ns)) == 5
+
+
+def test_large_batches_are_cut() -> None:
+    setting = Setting()
+    count = MAX_BATCH + 5
+    tickets = np.arange(count, dtype=np.uint64)  # the first one is no slot
+    slots = ReservedSlots(NO_FILE, 0, tickets, tickets)
+    hashes = np.arange(count * 4, dtype="<u8").tobytes()
+    setting.blocks.publish(slots, 0, hashes=hashes, parents=hashes, digests=tickets + np.uint64(1))
+    first, second = (call.message for call in setting.wire.take())
+    assert isinstance(first, Publish)
+    assert isinstance(second, Publish)
+    assert (len(first.tickets), len(second.tickets)) == (8 * MAX_BATCH, 8 * 4)
+    assert first.hashes + second.hashes == first.parents + second.parents == hashes[32:]
+    assert first.digests + second.digests == (tickets[1:] + np.uint64(1)).tobytes()
+    setting.blocks.abort(slots, 0)
+    aborts = [call.message for call in setting.wire.take()]
+    assert b"".join(abort.tickets for abort in aborts if isinstance(abort, Abort)) == tickets[1:].tobytes()
+
+
+def test_a_prefetch_is_a_hint() -> None:
+    setting = Setting()
+    setting.blocks.prefetch(CHAIN, 0, local=16)
+    assert [call.message for call in setting.wire.take()] == [Prefetch(name_space=4, chain=CHAIN, local=16)]
+    setting.link.on_hang_up(0, "gone")
+    setting.blocks.prefetch(CHAIN, 0, local=32)
+    setting.script.now_ns += SECOND_NS
+    assert setting.script.join() == []
+
+
+def test_without_counts_there_is_a_reason() -> None:
+    assert read_counts(Error(code=ErrorCode.BUSY, message="not yet")) == "not yet"
+    assert read_counts(None) == "the cache server did not answer in time"

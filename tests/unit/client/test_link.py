@@ -1,0 +1,323 @@
+"""A link: joins, notices what is lost, and says again what may have been."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.terms import LinkState
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    Acquired,
+    AdoptVerdict,
+    Call,
+    Closing,
+    ClosingReason,
+    Counts,
+    CreditsGranted,
+    Error,
+    ErrorCode,
+    EventsLost,
+    HelloAccepted,
+    Offer,
+    Outcome,
+    Quarantine,
+    Release,
+    Role,
+    Stats,
+    Subscribe,
+    Subscribed,
+    Welcome,
+)
+from kvoffload.protocol.message import Event
+from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, make_link
+
+COUNTS = Counts(**{name: 0 for name in Counts.__dataclass_fields__ if name != "tenants"})
+WAIT_NS = SECOND_NS // 10
+
+
+@pytest.fixture
+def wire() -> FakeWire:
+    return FakeWire()
+
+
+@pytest.fixture
+def link(wire: FakeWire) -> Link:
+    return make_link(wire)
+
+
+@pytest.fixture
+def script(link: Link, wire: FakeWire) -> Script:
+    return Script(link, wire)
+
+
+def lease(number: int) -> Release:
+    return Release(leases=number.to_bytes(8, "little"))
+
+
+def one_ways(calls: list[Call]) -> list[tuple[int, object]]:
+    return [(call.number, call.message) for call in calls if isinstance(call.message, Release | Abort)]
+
+
+def test_it_joins(link: Link, wire: FakeWire, script: Script) -> None:
+    assert link.state is LinkState.DOWN
+    script.join(session=9)
+    assert link.state is LinkState.SERVING
+    assert (link.is_serving, link.fault, link.joins, link.boot_id) == (True, "", 1, 1)
+    assert wire.endpoint == "ipc://c"
+    ((greeting, pidfds),) = wire.lifeline
+    assert (greeting.number, pidfds) == (1, (3,))
+    assert link.registered is not None
+    assert link.registered.name_space == 4
+    assert link.memories.current is not None
+    assert link.memories.current.memory_id == NO_FILE
+
+
+def test_requests_are_numbered_on_from_the_opening(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join(session=9)
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    (call,) = wire.take()
+    assert (call.number, call.session, call.expires_ns) == (3, 9, script.now_ns + WAIT_NS)
+    script.answer(call, COUNTS)
+    assert (pending.is_over, pending.answer) == (True, COUNTS)
+
+
+def test_nobody_is_asked_without_a_server(link: Link, wire: FakeWire, script: Script) -> None:
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    assert (pending.is_over, pending.answer) == (True, None)
+    wire.listens = False
+    link.on_time(script.now_ns)
+    assert link.fault == "nobody listens on the server's socket"
+    link.on_time(script.now_ns)
+    assert wire.dials == 1  # not before the back-off is over
+    script.pass_time(5)
+    assert wire.dials == 2
+    assert wire.control == []
+
+
+def test_the_back_off_grows_and_ends_with_a_join(link: Link, wire: FakeWire, script: Script) -> None:
+    wire.listens = False
+    waits = []
+    for _ in range(12):
+        link.on_time(script.now_ns)
+        waits.append(link.next_ns(script.now_ns) - script.now_ns)
+        script.now_ns += 3 * SECOND_NS
+    assert waits[0] < 0.026 * SECOND_NS
+    assert waits[-1] == SECOND_NS // 4  # `on_time` is called now and then in any case
+    assert wire.dials == 12
+    wire.listens = True
+    script.join()
+    link.on_hang_up(script.now_ns, "gone")
+    assert link.next_ns(script.now_ns) - script.now_ns < 0.026 * SECOND_NS
+
+
+def test_a_server_that_does_not_answer_a_greeting_is_left(link: Link, wire: FakeWire, script: Script) -> None:
+    link.on_time(script.now_ns)
+    assert link.state is LinkState.JOINING
+    script.pass_time(1.9)
+    assert link.state is LinkState.JOINING
+    script.pass_time(0.2)
+    assert link.state is LinkState.DOWN
+    assert link.fault == "the server does not answer: awaited is its welcome"
+    assert wire.hang_ups == 1
+
+
+def test_memory_is_waited_for_without_a_deadline(link: Link, script: Script) -> None:
+    link.on_time(script.now_ns)
+    script.tell(Welcome(protocol=1, session=5, domain="", control="ipc://c"))
+    (hello,) = script.wire.take()
+    script.answer(hello, HelloAccepted(protocol=1, capabilities=(), domain=""))
+    script.pass_time(1000)
+    assert link.state is LinkState.JOINING
+
+
+def test_what_is_refused_is_shown_and_tried_again(link: Link, wire: FakeWire, script: Script) -> None:
+    link.on_time(script.now_ns)
+    refusal = Error(code=ErrorCode.NOT_ALLOWED, message="user 7 may not use this server")
+    script.tell(refusal)
+    assert (link.state, link.refusal) == (LinkState.DOWN, refusal)
+    assert link.fault == "refused: user 7 may not use this server"
+    script.pass_time(5)
+    assert wire.dials == 2
+    script.join()
+    assert (link.refusal, link.fault) == (None, "")
+
+
+def test_what_may_have_been_lost_is_said_again_to_a_session_that_goes_on(
+    link: Link, wire: FakeWire, script: Script
+) -> None:
+    script.join()
+    link.tell(lease(1), script.now_ns)
+    link.ask(Stats(), script.now_ns, WAIT_NS)
+    link.tell(lease(2), script.now_ns)
+    calls = wire.take()
+    assert one_ways(calls) == [(1, lease(1)), (2, lease(2))]
+    script.answer(calls[1], COUNTS)  # the first one arrived
+    link.on_hang_up(script.now_ns, "gone")
+    link.tell(lease(3), script.now_ns)
+    assert wire.take() == []
+    script.now_ns += SECOND_NS
+    assert one_ways(script.join(is_reopened=True)) == [(1, lease(2)), (2, lease(3))]
+    assert link.losses == 0
+
+
+def test_an_adopted_session_goes_on(link: Link, script: Script) -> None:
+    """The welcome cannot know it: the memory was adopted after it."""
+    told: list[bool] = []
+    link.on_joined = told.append
+    script.join(session=5, resume=0x90005)
+    link.tell(lease(1), script.now_ns)
+    link.on_hang_up(script.now_ns, "gone")
+    script.now_ns += SECOND_NS
+    script.verdict = AdoptVerdict.WANTED
+    again = script.join(boot_id=2, adopted_boot_id=1)
+    assert one_ways(again) == [(1, lease(1))]
+    assert told == [False, True]
+    greeting = script.wire.lifeline[1][0].message
+    assert (greeting.former_session, greeting.former_boot_id) == (0x90005, 1)  # type: ignore[attr-defined]
+    offer, descriptors = script.wire.lifeline[2]
+    assert isinstance(offer.message, Offer)
+    assert descriptors == (NO_FILE + 1, NO_FILE, NO_FILE + 2)
+
+
+@pytest.mark.parametrize(("boot_id", "memory"), [(1, NO_FILE), (2, NO_FILE + 10)])
+def test_a_new_session_hears_nothing_of_the_old_one(link: Link, script: Script, boot_id: int, memory: int) -> None:
+    """Of the same server, or of one with other memory: its tickets and leases have the same numbers."""
+    told: list[bool] = []
+    link.on_joined = told.append
+    script.join()
+    link.tell(lease(1), script.now_ns)
+    link.on_hang_up(script.now_ns, "gone")
+    script.now_ns += SECOND_NS
+    assert one_ways(script.join(boot_id=boot_id, memory=memory)) == []
+    assert told == [False, False]
+    assert link.losses == 1
+
+
+def test_answers_of_another_server_are_none(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    script.boot_id = 2
+    script.answer(wire.take()[0], COUNTS)
+    assert (pending.is_over, pending.answer) == (True, None)
+    assert (link.state, link.fault) == (LinkState.DOWN, "another server answers")
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER]
+)
+def test_a_server_that_has_lost_the_thread_is_greeted_anew(link: Link, script: Script, code: ErrorCode) -> None:
+    script.join()
+    script.send(Error(code=code, message="who?"), 1)
+    assert (link.state, link.fault) == (LinkState.DOWN, "who?")
+
+
+def test_a_quarantine_is_answered_by_a_greeting(link: Link, script: Script) -> None:
+    script.join()
+    script.tell(Quarantine(code=ErrorCode.OUT_OF_ORDER, message="a gap"))
+    assert (link.state, link.fault) == (LinkState.DOWN, "a gap")
+
+
+def test_a_server_that_ends_serves_to_the_end(link: Link, script: Script) -> None:
+    """Leases are released to it still."""
+    script.join()
+    script.tell(Closing(reason=ClosingReason.DRAINED))
+    assert link.state is LinkState.SERVING
+
+
+def test_a_refused_one_way_message_ends_nothing(link: Link, wire: FakeWire, script: Script) -> None:
+    """Its number is not that of a request."""
+    script.join()
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    number = wire.take()[0].number
+    script.send(Error(code=ErrorCode.NOT_FOUND, message="no such group", about_op=32), number)
+    assert (pending.is_over, link.state) == (False, LinkState.SERVING)
+
+
+def test_a_late_server_is_asked_nothing_but_whether_it_answers(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    pending = link.ask(Acquire(name_space=4, chain=b""), script.now_ns, WAIT_NS)
+    late = wire.take()[0]
+    script.pass_time(0.11)
+    assert (pending.is_over, pending.answer) == (True, None)
+    assert (link.is_serving, link.state) == (False, LinkState.SERVING)
+    script.pass_time(0.05)
+    (probe,) = wire.take()
+    assert isinstance(probe.message, Stats)
+    # The late answer shows that the server lives; what it brings goes back.
+    script.answer(late, Acquired(outcome=Outcome.HIT, boundary=16, lease=77))
+    assert link.is_serving
+    assert [call.message for call in wire.take()] == [lease(77)]
+
+
+def test_slots_that_nobody_waits_for_go_back(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    pending.is_wanted = False
+    tickets = (5).to_bytes(8, "little")
+    script.answer(wire.take()[0], CreditsGranted(tickets=tickets, addresses=bytes(8)))
+    assert [call.message for call in wire.take()] == [Abort(tickets=tickets)]
+    assert pending.answer is None
+
+
+def test_a_server_that_has_not_answered_for_long_is_greeted_anew(link: Link, script: Script) -> None:
+    script.join()
+    link.ask(Stats(), script.now_ns, WAIT_NS)
+    script.pass_time(0.2)
+    for _ in range(29):
+        script.pass_time(1)
+    assert link.state is LinkState.SERVING
+    script.pass_time(2)
+    assert link.state is LinkState.DOWN
+
+
+def test_a_server_that_does_not_read_is_left_without_a_hole(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    wire.takes = False
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    assert (pending.is_over, link.is_serving, link.state) == (True, False, LinkState.SERVING)
+    link.tell(lease(1), script.now_ns)
+    assert link.state is LinkState.DOWN
+    wire.takes = True
+    script.now_ns += SECOND_NS
+    assert one_ways(script.join(is_reopened=True)) == [(1, lease(1))]
+
+
+def test_many_one_way_messages_are_followed_by_a_request(link: Link, wire: FakeWire, script: Script) -> None:
+    """Else nothing would ever say that they arrived."""
+    script.join()
+    for number in range(256):
+        link.tell(lease(number), script.now_ns)
+    calls = wire.take()
+    assert isinstance(calls[-1].message, Stats)
+    script.answer(calls[-1], COUNTS)
+    link.on_hang_up(script.now_ns, "gone")
+    script.now_ns += SECOND_NS
+    assert one_ways(script.join(is_reopened=True)) == []
+
+
+def test_a_subscription_outlives_its_server(wire: FakeWire) -> None:
+    told: list[tuple[Event, int]] = []
+    link = make_link(wire, role=Role.OBSERVER, on_event=lambda *event: told.append(event))
+    script = Script(link, wire)
+    script.join()
+    link.subscribe(Subscribe(name_spaces=(7,)), script.now_ns)
+    (call,) = wire.take()
+    script.answer(call, Subscribed())
+    script.send(EventsLost(count=3), 1)
+    link.on_hang_up(script.now_ns, "gone")
+    script.now_ns += SECOND_NS
+    (again,) = script.join(boot_id=2)
+    assert again.message == Subscribe(name_spaces=(7,))
+    assert told == [(EventsLost(count=3), 1), (EventsLost(count=0), 0)]
+
+
+def test_the_end_ends_everything(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    link.close()
+    assert (pending.is_over, link.state) == (True, LinkState.CLOSED)
+    link.tell(lease(1), script.now_ns)
+    script.pass_time(10)
+    assert wire.dials == 1

@@ -1,0 +1,121 @@
+"""Memories: one is the present one, others stay while they are used."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kvoffload.cache import LocalCache
+from kvoffload.client.joining import HeldMemory
+from kvoffload.client.memories import MAX_FORMER, SharedMemory, name_memory
+from tests.unit.cache.cache_model import SMALL
+from tests.unit.client.fake_wire import NO_FILE, FakeMemory, make_memories
+
+
+def held(memory: int, *, boot_id: int = 1, session: int = 1) -> HeldMemory:
+    return HeldMemory(
+        boot_id=boot_id,
+        session=session,
+        lock=NO_FILE + memory,
+        index=memory,
+        index_bytes=1,
+        segments=(NO_FILE + memory + 1,),
+        segment_sizes=(1,),
+    )
+
+
+def test_memory_that_is_mapped_already_stays_and_is_the_new_servers() -> None:
+    memories = make_memories()
+    assert memories.take(held(1))
+    first = memories.current
+    assert isinstance(first, FakeMemory)
+    assert not memories.take(held(1, boot_id=2, session=9))
+    assert memories.current is first
+    assert not first.is_closed
+    assert (first.held.boot_id, first.held.session, first.held.lock) == (2, 9, NO_FILE + 1)
+
+
+def test_former_memory_goes_when_nothing_in_it_is_held() -> None:
+    memories = make_memories()
+    memories.take(held(1))
+    former = memories.current
+    assert isinstance(former, FakeMemory)
+    memories.hold(1)
+    memories.hold(1)
+    memories.take(held(2))
+    assert memories.find(1) is former
+    memories.let_go(1)
+    assert not former.is_closed
+    memories.let_go(1)
+    assert former.is_closed
+    assert memories.find(1) is None
+    memories.let_go(1)
+    assert memories.find(2) is memories.current
+
+
+def test_unused_memory_goes_at_once() -> None:
+    memories = make_memories()
+    memories.take(held(1))
+    former = memories.current
+    assert isinstance(former, FakeMemory)
+    memories.take(held(2))
+    assert former.is_closed
+
+
+def test_a_worker_keeps_former_memory_until_it_is_told() -> None:
+    memories = make_memories(keeps_former=True)
+    for number in range(1, MAX_FORMER + 2):
+        memories.take(held(number))
+    assert len(memories) == MAX_FORMER + 1
+    memories.take(held(9))
+    assert (memories.find(1), len(memories)) == (None, MAX_FORMER + 1)
+    memories.retire(2)
+    assert memories.find(2) is None
+    memories.retire(9)
+    assert memories.find(9) is not None  # the present one is not retired
+
+
+def test_the_end_closes_all() -> None:
+    memories = make_memories(keeps_former=True)
+    memories.take(held(1))
+    memories.take(held(2))
+    every = [memories.find(1), memories.find(2)]
+    memories.close()
+    assert all(isinstance(memory, FakeMemory) and memory.is_closed for memory in every)
+    assert (memories.current, len(memories)) == (None, 0)
+
+
+def test_a_caches_memory_is_mapped_from_its_descriptors() -> None:
+    with LocalCache.create(SMALL) as cache:
+        files = cache.files
+        sizes = tuple(os.fstat(file).st_size for file in files.segments)
+        segments = tuple(os.dup(file) for file in files.segments)
+        memory = HeldMemory(
+            boot_id=1,
+            session=1,
+            lock=os.open(os.devnull, os.O_RDONLY),
+            index=cache.open_index(),
+            index_bytes=1,
+            segments=segments,
+            segment_sizes=sizes,
+        )
+        mapped = SharedMemory(memory)
+        assert mapped.memory_id == name_memory(memory) == os.fstat(files.index).st_ino
+        assert mapped.segments.size_bytes == SMALL.memory_bytes
+        assert not mapped.index.lookup(0, 0, bytes(32)).any()
+        mapped.close()
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(segments[0])
+
+
+def test_what_is_no_memory_is_closed() -> None:
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    memory = HeldMemory(
+        boot_id=1, session=1, lock=files[0], index=files[1], index_bytes=1, segments=(files[2],), segment_sizes=(1,)
+    )
+    with pytest.raises(ValueError, match="index"):
+        SharedMemory(memory)
+    for file in files:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(file)
