@@ -134,11 +134,11 @@ class Lifelines:
             self._end(line)
 
     def stop_listening(self) -> None:
-        """Nobody new; what is there stays."""
+        """Nobody new; what is there stays. The listener's path is its owner's to close."""
         if self._listener.fileno() != -1:
             if not self._is_full:
                 self._watcher.unwatch(self._listener.fileno())
-            self._listener.close()
+            self._listener.stop()
 
     def close(self) -> None:
         """Lets all go. The handler is told of each."""

@@ -64,6 +64,8 @@ class ServerPlan:
     group: int | None = None
     adopt_wait_s: float = 0.0
     """How long an engine that holds an old server's memory is waited for before new memory is taken."""
+    listen_wait_s: float = 0.0
+    """How long a server that ends is waited for where it has the socket."""
     operator_uids: frozenset[int] = field(default_factory=lambda: frozenset({os.getuid()}))
     limits: ServerLimits = field(default_factory=ServerLimits)
 
@@ -98,7 +100,9 @@ class CacheServer:
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
         self._next_tick_ns = 0
-        listener = UnixListener(plan.socket, mode=plan.mode, group=plan.group)
+        listener = self._listener = UnixListener(
+            plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
+        )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
             self._control = ControlSocket(
@@ -171,6 +175,8 @@ class CacheServer:
             offered.close()
         for cache in self._caches.values():
             cache.close()
+        # The last of all: a successor makes files of the same names.
+        self._listener.close()
 
     # ---- what lifelines ask of the loop, and tell ----
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 from pathlib import Path
 
 from kvoffload.errors import ConfigError
+from kvoffload.file_lock import FileLock
 
 BACKLOG = 128
 
@@ -19,14 +19,14 @@ class UnixListener:
     process ends. So a socket that is there while the lock is free is a dead server's.
     """
 
-    def __init__(self, path: Path, *, mode: int = 0o600, group: int | None = None) -> None:
-        """ConfigError: the path cannot be used, or another server has it."""
+    def __init__(self, path: Path, *, mode: int = 0o600, group: int | None = None, wait_s: float = 0.0) -> None:
+        """ConfigError: the path cannot be used, or another server has it, and had it for all the time waited."""
         self.path = path
-        self._lock = _open_lock(path)
+        self._lock = _take_lock(path, wait_s)
         try:
             self._socket = _listen(path, mode, group)
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def fileno(self) -> int:
@@ -40,39 +40,27 @@ class UnixListener:
             return None
         return connected
 
+    def stop(self) -> None:
+        """Nobody finds it any more. What was accepted stays, and so does the claim to the path."""
+        if self._socket.fileno() != -1:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            self._socket.close()
+
     def close(self) -> None:
-        """Nobody finds it any more. What was accepted stays."""
-        if self._socket.fileno() == -1:
-            return
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        self._socket.close()
-        with contextlib.suppress(OSError):
-            _lock_path(self.path).unlink()
-        os.close(self._lock)
+        """The path is free for another server."""
+        self.stop()
+        self._lock.remove()
 
 
-def _lock_path(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
-
-
-def _open_lock(path: Path) -> int:
-    while True:
-        try:
-            lock = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as fault:
-            raise _refuse(
-                path, f"cannot be used: {fault.strerror}", "name a folder that this user may write"
-            ) from fault
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its last owner may have unlinked it between the two calls: then this is the lock of nothing.
-            if os.fstat(lock).st_nlink > 0:
-                return lock
-        except OSError as fault:
-            os.close(lock)
-            raise _refuse(path, "is another server's", "end that one, or choose another path") from fault
-        os.close(lock)
+def _take_lock(path: Path, wait_s: float) -> FileLock:
+    try:
+        lock = FileLock.take(path.with_name(path.name + ".lock"), wait_s=wait_s)
+    except OSError as fault:
+        raise _refuse(path, f"cannot be used: {fault.strerror}", "name a folder that this user may write") from fault
+    if lock is None:
+        raise _refuse(path, "is another server's", "end that one, or choose another path")
+    return lock
 
 
 def _listen(path: Path, mode: int, group: int | None) -> socket.socket:

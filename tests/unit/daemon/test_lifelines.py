@@ -48,7 +48,8 @@ class Loop:
         self.path = path
         self.told: list[tuple[object, ...]] = []
         self._waits: dict[int, bool] = {}
-        self.lines = Lifelines(UnixListener(path), self, self, boot_id=BOOT_ID)
+        self.listener = UnixListener(path)
+        self.lines = Lifelines(self.listener, self, self, boot_id=BOOT_ID)
 
     def watch(self, file: int, *, writes: bool) -> None:
         self._waits[file] = writes
@@ -142,6 +143,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
     loop = Loop(tmp_path / "s")
     yield loop
     loop.lines.close()
+    loop.listener.close()
     assert len(loop.lines) == 0
     assert list(tmp_path.iterdir()) == []
     # The clients' ends went with the test.

@@ -13,8 +13,10 @@ import pytest
 
 from kvoffload import native
 from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.daemon.control import ControlSocket
 from kvoffload.daemon.server import CacheServer, ServerPlan
-from kvoffload.errors import PacketError
+from kvoffload.daemon.unix_listener import UnixListener
+from kvoffload.errors import ConfigError, PacketError
 from kvoffload.protocol import (
     CODEC,
     Abort,
@@ -309,6 +311,26 @@ def test_a_server_that_is_stopped_while_it_takes_memory_ends(tmp_path: Path) -> 
     while server.turn(0.001):
         pass
     server.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_path_is_free_when_all_else_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor makes files of the same names, and wants the memory."""
+    looked: list[Path] = []
+    for kind in (ControlSocket, LocalCache):
+
+        def close(self: object, close: Callable[[object], None] = kind.close) -> None:
+            close(self)
+            with pytest.raises(ConfigError, match="is another server's"):
+                UnixListener(tmp_path / "s")
+            looked.append(tmp_path)
+
+        monkeypatch.setattr(kind, "close", close)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
+    connect(server, tmp_path).close()
+    server.close()
+    assert len(looked) == 2
+    UnixListener(tmp_path / "s").close()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,23 @@ def test_a_second_server_is_refused(tmp_path: Path) -> None:
         pass
     first.close()
     UnixListener(tmp_path / "s").close()
+
+
+def test_who_stops_listening_has_the_path_until_it_closes(tmp_path: Path) -> None:
+    first = UnixListener(tmp_path / "s")
+    first.stop()
+    with pytest.raises(FileNotFoundError):
+        connect(tmp_path / "s")
+    with pytest.raises(ConfigError, match="another server"):
+        UnixListener(tmp_path / "s")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(UnixListener, tmp_path / "s", wait_s=60)
+        first.close()
+        second = waiting.result()
+    with connect(tmp_path / "s"):
+        pass
+    second.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_server_left_is_taken_over(tmp_path: Path) -> None:
