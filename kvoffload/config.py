@@ -98,6 +98,28 @@ class Settings(BaseModel):
         allowed="the path of a Unix socket of at most 107 bytes, or empty for a private server",
         description="Socket of a shared cache server. Empty starts a private server that ends with its engine.",
     )
+    linger: Duration = _setting(
+        0.0,
+        room="client",
+        allowed="a duration from 0s to 24h",
+        description="How long a private server stays when its last engine has ended; an engine that comes within that "
+        "time finds its cache again.",
+        ge=0.0,
+        le=86400.0,
+    )
+    socket_mode: Literal["0600", "0660", "0666"] = _setting(
+        "0600",
+        room="cli",
+        allowed="0600, 0660 or 0666, in quotes",
+        description="Who may open the sockets of `kvoffload serve`: its own user, its group too, or everyone.",
+    )
+    socket_group: str = _setting(
+        "",
+        room="cli",
+        allowed="the name or number of a group, or empty for the server's own",
+        description="Group of the sockets of `kvoffload serve`.",
+        max_length=32,
+    )
     segment_size: Size = _setting(
         GIB,
         room="cache",

@@ -18,6 +18,7 @@
     ├── RegistrationError             registration
     ├── SelfTestError                 self_test
     ├── CacheMemoryError              cache.memory
+    ├── PrivateServerError            private_server
     ├── ProtocolError                 protocol
     ├── PacketError                   packet
     ├── ServerError                   server
@@ -159,6 +160,12 @@ class CacheMemoryError(KVOffloadError):
     """The memory for cached blocks cannot be had, or the memory of an earlier process cannot be taken over."""
 
     code = "cache.memory"
+
+
+class PrivateServerError(KVOffloadError):
+    """A private server could not be started, or did not answer in time."""
+
+    code = "private_server"
 
 
 class ProtocolError(KVOffloadError):

@@ -13,10 +13,10 @@ _RETRY_S = 0.01
 
 
 class FileLock:
-    """Held until `close` or `remove`, and for as long as another process has a copy of its descriptor."""
+    """Held until `close` or `remove`, or the end of the last process that has a copy of its descriptor."""
 
     def __init__(self, path: Path, file: int) -> None:
-        """`take` makes them."""
+        """Takes the descriptor, which has the lock. `take` makes one."""
         self.path = path
         self._file = file
 
@@ -45,14 +45,20 @@ class FileLock:
     def fileno(self) -> int:
         return self._file
 
-    def close(self) -> None:
-        """Lets go; the file stays."""
+    def leave(self) -> None:
+        """To those who have a copy of the descriptor."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
+    def close(self) -> None:
+        """Lets go, whoever else has a copy; the file stays."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.leave()
+
     def remove(self) -> None:
-        """Lets go, and no file stays."""
+        """As `close`, and no file stays."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 self.path.unlink()

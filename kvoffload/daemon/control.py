@@ -19,7 +19,10 @@ FRAMES_AT_ONCE = 64
 class ControlSocket:
     """Belongs to the thread of the event loop."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, *, mode: int = 0o600) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], path: Path, *, mode: int = 0o600, group: int | None = None
+    ) -> None:
+        """ConfigError: the path cannot be used."""
         self._socket = context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, 0),
@@ -35,7 +38,9 @@ class ControlSocket:
         former = os.umask(0o777 & ~mode)
         try:
             self._socket.bind(self.endpoint)
-        except zmq.ZMQError as fault:
+            if group is not None:
+                os.chown(path, -1, group)
+        except (zmq.ZMQError, OSError) as fault:
             self._socket.close()
             raise ConfigError(
                 f"socket {path} cannot be used: {fault.strerror}", remedy="choose another path of at most 107 bytes"

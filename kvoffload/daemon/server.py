@@ -21,6 +21,7 @@ from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
 from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
 from kvoffload.daemon.lifelines import Lifelines
+from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
 from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import CoreTerms, ServerLimits
 from kvoffload.daemon.session import Peer
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 EVENTS_AT_ONCE = 16
+LAST_LOOKS = 64
+"""At what has come, before a private server ends."""
 SOFTWARE = "kvoffload"
 
 
@@ -66,6 +69,8 @@ class ServerPlan:
     """How long an engine that holds an old server's memory is waited for before new memory is taken."""
     listen_wait_s: float = 0.0
     """How long a server that ends is waited for where it has the socket."""
+    private: PrivateTerms | None = None
+    """None: it serves until it is stopped. Else it ends with its last engine, too."""
     operator_uids: frozenset[int] = field(default_factory=lambda: frozenset({os.getuid()}))
     limits: ServerLimits = field(default_factory=ServerLimits)
 
@@ -99,6 +104,7 @@ class CacheServer:
         self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
+        self._is_over = False
         self._next_tick_ns = 0
         listener = self._listener = UnixListener(
             plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
@@ -106,7 +112,10 @@ class CacheServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
             self._control = ControlSocket(
-                self._context, plan.socket.with_name(plan.socket.name + ".control"), mode=plan.mode
+                self._context,
+                plan.socket.with_name(plan.socket.name + ".control"),
+                mode=plan.mode,
+                group=plan.group,
             )
         except BaseException:
             listener.close()
@@ -128,6 +137,7 @@ class CacheServer:
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
+        self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
 
     @property
     def boot_id(self) -> int:
@@ -138,28 +148,28 @@ class CacheServer:
         self._is_stopping = True
 
     def run(self) -> None:
-        """Until it was stopped and drained."""
+        """Until it was stopped and drained, or ends by itself."""
         while self.turn(TICK_S):
             pass
 
     def turn(self, timeout_s: float) -> bool:
-        """Waits for something to do, and does it. False: it was stopped or drained, and nobody holds anything any more.
+        """Waits for something to do, and does it. False: it was stopped or drained, and nobody holds anything any more;
+        or it is a private one, and nobody is left.
 
         CacheMemoryError: there is no memory to serve.
         """
         self._take_memory()
         if self._is_stopping:
             self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
-        for ready, flags in self._poller.poll(int(timeout_s * 1000)):
-            if ready is self._control.socket:
-                self._serve_control()
-            elif isinstance(ready, int):
-                self._lifelines.on_ready(ready, reads=bool(flags & ~zmq.POLLOUT), writes=bool(flags & zmq.POLLOUT))
+        self._serve_ready(timeout_s)
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
             self._core.tick()
+            if self._life is not None:
+                self._life.bound_log()
         self._send_events()
-        return not self._core.is_drained(self._clock_ns())
+        self._is_over = self._core.is_drained(self._clock_ns()) or self._ends_by_itself()
+        return not self._is_over
 
     def close(self) -> None:
         """Lets go of everything. Memory stays for as long as engines have it mapped."""
@@ -177,6 +187,37 @@ class CacheServer:
             cache.close()
         # The last of all: a successor makes files of the same names.
         self._listener.close()
+        if self._life is not None:
+            self._life.close(is_clean=self._is_over)
+
+    def _serve_ready(self, timeout_s: float) -> bool:
+        """False: nothing was ready."""
+        found = self._poller.poll(int(timeout_s * 1000))
+        for ready, flags in found:
+            if ready is self._control.socket:
+                self._serve_control()
+            elif isinstance(ready, int):
+                self._lifelines.on_ready(ready, reads=bool(flags & ~zmq.POLLOUT), writes=bool(flags & zmq.POLLOUT))
+        return bool(found)
+
+    def _ends_by_itself(self) -> bool:
+        """Nobody is there, and nobody is on the way: whoever comes later is not let in, and starts another server."""
+        life = self._life
+        if life is None or not self._is_due(life) or not life.hold_start():
+            return False
+        for _ in range(LAST_LOOKS):
+            if not self._serve_ready(0):
+                break
+        if not self._is_due(life):
+            life.free_start()
+            return False
+        logger.info("nobody is left, the server ends")
+        return True
+
+    def _is_due(self, life: PrivateLife) -> bool:
+        # A session stays until all its processes have exited. Observers are not waited for.
+        is_used = any(not session.is_observer for session in self._core.sessions)
+        return life.is_due(self._clock_ns(), is_used=is_used)
 
     # ---- what lifelines ask of the loop, and tell ----
 
@@ -190,6 +231,8 @@ class CacheServer:
         peer = Peer(pid=credentials.pid, uid=credentials.uid, gid=credentials.gid)
         owned = None if pidfd is None else ReceivedDescriptor(pidfd)
         self._send(self._core.greet(lifeline, call, peer, owned, self._clock_ns()))
+        if self._life is not None:
+            self._is_due(self._life)
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
         if not self._core.is_offer_wanted(lifeline, offer.former_boot_id):

@@ -26,7 +26,7 @@ class UnixListener:
         try:
             self._socket = _listen(path, mode, group)
         except BaseException:
-            self._lock.close()
+            self._lock.remove()
             raise
 
     def fileno(self) -> int:
@@ -72,8 +72,11 @@ def _listen(path: Path, mode: int, group: int | None) -> socket.socket:
             path.unlink()
         made.bind(str(path))
         if group is not None:
-            os.chown(path, -1, group)
+            _give_to_group(path, group)
         made.listen(BACKLOG)
+    except ConfigError:
+        made.close()
+        raise
     except OSError as fault:
         made.close()
         taken = fault.errno == errno.EADDRINUSE
@@ -82,6 +85,15 @@ def _listen(path: Path, mode: int, group: int | None) -> socket.socket:
     finally:
         os.umask(former)
     return made
+
+
+def _give_to_group(path: Path, group: int) -> None:
+    try:
+        os.chown(path, -1, group)
+    except OSError as fault:
+        path.unlink()
+        reason = f"cannot be given to group {group}: {fault.strerror}"
+        raise _refuse(path, reason, "name a group that the server's user is in") from fault
 
 
 def _refuse(path: Path, reason: str, remedy: str) -> ConfigError:

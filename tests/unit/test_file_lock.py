@@ -70,16 +70,24 @@ def test_never_two_while_all_remove_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_copy_of_the_descriptor_holds_it(tmp_path: Path) -> None:
+def test_it_can_be_left_to_another_process(tmp_path: Path) -> None:
     lock = FileLock.take(tmp_path / "lock")
     assert lock is not None
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock.fileno()]) as heir:
-        lock.close()
+        lock.leave()
         assert FileLock.take(tmp_path / "lock") is None
         assert heir.stdin is not None
         heir.stdin.close()
         heir.wait()
     assert FileLock.take(tmp_path / "lock") is not None
+
+
+def test_who_lets_go_does_so_for_all_copies(tmp_path: Path) -> None:
+    lock = FileLock.take(tmp_path / "lock")
+    assert lock is not None
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock.fileno()]):
+        lock.close()
+        assert FileLock.take(tmp_path / "lock") is not None
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""What a private server has in the file system while it lives, and by which name its engines find it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from kvoffload.errors import ConfigError
+
+_LONGEST_PATH = 107 - len(".control")
+"""What the kernel takes, for the longer one of the server's two sockets."""
+
+
+@dataclass(frozen=True)
+class PrivateFiles:
+    """All in one folder that is the user's alone. The server removes them as it ends, and the folder with the last."""
+
+    socket: Path
+
+    @classmethod
+    def named(cls, room: Path, *parts: str) -> Self:
+        """Below `room`, for this user. Equal parts in one pid namespace of one machine are the same server.
+
+        ConfigError: the path is too long for a socket.
+        """
+        # The folder may be one that several machines or containers see.
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        whole = [machine, str(os.stat("/proc/self/ns/pid").st_ino), *parts]
+        name = hashlib.sha256("\0".join(whole).encode()).hexdigest()[:12]
+        socket = room / f"kvoffload-{os.getuid()}" / name
+        if len(os.fsencode(socket)) > _LONGEST_PATH:
+            raise ConfigError(
+                f"{socket} is longer than the {_LONGEST_PATH} bytes that a private server's socket may have",
+                remedy="let TMPDIR name a folder with a shorter path",
+                path=str(socket),
+            )
+        return cls(socket)
+
+    @property
+    def folder(self) -> Path:
+        return self.socket.parent
+
+    @property
+    def start_lock(self) -> Path:
+        """Who holds it may start the server; the server takes it before it ends by itself."""
+        return self.socket.with_name(self.socket.name + ".start")
+
+    @property
+    def log(self) -> Path:
+        """All that the server writes. It stays when the server ends with a fault."""
+        return self.socket.with_name(self.socket.name + ".log")
+
+    def make_folder(self) -> None:
+        """ConfigError: it cannot be made, or is not this user's alone."""
+        try:
+            with contextlib.suppress(FileExistsError):
+                self.folder.mkdir(mode=0o700)
+            found = self.folder.lstat()
+        except OSError as fault:
+            raise self._refuse(f"cannot be made: {fault.strerror}") from fault
+        if not stat.S_ISDIR(found.st_mode):
+            raise self._refuse("is no folder")
+        if found.st_uid != os.getuid():
+            raise self._refuse(f"belongs to user {found.st_uid}, not to {os.getuid()}")
+        if found.st_mode & 0o077:
+            raise self._refuse(f"has mode {stat.S_IMODE(found.st_mode):04o}, allowed is 0700")
+
+    def remove_folder(self) -> None:
+        """If nothing is in it."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _refuse(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"the folder {self.folder} for private servers {reason}",
+            remedy="remove it, or let TMPDIR name another place",
+            path=str(self.folder),
+        )

@@ -1,0 +1,69 @@
+"""Where a private server is found, and by whom alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvoffload.client.private_files import PrivateFiles
+from kvoffload.errors import ConfigError
+
+
+def test_equal_parts_are_the_same_server(tmp_path: Path) -> None:
+    first = PrivateFiles.named(tmp_path, "a", "b")
+    assert first == PrivateFiles.named(tmp_path, "a", "b")
+    others = [PrivateFiles.named(tmp_path, *parts) for parts in ((), ("ab",), ("a", "b", ""), ("b", "a"))]
+    assert len({first, *others}) == 5
+    assert first.folder == tmp_path / f"kvoffload-{os.getuid()}"
+    assert len({first.socket, first.start_lock, first.log}) == 3
+    assert {first.start_lock.parent, first.log.parent} == {first.folder}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:
+    short = 107 - len(".control") - len(os.fsencode(PrivateFiles.named(tmp_path).socket))
+    PrivateFiles.named(tmp_path / ("x" * (short - 1)))
+    with pytest.raises(ConfigError, match=r"longer than the 99 bytes .* shorter path"):
+        PrivateFiles.named(tmp_path / ("x" * short))
+
+
+def test_the_folder_is_made_once_and_goes_when_it_is_empty(tmp_path: Path) -> None:
+    files = PrivateFiles.named(tmp_path)
+    files.make_folder()
+    files.make_folder()
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+    files.log.touch()
+    files.remove_folder()
+    assert files.folder.exists()
+    files.log.unlink()
+    files.remove_folder()
+    files.remove_folder()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = PrivateFiles.named(tmp_path)
+
+    def assert_refused(reason: str) -> None:
+        with pytest.raises(ConfigError, match=reason) as caught:
+            files.make_folder()
+        assert "\n" not in str(caught.value)
+
+    files.folder.write_text("")
+    assert_refused("is no folder")
+    files.folder.unlink()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    files.folder.symlink_to(tmp_path / "elsewhere")
+    assert_refused("is no folder")
+    files.folder.unlink()
+    files.folder.mkdir(mode=0o700)
+    files.folder.chmod(0o770)
+    assert_refused("has mode 0770, allowed is 0700")
+    files.folder.chmod(0o700)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    assert_refused(f"belongs to user {uid}, not to {uid + 1}")
+    files = PrivateFiles.named(tmp_path / "none")
+    assert_refused("cannot be made: No such file")
