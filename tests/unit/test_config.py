@@ -59,6 +59,9 @@ def test_settings_are_frozen() -> None:
         ("self_test", "perhaps", "valid boolean"),
         ("server", "/" + "ü" * 60, "longer than the kernel takes"),
         ("hash_seed", 5, "valid string"),
+        ("linger", "25h", "less than or equal to 86400"),
+        ("socket_mode", "0777", "'0600', '0660' or '0666'"),
+        ("socket_mode", 0o660, "'0600', '0660' or '0666'"),
     ],
 )
 def test_a_wrong_value_gives_one_line_that_says_it_all(name: str, value: object, said: str) -> None:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvoffload.cli import serve as serve_module
-from kvoffload.cli.serve import AUTO_LIMIT_BYTES, choose_memory_bytes, make_terms
+from kvoffload.cli.serve import (
+    AUTO_LIMIT_BYTES,
+    check_memory,
+    choose_memory_bytes,
+    find_group,
+    make_terms,
+    tell_starter,
+)
 from kvoffload.config import Settings
+from kvoffload.errors import CacheMemoryError, ConfigError
+from kvoffload.file_lock import FileLock
 from kvoffload.protocol import Counts, Stats
 from kvoffload.units import GIB, MIB
 from tests.unit.cli.test_app import run
@@ -39,6 +53,90 @@ def test_it_serves_until_it_is_asked_to_end(tmp_path: Path, number: signal.Signa
         assert server.stderr is not None
         assert server.stderr.read() == ""
     assert list(tmp_path.iterdir()) == []
+
+
+STRANGER = """
+import os, sys
+sys.path.insert(0, sys.argv[4])
+from tests.unit.daemon.test_server import *
+os.setgroups([int(group) for group in sys.argv[3].split()])
+os.setgid(54320)
+os.setuid(int(sys.argv[2]))
+try:
+    client = RawClient(sys.argv[1], register_of())
+except PermissionError:
+    print("may not")
+else:
+    save(client, hashes_of(3), 5)
+    print("saves", acquire(client, hashes_of(3)).boundary)
+"""
+GROUP = 54321
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """That every user may enter."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_a_group_may_open_the_sockets_and_a_stranger_may_not(open_folder: Path) -> None:
+    path, root = open_folder / "s", Path(__file__).parents[3]
+    command = [sys.executable, "-m", "kvoffload", "serve", "--adopt-wait", "0", "--set", f"server={path}"]
+    command += ["--set", "memory=64MiB", "--set", "socket_mode=0660", "--set", f"socket_group={GROUP}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("kvoffload serves")
+            # Another user's interpreter cannot read this one's packages, so who it is changes after the imports.
+            for uid, groups, said in (
+                (12345, str(GROUP), "saves 48"),
+                (12346, f"{GROUP} 7", "saves 48"),
+                (12345, "7", "may not"),
+                (12347, "", "may not"),
+            ):
+                arguments = [sys.executable, "-c", STRANGER, str(path), str(uid), groups, str(root)]
+                done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=root)
+                assert (uid, done.stdout.strip(), done.stderr) == (uid, said, "")
+            server.terminate()
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+    assert list(open_folder.iterdir()) == []
+
+
+def test_a_group_by_name_or_number() -> None:
+    first = grp.getgrall()[0]
+    assert find_group("") is None
+    assert find_group("54321") == 54321
+    assert find_group(first.gr_name) == first.gr_gid
+    with pytest.raises(ConfigError, match="'socket_group' = 'no such group': there is no such group here; name one"):
+        find_group("no such group")
+
+
+def test_who_started_a_server_is_told_and_its_lock_is_free(tmp_path: Path) -> None:
+    lock = FileLock.take(tmp_path / "lock")
+    assert lock is not None
+    told, tell = os.pipe()
+    tell_starter(lock, tell)
+    assert os.read(told, 9) == b"1"
+    os.close(told)
+    taken = FileLock.take(tmp_path / "lock")
+    assert taken is not None
+    # It has died meanwhile: that is no fault.
+    told, tell = os.pipe()
+    os.close(told)
+    tell_starter(taken, tell)
+
+
+def test_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "memory_headroom_bytes", lambda: 100 * MIB)
+    check_memory(100 * MIB)
+    with pytest.raises(CacheMemoryError, match="128MiB of memory are wanted, 100MiB are free; set `memory` to less"):
+        check_memory(128 * MIB)
 
 
 def test_without_a_socket_one_line_says_what_to_do() -> None:

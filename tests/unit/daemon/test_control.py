@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 @pytest.fixture
 def control(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> Iterator[ControlSocket]:
-    control = ControlSocket(context, tmp_path / "c", mode=0o660)
+    control = ControlSocket(context, tmp_path / "c", mode=0o660, group=os.getgid())
     yield control
     control.close()
     assert list(tmp_path.iterdir()) == []

@@ -86,6 +86,16 @@ def test_what_a_killed_server_left_is_taken_over(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_group_that_cannot_have_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with pytest.raises(ConfigError, match="cannot be given to group 7: Operation not permitted; name a group"):
+        UnixListener(tmp_path / "s", group=7)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_path_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     for path, reason in (
