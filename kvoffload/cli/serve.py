@@ -24,6 +24,8 @@ from kvoffload.units import GIB, MIB, format_size
 AUTO_LIMIT_BYTES = 16 * GIB
 ADOPT_WAIT_S = 3.0
 """How long engines that hold a dead server's memory have to offer it."""
+FIRST_ENGINE_S = 60.0
+"""How long a private server waits for its first engine; who started it may have died."""
 PREDECESSOR_WAIT_S = 30.0
 """How long a private server waits for one of the same name that is ending."""
 
@@ -36,13 +38,10 @@ def serve(
         float, typer.Option("--adopt-wait", help="Seconds to wait for an old server's memory.", min=0)
     ] = ADOPT_WAIT_S,
     private: Annotated[tuple[int, int] | None, typer.Option("--private", metavar="LOCK READY", hidden=True)] = None,
-    first_engine_within: Annotated[float, typer.Option("--first-engine-within", hidden=True, min=0)] = 60.0,
+    first_engine_within: Annotated[float, typer.Option("--first-engine-within", hidden=True, min=0)] = FIRST_ENGINE_S,
 ) -> None:
-    """Serve cached blocks to this machine's engines until SIGTERM, and then until nobody holds any.
-
-    `--private` is for whoever starts a private server: a descriptor that holds the start lock, which is closed, and
-    one that is written to, when the server listens.
-    """
+    """Serve cached blocks to this machine's engines until SIGTERM, and then until nobody holds any."""
+    # Who starts a private server gives it two descriptors: one that has the start lock, and one that is written to.
     settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
     if not settings.server:
         raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")

@@ -27,9 +27,6 @@ from kvoffload.errors import PrivateServerError
 from kvoffload.file_lock import FileLock
 
 START_TIMEOUT_S = 60.0
-FIRST_ENGINE_S = 60.0
-"""How long a server waits for its first engine; who started it may have died."""
-ADOPT_WAIT_S = 3.0
 LAUNCHER = Path(__file__).with_name("launcher.py")
 _REASON_BYTES = 4096
 _SERVED = ("memory", "segment_size", "verify", "linger")
@@ -43,14 +40,15 @@ def find_or_start(
     key: str = "",
     holds_memory: bool = False,
     timeout_s: float = START_TIMEOUT_S,
-    first_engine_s: float = FIRST_ENGINE_S,
+    first_engine_s: float | None = None,
 ) -> Path:
     """The socket of a private server that listens, now.
 
     `room` is where this user's folder for private servers is made, such as the folder for temporary files. Processes of
     one user with the same settings and the same `key` have the same server. With `holds_memory`, a new server waits for
-    an offer of an old one's memory before it takes its own. Blocks for at most `timeout_s`: a tenth of a second for one
-    that is there, half a second for a new one.
+    an offer of an old one's memory before it takes its own; for its first engine it waits `first_engine_s`.
+
+    Blocks for at most `timeout_s`: a millisecond for a server that is there, an interpreter's start for a new one.
 
     The server may end between this answer and the greeting: whoever is not welcomed asks again.
 
@@ -72,8 +70,8 @@ def find_or_start(
         if is_listening(files.socket):
             lock.close()
             return files.socket
-        options = ["--adopt-wait", str(ADOPT_WAIT_S if holds_memory else 0.0)]
-        options += ["--first-engine-within", str(first_engine_s)]
+        options = [] if holds_memory else ["--adopt-wait=0"]
+        options += [] if first_engine_s is None else [f"--first-engine-within={first_engine_s}"]
         for name, value in {"server": str(files.socket), "log_level": settings.log_level, **served}.items():
             options += ["--set", f"{name}={value}"]
         _start(files, lock, options, until)

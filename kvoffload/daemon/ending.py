@@ -11,10 +11,10 @@ _NS_PER_S = 1_000_000_000
 class EndingTerms:
     """How long it is there for nobody."""
 
-    linger_s: float = 0.0
+    linger_s: float
     """When its last engine has ended: a new one finds the cache again."""
-    first_engine_s: float = 60.0
-    """From its start on: who started it may have died."""
+    first_engine_s: float
+    """From its start on."""
 
 
 class Ending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvoffload.client.private_files import PrivateFiles
 from kvoffload.daemon.ending import Ending, EndingTerms
@@ -21,7 +21,7 @@ class PrivateTerms:
     """What makes a server a private one."""
 
     files: PrivateFiles
-    ending: EndingTerms = field(default_factory=EndingTerms)
+    ending: EndingTerms
 
 
 class PrivateLife:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -233,20 +234,32 @@ def test_a_starter_may_be_killed_at_any_moment(engines: Nursery, tmp_path: Path,
         server.assert_nothing_is_left(tmp_path)
 
 
-def test_a_server_that_nobody_comes_to_ends(tmp_path: Path) -> None:
-    """And nobody waits for the end of what its starter writes."""
-    done = subprocess.run(
-        [sys.executable, "-c", STARTER, str(tmp_path), "never", "1"], capture_output=True, text=True, check=True
-    )
+def start_by_another(room: Path, first_engine_s: float) -> Path:
+    """By a process that is gone then. Were its pipes left with the server, this would wait for that."""
+    command = [sys.executable, "-c", STARTER, str(room), "never", str(first_engine_s)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    server = watch_of_log(Path(done.stdout.strip()))
+    return Path(done.stdout.strip())
+
+
+def test_it_is_on_its_own(tmp_path: Path) -> None:
+    server = watch_of_log(start_by_another(tmp_path, 60))
     try:
         assert os.getsid(server.pid) == os.getpgid(server.pid) == server.pid
         assert os.readlink(f"/proc/{server.pid}/cwd") == "/"
+        os.kill(server.pid, signal.SIGTERM)
         assert server.is_gone()
     finally:
         server.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_nobody_comes_to_ends(tmp_path: Path) -> None:
+    start_by_another(tmp_path, 0.1)
+    end = time.monotonic() + TIMEOUT_MS / 1000
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < end
+        select.select([], [], [], 0.01)
 
 
 def test_a_new_server_adopts_what_a_killed_one_left(engines: Nursery, tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ S = 1_000_000_000
     ],
 )
 def test_when_it_is_due(linger_s: float, looks: list[tuple[int, bool]], due: list[bool]) -> None:
-    ending = Ending(EndingTerms(linger_s=linger_s), 0)
+    ending = Ending(EndingTerms(linger_s=linger_s, first_engine_s=60), 0)
     assert [ending.is_due(now * S, is_used=is_used) for now, is_used in looks] == due
 
 
 def test_the_wait_begins_with_the_start() -> None:
-    ending = Ending(EndingTerms(first_engine_s=5), 100 * S)
+    ending = Ending(EndingTerms(linger_s=0, first_engine_s=5), 100 * S)
     assert not ending.is_due(104 * S, is_used=False)
     assert ending.is_due(105 * S, is_used=False)

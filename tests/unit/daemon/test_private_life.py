@@ -158,7 +158,7 @@ def test_without_its_folder_it_ends(server: CacheServer, clock: Clock, files: Pr
 
 
 def test_the_log_is_bounded(files: PrivateFiles) -> None:
-    life = PrivateLife(PrivateTerms(files=files), 0)
+    life = PrivateLife(PrivateTerms(files=files, ending=EndingTerms(linger_s=0, first_engine_s=60)), 0)
     life.bound_log()
     assert files.log.read_text() == "the log\n"
     with files.log.open("a") as log:
