@@ -13,7 +13,7 @@ from kvoffload.cache import EntryKey, longest_boundary, needed_blocks
 from kvoffload.keys.block_hash import BlockHasher
 from mini_engine.kv_cache import CacheConfig, KVCache
 from mini_engine.model import Model, ModelConfig
-from mini_engine.offload import BlockStore, Move
+from mini_engine.offload import NO_PARENT, BlockStore, Move
 
 NO_BLOCK = 1 << 40
 """A table's entry without memory. Far out of range, so that using it is an error and not another block's bytes."""
@@ -156,21 +156,29 @@ class Engine:
         """Reuses the longest prefix and reserves all the rest at once, so that a running request never waits."""
         rules, pools, tables, keys = self.cache.rules, self._pools, request.tables, self._keys(request.prompt)
 
+        def is_ours(g: int, i: int) -> bool:
+            return keys[g][i] in pools[g].block_of
+
         def is_present(g: int, i: int) -> bool:
-            return keys[g][i] in pools[g].block_of or keys[g][i] in self._store.records
+            return is_ours(g, i) or self._store.has(keys[g][i])
 
         # The last prompt token is always computed: its logprobs are the answer. Whole chunks, not blocks, are reused:
         # sums are rounded as in a cold run only if the chunks are the same.
         limit, chunk = len(request.prompt) - 1, self.cache.chunk_tokens
-        boundary = longest_boundary(rules, local=0, limit=limit, is_present=is_present, alignment=chunk)
+        for present in (is_present, is_ours):
+            boundary = longest_boundary(rules, local=0, limit=limit, is_present=present, alignment=chunk)
+            needed = self.needed_blocks(boundary)
+            if self._store.hold([keys[g][i] for g, part in enumerate(needed) for i in part if not is_ours(g, i)]):
+                break
         missing = []
-        for g, needed in enumerate(self.needed_blocks(boundary)):
-            for i in needed:
+        for g, part in enumerate(needed):
+            for i in part:
                 tables[g][i] = pools[g].acquire(keys[g][i])
             rest = range(boundary // rules[g].block_size, len(tables[g]))
-            missing += [(g, i) for i in (*needed, *rest) if tables[g][i] == NO_BLOCK]
+            missing += [(g, i) for i in (*part, *rest) if tables[g][i] == NO_BLOCK]
         if any(count > len(pool.free) for pool, count in Counter(pools[g] for g, _ in missing).items()):
             self._release(request)
+            self._store.let_go()
             return False
         restored = []
         for g, i in missing:
@@ -196,8 +204,14 @@ class Engine:
         for g, rule in enumerate(self.cache.rules):
             for i in range(start // rule.block_size, end // rule.block_size):
                 self._pools[g].publish(request.tables[g][i], keys[g][i])
-                full.append(Move(keys[g][i], request.tables[g][i]))
+                full.append(Move(keys[g][i], request.tables[g][i], self._parent_of(keys, g, i)))
         self._store.save(full)
+
+    def _parent_of(self, keys: list[list[EntryKey]], g: int, i: int) -> bytes:
+        """The block without which this one is of no use: of a window or a state the prefix that ends where it does."""
+        if g != self.cache.prefix_group:
+            return keys[g][i].block_hash
+        return keys[g][i - 1].block_hash if i else NO_PARENT
 
     def _release(self, request: Request) -> None:
         """From the end: what is freed first is reused first, and a prefix is worth more than what follows it."""

@@ -48,6 +48,7 @@ class KVCache:
         members = {kind: tuple(layer for layer in layers if layer.kind == kind) for kind in kinds}
         self.groups = tuple(GroupSpec(name=kind, layers=m, block_size=m[0].block_size) for kind, m in members.items())
         self.rules = [GroupRule(block_size=g.block_size, reuse=g.reuse_rule, window=g.window) for g in self.groups]
+        self.prefix_group = kinds.index(FULL) if FULL in kinds else -1
         self.group_of_layer = [kinds.index(kind) for kind in model.layers]
         self.num_blocks = config.blocks * (len(kinds) if config.is_overlaid else 1)
         self.chunk_tokens = max(group.block_size for group in self.groups)

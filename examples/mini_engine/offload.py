@@ -25,53 +25,39 @@ from mini_engine.kv_cache import KVCache
 TIMEOUT_S = 60.0
 
 
+NO_PARENT = bytes(32)
+
+
 class Move(NamedTuple):
-    """A full block of the engine, and the name of what it holds."""
+    """A full block of the engine, the name of what it holds, and of the block before it."""
 
     key: EntryKey
     block: int
+    parent: bytes = NO_PARENT
 
 
 class CopyError(RuntimeError):
     """A copy failed, or does not end."""
 
 
-class BlockStore:
-    """Records of full blocks in host memory. They outlive a registration; a cache of another kind drops them."""
+class Registrar:
+    """The engine's memory, and copies from and to it."""
 
     def __init__(self) -> None:
-        self.records: dict[EntryKey, Tensor] = {}
-        """Whoever looks at the bytes calls `wait` first."""
         self.registration = Registration()
-        self._description: object = None
 
     def register(self, cache: KVCache) -> None:
         """The caller promises that every block is free: one of each group is tested."""
         geometry, registration = cache.geometry, self.registration
-        self._record_bytes = [group.record_bytes for group in geometry.groups]
+        self.record_bytes = [group.record_bytes for group in geometry.groups]
         self._device = next(iter(cache.allocations.values())).device
         registration.register(geometry, cache.tensors, scale_views=cache.scale_views, self_test=self._open_tested)
         registration.attach(self._engine)
-        if self._description != geometry.describe():
-            self._description = geometry.describe()
-            self.records.clear()
 
     def unregister(self) -> None:
         held = self.registration.unregister()
         if held:
             raise RegistrationError(f"allocation {held[0]} is still held", remedy="attach whatever holds it")
-
-    def save(self, moves: Sequence[Move]) -> None:
-        """Begins to save what is not there yet. The blocks keep their bytes until `wait` has returned."""
-        new = {move.key: move for move in moves if move.key not in self.records}
-        for key in new:
-            self.records[key] = torch.empty(self._record_bytes[key.group], dtype=torch.uint8)
-        self._submit(CopyDirection.SAVE, list(new.values()))
-
-    def load(self, moves: Sequence[Move]) -> None:
-        """All of them are there when it returns."""
-        self._submit(CopyDirection.LOAD, moves)
-        self.wait()
 
     def wait(self) -> None:
         """Until everything that has begun has ended. CopyError: not all of it well."""
@@ -81,12 +67,12 @@ class BlockStore:
             if finished.fault:
                 raise CopyError(finished.fault)
 
-    def _submit(self, direction: CopyDirection, moves: Sequence[Move]) -> None:
+    def submit(self, direction: CopyDirection, moves: Sequence[Move], slots: Sequence[int]) -> None:
         """One plan. What the engine has computed so far comes before it; plans that share bytes keep their order."""
         items = CopyItems(
             group=np.array([move.key.group for move in moves], np.int64),
             block=np.array([move.block for move in moves], np.int64),
-            slot=np.array([self.records[move.key].data_ptr() for move in moves], np.uint64),
+            slot=np.array(slots, np.uint64),
         )
         self._engine.submit(direction, items, after=compute_stream(self._device))
 
@@ -98,3 +84,41 @@ class BlockStore:
         except BaseException:
             self._engine.close()
             raise
+
+
+class BlockStore(Registrar):
+    """Records of full blocks in this process. They outlive a registration; a cache of another kind drops them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: dict[EntryKey, Tensor] = {}
+        """Whoever looks at the bytes calls `wait` first."""
+        self._description: object = None
+
+    def register(self, cache: KVCache) -> None:
+        super().register(cache)
+        if self._description != cache.geometry.describe():
+            self._description = cache.geometry.describe()
+            self.records.clear()
+
+    def has(self, key: EntryKey) -> bool:
+        return key in self.records
+
+    def hold(self, keys: Sequence[EntryKey]) -> bool:
+        """Whether all of them can be loaded, until `load` or `let_go`."""
+        return all(key in self.records for key in keys)
+
+    def let_go(self) -> None:
+        """What is held is not loaded after all."""
+
+    def save(self, moves: Sequence[Move]) -> None:
+        """Begins to save what is not there yet. The blocks keep their bytes until `wait` has returned."""
+        new = {move.key: move for move in moves if move.key not in self.records}
+        for key in new:
+            self.records[key] = torch.empty(self.record_bytes[key.group], dtype=torch.uint8)
+        self.submit(CopyDirection.SAVE, list(new.values()), [self.records[key].data_ptr() for key in new])
+
+    def load(self, moves: Sequence[Move]) -> None:
+        """All of them are there when it returns."""
+        self.submit(CopyDirection.LOAD, moves, [self.records[move.key].data_ptr() for move in moves])
+        self.wait()

@@ -3,7 +3,17 @@
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.block_calls import PendingAcquire
 from kvoffload.client.client import Client
+from kvoffload.client.describing import describe_blocks
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms
 
-__all__ = ["AsyncClient", "Client", "ClientTerms", "LinkState", "LinkTerms", "Member", "PendingAcquire"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ClientTerms",
+    "LinkState",
+    "LinkTerms",
+    "Member",
+    "PendingAcquire",
+    "describe_blocks",
+]

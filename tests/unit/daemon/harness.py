@@ -20,6 +20,7 @@ from kvoffload.cache import (
     Reservation,
     SessionId,
 )
+from kvoffload.client.describing import describe_blocks
 from kvoffload.daemon import (
     CoreTerms,
     DomainTerms,
@@ -32,7 +33,6 @@ from kvoffload.daemon import (
     ToLifeline,
 )
 from kvoffload.daemon.to_send import Sendable
-from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,
@@ -42,11 +42,9 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     Greeting,
-    GroupTerms,
     Hello,
     Register,
     Registered,
-    Reuse,
     Role,
     ServerMessage,
     ServerTerms,
@@ -57,7 +55,6 @@ from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
 
 BOOT_ID = 0xB007
 UID = 1000
-_REUSE = {rule: Reuse[rule.name] for rule in ReuseRule}
 
 
 class CacheWithoutProcesses(LocalCache):
@@ -150,24 +147,7 @@ def core_terms(**changes: Any) -> CoreTerms:
 
 def register_of(geometry: CacheGeometry = HYBRID, name: str = "model", **changes: Any) -> Register:
     """What an engine with this geometry says."""
-    groups = tuple(
-        GroupTerms(
-            record_bytes=group.record_bytes,
-            block_size=group.rule.block_size,
-            reuse=_REUSE[group.rule.reuse],
-            window=group.rule.window,
-            shards=group.shards,
-        )
-        for group in geometry.groups
-    )
-    message = Register(
-        fingerprint=fingerprint(name),
-        hash_algorithm="sha256",
-        hash_seed=b"",
-        hash_block_size=geometry.hash_block_size,
-        groups=groups,
-    )
-    return replace(message, **changes)
+    return replace(describe_blocks(fingerprint(name), geometry, hash_algorithm="sha256"), **changes)
 
 
 class Server:

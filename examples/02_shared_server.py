@@ -1,0 +1,76 @@
+"""One server, and a client of each kind: what one saves through mapped memory, the other finds and reads.
+
+Starts `kvoffload serve` on a socket of its own. Exit code 0: every byte came back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from serving import serve
+
+from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
+from kvoffload.client import AsyncClient, Client, ClientTerms, Member, describe_blocks
+from kvoffload.keys.block_hash import BlockHasher
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import Role
+from kvoffload.types import Fingerprint
+
+BLOCK_TOKENS, RECORD_BYTES = 16, 1 << 20
+GEOMETRY = CacheGeometry(
+    hash_block_size=BLOCK_TOKENS,
+    groups=[CacheGroup(rule=GroupRule(block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX), record_bytes=RECORD_BYTES)],
+)
+PROMPT = [(17 * i + 5) % 1000 for i in range(20 * BLOCK_TOKENS)]
+
+
+def terms_of(socket: Path, engine: str) -> ClientTerms:
+    hasher = BlockHasher(BLOCK_TOKENS)
+    # What an engine's bytes depend on makes the fingerprint; here it is nothing but a number.
+    blocks = describe_blocks(Fingerprint(bytes(31) + b"\x01"), GEOMETRY, hash_algorithm=hasher.algorithm)
+    member = Member(engine=engine, role=Role.SCHEDULER, pid=os.getpid())
+    return ClientTerms(socket=socket, member=member, register=blocks)
+
+
+def save(socket: Path, chain: bytes) -> None:
+    """As an engine does: slots that are held ready, a copy, one message."""
+    with Client(terms_of(socket, "saves")) as client:
+        assert client.wait_until_served(30), client.fault
+        count = len(chain) // 32
+        slots = client.reserve(0, count=count)
+        memory = client.memory(slots.memory_id)
+        for block, address in enumerate(slots.addresses.tolist()):
+            memory.view(address, RECORD_BYTES)[:] = block
+        client.publish(slots, hashes=chain, parents=bytes(32) + chain[:-32])
+        print(f"saved {count} blocks of {RECORD_BYTES >> 10} KiB; {client.stats().readable} are readable")
+
+
+async def load(socket: Path, chain: bytes) -> bool:
+    """A hit is leased, so its bytes stay until they are released, whatever the server does meanwhile."""
+    async with AsyncClient(terms_of(socket, "loads")) as client:
+        assert await client.wait_until_served(30), client.fault
+        found = await client.acquire(chain)
+        if found.lease is None:
+            return False
+        memory = client.memory(found.lease.memory_id)
+        addresses = found.groups[0].addresses.tolist()
+        is_right = all(np.all(memory.view(address, RECORD_BYTES) == block) for block, address in enumerate(addresses))
+        client.release(found.lease)
+        print(f"found {found.boundary} tokens of {len(PROMPT)}, {len(addresses)} records: every byte is right")
+        return is_right
+
+
+def main() -> int:
+    hasher = BlockHasher(BLOCK_TOKENS)
+    chain = b"".join(hasher.hash_blocks(PROMPT, parent=hasher.root()))
+    with serve(memory="256MiB") as socket:
+        save(socket, chain)
+        return 0 if asyncio.run(load(socket, chain)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""What an engine says of its blocks when it registers."""
+
+from __future__ import annotations
+
+from kvoffload.cache import CacheGeometry
+from kvoffload.protocol import GroupTerms, Register, Reuse
+from kvoffload.types import Fingerprint
+
+
+def describe_blocks(
+    fingerprint: Fingerprint,
+    geometry: CacheGeometry,
+    *,
+    hash_algorithm: str,
+    hash_seed: bytes = b"",
+    rank: int = 0,
+    ranks: int = 1,
+    tenant: str = "",
+) -> Register:
+    """`hash_seed` is the digest of one, never the seed."""
+    groups = tuple(
+        GroupTerms(
+            record_bytes=group.record_bytes,
+            block_size=group.rule.block_size,
+            reuse=Reuse[group.rule.reuse.name],
+            window=group.rule.window,
+            shards=group.shards,
+        )
+        for group in geometry.groups
+    )
+    return Register(
+        fingerprint=fingerprint,
+        hash_algorithm=hash_algorithm,
+        hash_seed=hash_seed,
+        hash_block_size=geometry.hash_block_size,
+        groups=groups,
+        rank=rank,
+        ranks=ranks,
+        tenant=tenant,
+    )

@@ -1,0 +1,97 @@
+"""Examples with a server: 02_shared_server.py, 03_two_engines_one_server.py; and the mini engine's shared store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mini_engine.engine import Engine
+from mini_engine.kv_cache import CacheConfig
+from mini_engine.model import LAYER_SETS, ModelConfig
+from mini_engine.shared_store import SharedStore, identify
+from serving import serve
+
+from tests.examples.serve import EXAMPLES, assert_equal, make_prompt
+
+MODEL, CACHE = ModelConfig(layers=LAYER_SETS["hybrid"]), CacheConfig(blocks=32)
+PROMPT = make_prompt(8 * CACHE.block_tokens + 3)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("02_shared_server.py", "found 320 tokens of 320, 20 records: every byte is right"),
+        ("03_two_engines_one_server.py", "tokens and logprobs equal, every bit: yes"),
+    ],
+)
+def test_the_example_runs(script: str, says: str) -> None:
+    command = [sys.executable, str(EXAMPLES / script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert says in done.stdout
+    assert done.stderr == ""
+
+
+def start(socket: Path, *, is_served: bool = True) -> tuple[Engine, SharedStore]:
+    store = SharedStore(socket, MODEL, CACHE)
+    engine = Engine(MODEL, CACHE, torch.device("cpu"), store)
+    assert store.client.wait_until_served(60 if is_served else 0) == is_served
+    return engine, store
+
+
+def test_what_one_engine_saved_another_restores_and_the_lost_is_computed() -> None:
+    with serve(memory="64MiB") as socket:
+        first, one = start(socket)
+        cold = first.run(PROMPT, max_tokens=3)
+        one.client.stats()
+        second, other = start(socket)
+        restored = second.run(PROMPT, max_tokens=3)
+        assert (cold.reused, restored.reused) == (0, 64)
+        assert_equal(cold, restored)
+        # Records of the states are gone: nothing can be continued.
+        second.scrub()
+        other.client.invalidate(0, b"".join(key.block_hash for key in second._keys(PROMPT)[0]))
+        other.client.stats()
+        computed = second.run(PROMPT, max_tokens=3)
+        assert computed.restored_blocks == 0
+        assert_equal(cold, computed)
+        assert other.client.stats().leases == 0
+        first.sleep()
+        second.sleep()
+
+
+def test_a_hit_that_is_gone_when_it_is_leased_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(memory="64MiB") as socket:
+        engine, store = start(socket)
+        cold = engine.run(PROMPT, max_tokens=3)
+        store.client.stats()
+        engine.scrub()
+        monkeypatch.setattr(store, "has", lambda _: True)
+        longer = [*PROMPT, *PROMPT]
+        assert engine.run(longer, max_tokens=1).restored_blocks == 0
+        assert store.client.stats().leases == 0
+        engine.scrub()
+        assert_equal(cold, engine.run(PROMPT, max_tokens=3))
+        engine.sleep()
+
+
+def test_without_a_server_everything_is_computed(tmp_path: Path) -> None:
+    engine, _ = start(tmp_path / "nobody", is_served=False)
+    cold = engine.run(PROMPT, max_tokens=3)
+    engine.scrub()
+    again = engine.run(PROMPT, max_tokens=3)
+    assert again.reused == 0
+    assert_equal(cold, again)
+    engine.sleep()
+
+
+def test_another_model_is_another_identity() -> None:
+    known = {
+        identify(model, cache)
+        for model in (MODEL, ModelConfig(layers=LAYER_SETS["full"]), ModelConfig(window=16))
+        for cache in (CACHE, CacheConfig(blocks=99), CacheConfig(quant="int8_per_token_head"))
+    }
+    assert len(known) == 6

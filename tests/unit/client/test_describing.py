@@ -1,0 +1,16 @@
+"""What an engine says when it registers is what a server reads of it."""
+
+from __future__ import annotations
+
+from kvoffload.client import describe_blocks
+from kvoffload.daemon.domain import read_geometry
+from tests.unit.cache.cache_model import HYBRID, fingerprint
+
+
+def test_a_geometry_arrives_as_it_was() -> None:
+    message = describe_blocks(
+        fingerprint("m"), HYBRID, hash_algorithm="sha256", hash_seed=bytes(32), rank=1, ranks=2, tenant="t"
+    )
+    assert read_geometry(message) == HYBRID
+    assert (message.fingerprint, message.hash_algorithm) == (fingerprint("m"), "sha256")
+    assert (message.hash_seed, message.rank, message.ranks, message.tenant) == (bytes(32), 1, 2, "t")
