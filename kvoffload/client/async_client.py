@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -21,7 +22,7 @@ from kvoffload.client.memories import Memories
 from kvoffload.client.parting import part
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
-from kvoffload.errors import ServerError
+from kvoffload.errors import KVOffloadError, ServerError
 from kvoffload.protocol import Role, Stats, Subscribe
 from kvoffload.protocol.message import Event
 
@@ -34,7 +35,7 @@ class AsyncClient:
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
         self._terms = terms
-        self._wire = SocketWire(terms.socket)
+        self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
         self._pidfd = os.pidfd_open(os.getpid())
         self._link = Link(
             terms.member,
@@ -50,6 +51,7 @@ class AsyncClient:
         self._watched: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._served = asyncio.Event()
+        self._finding: asyncio.Task[None] | None = None
 
     async def start(self) -> Self:
         """Begins to join."""
@@ -61,6 +63,8 @@ class AsyncClient:
         if self._link.state is LinkState.CLOSED:
             return
         self._unwatch()
+        if self._finding is not None:
+            self._finding.cancel()
         if self._blocks is not None:
             self._blocks.close(time.monotonic_ns())
         part(self._link, self._wire)
@@ -228,7 +232,10 @@ class AsyncClient:
             return
         now_ns = time.monotonic_ns()
         self._wire.receive_all(self._link, now_ns)
-        self._link.on_time(now_ns)
+        if not self._wire.needs_path:
+            self._link.on_time(now_ns)
+        elif self._link.is_dial_due(now_ns) and self._finding is None:
+            self._finding = asyncio.get_running_loop().create_task(self._find_server())
         if self._blocks is not None:
             self._blocks.refill(now_ns)
         if self._link.is_serving:
@@ -245,6 +252,19 @@ class AsyncClient:
             # The control socket's file tells of the first message only, and of none that came while we read.
             wait_s = min(wait_s, _ANSWERS_S)
         self._timer = loop.call_later(max(wait_s, 0), self._turn)
+
+    async def _find_server(self) -> None:
+        """A private one is found or started on another thread."""
+        find = self._terms.socket
+        assert not isinstance(find, Path)
+        try:
+            holds_memory = self._link.memories.current is not None
+            self._wire.path = await asyncio.to_thread(find, holds_memory)
+        except KVOffloadError as fault:
+            self._link.cannot_dial(time.monotonic_ns(), str(fault))
+        finally:
+            self._finding = None
+        self._turn()
 
     def _unwatch(self) -> None:
         loop = asyncio.get_running_loop()

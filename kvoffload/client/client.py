@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -23,12 +24,13 @@ from kvoffload.client.memories import Memories
 from kvoffload.client.parting import part
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
-from kvoffload.errors import ServerError
+from kvoffload.errors import KVOffloadError, ServerError
 from kvoffload.protocol import Drain, Draining, Error, Role, ServerMessage, Stats, Subscribe
 from kvoffload.protocol.message import Event, Request
 
 _SLICE_S = 0.001
 """How long a waiting call sleeps at most before it looks again."""
+_KEEPER_S = 0.2
 _ANSWERS_S = 0.02
 """How often answers are looked for that nobody waits for."""
 
@@ -45,7 +47,7 @@ class Client:
         """`on_event` hears of the events of a subscription, on any thread."""
         self._terms = terms
         self._lock = threading.Lock()
-        self._wire = SocketWire(terms.socket)
+        self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
         self._pidfd = os.pidfd_open(os.getpid())
         self._link = Link(
             terms.member,
@@ -71,14 +73,15 @@ class Client:
         return self
 
     def close(self) -> None:
-        """Gives back what is held and parts from the server: no copy runs any more. Waits for 0.2 s at most."""
+        """Gives back what is held and parts from the server: no copy runs any more. Waits for 0.4 s at most."""
         with self._lock:
             if self._is_closing:
                 return
             self._is_closing = True
         os.eventfd_write(self._wake, 1)
         if self._keeper.ident is not None:
-            self._keeper.join()
+            # It may be starting a server; then it ends by itself.
+            self._keeper.join(_KEEPER_S)
         with self._lock:
             if self._blocks is not None:
                 self._blocks.close(time.monotonic_ns())
@@ -322,20 +325,42 @@ class Client:
         if budget_ns >= 0:
             self._budget_ns = max(budget_ns - (now_ns - start_ns), 0)
 
+    def _find_server(self) -> None:
+        """A private one is found or started without the lock, whatever that takes."""
+        find = self._terms.socket
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            is_due = self._wire.needs_path and self._link.is_dial_due(now_ns) and not self._is_closing
+            holds_memory = self._link.memories.current is not None
+        if isinstance(find, Path) or not is_due:
+            return
+        path, line = None, ""
+        try:
+            path = find(holds_memory)
+        except KVOffloadError as fault:
+            line = str(fault)
+        with self._lock:
+            self._wire.path = path
+            if path is None:
+                self._link.cannot_dial(time.monotonic_ns(), line)
+
     def _look(self, now_ns: int) -> None:
         self._wire.receive_control(self._link, now_ns)
-        self._link.on_time(now_ns)
+        if not self._wire.needs_path:
+            self._link.on_time(now_ns)
 
     def _keep(self) -> None:
         """Joins, and joins again; sees to what nobody waits for."""
         while True:
+            self._find_server()
             with self._lock:
                 if self._is_closing:
                     return
                 was_serving = self._link.is_serving
                 now_ns = time.monotonic_ns()
                 self._wire.receive_all(self._link, now_ns)
-                self._link.on_time(now_ns)
+                if not self._wire.needs_path:
+                    self._link.on_time(now_ns)
                 if self._blocks is not None:
                     self._blocks.refill(now_ns)
                 if self._link.is_serving and not was_serving:

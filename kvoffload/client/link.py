@@ -136,12 +136,24 @@ class Link:
 
     def on_time(self, now_ns: int) -> None:
         """To be called at `next_ns` at the latest."""
-        if self.state is LinkState.DOWN and now_ns >= self._dial_ns:
+        if self.is_dial_due(now_ns):
             self._dial(now_ns)
         elif self.state is LinkState.JOINING and self._step is not Step.MEMORY and now_ns >= self._join_by_ns:
             self._hang_up(now_ns, f"the server does not answer: awaited is its {self._step.value}")
         elif self.state is LinkState.SERVING:
             self._watch_answers(now_ns)
+
+    def is_dial_due(self, now_ns: int) -> bool:
+        """The next `on_time` dials."""
+        return self.state is LinkState.DOWN and now_ns >= self._dial_ns
+
+    def cannot_dial(self, now_ns: int, line: str) -> None:
+        """There is no server to be found, and why."""
+        if self.state is LinkState.DOWN:
+            self._dial_ns = now_ns + self._redial.next_ns()
+            if line != self.fault:
+                logger.warning("not served by a cache server: %s", line)
+            self.fault = line
 
     def next_ns(self, now_ns: int) -> int:
         """When `on_time` has to be called again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -41,7 +42,9 @@ class LinkTerms:
 class ClientTerms:
     """Of one process."""
 
-    socket: Path
+    socket: Path | Callable[[bool], Path]
+    """A shared server's, or what finds or starts a private one; it hears whether an old server's memory is held here,
+    may take seconds, and is asked again before every attempt to join."""
     member: Member
     register: Register | None = None
     """None: an observer's."""

@@ -24,8 +24,10 @@ _CONNECT_S = 0.2
 class SocketWire:
     """One at a time of each channel."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path | None) -> None:
+        """None: it is to be found before every `dial`, and set."""
+        self._is_found = path is None
+        self.path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._lifeline: PacketSocket | None = None
         self._control: zmq.Socket[bytes] | None = None
@@ -46,14 +48,21 @@ class SocketWire:
         """To the lifeline."""
         return bool(self._outbox)
 
+    @property
+    def needs_path(self) -> bool:
+        return self.path is None
+
     def dial(self) -> bool:
+        if self.path is None:
+            return False
         connecting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         # A server that hangs has a full backlog; without a bound, connect waits for it.
         connecting.settimeout(_CONNECT_S)
         try:
-            connecting.connect(str(self._path))
+            connecting.connect(str(self.path))
         except OSError:
             connecting.close()
+            self._forget_path()
             return False
         self._lifeline = PacketSocket(connecting)
         return True
@@ -92,6 +101,7 @@ class SocketWire:
         return True
 
     def hang_up(self) -> None:
+        self._forget_path()
         self._outbox.clear()
         if self._lifeline is not None:
             self._lifeline.close()
@@ -147,6 +157,11 @@ class SocketWire:
                 link.on_control(answer, now_ns)
             else:
                 link.on_hang_up(now_ns, f"control: {answer.message}")
+
+    def _forget_path(self) -> None:
+        """A server that was found may end between that and the next attempt."""
+        if self._is_found:
+            self.path = None
 
     def _flush(self) -> bool:
         try:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvoffload.client import AsyncClient, LinkState
-from kvoffload.errors import ServerError
+from kvoffload.client.private_server import find_or_start
+from kvoffload.config import Settings
+from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import EventsLost, Role, Stored
 from kvoffload.protocol.message import Event
+from kvoffload.units import MIB
 from tests.children import child
 from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
 from tests.unit.client.conftest import SERVER, make_terms
-from tests.unit.client.test_client import WAIT_S
+from tests.unit.client.test_client import WAIT_S, find_servers
 
 
 async def served(path: Path, **options: Any) -> AsyncClient:
@@ -100,3 +105,23 @@ async def test_it_joins_again(tmp_path: Path) -> None:
         await router.close()
     assert client.state is LinkState.CLOSED
     assert any(isinstance(event, EventsLost) for event in told)
+
+
+async def test_a_private_server_is_found_beside_the_loop(tmp_path: Path) -> None:
+    settings = Settings(memory=64 * MIB, segment_size=64 * MIB, log_level="warning")
+    asked: list[bool] = []
+
+    def find(holds_memory: bool) -> Path:
+        asked.append(holds_memory)
+        if len(asked) == 1:
+            raise PrivateServerError("not now", remedy="wait")
+        return find_or_start(settings, tmp_path, holds_memory=holds_memory)
+
+    async with AsyncClient(replace(make_terms(tmp_path), socket=find)) as client:
+        assert await client.wait_until_served(WAIT_S), client.fault
+        await save(client)
+        (server,) = find_servers(tmp_path)
+    os.kill(server, signal.SIGTERM)
+    while find_servers(tmp_path):
+        await asyncio.sleep(0.01)
+    assert asked == [False, False]

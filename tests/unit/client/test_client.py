@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ import pytest
 
 from kvoffload.cache import AcquireOutcome
 from kvoffload.client import Client, LinkState, LinkTerms
-from kvoffload.errors import ServerError
+from kvoffload.client.private_server import find_or_start
+from kvoffload.config import Settings
+from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import ErrorCode, EventsLost, NamespaceOpened, Role, Stored
 from kvoffload.protocol.message import Event
+from kvoffload.units import MIB
 from tests.children import child
 from tests.unit.cache.cache_model import PLAIN
 from tests.unit.cache.offload_contract import (
@@ -274,6 +279,36 @@ async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
         client.close()
 
 
+async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> None:
+    """It is found before every attempt: what was found may have ended."""
+    asked: list[bool] = []
+    settings = Settings(memory=64 * MIB, segment_size=64 * MIB, log_level="warning")
+
+    def find(holds_memory: bool) -> Path:
+        asked.append(holds_memory)
+        if len(asked) == 2:
+            raise PrivateServerError("not now", remedy="wait")
+        return find_or_start(settings, tmp_path, holds_memory=holds_memory)
+
+    terms = replace(make_terms(tmp_path), socket=find)
+    with Client(terms) as client:
+        assert client.wait_until_served(WAIT_S), client.fault
+        memory_id = client.memory_id
+        await save(AsAwaited(client))
+        (server,) = find_servers(tmp_path)
+        os.kill(server, signal.SIGKILL)
+        _wait_for(lambda: not client.is_served)
+        assert client.wait_until_served(WAIT_S), client.fault
+        assert client.memory_id == memory_id
+        assert client.acquire(CHAIN).is_hit
+        (server,) = find_servers(tmp_path)
+        # The end of the process is what ends it for good; here it is stopped.
+        client.close()
+        os.kill(server, signal.SIGTERM)
+    _wait_for(lambda: not find_servers(tmp_path))
+    assert asked == [False, True, True]
+
+
 def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
     def count() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -284,6 +319,16 @@ def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
         client.close()
         client.close()
     assert count() == before
+
+
+def find_servers(room: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if f"server={room}".encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 def _has_memory(observer: Client) -> bool:

@@ -112,6 +112,18 @@ def test_the_back_off_grows_and_ends_with_a_join(link: Link, wire: FakeWire, scr
     assert link.next_ns(script.now_ns) - script.now_ns < 0.026 * SECOND_NS
 
 
+def test_a_server_that_cannot_be_found_is_looked_for_later(link: Link, wire: FakeWire, script: Script) -> None:
+    assert link.is_dial_due(script.now_ns)
+    link.cannot_dial(script.now_ns, "no server")
+    assert (link.is_dial_due(script.now_ns), link.fault) == (False, "no server")
+    script.now_ns += SECOND_NS
+    assert link.is_dial_due(script.now_ns)
+    script.join()
+    assert not link.is_dial_due(script.now_ns)
+    link.cannot_dial(script.now_ns, "no server")
+    assert (link.state, link.fault) == (LinkState.SERVING, "")
+
+
 def test_a_server_that_does_not_answer_a_greeting_is_left(link: Link, wire: FakeWire, script: Script) -> None:
     link.on_time(script.now_ns)
     assert link.state is LinkState.JOINING
