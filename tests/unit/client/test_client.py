@@ -78,10 +78,10 @@ async def test_two_models_have_one_pool_and_nothing_else(socket_path: Path) -> N
 def test_slots_are_held_ready(socket_path: Path) -> None:
     with served(socket_path, link=STOCKED) as client:
         # 256 KiB are 131 slots of the first group, 64 of the second, and 8 of the last, which has 40 KiB each.
-        taken = _wait_for(lambda: client.take(2, 5))
+        taken = wait_for(lambda: client.take(2, 5))
         assert (len(taken), taken.group, taken.memory_id) == (5, 2, client.memory_id)
         assert len(client.take(1, 1000)) == 64
-        more = _wait_for(lambda: client.take(1, 1000))
+        more = wait_for(lambda: client.take(1, 1000))
         assert not set(more.tickets.tolist()) & set(taken.tickets.tolist())
         held = client.stats().reserved
         client.abort(taken)
@@ -93,7 +93,7 @@ def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> No
         served(socket_path, name="same") as first,
         Client(make_terms(socket_path, name="same", geometry=PLAIN)) as other,
     ):
-        refusal = _wait_for(lambda: other.refusal)
+        refusal = wait_for(lambda: other.refusal)
         assert refusal.code is ErrorCode.MISMATCH
         assert "groups" in refusal.field
         assert refusal.message in other.fault
@@ -135,7 +135,7 @@ def test_events_are_told(socket_path: Path) -> None:
         slots = client.reserve(0, hashes=CHAIN)
         for shard in range(2):
             client.publish(slots, hashes=CHAIN, shard=shard)
-        _wait_for(lambda: any(isinstance(event, Stored) and event.hashes == CHAIN for event, _ in told))
+        wait_for(lambda: any(isinstance(event, Stored) and event.hashes == CHAIN for event, _ in told))
         assert [number for _, number in told] == list(range(1, len(told) + 1))
         assert isinstance(told[0][0], NamespaceOpened)
 
@@ -151,10 +151,10 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         memory_id, boot_id = client.memory_id, client.boot_id
         leased = client.acquire(CHAIN)
         assert leased.lease is not None
-        slots = _wait_for(lambda: client.take(2, 2))
+        slots = wait_for(lambda: client.take(2, 2))
         server.kill()
         server.wait()
-        _wait_for(lambda: not client.is_served)
+        wait_for(lambda: not client.is_served)
         # What is leased is read, what is looked up is found; nobody is asked, and nobody waits.
         assert has_patterns(client, memory_id, 0, leased.groups[0].addresses, CHAIN)
         assert client.lookup(0, CHAIN).all()
@@ -190,9 +190,9 @@ async def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_pa
     other = tmp_path / "t"
     with child(["-c", SERVER, str(other), "0"], says="serves"):
         with served(other, role=Role.OBSERVER) as observer:
-            _wait_for(lambda: _has_memory(observer))
+            wait_for(lambda: _has_memory(observer))
         other.rename(path)
-        _wait_for(lambda: client.memory_id != old)
+        wait_for(lambda: client.memory_id != old)
         assert client.wait_until_served(WAIT_S)
         assert has_patterns(client, old, 0, leased.groups[0].addresses, CHAIN)
         assert not client.lookup(0, CHAIN).any()
@@ -214,7 +214,7 @@ async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> No
         server.send_signal(signal.SIGSTOP)
         client.begin_step()
         assert not client.acquire(CHAIN).is_hit
-        _wait_for(lambda: not client.is_served)
+        wait_for(lambda: not client.is_served)
         pending = client.start_acquire(CHAIN)
         assert pending.is_over  # nobody is asked any more
         assert client.lookup(0, CHAIN).all()
@@ -235,9 +235,9 @@ async def test_an_acquire_can_be_left_to_itself(socket_path: Path) -> None:
         found = client.poll(pending)
         assert found is not None
         assert not found.is_hit
-        _wait_for(lambda: client.stats().leases == 0)
+        wait_for(lambda: client.stats().leases == 0)
         later = client.start_acquire(CHAIN)
-        _wait_for(lambda: client.poll(later) is not None)
+        wait_for(lambda: client.poll(later) is not None)
         client.cancel(later)
         assert client.stats().leases == 0
 
@@ -275,7 +275,24 @@ async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
         assert server.poll() is None
         client.release(leased.lease)
         assert server.wait(WAIT_S) == 0
-        _wait_for(lambda: client.state is not LinkState.SERVING)
+        wait_for(lambda: client.state is not LinkState.SERVING)
+        client.close()
+
+
+async def test_an_upgrade_loses_nothing(tmp_path: Path) -> None:
+    """The old server ends when nobody holds anything; the new one adopts what it had."""
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = served(path)
+        await save(AsAwaited(client))
+        memory_id, readable = client.memory_id, client.stats().readable
+        client.drain()
+        assert server.wait(WAIT_S) == 0
+    with child(["-c", SERVER, str(path), "60"], says="serves"):
+        assert client.wait_until_served(WAIT_S), client.fault
+        assert (client.memory_id, client.stats().readable) == (memory_id, readable)
+        found = client.acquire(CHAIN)
+        assert (found.boundary, found.lease is not None) == (TOKENS, True)
         client.close()
 
 
@@ -297,7 +314,7 @@ async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> 
         await save(AsAwaited(client))
         (server,) = find_servers(tmp_path)
         os.kill(server, signal.SIGKILL)
-        _wait_for(lambda: not client.is_served)
+        wait_for(lambda: not client.is_served)
         assert client.wait_until_served(WAIT_S), client.fault
         assert client.memory_id == memory_id
         assert client.acquire(CHAIN).is_hit
@@ -305,7 +322,7 @@ async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> 
         # The end of the process is what ends it for good; here it is stopped.
         client.close()
         os.kill(server, signal.SIGTERM)
-    _wait_for(lambda: not find_servers(tmp_path))
+    wait_for(lambda: not find_servers(tmp_path))
     assert asked == [False, True, True]
 
 
@@ -338,7 +355,7 @@ def _has_memory(observer: Client) -> bool:
         return False
 
 
-def _wait_for(condition: Any) -> Any:
+def wait_for(condition: Any) -> Any:
     """What it gives once that is true."""
     gate = threading.Event()
     for _ in range(int(WAIT_S / 0.01)):
