@@ -34,6 +34,7 @@ class AsyncClient:
     """Belongs to the loop in which `start` is awaited. A cancelled call gives back what it would have brought."""
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
+        """`on_event` hears of the events of a subscription; it must not call the client."""
         self._terms = terms
         self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
         self._pidfd = os.pidfd_open(os.getpid())

@@ -44,7 +44,7 @@ class Client:
     """
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
-        """`on_event` hears of the events of a subscription, on any thread."""
+        """`on_event` hears of the events of a subscription, on any thread; it must not call the client."""
         self._terms = terms
         self._lock = threading.Lock()
         self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
