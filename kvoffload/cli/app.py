@@ -9,6 +9,7 @@ import typer
 from kvoffload import __version__
 from kvoffload.cli.bench import bench
 from kvoffload.cli.config import config_app
+from kvoffload.cli.keys import keys_app
 from kvoffload.cli.replay import replay
 from kvoffload.cli.serve import serve
 from kvoffload.errors import KVOffloadError
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(config_app, name="config")
+app.add_typer(keys_app, name="keys")
 app.command()(bench)
 app.command()(replay)
 app.command()(serve)

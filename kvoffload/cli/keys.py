@@ -1,0 +1,28 @@
+"""`kvoffload keys`: pairs of keys for connections that leave the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvoffload.key_files import read_public_key, write_new_pair
+
+keys_app = typer.Typer(help="Make and show keys for TCP connections.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@keys_app.command()
+def new(
+    name: Annotated[Path, typer.Argument(help="Two files are made, NAME.key and NAME.pub; or in this folder.")],
+) -> None:
+    """Make a pair: a secret key that only this user can read, and a public key to be told to others."""
+    secret, public = write_new_pair(name)
+    typer.echo(f"secret key in {secret}, public key in {public}:")
+    typer.echo(read_public_key(public))
+
+
+@keys_app.command()
+def show(file: Annotated[Path, typer.Argument(help="Either file of a pair.")]) -> None:
+    """Print the public key."""
+    typer.echo(read_public_key(file))

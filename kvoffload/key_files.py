@@ -1,0 +1,115 @@
+"""Keys of CurveZMQ in files: a pair is two files, of which the secret one is for its owner alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvoffload.errors import ConfigError
+
+SECRET_SUFFIX = ".key"
+PUBLIC_SUFFIX = ".pub"
+KEY_FORM = "a public key of 40 characters, as `kvoffload keys show FILE` prints it"
+
+_TEXT_BYTES = 4096
+_KEY = r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
+_LINES = re.compile(rf"(?:#[^\n]*\n)*(?:secret (?P<secret>{_KEY})\n)?public (?P<public>{_KEY})\n?", re.ASCII)
+_PUBLIC_KEY = re.compile(_KEY, re.ASCII)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """As ZeroMQ takes them: 40 bytes of Z85 each."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def is_public_key(text: str) -> bool:
+    return _PUBLIC_KEY.fullmatch(text) is not None
+
+
+def write_new_pair(name: Path) -> tuple[Path, Path]:
+    """A new pair in NAME.key and NAME.pub; a folder gets `kvoffload.key` and `kvoffload.pub`.
+
+    ConfigError: one of the files exists already, or cannot be written. Then neither is left behind.
+    """
+    import zmq
+
+    base = name / "kvoffload" if name.is_dir() else name
+    secret_file, public_file = (base.with_name(base.name + suffix) for suffix in (SECRET_SUFFIX, PUBLIC_SUFFIX))
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    head = "# Made by `kvoffload keys new`."
+    _write_new(secret_file, f"{head} Keep it to yourself.\nsecret {secret}\npublic {public}\n", 0o600)
+    try:
+        _write_new(public_file, f"{head} For everyone.\npublic {public}\n", 0o644)
+    except ConfigError:
+        secret_file.unlink()
+        raise
+    return secret_file, public_file
+
+
+def read_pair(file: Path) -> KeyPair:
+    """ConfigError: it cannot be read, is for others to read too, or is no secret key."""
+    text = read_private_text(file)
+    found = _LINES.fullmatch(text)
+    if found is None or found["secret"] is None:
+        raise _refuse(file, "is no secret key", "give the .key file that `kvoffload keys new` wrote")
+    pair = KeyPair(found["public"].encode(), found["secret"].encode())
+    import zmq
+
+    if zmq.curve_public(pair.secret) != pair.public:
+        raise _refuse(file, "has two keys that do not belong together", "make a new pair with `kvoffload keys new`")
+    return pair
+
+
+def read_public_key(file: Path) -> str:
+    """Of either file of a pair. ConfigError: it cannot be read, or is no key."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_TEXT_BYTES).decode("ascii", "replace")
+    except OSError as fault:
+        raise _refuse(file, f"cannot be read: {fault.strerror}", "give a file of `kvoffload keys new`") from fault
+    found = _LINES.fullmatch(text)
+    if found is None:
+        raise _refuse(file, "is no key", "give a file of `kvoffload keys new`")
+    return str(found["public"])
+
+
+def read_private_text(file: Path) -> str:
+    """Of a file that holds a secret. ConfigError: it cannot be read, or is for others to read too."""
+    try:
+        # A pipe that nobody writes to must not stop us.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as fault:
+        raise _refuse(file, f"cannot be read: {fault.strerror}", "give a file of this user") from fault
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise _refuse(file, "is no file", "give the file that holds the secret")
+        if facts.st_mode & 0o077:
+            mode = stat.S_IMODE(facts.st_mode)
+            raise _refuse(file, f"is for others too, its mode is {mode:04o}", f"say `chmod 600 {file}`")
+        return os.read(descriptor, _TEXT_BYTES).decode("ascii", "replace")
+    finally:
+        os.close(descriptor)
+
+
+def _write_new(file: Path, text: str, mode: int) -> None:
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        with open(descriptor, "w", encoding="ascii") as opened:
+            os.fchmod(descriptor, mode)
+            opened.write(text)
+    except FileExistsError as fault:
+        raise _refuse(file, "exists already", "choose another name, or remove it first") from fault
+    except OSError as fault:
+        reason = f"cannot be written: {fault.strerror}"
+        raise _refuse(file, reason, "name a folder that this user may write") from fault
+
+
+def _refuse(file: Path, reason: str, remedy: str) -> ConfigError:
+    return ConfigError(f"key file {file} {reason}", remedy=remedy, path=str(file))
