@@ -7,16 +7,18 @@ out. Sockets, memory and the event loop lie around it, in `server`.
 from kvoffload.daemon.domain import DomainTerms, TenantTerms
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_core import ServerCore
-from kvoffload.daemon.server_terms import CoreTerms, ServerLimits
-from kvoffload.daemon.session import OwnedDescriptor, Peer
+from kvoffload.daemon.server_terms import CoreTerms, RemoteTerms, ServerLimits
+from kvoffload.daemon.session import Guest, OwnedDescriptor, Peer
 from kvoffload.daemon.session_table import SessionTable
 from kvoffload.daemon.to_send import SendMemory, ToConnection, ToLifeline
 
 __all__ = [
     "CoreTerms",
     "DomainTerms",
+    "Guest",
     "OwnedDescriptor",
     "Peer",
+    "RemoteTerms",
     "SendMemory",
     "ServedCache",
     "ServerCore",

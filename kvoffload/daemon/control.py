@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from pathlib import Path
 
 import zmq
@@ -15,14 +16,26 @@ QUEUED_FRAMES = 1024
 """Of one connection, in each direction."""
 FRAMES_AT_ONCE = 64
 
+_UID = struct.Struct("=I")
+_NOBODY = 2**32 - 1
+
 
 class ControlSocket:
     """Belongs to the thread of the event loop."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], path: Path, *, mode: int = 0o600, group: int | None = None
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        path: Path,
+        *,
+        mode: int = 0o600,
+        group: int | None = None,
+        tells_users: bool = False,
     ) -> None:
-        """ConfigError: the path cannot be used."""
+        """With `tells_users` connections of different users are different, whatever they call themselves. That costs a
+        microsecond or two for each message. ConfigError: the path cannot be used.
+        """
+        self.tells_users = tells_users
         self._socket = context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, 0),
@@ -56,13 +69,22 @@ class ControlSocket:
     def receive(self) -> tuple[bytes, bytes] | None:
         """The next connection and frame; None: there is none. A message of several parts is one without bytes."""
         try:
+            if self.tells_users:
+                return self._receive_with_user()
             parts = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
         return parts[0], parts[1] if len(parts) == 2 else b""
 
+    def find_user(self, connection: bytes) -> int:
+        """By the kernel's word, where users are told apart."""
+        (uid,) = _UID.unpack_from(connection)
+        return int(uid)
+
     def send(self, connection: bytes, frame: bytes) -> bool:
         """False: the connection is gone, or has not read what it was sent before."""
+        if self.tells_users:
+            connection = connection[_UID.size :]
         try:
             self._socket.send_multipart([connection, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -73,3 +95,16 @@ class ControlSocket:
         self._socket.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
+
+    def _receive_with_user(self) -> tuple[bytes, bytes]:
+        parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        return _UID.pack(_read_user(parts[-1])) + parts[0].bytes, parts[1].bytes if len(parts) == 2 else b""
+
+
+def _read_user(frame: zmq.Frame) -> int:
+    """ZeroMQ has asked the kernel when the connection was made: `name:uid:gid:pid`."""
+    try:
+        _, uid, _, _ = str(frame["Peer-Address"]).rsplit(":", 3)
+        return int(uid)
+    except (KeyError, ValueError):
+        return _NOBODY

@@ -45,11 +45,13 @@ PACKETS_AT_ONCE = 16
 class Watcher(Protocol):
     """The event loop: what it waits for on behalf of others."""
 
-    def watch(self, file: int, *, writes: bool) -> None:
+    def watch(self, file: int, *, writes: bool, reads: bool = True) -> None:
         """Readable, and with `writes` writable too; again for the same file: that from now on."""
         ...
 
-    def unwatch(self, file: int) -> None: ...
+    def unwatch(self, file: int) -> None:
+        """Nothing, if it is not watched."""
+        ...
 
 
 class LifelineHandler(Protocol):

@@ -17,31 +17,26 @@ import zmq
 
 from kvoffload import native
 from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
-from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
+from kvoffload.daemon.control_channels import ChannelTerms, ControlChannels
 from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
 from kvoffload.daemon.lifelines import Lifelines
 from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
 from kvoffload.daemon.server_core import ServerCore
-from kvoffload.daemon.server_terms import CoreTerms, ServerLimits
+from kvoffload.daemon.server_terms import CoreTerms, RemoteTerms, ServerLimits
 from kvoffload.daemon.session import Peer
 from kvoffload.daemon.to_send import Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
-from kvoffload.errors import CacheMemoryError, ProtocolError
+from kvoffload.errors import CacheMemoryError
 from kvoffload.packets import Credentials, close_all, spare_file
 from kvoffload.protocol import (
     CAPABILITIES,
-    CODEC,
     AdoptVerdict,
     Call,
     ClosingReason,
-    Error,
-    ErrorCode,
     Farewell,
     Memory,
     Offer,
-    ProtocolFault,
-    ServerMessage,
     ServerTerms,
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
@@ -72,6 +67,9 @@ class ServerPlan:
     private: PrivateTerms | None = None
     """None: it serves until it is stopped. Else it ends with its last engine, too."""
     operator_uids: frozenset[int] = field(default_factory=lambda: frozenset({os.getuid()}))
+    operator_token: str = field(default="", repr=False)
+    remote: RemoteTerms | None = None
+    """None: nobody comes over TCP."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 
@@ -109,32 +107,37 @@ class CacheServer:
         listener = self._listener = UnixListener(
             plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
         )
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
-            self._control = ControlSocket(
-                self._context,
-                plan.socket.with_name(plan.socket.name + ".control"),
-                mode=plan.mode,
-                group=plan.group,
+            self._channels = ControlChannels(
+                ChannelTerms(
+                    socket=plan.socket,
+                    boot_id=self._boot_id,
+                    mode=plan.mode,
+                    group=plan.group,
+                    tells_users=len(plan.domains) > 1,
+                    remote=plan.remote,
+                ),
+                self,
             )
         except BaseException:
             listener.close()
-            self._context.term()
             raise
         self._core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
                 handshake=ServerTerms(capabilities=frozenset(CAPABILITIES), domain="", software=SOFTWARE),
-                control=self._control.endpoint,
+                control=self._channels.endpoint,
                 pid=os.getpid(),
                 uid=os.getuid(),
                 operator_uids=plan.operator_uids,
+                operator_token=plan.operator_token,
                 limits=plan.limits,
             ),
             plan.domains,
             draw=lambda: secrets.randbits(32),
         )
-        self._poller.register(self._control.socket, zmq.POLLIN)
+        for socket in self._channels.sockets:
+            self._poller.register(socket, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
         self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
@@ -142,6 +145,11 @@ class CacheServer:
     @property
     def boot_id(self) -> int:
         return self._boot_id
+
+    @property
+    def remote_endpoint(self) -> str:
+        """Where it listens over TCP; empty: nowhere."""
+        return self._channels.remote_endpoint
 
     def stop(self) -> None:
         """Takes nothing new and ends when nobody holds anything."""
@@ -159,16 +167,19 @@ class CacheServer:
         CacheMemoryError: there is no memory to serve.
         """
         self._take_memory()
+        # An operator's drain ends nothing before the next turn, so that its answer goes out.
+        is_draining = self._is_stopping or self._core.is_draining
         if self._is_stopping:
             self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
         self._serve_ready(timeout_s)
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
             self._core.tick()
+            self._channels.tick()
             if self._life is not None:
                 self._life.bound_log()
         self._send_events()
-        self._is_over = self._core.is_drained(self._clock_ns()) or self._ends_by_itself()
+        self._is_over = (is_draining and self._core.is_drained(self._clock_ns())) or self._ends_by_itself()
         return not self._is_over
 
     def close(self) -> None:
@@ -179,8 +190,7 @@ class CacheServer:
             if taking.exception() is None:
                 taking.result().close()
         self._lifelines.close()
-        self._control.close()
-        self._context.term()
+        self._channels.close()
         for offered in self._offered.values():
             offered.close()
         for cache in self._caches.values():
@@ -194,10 +204,12 @@ class CacheServer:
         """False: nothing was ready."""
         found = self._poller.poll(int(timeout_s * 1000))
         for ready, flags in found:
-            if ready is self._control.socket:
-                self._serve_control()
-            elif isinstance(ready, int):
-                self._lifelines.on_ready(ready, reads=bool(flags & ~zmq.POLLOUT), writes=bool(flags & zmq.POLLOUT))
+            if isinstance(ready, int):
+                reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
+                if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
+                    self._channels.on_ready(ready, reads=reads, writes=writes)
+            else:
+                self._channels.serve(ready, self._core, self._send, self._clock_ns)
         return bool(found)
 
     def _ends_by_itself(self) -> bool:
@@ -221,11 +233,12 @@ class CacheServer:
 
     # ---- what lifelines ask of the loop, and tell ----
 
-    def watch(self, file: int, *, writes: bool) -> None:
-        self._poller.register(file, zmq.POLLIN | (zmq.POLLOUT if writes else 0))
+    def watch(self, file: int, *, writes: bool, reads: bool = True) -> None:
+        self._poller.register(file, (zmq.POLLIN if reads else 0) | (zmq.POLLOUT if writes else 0))
 
     def unwatch(self, file: int) -> None:
-        self._poller.unregister(file)
+        if file in self._poller:
+            self._poller.unregister(file)
 
     def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
         peer = Peer(pid=credentials.pid, uid=credentials.uid, gid=credentials.gid)
@@ -320,22 +333,10 @@ class CacheServer:
 
     # ---- messages ----
 
-    def _serve_control(self) -> None:
-        for _ in range(FRAMES_AT_ONCE):
-            received = self._control.receive()
-            if received is None:
-                return
-            connection, frame = received
-            call = CODEC.decode_call(frame)
-            if isinstance(call, ProtocolFault):
-                self._send(self._core.handle_fault(connection, call))
-            else:
-                self._send(self._core.handle(connection, call, self._clock_ns()))
-
     def _send(self, messages: list[Sendable]) -> None:
         for one in messages:
             if isinstance(one, ToConnection):
-                if not self._send_control(one.connection, one.message, one.number):
+                if not self._channels.send(one.connection, one.message, one.number):
                     self._core.close_connection(one.connection)
             elif isinstance(one, SendMemory):
                 self._send_memory(one)
@@ -344,20 +345,11 @@ class CacheServer:
             else:
                 self._lifelines.send_event(one.lifeline, one.message)
 
-    def _send_control(self, connection: bytes, message: ServerMessage, number: int) -> bool:
-        try:
-            frame = CODEC.encode_answer(message, number=number, boot_id=self._boot_id)
-        except ProtocolError as fault:
-            logger.error("an answer does not fit: %s", fault)
-            error = Error(code=ErrorCode.INTERNAL, message="the answer does not fit a frame")
-            frame = CODEC.encode_answer(error, number=number, boot_id=self._boot_id)
-        return self._control.send(connection, frame)
-
     def _send_events(self) -> None:
         """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
         for connection in self._core.ready_events():
             for event, number in self._core.take_events(connection, EVENTS_AT_ONCE):
-                if not self._send_control(connection, event, number):
+                if not self._channels.send(connection, event, number):
                     self._core.close_connection(connection)
                     break
 

@@ -18,7 +18,7 @@ from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.registering import register
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import CoreTerms
-from kvoffload.daemon.session import Connection, EngineSession, OwnedDescriptor, Peer
+from kvoffload.daemon.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
 from kvoffload.daemon.session_table import SessionTable
 from kvoffload.daemon.to_send import Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.protocol import (
@@ -154,13 +154,35 @@ class ServerCore:
         """Nothing can be sent on this control connection any more."""
         self._sessions.close_connection(connection)
 
-    def handle(self, connection: bytes, call: Call, now_ns: int) -> list[Sendable]:
-        """A message came in on the control channel. The answer to it comes first."""
+    def handle(self, connection: bytes, call: Call, now_ns: int, *, uid: int | None = None) -> list[Sendable]:
+        """A message came in on the control channel. The answer to it comes first.
+
+        `uid` is the connection's user by the kernel's word, without which a server of several domains serves nobody.
+        """
         if call.is_late(now_ns) and not isinstance(call.message, OneWay):
             return []
         behind: list[Sendable] = []
-        answer = self._faults.serve(call.message, lambda: self._serve(connection, call, now_ns, behind))
+        answer = self._faults.serve(call.message, lambda: self._serve(connection, call, now_ns, uid, behind))
         return behind if answer is None else [ToConnection(connection, answer, call.number), *behind]
+
+    def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
+        """A message came in over TCP, on a connection whose key nobody on the Unix socket can have. Its session is the
+        connection's own and is called 0 there; its sender's clock says nothing here.
+        """
+        message = call.message
+        session = self._sessions.hear_guest(connection)
+        if call.session or (session is None and not isinstance(message, Hello | Bye)):
+            line = "the session over TCP is 0, and begins with hello"
+            return [ToConnection(connection, refuse(message, ErrorCode.NO_SESSION, line), call.number)]
+        if session is None and isinstance(message, Hello):
+            session = self._sessions.open_guest(connection, guest)
+            if session is None:
+                return [ToConnection(connection, refuse(message, ErrorCode.BUSY, "too many sessions"), call.number)]
+        number = 0 if session is None else session.number
+        sent = self.handle(connection, call._replace(session=number, expires_ns=0), now_ns)
+        if self._sessions.find_connection(connection) is None:
+            self._sessions.close_connection(connection)
+        return sent
 
     def handle_fault(self, connection: bytes, fault: ProtocolFault) -> list[Sendable]:
         """A frame came in that is no message. If it was a one-way message, it is counted."""
@@ -214,6 +236,11 @@ class ServerCore:
         closing = Closing(reason=reason, retry_after_ms=after_ms)
         return [ToLifeline(lifeline, closing) for session in self._sessions for lifeline in session.processes]
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether it has begun to end."""
+        return self._drain.is_on
+
     def is_drained(self, now_ns: int) -> bool:
         """Whether the server may end."""
         found = self._count_draining()
@@ -224,13 +251,18 @@ class ServerCore:
             if domain.cache is not None:
                 self._feed.sweep(domain.name, domain.cache)
 
-    def _serve(self, key: bytes, call: Call, now_ns: int, behind: list[Sendable]) -> ServerMessage | None:
+    def _serve(
+        self, key: bytes, call: Call, now_ns: int, uid: int | None, behind: list[Sendable]
+    ) -> ServerMessage | None:
         message = call.message
         connection = self._sessions.find_connection(key)
         session = self._sessions.find(call.session)
         if isinstance(message, Bye) and connection is None:
             return Done()
-        if session is None or not session.is_open or (connection is not None and connection.session is not session):
+        is_other = connection is not None and connection.session is not session
+        if session is not None and isinstance(message, Hello):
+            is_other = is_other or not self._sessions.may_connect(key, session, uid)
+        if session is None or not session.is_open or is_other:
             return refuse(message, ErrorCode.NO_SESSION, f"session {call.session} is not open on this connection")
         if isinstance(message, Hello):
             return self._greet_connection(key, connection, session, message)
@@ -308,8 +340,11 @@ class ServerCore:
         knows_token = terms.operator_token != "" and hmac.compare_digest(
             message.token.encode(), terms.operator_token.encode()
         )
-        if not knows_token and connection.session.uid not in terms.operator_uids:
-            return refuse(message, ErrorCode.NOT_ALLOWED, f"user {connection.session.uid} is no operator here")
+        session = connection.session
+        is_operator = session.uid in terms.operator_uids if session.guest is None else session.guest.is_operator
+        if not (knows_token or is_operator):
+            who = f"user {session.uid}" if session.guest is None else "who comes over TCP with this key"
+            return refuse(message, ErrorCode.NOT_ALLOWED, f"{who} is no operator here")
         behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
         return self._count_draining()
 

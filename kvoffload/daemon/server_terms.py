@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvoffload.daemon.session import Guest
+from kvoffload.key_files import KeyPair
 from kvoffload.protocol import ServerTerms
+from kvoffload.tcp_address import TcpAddress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +21,8 @@ class ServerLimits:
     """Lifelines of one session. The native core watches 63 processes each."""
     session_connections: int = 240
     """Control connections of one session. Beyond it the one that was silent longest has to say hello again."""
+    guests: int = 64
+    """Observers over TCP. Beyond it the one that was silent longest has to say hello again."""
     namespaces: int = 4096
     subscribers: int = 64
     queued_events: int = 1024
@@ -47,3 +53,16 @@ class CoreTerms:
     successor_after_ms: int = 1000
     """When engines of a drained server should look for the next one."""
     limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteTerms:
+    """Where TCP connections come in, and who they are."""
+
+    address: TcpAddress
+    keys: KeyPair | None = None
+    """The server's own. None: for loopback alone, and without an allow-list."""
+    guests: Mapping[str, Guest] = field(default_factory=dict)
+    """Who is let in, by public key."""
+    stranger: Guest | None = None
+    """Who comes without a key, where there are none."""

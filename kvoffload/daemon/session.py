@@ -22,6 +22,16 @@ class Peer:
     gid: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Guest:
+    """Who is at the other end of a TCP connection, by its key: no process of this machine, so at most an observer."""
+
+    domain: str
+    name: str = ""
+    """For logs."""
+    is_operator: bool = False
+
+
 class OwnedDescriptor(Protocol):
     """A descriptor that came with a message. It is taken or closed, once; closing a taken one does nothing."""
 
@@ -53,13 +63,17 @@ class Registration:
 
 @dataclass(eq=False, kw_only=True)
 class EngineSession:
-    """One engine with all its processes. An observer has one of its own, without memory."""
+    """One engine with all its processes. An observer has one of its own, without memory; a guest's ends with its only
+    connection.
+    """
 
     number: int
     domain: Domain
     engine: str
     uid: int
+    """-1: a guest's."""
     is_observer: bool = False
+    guest: Guest | None = None
     is_open: bool = True
     """Else it is quarantined: it gets nothing new, and keeps what it holds."""
     cache_session: SessionId | None = None

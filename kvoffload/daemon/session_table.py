@@ -15,7 +15,15 @@ from kvoffload.daemon.domain import Domain, choose_domain
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import ServerLimits
-from kvoffload.daemon.session import CACHE_SESSION_BITS, Connection, EngineSession, OwnedDescriptor, Peer, Process
+from kvoffload.daemon.session import (
+    CACHE_SESSION_BITS,
+    Connection,
+    EngineSession,
+    Guest,
+    OwnedDescriptor,
+    Peer,
+    Process,
+)
 from kvoffload.protocol import Agreement, Error, ErrorCode, Greeting, InboundSequence, Role
 
 
@@ -46,6 +54,8 @@ class SessionTable:
         """Open ones."""
         self._by_lifeline: dict[int, EngineSession] = {}
         self._by_connection: dict[bytes, Connection] = {}
+        self._guests: dict[bytes, EngineSession] = {}
+        """By connection; the one that was silent longest comes first."""
 
     def __iter__(self) -> Iterator[EngineSession]:
         """Open and quarantined ones."""
@@ -74,6 +84,33 @@ class SessionTable:
             if not kept and pidfd is not None:
                 pidfd.close()
         return found
+
+    def hear_guest(self, key: bytes) -> EngineSession | None:
+        """The session of a connection over TCP, which is not silent."""
+        session = self._guests.pop(key, None)
+        if session is not None:
+            self._guests[key] = session
+        return session
+
+    def open_guest(self, key: bytes, guest: Guest) -> EngineSession | None:
+        """A session for a connection that has none, until that is closed. None: there are too many sessions."""
+        assert key not in self._guests
+        if len(self._guests) >= self._limits.guests:
+            self._drop(next(iter(self._guests.values())))
+        if len(self._by_number) >= self._limits.sessions:
+            return None
+        session = EngineSession(
+            number=0, domain=self._domains[guest.domain], engine="", uid=-1, is_observer=True, guest=guest
+        )
+        self._number(session, 0)
+        self._guests[key] = session
+        return session
+
+    def may_connect(self, key: bytes, session: EngineSession, uid: int | None) -> bool:
+        """Whether a connection of this user may speak for the session. None: there is one domain, its users are one."""
+        if session.guest is not None:
+            return self._guests.get(key) is session
+        return uid is None or uid == session.uid
 
     def close_lifeline(self, lifeline: int) -> None:
         """The process is gone; with the last one the session is quarantined."""
@@ -120,7 +157,7 @@ class SessionTable:
 
     def connect(self, key: bytes, session: EngineSession, agreed: Agreement) -> Connection:
         """After an accepted hello: all counts begin anew. At the bound the connection that was silent longest goes."""
-        self.close_connection(key)
+        self._disconnect(key)
         if len(session.connections) >= self._limits.session_connections:
             self.close_connection(next(iter(session.connections)))
         connection = Connection(key=key, session=session, agreed=agreed, one_way=InboundSequence())
@@ -137,6 +174,13 @@ class SessionTable:
         return connection
 
     def close_connection(self, key: bytes) -> None:
+        """With it a guest's session ends."""
+        self._disconnect(key)
+        guest = self._guests.get(key)
+        if guest is not None:
+            self._drop(guest)
+
+    def _disconnect(self, key: bytes) -> None:
         connection = self._by_connection.pop(key, None)
         if connection is not None:
             del connection.session.connections[key]
@@ -204,14 +248,16 @@ class SessionTable:
             session.former_cache_session = greeting.former_session % (1 << CACHE_SESSION_BITS)
         if domain.cache is not None and not is_observer:
             self._open_in_cache(session)
-        low = session.cache_session or session.former_cache_session
+        self._number(session, session.cache_session or session.former_cache_session)
+        if not is_observer:
+            self._by_engine[session.key] = session
+        return session
+
+    def _number(self, session: EngineSession, low: int) -> None:
         session.number = low
         while session.number == low or session.number in self._by_number:
             session.number = (self._draw() << CACHE_SESSION_BITS) + low
         self._by_number[session.number] = session
-        if not is_observer:
-            self._by_engine[session.key] = session
-        return session
 
     def _open_in_cache(self, session: EngineSession) -> None:
         """The session that its engine had in adopted memory, if it is to be had; else a new one."""
@@ -259,6 +305,10 @@ class SessionTable:
 
     def _drop(self, session: EngineSession) -> None:
         self._by_number.pop(session.number, None)
+        for key in [key for key, guest in self._guests.items() if guest is session]:
+            del self._guests[key]
+        for key in list(session.connections):
+            self._disconnect(key)
         for process in session.processes.values():
             self._by_lifeline.pop(process.lifeline, None)
             if process.pidfd is not None:

@@ -1,0 +1,151 @@
+"""The control channel in all its ways: a Unix socket, and TCP if anybody may come that way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import zmq
+
+from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
+from kvoffload.daemon.lifelines import Watcher
+from kvoffload.daemon.remote_control import RemoteControl
+from kvoffload.daemon.server_core import ServerCore
+from kvoffload.daemon.server_terms import RemoteTerms
+from kvoffload.daemon.to_send import Sendable
+from kvoffload.errors import ProtocolError
+from kvoffload.protocol import CODEC, Error, ErrorCode, ProtocolFault, ServerMessage
+
+Send: TypeAlias = Callable[[list[Sendable]], None]
+Clock: TypeAlias = Callable[[], int]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelTerms:
+    """`socket` is that of the lifelines; files beside it are made and removed."""
+
+    socket: Path
+    boot_id: int
+    mode: int = 0o600
+    group: int | None = None
+    tells_users: bool = False
+    """For a server of several domains: nobody speaks for a session of another user, even one that knows its number."""
+    remote: RemoteTerms | None = None
+    """None: nobody comes over TCP."""
+
+
+class ControlChannels:
+    """Belongs to the thread of the event loop."""
+
+    def __init__(self, terms: ChannelTerms, watcher: Watcher) -> None:
+        """ConfigError: a path or an address cannot be used."""
+        self._boot_id = terms.boot_id
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._local: ControlSocket | None = None
+        self._remote: RemoteControl | None = None
+        try:
+            path = terms.socket.with_name(terms.socket.name + ".control")
+            self._local = ControlSocket(
+                self._context, path, mode=terms.mode, group=terms.group, tells_users=terms.tells_users
+            )
+            if terms.remote is not None:
+                inner = terms.socket.with_name(terms.socket.name + ".tcp")
+                self._remote = RemoteControl(terms.remote, inner, watcher)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        """On this machine."""
+        assert self._local is not None
+        return self._local.endpoint
+
+    @property
+    def remote_endpoint(self) -> str:
+        """Empty: there is none."""
+        return "" if self._remote is None else self._remote.endpoint
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """For a poller; one that is readable is for `serve`."""
+        assert self._local is not None
+        return [self._local.socket, *(() if self._remote is None else self._remote.sockets)]
+
+    def serve(self, ready: object, core: ServerCore, send: Send, clock_ns: Clock) -> None:
+        """What has come on a socket, up to a bound."""
+        if self._local is not None and ready is self._local.socket:
+            self._serve_local(self._local, core, send, clock_ns)
+        elif self._remote is not None:
+            self._serve_remote(self._remote, core, send, clock_ns)
+
+    def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
+        """A file is ready that was asked to be watched. False: it is none of these."""
+        return self._remote is not None and self._remote.gate.on_ready(file, reads=reads, writes=writes)
+
+    def tick(self) -> None:
+        """To be called now and then."""
+        if self._remote is not None:
+            self._remote.gate.tick()
+
+    def send(self, connection: bytes, message: ServerMessage, number: int) -> bool:
+        """False: the connection is gone, or has not read what it was sent before."""
+        try:
+            frame = CODEC.encode_answer(message, number=number, boot_id=self._boot_id)
+        except ProtocolError as fault:
+            logger.error("an answer does not fit: %s", fault)
+            error = Error(code=ErrorCode.INTERNAL, message="the answer does not fit a frame")
+            frame = CODEC.encode_answer(error, number=number, boot_id=self._boot_id)
+        if self._remote is not None and self._remote.is_remote(connection):
+            return self._remote.send(connection, frame)
+        return self._local is not None and self._local.send(connection, frame)
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.close()
+        self._context.term()
+        if self._remote is not None:
+            self._remote.close()
+
+    def _serve_local(
+        self,
+        local: ControlSocket,
+        core: ServerCore,
+        send: Callable[[list[Sendable]], None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        for _ in range(FRAMES_AT_ONCE):
+            received = local.receive()
+            if received is None:
+                return
+            connection, frame = received
+            call = CODEC.decode_call(frame)
+            if isinstance(call, ProtocolFault):
+                send(core.handle_fault(connection, call))
+            else:
+                uid = local.find_user(connection) if local.tells_users else None
+                send(core.handle(connection, call, clock_ns(), uid=uid))
+
+    def _serve_remote(
+        self,
+        remote: RemoteControl,
+        core: ServerCore,
+        send: Callable[[list[Sendable]], None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        remote.look_up_keys()
+        for _ in range(FRAMES_AT_ONCE):
+            received = remote.receive()
+            if received is None:
+                return
+            connection, guest, frame = received
+            call = CODEC.decode_call(frame)
+            if isinstance(call, ProtocolFault):
+                send(core.handle_fault(connection, call))
+            else:
+                send(core.handle_guest(connection, call, guest, clock_ns()))
