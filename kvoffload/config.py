@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 
 from kvoffload.errors import ConfigError
+from kvoffload.tcp_address import TCP_FORM, parse_tcp_address
 from kvoffload.units import GIB, MIB, SIZE_FORM, format_duration, format_size, parse_duration, parse_size
 
 
@@ -59,6 +60,10 @@ def _socket_path(value: str) -> str:
     return value
 
 
+def _tcp_address(value: str) -> str:
+    return str(parse_tcp_address(value)) if value else value
+
+
 def _switch(value: Any) -> Any:
     # A flag has only text to offer; a file and an engine have real booleans.
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
@@ -73,7 +78,11 @@ SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_size_or_auto)]
 Duration = Annotated[float, BeforeValidator(_duration)]
 Switch = Annotated[StrictBool, BeforeValidator(_switch)]
 SocketPath = Annotated[str, AfterValidator(_socket_path)]
+TcpEndpoint = Annotated[str, AfterValidator(_tcp_address)]
 Count = Annotated[StrictInt, BeforeValidator(_count)]
+
+SERVER_TABLES = ("domains", "clients", "operators")
+"""Tables of the file that are no settings: `kvoffload serve` reads them."""
 
 
 def _setting(default: Any, *, room: str, allowed: str, description: str, **bounds: Any) -> Any:
@@ -97,6 +106,19 @@ class Settings(BaseModel):
         room="client",
         allowed="the path of a Unix socket of at most 107 bytes, or empty for a private server",
         description="Socket of a shared cache server. Empty starts a private server that ends with its engine.",
+    )
+    listen: TcpEndpoint = _setting(
+        "",
+        room="cli",
+        allowed=f"{TCP_FORM}, or empty",
+        description="Where `kvoffload serve` takes TCP connections, for observers. Beyond loopback it needs key_file. "
+        "Empty: none.",
+    )
+    key_file: str = _setting(
+        "",
+        room="cli",
+        allowed="the path of a secret key file of `kvoffload keys new`, or empty",
+        description="Secret key of `kvoffload serve` for TCP connections; the file's [[clients]] say whose.",
     )
     linger: Duration = _setting(
         0.0,
@@ -235,7 +257,8 @@ def load_settings(
     """
     layers: list[tuple[Source, str, Mapping[str, object]]] = []
     if file is not None:
-        layers.append((Source.FILE, f"file {file}", _read_toml(file)))
+        found = {name: value for name, value in read_toml(file).items() if name not in SERVER_TABLES}
+        layers.append((Source.FILE, f"file {file}", found))
     layers.append((Source.ENGINE, "the engine's extra config", engine or {}))
     layers.append((Source.FLAG, "a flag", flags or {}))
 
@@ -275,7 +298,8 @@ def _refuse(name: str, value: object, origin: str, reason: str) -> NoReturn:
     raise ConfigError(message, remedy=f"allowed is {_extra(name)['allowed']}", setting=name, value=value, source=origin)
 
 
-def _read_toml(file: Path) -> Mapping[str, object]:
+def read_toml(file: Path) -> Mapping[str, object]:
+    """ConfigError: it cannot be read, or is not TOML."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as fault:

@@ -15,10 +15,14 @@ import typer
 from kvoffload.cache import CacheTerms
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.client.private_files import PrivateFiles
-from kvoffload.config import Settings, load_settings
+from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml
+from kvoffload.daemon import Guest, RemoteTerms
+from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
+from kvoffload.key_files import read_pair
 from kvoffload.native import memory_headroom_bytes
+from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB, format_size
 
 AUTO_LIMIT_BYTES = 16 * GIB
@@ -50,30 +54,71 @@ def serve(
     from kvoffload.daemon.private_life import PrivateTerms
     from kvoffload.daemon.server import CacheServer, ServerPlan
 
-    memory_bytes = choose_memory_bytes(settings)
+    config = read_tables(file)
+    memory = choose_memory(settings, config)
+    memory_bytes = sum(terms.memory_bytes for terms in memory.values())
     if private is not None and not adopt_wait:
         check_memory(memory_bytes)
     ending = EndingTerms(linger_s=settings.linger, first_engine_s=first_engine_within)
     files = PrivateFiles(Path(settings.server))
     plan = ServerPlan(
         socket=files.socket,
-        memory={"": make_terms(settings, memory_bytes)},
+        memory=memory,
+        domains=config.make_domains(),
         mode=int(settings.socket_mode, 8),
         group=find_group(settings.socket_group),
         adopt_wait_s=adopt_wait,
         listen_wait_s=0 if private is None else PREDECESSOR_WAIT_S,
         private=None if private is None else PrivateTerms(files=files, ending=ending),
+        operator_uids=frozenset({os.getuid(), *(config.operators.users or ())}),
+        operator_token=config.read_token(Path() if file is None else file.parent),
+        remote=choose_remote(settings, config),
     )
     server = CacheServer(plan)
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
-        typer.echo(f"kvoffload serves {format_size(memory_bytes)} on {settings.server}, process {os.getpid()}")
+        where = " and ".join(filter(None, (settings.server, server.remote_endpoint)))
+        typer.echo(f"kvoffload serves {format_size(memory_bytes)} on {where}, process {os.getpid()}")
         if private is not None:
             tell_starter(FileLock(files.start_lock, private[0]), private[1])
         server.run()
     finally:
         server.close()
+
+
+def read_tables(file: Path | None) -> ServerConfig:
+    """What a configuration file says beside settings."""
+    if file is None:
+        return ServerConfig()
+    tables = {name: value for name, value in read_toml(file).items() if name in SERVER_TABLES}
+    return read_server_config(tables, origin=f"file {file}")
+
+
+def choose_memory(settings: Settings, config: ServerConfig) -> dict[str, CacheTerms]:
+    """By domain: its own in whole segments, or without domains that of the settings."""
+    if not config.domains:
+        return {"": make_terms(settings, choose_memory_bytes(settings))}
+    chosen = {}
+    for domain in config.domains:
+        own = settings.model_copy(update={"memory": domain.memory})
+        chosen[domain.name] = make_terms(own, choose_memory_bytes(own))
+    return chosen
+
+
+def choose_remote(settings: Settings, config: ServerConfig) -> RemoteTerms | None:
+    """Who comes in over TCP. Without keys only loopback may be listened at, which the server sees to."""
+    if not settings.listen:
+        return None
+    address = parse_tcp_address(settings.listen)
+    if not settings.key_file:
+        if config.clients:
+            raise ConfigError("clients have keys, and the server has none", remedy="set key_file")
+        return RemoteTerms(address=address, stranger=Guest(domain=config.find_open_domain()))
+    keys = read_pair(Path(settings.key_file))
+    if not config.clients:
+        raise ConfigError(f"nobody may connect to {address}", remedy="name clients with their keys in [[clients]]")
+    return RemoteTerms(address=address, keys=keys, guests=config.make_guests())
 
 
 def tell_starter(lock: FileLock, ready: int) -> None:

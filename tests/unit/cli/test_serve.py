@@ -18,18 +18,25 @@ from kvoffload.cli import serve as serve_module
 from kvoffload.cli.serve import (
     AUTO_LIMIT_BYTES,
     check_memory,
+    choose_memory,
     choose_memory_bytes,
+    choose_remote,
     find_group,
     make_terms,
     tell_starter,
 )
-from kvoffload.config import Settings
+from kvoffload.config import Settings, load_settings
+from kvoffload.daemon import Guest, RemoteTerms
+from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
-from kvoffload.protocol import Counts, Stats
+from kvoffload.key_files import read_pair, read_public_key, write_new_pair
+from kvoffload.protocol import Counts, Drain, Draining, Stats
+from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB
 from tests.unit.cli.test_app import run
 from tests.unit.daemon.raw_client import RawClient
+from tests.unit.daemon.remote_client import RemoteClient
 from tests.unit.daemon.test_server import hashes_of, register_of, save
 
 
@@ -169,3 +176,90 @@ def test_memory_is_whole_segments(monkeypatch: pytest.MonkeyPatch, memory: int |
     assert chosen == expected
     terms = make_terms(settings, chosen)
     assert terms.memory_bytes % terms.segment_bytes == 0
+
+
+CONFIG = """
+memory = "128MiB"
+segment_size = "64MiB"
+listen = "tcp://127.0.0.1:0"
+key_file = "{folder}/server.key"
+
+[[domains]]
+name = "chat"
+memory = "128MiB"
+
+[[domains]]
+name = "research"
+memory = "64MiB"
+
+[[clients]]
+key = "{client}"
+domain = "research"
+operator = true
+"""
+
+
+def test_a_file_says_who_may_connect_and_what_they_see(tmp_path: Path) -> None:
+    (server_secret, _), (client_secret, client_public) = (write_new_pair(tmp_path / name) for name in ("server", "me"))
+    file = tmp_path / "kvoffload.toml"
+    file.write_text(CONFIG.format(folder=tmp_path, client=read_public_key(client_public)))
+    assert load_settings(file=file).settings.memory == 128 * MIB
+    command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", "serve", "--adopt-wait", "0"]
+    command += ["--config", str(file), "--set", f"server={tmp_path}/s"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            said = server.stdout.readline().split()
+            assert said[:6] == ["kvoffload", "serves", "192MiB", "on", f"{tmp_path}/s", "and"]
+            endpoint = said[6].rstrip(",")
+            client = RemoteClient(endpoint, keys=read_pair(client_secret), server_key=read_pair(server_secret).public)
+            assert client.hello().domain == "research"
+            assert isinstance(client.ask(Drain()), Draining)
+            client.close()
+            server.wait(60)
+            assert server.stderr is not None
+            assert server.stderr.read() == ""
+        finally:
+            server.kill()
+    assert server.returncode == 0
+
+
+def test_the_world_is_refused_without_keys(tmp_path: Path) -> None:
+    said = "tcp://0.0.0.0:5555 can be reached from other machines, and there are no keys"
+    done = run("serve", "--set", f"server={tmp_path}/s", "--set", "listen=tcp://0.0.0.0:5555")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"kvoffload: {said}; make some with `kvoffload keys new`")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_not_looked_up() -> None:
+    with pytest.raises(
+        ConfigError, match="setting 'listen' = 'tcp://localhost:1' in a flag: not an address with its p"
+    ):
+        load_settings(flags={"listen": "tcp://localhost:1"})
+
+
+def test_each_domain_has_whole_segments_of_its_own() -> None:
+    tables = {"domains": [{"name": "a", "memory": "3GiB"}, {"name": "b", "memory": "100MiB"}]}
+    chosen = choose_memory(Settings(), read_server_config(tables, origin="file"))
+    sizes = {name: (terms.memory_bytes, terms.segment_bytes) for name, terms in chosen.items()}
+    assert sizes == {"a": (3 * GIB, GIB), "b": (100 * MIB, 100 * MIB)}
+
+
+def test_who_comes_over_tcp_is_known_by_key_or_by_nothing(tmp_path: Path) -> None:
+    secret, public = write_new_pair(tmp_path / "k")
+    address = "tcp://127.0.0.1:5555"
+    keyed = Settings(listen=address, key_file=str(secret))
+    clients = read_server_config({"clients": [{"key": read_public_key(public)}]}, origin="file")
+    assert choose_remote(Settings(), clients) is None
+    assert choose_remote(Settings(listen=address), ServerConfig()) == RemoteTerms(
+        address=parse_tcp_address(address), stranger=Guest(domain="")
+    )
+    assert choose_remote(keyed, clients) == RemoteTerms(
+        address=parse_tcp_address(address), keys=read_pair(secret), guests=clients.make_guests()
+    )
+    with pytest.raises(ConfigError, match="clients have keys, and the server has none; set key_file"):
+        choose_remote(Settings(listen=address), clients)
+    with pytest.raises(ConfigError, match=r"nobody may connect to .*; name clients with their keys in \[\[clients\]\]"):
+        choose_remote(keyed, ServerConfig())
