@@ -14,7 +14,6 @@ import typer
 
 from kvoffload.cache import CacheTerms
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.client.private_files import PrivateFiles
 from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml
 from kvoffload.daemon import Guest, RemoteTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
@@ -50,6 +49,7 @@ def serve(
     if not settings.server:
         raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from kvoffload.client.private_files import PrivateFiles
     from kvoffload.daemon.ending import EndingTerms
     from kvoffload.daemon.private_life import PrivateTerms
     from kvoffload.daemon.server import CacheServer, ServerPlan

@@ -13,7 +13,9 @@ from kvoffload.errors import ConfigError
 from kvoffload.protocol.limits import FRAME_BYTES
 
 QUEUED_FRAMES = 1024
-"""Of one connection, in each direction."""
+"""That one connection has not read; beyond it is let go."""
+TAKEN_FRAMES = 64
+"""Of one connection, 8 MiB each at most, that the server has not come to. Others wait in the sender."""
 FRAMES_AT_ONCE = 64
 
 _UID = struct.Struct("=I")
@@ -41,7 +43,7 @@ class ControlSocket:
             (zmq.LINGER, 0),
             (zmq.MAXMSGSIZE, FRAME_BYTES),
             (zmq.SNDHWM, QUEUED_FRAMES),
-            (zmq.RCVHWM, QUEUED_FRAMES),
+            (zmq.RCVHWM, TAKEN_FRAMES),
             # Whoever is gone or does not read is told to us, not waited for.
             (zmq.ROUTER_MANDATORY, 1),
         ):
