@@ -227,18 +227,22 @@ class SessionTable:
             if _reopen_in_cache(current):
                 return current
             self.quarantine(current)
-        if greeting.former_boot_id != self._boot_id:
-            return None
-        former = self._find_former(greeting.former_session)
+        former = self._find_former(domain, greeting)
         if former is None or former.key != (domain.name, uid, greeting.engine) or not _reopen_in_cache(former):
             return None
         former.is_open = True
         self._by_engine[former.key] = former
         return former
 
-    def _find_former(self, number: int) -> EngineSession | None:
-        """By its number, or by what `registered` called it."""
-        return self._by_number.get(number) or next((session for session in self if session.resume == number), None)
+    def _find_former(self, domain: Domain, greeting: Greeting) -> EngineSession | None:
+        """By its number, by what `registered` called it, or by its number in the memory that was adopted."""
+        number = greeting.former_session
+        if greeting.former_boot_id == self._boot_id:
+            return self._by_number.get(number) or next((session for session in self if session.resume == number), None)
+        if 0 != domain.adopted_boot_id == greeting.former_boot_id:
+            number %= 1 << CACHE_SESSION_BITS
+            return next((one for one in self if one.domain is domain and one.cache_session == number), None)
+        return None
 
     def _open(self, domain: Domain, greeting: Greeting, uid: int) -> EngineSession:
         is_observer = greeting.role is Role.OBSERVER

@@ -227,6 +227,19 @@ def test_a_session_of_adopted_memory_goes_on(adopted: CacheWithoutProcesses, is_
     assert server.process().greet(**former).is_reopened  # type: ignore[union-attr]
 
 
+def test_an_adopted_session_is_found_after_its_first_process_has_gone(adopted: CacheWithoutProcesses) -> None:
+    (old,) = adopted.members
+    server = Server(memory=None)
+    server.attach("main", adopted, adopted_boot_id=OLD_BOOT)
+    former = {"former_session": (0xABC << 32) + old, "former_boot_id": OLD_BOOT}
+    first = server.process()
+    assert first.greet(**former).is_reopened  # type: ignore[union-attr]
+    server.core.close_lifeline(first.lifeline)
+    assert not server.process("other").greet(**former).is_reopened  # type: ignore[union-attr]
+    assert server.process().greet(**former).is_reopened  # type: ignore[union-attr]
+    assert [session.cache_session == old for session in server.core.sessions] == [True, False]
+
+
 @pytest.mark.parametrize("boot_id", [0, OLD_BOOT + 1])
 def test_a_session_of_other_memory_is_not_mistaken_for_it(adopted: CacheWithoutProcesses, boot_id: int) -> None:
     (old,) = adopted.members
