@@ -186,7 +186,9 @@ class Joining:
             return self._after_hello()
         if isinstance(message, AdoptAnswer) and self.step is Step.ADOPT:
             self.step = Step.MEMORY
-            offers = self._offers() if message.verdict is AdoptVerdict.WANTED else []
+            # The server's own memory may have been quicker than this answer.
+            is_wanted = message.verdict is AdoptVerdict.WANTED and self._parcel.total < 0
+            offers = self._offers() if is_wanted else []
             return offers or self._after_memory()
         if isinstance(message, Registered) and self.step is Step.REGISTERED:
             self.registered = message

@@ -182,6 +182,16 @@ def test_memory_that_came_before_the_verdict_is_the_servers_own() -> None:
     joining.close()
 
 
+def test_an_answer_that_comes_after_the_memory_asks_for_nothing() -> None:
+    """The server wanted the old memory, and then its own was there first."""
+    joining = greeted(held_memory(1))
+    on_control(joining, ACCEPTED)
+    assert on_lifeline(joining, memory(1, 0, 1), files=3) == []
+    assert on_control(joining, AdoptAnswer(verdict=AdoptVerdict.WANTED)) == [OnControl(REGISTER)]
+    on_control(joining, REGISTERED)
+    take_and_close(joining)
+
+
 def test_nothing_is_offered_to_a_server_that_has_memory_or_cannot_adopt() -> None:
     has_memory = greeted(held_memory(2))
     on_lifeline(has_memory, memory(1, 0, 1), files=3)
