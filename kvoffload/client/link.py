@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
 _IDLE_NS = SECOND_NS // 4
+_MEMORY_SESSIONS = 1 << 32
+"""The lower half of a session's number is that of its memory."""
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
 
@@ -288,16 +290,16 @@ class Link:
         return self._wire.send_control(Call(one.message, self._pending.draw_number(), self._session, 0))
 
     def _start_serving(self, joining: Joining, now_ns: int) -> None:
-        welcome = joining.welcome
-        assert welcome is not None
+        former = self.memories.current
+        former_session = -1 if former is None else former.held.session % _MEMORY_SESSIONS
         try:
             held = joining.take_memory()
             is_new = held is not None and self.memories.take(held)
         except (OSError, RuntimeError, ValueError) as fault:
             self._hang_up(now_ns, f"the server's memory cannot be mapped: {fault}")
             return
-        # An adopted session goes on although the welcome, which came before the adoption, could not know it.
-        goes_on = not is_new and self.joins > 0 and (welcome.is_reopened or joining.boot_id != self.boot_id)
+        # Whatever the welcome says, which may have come before an adoption.
+        goes_on = held is not None and not is_new and held.session % _MEMORY_SESSIONS == former_session
         self.boot_id = joining.boot_id
         self.registered = joining.registered
         self.state = LinkState.SERVING
@@ -309,9 +311,10 @@ class Link:
         self._redial.reset()
         self._breaker = Breaker(self._make_backoff())
         again = self._log.take_all()
-        for message in again if goes_on else ():
+        # What others of the engine were given in a new session of the same memory is part of it; the rest is void there.
+        for message in () if is_new else again:
             self.tell(message, now_ns)
-        if not goes_on:
+        if is_new:
             self.losses += len(again)
         logger.info("served by cache server %x, session %x", self.boot_id, self._session)
         self.on_joined(goes_on)

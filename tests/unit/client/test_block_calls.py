@@ -193,7 +193,7 @@ def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
     assert call.message == Credits(name_space=4, group=0, count=9)
     setting.link.on_hang_up(now_ns, "gone")
     setting.script.now_ns += SECOND_NS
-    setting.script.join()
+    setting.script.join(session=0x70006)
     assert len(setting.blocks.take(0, 5, now_ns)) == 0
 
 
@@ -233,7 +233,7 @@ def test_a_prefetch_is_a_hint() -> None:
     setting.link.on_hang_up(0, "gone")
     setting.blocks.prefetch(CHAIN, 0, local=32)
     setting.script.now_ns += SECOND_NS
-    assert setting.script.join() == []
+    assert setting.script.join(boot_id=2, memory=NO_FILE + 10) == []
 
 
 def test_without_counts_there_is_a_reason() -> None:
