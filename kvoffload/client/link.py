@@ -201,7 +201,7 @@ class Link:
         self._log.confirm(answer.number)
         pending = self._pending.take(answer.number)
         if pending is None or not pending.is_wanted:
-            self._give_back(answer)
+            self._give_back(answer, now_ns)
         if pending is not None:
             pending.end(answer.message if pending.is_wanted else None)
 
@@ -311,7 +311,7 @@ class Link:
         self._redial.reset()
         self._breaker = Breaker(self._make_backoff())
         again = self._log.take_all()
-        # What others of the engine were given in a new session of the same memory is part of it; the rest is void there.
+        # In a new session of the same memory it is void, but for what others of the engine were given there.
         for message in () if is_new else again:
             self.tell(message, now_ns)
         if is_new:
@@ -357,13 +357,13 @@ class Link:
             return True
         return False
 
-    def _give_back(self, answer: Answer) -> None:
+    def _give_back(self, answer: Answer, now_ns: int) -> None:
         """Nobody waits for it any more."""
         message = answer.message
         if isinstance(message, Acquired) and message.lease:
-            self.tell(Release(leases=message.lease.to_bytes(8, "little")), 0)
+            self.tell(Release(leases=message.lease.to_bytes(8, "little")), now_ns)
         elif isinstance(message, CreditsGranted) and message.tickets:
-            self.tell(Abort(tickets=message.tickets), 0)
+            self.tell(Abort(tickets=message.tickets), now_ns)
 
     def _hang_up(self, now_ns: int, line: str) -> None:
         if self._joining is not None:

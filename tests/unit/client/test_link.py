@@ -286,6 +286,16 @@ def test_slots_that_nobody_waits_for_go_back(link: Link, wire: FakeWire, script:
     assert pending.answer is None
 
 
+def test_what_cannot_be_given_back_ends_the_connection_now_and_not_long_ago(
+    link: Link, wire: FakeWire, script: Script
+) -> None:
+    script.join()
+    wire.takes = False
+    script.send(Acquired(outcome=Outcome.HIT, boundary=16, lease=77), 1000)
+    assert link.state is LinkState.DOWN
+    assert link.next_ns(script.now_ns) > script.now_ns
+
+
 def test_a_server_that_has_not_answered_for_long_is_greeted_anew(link: Link, script: Script) -> None:
     script.join()
     link.ask(Stats(), script.now_ns, WAIT_NS)
