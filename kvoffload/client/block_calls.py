@@ -199,10 +199,13 @@ class BlockCalls:
         return taken
 
     def refill(self, now_ns: int) -> None:
-        """Asks for slots where too few are held ready."""
+        """Asks for slots where too few are held ready. A server that ends gets them back."""
         if not self._link.is_serving or self._mapped is None or self._terms.stock_bytes == 0:
             return
         for stock in self._stocks:
+            if self._link.is_closing:
+                self.abort(stock.take(self.memory_id, len(stock)), now_ns)
+                continue
             count = stock.missing(now_ns)
             if count:
                 stock.is_asking = True
@@ -226,7 +229,6 @@ class BlockCalls:
             pending.is_over = True
             return pending
         message = Credits(name_space=self._mapped[1], group=group, count=min(count, MAX_BATCH), hashes=names)
-
         request = pending.request = self._link.ask(message, now_ns, self._call_ns)
 
         def end() -> None:

@@ -103,6 +103,8 @@ class Link:
         self.registered: Registered | None = None
         """As long as the memory is the same, its namespace can be looked up, with or without a server."""
         self.boot_id = 0
+        self.is_closing = False
+        """The server that it is served by waits for what is held, to end."""
         self.joins = 0
         self.losses = 0
         """One-way messages that will never be sent."""
@@ -180,6 +182,7 @@ class Link:
         if isinstance(answer.message, Quarantine):
             self._hang_up(now_ns, answer.message.message)
         elif isinstance(answer.message, Closing):
+            self.is_closing = True
             logger.info("the cache server ends: %s", answer.message.reason.name.lower())
 
     def on_control(self, answer: Answer, now_ns: int) -> None:
@@ -303,6 +306,7 @@ class Link:
         self.boot_id = joining.boot_id
         self.registered = joining.registered
         self.state = LinkState.SERVING
+        self.is_closing = False
         self.fault = ""
         self.refusal = None
         self.joins += 1

@@ -18,6 +18,8 @@ from kvoffload.protocol import (
     Acquire,
     Acquired,
     Call,
+    Closing,
+    ClosingReason,
     Credits,
     CreditsGranted,
     Error,
@@ -195,6 +197,27 @@ def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
     setting.script.now_ns += SECOND_NS
     setting.script.join(session=0x70006)
     assert len(setting.blocks.take(0, 5, now_ns)) == 0
+
+
+def test_a_server_that_ends_gets_its_slots_back_and_is_asked_for_none() -> None:
+    """Whenever they come: it waits for them."""
+    setting = Setting(STOCKED)
+    setting.blocks.refill(setting.script.now_ns)
+    (call,) = setting.wire.take()
+    setting.script.tell(Closing(reason=ClosingReason.DRAINED))
+    setting.blocks.refill(setting.script.now_ns)
+    assert setting.wire.take() == []
+    tickets = np.arange(1, 17, dtype="<u8").tobytes()
+    setting.script.answer(call, CreditsGranted(tickets=tickets, addresses=tickets))
+    setting.blocks.refill(setting.script.now_ns)
+    assert [call.message for call in setting.wire.take()] == [Abort(tickets=tickets)]
+    setting.blocks.refill(setting.script.now_ns + SECOND_NS)
+    assert setting.wire.take() == []
+    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.script.now_ns += SECOND_NS
+    setting.script.join(boot_id=2, memory=NO_FILE + 10)
+    setting.blocks.refill(setting.script.now_ns)
+    assert [type(call.message) for call in setting.wire.take()] == [Credits]
 
 
 def test_slots_of_a_session_that_goes_on_are_kept() -> None:
