@@ -41,6 +41,8 @@ finish_digests = _native.finish_digests
 digest_path = _native.digest_path
 read_bytes = _native.read_bytes
 
+PlainFrames = _native.PlainFrames
+
 Cache = _native.Cache
 IndexReader = _native.IndexReader
 PopulateProgress = _native.PopulateProgress

@@ -32,6 +32,7 @@ from kvoffload.units import format_size
 
 NO_LIMIT = 2**64 - 1
 _POLL_S = 0.05
+_OUTCOMES = {outcome.value: outcome for outcome in AcquireOutcome}
 
 
 class LocalCache:
@@ -312,7 +313,7 @@ def _as_buffer(numbers: npt.NDArray[np.uint64], name: str) -> memoryview:
 def _read_acquired(answer: tuple[int, int, int, tuple[tuple[int, bytes, bytes], ...]]) -> Acquired:
     outcome, boundary, lease, groups = answer
     return Acquired(
-        AcquireOutcome(outcome),
+        _OUTCOMES[outcome],
         boundary,
         LeaseId(lease),
         tuple(LeasedGroup(first, _numbers(addresses), _numbers(digests)) for first, addresses, digests in groups),

@@ -46,6 +46,7 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
 from kvoffload.types import HASH_BYTES
 
+_WIRE = np.dtype("<u8")
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
 
@@ -351,8 +352,10 @@ class BlockCalls:
         groups = []
         for group in answer.groups:
             addresses = _numbers(group.addresses)
-            digests = _numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
-            groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
+            digests = np.zeros((shards, len(addresses)), np.uint64)
+            if group.digests:
+                digests = _numbers(group.digests).reshape(shards, len(addresses))
+            groups.append(LeasedGroup(group.first, addresses, digests))
         return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, lease, tuple(groups))
 
     def _check_group(self, group: int) -> None:
@@ -393,8 +396,8 @@ def _rows(hashes: Buffer, part: npt.NDArray[np.intp]) -> bytes:
 
 
 def _numbers(blob: bytes) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(blob, "<u8").astype(np.uint64, copy=False)
+    return np.frombuffer(blob, _WIRE).astype(np.uint64, copy=False)
 
 
 def _to_blob(numbers: npt.NDArray[np.uint64]) -> bytes:
-    return numbers.astype("<u8", copy=False).tobytes()
+    return numbers.astype(_WIRE, copy=False).tobytes()

@@ -309,19 +309,16 @@ class Client:
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Until it is over, which its deadline makes it, or the step's budget is spent."""
-        start_ns = time.monotonic_ns()
+        start_ns = now_ns = time.monotonic_ns()
         budget_ns = self._budget_ns
-        while True:
-            with self._lock:
-                now_ns = time.monotonic_ns()
-                self._look(now_ns)
-                if is_over() or (budget_ns >= 0 and now_ns - start_ns >= budget_ns):
-                    break
-                file = self._wire.control_file
+        while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
             # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
             poller = select.poll()
-            poller.register(file, select.POLLIN)
+            poller.register(self._wire.control_file, select.POLLIN)
             poller.poll(_SLICE_S * 1000)
+            now_ns = time.monotonic_ns()
+            with self._lock:
+                self._look(now_ns)
         if budget_ns >= 0:
             self._budget_ns = max(budget_ns - (now_ns - start_ns), 0)
 

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import zmq
 
+from kvoffload.client.codec import CODEC
 from kvoffload.client.link import Link
 from kvoffload.errors import PacketError
 from kvoffload.packets import PacketSocket
-from kvoffload.protocol import CODEC, Answer, Call, Channel, ProtocolFault
+from kvoffload.protocol import Answer, Call, Channel, ProtocolFault
 from kvoffload.protocol.limits import FRAME_BYTES
 
 QUEUED_FRAMES = 4096
 """That the server has not taken. Beyond it the connection is given up."""
 FRAMES_AT_ONCE = 64
+_READABLE = int(zmq.POLLIN)
 _CONNECT_S = 0.2
 
 
@@ -31,6 +33,7 @@ class SocketWire:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._lifeline: PacketSocket | None = None
         self._control: zmq.Socket[bytes] | None = None
+        self._control_file = -1
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
 
     @property
@@ -41,7 +44,7 @@ class SocketWire:
     @property
     def control_file(self) -> int:
         """Readable once when something came, after all that came before was read; -1: there is none."""
-        return -1 if self._control is None else self._control.fileno()
+        return self._control_file
 
     @property
     def wants_to_write(self) -> bool:
@@ -77,6 +80,7 @@ class SocketWire:
         control.setsockopt(zmq.RECONNECT_IVL, -1)
         control.connect(endpoint)
         self._control = control
+        self._control_file = control.fileno()
 
     def send_lifeline(self, call: Call, descriptors: tuple[int, ...]) -> bool:
         data = CODEC.encode_call(
@@ -109,6 +113,7 @@ class SocketWire:
         if self._control is not None:
             self._control.close(0)
             self._control = None
+            self._control_file = -1
 
     def close(self) -> None:
         self.hang_up()
@@ -118,7 +123,7 @@ class SocketWire:
         """Until something may have come on the control channel."""
         poller = select.poll()
         if self._control is not None:
-            poller.register(self.control_file, select.POLLIN)
+            poller.register(self._control_file, select.POLLIN)
         poller.poll(timeout_s * 1000)
 
     def receive_all(self, link: Link, now_ns: int) -> None:
@@ -146,7 +151,8 @@ class SocketWire:
     def receive_control(self, link: Link, now_ns: int) -> None:
         control = self._control
         for _ in range(FRAMES_AT_ONCE):
-            if control is None or control is not self._control:
+            # To ask is cheaper than the exception of a `recv` that finds nothing.
+            if control is None or control is not self._control or not _is_readable(control):
                 return
             try:
                 frame = control.recv(zmq.NOBLOCK)
@@ -170,3 +176,9 @@ class SocketWire:
         except PacketError:
             return False
         return True
+
+
+def _is_readable(control: zmq.Socket[bytes]) -> bool:
+    events = control.get(zmq.EVENTS)
+    assert isinstance(events, int)
+    return bool(events & _READABLE)

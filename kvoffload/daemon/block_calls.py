@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ from kvoffload.types import HASH_BYTES
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 
+_WIRE = np.dtype("<u8")
 _ACQUIRED_BYTES = 64
 _LEASED_SLOTS_BYTES = 32
 """Of the items around an answer's blobs, at most."""
@@ -48,50 +49,28 @@ def check_names(registration: Registration, message: ClientMessage) -> Error | N
     group = getattr(message, "group", None)
     if group is not None and group >= len(groups):
         return refuse(message, ErrorCode.NOT_FOUND, f"there is no group {group}, there are {len(groups)}")
-    named = [group] if group is not None else range(len(groups))
-    shards = max((groups[at].shards for at in named), default=0)
-    for shard in (message.shard,) if isinstance(message, Publish) else getattr(message, "shards", ()):
-        if shard >= shards:
-            return refuse(message, ErrorCode.NOT_FOUND, f"there is no shard {shard}, there are {shards}")
+    named = (message.shard,) if isinstance(message, Publish) else getattr(message, "shards", ())
+    if named:
+        shards = max((terms.shards for terms in (groups if group is None else (groups[group],))), default=0)
+        if max(named) >= shards:
+            return refuse(message, ErrorCode.NOT_FOUND, f"there is no shard {max(named)}, there are {shards}")
     return None
 
 
 def acquire(cache: ServedCache, session: SessionId, message: Acquire | AcquireEntries) -> Acquired | Error:
     """A hit's answer must fit a frame, or there is no lease."""
-
-    def ask(shard: int, limit: int) -> CacheAcquired:
-        if isinstance(message, AcquireEntries):
-            return cache.acquire_entries(session, message.name_space, message.group, message.hashes, shard=shard)
-        return cache.acquire(
-            session,
-            message.name_space,
-            message.chain,
-            local=message.local,
-            limit=limit,
-            alignment=message.alignment,
-            shard=shard,
-        )
-
-    limit = message.limit if isinstance(message, Acquire) else 0
-    found = ask(message.shards[0] if message.shards else 0, limit)
+    shards = message.shards
+    found = _ask(cache, session, message, shards[0] if shards else 0)
     if not found.is_hit:
         return Acquired(outcome=Outcome[found.outcome.name], boundary=found.boundary)
-    size = _answer_bytes(found, len(message.shards))
+    size = _answer_bytes(found, len(shards))
     if size > FRAME_BYTES:
         cache.release(session, found.lease)
         line = f"the answer has {size} bytes, allowed are {FRAME_BYTES}: ask for fewer blocks or shards"
         return refuse(message, ErrorCode.TOO_LARGE, line)
-    digests = [[group.digests] for group in found.groups]
-    for shard in message.shards[1:]:
-        other = ask(shard, found.boundary)
-        _add_digests(digests, found, other)
-        cache.release(session, other.lease)
+    digests = _collect_digests(cache, session, message, found) if shards else [b""] * len(found.groups)
     slots = [
-        LeasedSlots(
-            first=group.first,
-            addresses=_to_blob(group.addresses),
-            digests=b"".join(map(_to_blob, of_group)) if message.shards else b"",
-        )
+        LeasedSlots(first=group.first, addresses=_to_blob(group.addresses), digests=of_group)
         for group, of_group in zip(found.groups, digests, strict=True)
     ]
     if isinstance(message, AcquireEntries):
@@ -152,19 +131,42 @@ def invalidate(cache: ServedCache, message: Invalidate) -> None:
     cache.invalidate(message.name_space, message.group, message.hashes)
 
 
+def _ask(
+    cache: ServedCache, session: SessionId, message: Acquire | AcquireEntries, shard: int, *, limit: int | None = None
+) -> CacheAcquired:
+    if isinstance(message, AcquireEntries):
+        return cache.acquire_entries(session, message.name_space, message.group, message.hashes, shard=shard)
+    return cache.acquire(
+        session,
+        message.name_space,
+        message.chain,
+        local=message.local,
+        limit=message.limit if limit is None else limit,
+        alignment=message.alignment,
+        shard=shard,
+    )
+
+
 def _answer_bytes(found: CacheAcquired, shards: int) -> int:
     blocks = sum(len(group.addresses) for group in found.groups)
     return _ACQUIRED_BYTES + len(found.groups) * _LEASED_SLOTS_BYTES + blocks * 8 * (1 + shards)
 
 
-def _add_digests(digests: Sequence[list[Numbers]], found: CacheAcquired, other: CacheAcquired) -> None:
-    """Another shard's, made in a second look: it counts only if that found the very same slots. 0: unknown."""
-    same = other.is_hit and all(
-        np.array_equal(ours.addresses, others.addresses)
-        for ours, others in zip(found.groups, other.groups, strict=True)
-    )
-    for at, of_group in enumerate(digests):
-        of_group.append(other.groups[at].digests if same else np.zeros_like(of_group[0]))
+def _collect_digests(
+    cache: ServedCache, session: SessionId, message: Acquire | AcquireEntries, found: CacheAcquired
+) -> list[bytes]:
+    """Of each group, for all shards. Those of a second look count only if it found the very same slots. 0: unknown."""
+    digests = [[group.digests] for group in found.groups]
+    for shard in message.shards[1:]:
+        other = _ask(cache, session, message, shard, limit=found.boundary)
+        same = other.is_hit and all(
+            np.array_equal(ours.addresses, others.addresses)
+            for ours, others in zip(found.groups, other.groups, strict=True)
+        )
+        for at, of_group in enumerate(digests):
+            of_group.append(other.groups[at].digests if same else np.zeros_like(of_group[0]))
+        cache.release(session, other.lease)
+    return [b"".join(map(_to_blob, of_group)) for of_group in digests]
 
 
 def _choose_hashes(hashes: bytes, chosen: npt.NDArray[np.bool_]) -> bytes:
@@ -174,8 +176,8 @@ def _choose_hashes(hashes: bytes, chosen: npt.NDArray[np.bool_]) -> bytes:
 
 
 def _to_blob(numbers: Numbers) -> bytes:
-    return numbers.astype("<u8", copy=False).tobytes()
+    return numbers.astype(_WIRE, copy=False).tobytes()
 
 
 def _read_numbers(blob: bytes) -> Numbers:
-    return np.frombuffer(blob, "<u8").astype(np.uint64, copy=False)
+    return np.frombuffer(blob, _WIRE).astype(np.uint64, copy=False)

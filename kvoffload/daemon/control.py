@@ -17,6 +17,8 @@ QUEUED_FRAMES = 1024
 TAKEN_FRAMES = 64
 """Of one connection, 8 MiB each at most, that the server has not come to. Others wait in the sender."""
 FRAMES_AT_ONCE = 64
+_READABLE = int(zmq.POLLIN)
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
 
 _UID = struct.Struct("=I")
 _NOBODY = 2**32 - 1
@@ -68,15 +70,27 @@ class ControlSocket:
         """For a poller."""
         return self._socket
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether `receive` will find something; to ask is cheaper than its exception."""
+        events = self._socket.get(zmq.EVENTS)
+        assert isinstance(events, int)
+        return bool(events & _READABLE)
+
     def receive(self) -> tuple[bytes, bytes] | None:
         """The next connection and frame; None: there is none. A message of several parts is one without bytes."""
+        # Part by part is twice as fast as `recv_multipart`.
         try:
             if self.tells_users:
                 return self._receive_with_user()
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            connection = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        return parts[0], parts[1] if len(parts) == 2 else b""
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        is_whole = not frame.more
+        while frame.more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        return connection, frame.bytes if is_whole else b""
 
     def find_user(self, connection: bytes) -> int:
         """By the kernel's word, where users are told apart."""
@@ -88,7 +102,8 @@ class ControlSocket:
         if self.tells_users:
             connection = connection[_UID.size :]
         try:
-            self._socket.send_multipart([connection, frame], zmq.NOBLOCK)
+            self._socket.send(connection, _MORE)
+            self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import zmq
 
+from kvoffload.client.codec import CODEC
 from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
 from kvoffload.daemon.lifelines import Watcher
 from kvoffload.daemon.remote_control import RemoteControl
@@ -17,7 +18,7 @@ from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import RemoteTerms
 from kvoffload.daemon.to_send import Sendable
 from kvoffload.errors import ProtocolError
-from kvoffload.protocol import CODEC, Error, ErrorCode, ProtocolFault, ServerMessage
+from kvoffload.protocol import Error, ErrorCode, ProtocolFault, ServerMessage
 
 Send: TypeAlias = Callable[[list[Sendable]], None]
 Clock: TypeAlias = Callable[[], int]
@@ -130,6 +131,8 @@ class ControlChannels:
             else:
                 uid = local.find_user(connection) if local.tells_users else None
                 send(core.handle(connection, call, clock_ns(), uid=uid))
+            if not local.is_readable:
+                return
 
     def _serve_remote(
         self,

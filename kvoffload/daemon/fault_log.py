@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from kvoffload.daemon.refusal import refuse
 from kvoffload.protocol import ClientMessage, Error, ErrorCode
 
+P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -20,19 +21,19 @@ class FaultLog:
     def __init__(self) -> None:
         self._logged: set[tuple[str, type[Exception]]] = set()
 
-    def attempt(self, operation: str, act: Callable[[], T]) -> T | Exception:
+    def attempt(self, operation: str, act: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:
         """What `act` returns, or the fault that it met."""
         try:
-            return act()
+            return act(*given, **named)
         except Exception as fault:
             if (operation, type(fault)) not in self._logged:
                 self._logged.add((operation, type(fault)))
                 log.exception("%s met a fault; the server goes on", operation)
             return fault
 
-    def serve(self, message: ClientMessage, act: Callable[[], T]) -> T | Error:
+    def serve(self, message: ClientMessage, act: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Error:
         """What `act` returns, or INTERNAL."""
-        found = self.attempt(type(message).__name__, act)
+        found = self.attempt(type(message).__name__, act, *given, **named)
         if isinstance(found, Exception):
             return refuse(message, ErrorCode.INTERNAL, f"{type(found).__name__}: {found}")
         return found

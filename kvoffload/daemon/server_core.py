@@ -124,7 +124,7 @@ class ServerCore:
                 return []
             return [ToLifeline(lifeline, self._refuse_draining(call.message), call.number)]
         message = call.message
-        found = self._faults.serve(message, lambda: self._sessions.greet(lifeline, message, peer, pidfd))
+        found = self._faults.serve(message, self._sessions.greet, lifeline, message, peer, pidfd)
         if isinstance(found, Error):
             return [ToLifeline(lifeline, found, call.number)]
         session, is_reopened = found
@@ -148,7 +148,7 @@ class ServerCore:
 
     def close_lifeline(self, lifeline: int) -> None:
         """A lifeline came to its end, or a farewell on it. Only exits free what its session holds."""
-        self._faults.attempt("close_lifeline", lambda: self._sessions.close_lifeline(lifeline))
+        self._faults.attempt("close_lifeline", self._sessions.close_lifeline, lifeline)
 
     def close_connection(self, connection: bytes) -> None:
         """Nothing can be sent on this control connection any more."""
@@ -162,7 +162,7 @@ class ServerCore:
         if call.is_late(now_ns) and not isinstance(call.message, OneWay):
             return []
         behind: list[Sendable] = []
-        answer = self._faults.serve(call.message, lambda: self._serve(connection, call, now_ns, uid, behind))
+        answer = self._faults.serve(call.message, self._serve, connection, call, now_ns, uid, behind)
         return behind if answer is None else [ToConnection(connection, answer, call.number), *behind]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:

@@ -170,7 +170,8 @@ class SessionTable:
         if connection is not None:
             # It is not silent: to the end of the line.
             connections = connection.session.connections
-            connections[key] = connections.pop(key)
+            if len(connections) > 1:
+                connections[key] = connections.pop(key)
         return connection
 
     def close_connection(self, key: bytes) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvoffload.protocol import ServerMessage
 
 
-@dataclass(frozen=True)
-class ToConnection:
+class ToConnection(NamedTuple):
     """A reply on a control connection; `number` is the request's."""
 
     connection: bytes
@@ -17,8 +15,7 @@ class ToConnection:
     number: int
 
 
-@dataclass(frozen=True)
-class ToLifeline:
+class ToLifeline(NamedTuple):
     """A reply on a lifeline; or with number 0 an event, which is counted by whoever sends it, among `memory`'s."""
 
     lifeline: int
@@ -26,8 +23,7 @@ class ToLifeline:
     number: int = 0
 
 
-@dataclass(frozen=True)
-class SendMemory:
+class SendMemory(NamedTuple):
     """The domain's descriptors go to this process, behind what was sent before."""
 
     lifeline: int

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import msgpack
 
 from kvoffload.errors import ProtocolError
 from kvoffload.protocol.catalog import MESSAGES
 from kvoffload.protocol.faults import ErrorCode, FieldError, ProtocolFault
-from kvoffload.protocol.fields import U64_MAX, Whole
+from kvoffload.protocol.fields import U64_MAX, Plan, Whole
 from kvoffload.protocol.limits import ARRAY_ITEMS, FRAME_ARRAYS
 from kvoffload.protocol.message import Channel, ClientMessage, Message, ServerMessage
 from kvoffload.protocol.shape import Shape, name_of
@@ -50,16 +50,36 @@ class Answer(NamedTuple):
     boot_id: int
 
 
+class PlainFrames(Protocol):
+    """The same for frames with nothing unusual about them, in fewer steps; for all others it answers None."""
+
+    def add(self, op: int, plan: Plan, /) -> None: ...
+
+    def read(self, frame: Frame, /) -> tuple[Any, ...] | None:
+        """The message and the numbers behind its operation's."""
+        ...
+
+    def write(self, op: int, message: Message, numbers: tuple[int, ...], /) -> bytes | None: ...
+
+
 class Codec:
     """Both directions of one set of messages. Immutable; any thread may use it.
 
     Encoding raises ProtocolError if a field is beyond what a reader accepts. Decoding raises nothing.
     """
 
-    def __init__(self, messages: Iterable[type[Message]]) -> None:
+    def __init__(
+        self,
+        messages: Iterable[type[Message]],
+        *,
+        make_plain: Callable[[tuple[int, ...], int], PlainFrames] | None = None,
+    ) -> None:
+        """`make_plain(minima of the numbers behind the operation's, bytes of a frame at most)`; None: Python alone."""
         known = tuple(messages)
-        self._calls = _Direction([kind for kind in known if issubclass(kind, ClientMessage)], _CALL_HEAD)
-        self._answers = _Direction([kind for kind in known if issubclass(kind, ServerMessage)], _ANSWER_HEAD)
+        calls = [kind for kind in known if issubclass(kind, ClientMessage)]
+        answers = [kind for kind in known if issubclass(kind, ServerMessage)]
+        self._calls = {channel: _Direction(calls, _CALL_HEAD, channel, make_plain) for channel in Channel}
+        self._answers = {channel: _Direction(answers, _ANSWER_HEAD, channel, make_plain) for channel in Channel}
 
     def encode_call(
         self,
@@ -70,72 +90,92 @@ class Codec:
         expires_ns: int = 0,
         channel: Channel = Channel.CONTROL,
     ) -> bytes:
-        return self._calls.encode(message, (number, session, expires_ns), channel)
+        return self._calls[channel].encode(message, (number, session, expires_ns))
 
     def encode_answer(
         self, message: ServerMessage, *, number: int, boot_id: int, channel: Channel = Channel.CONTROL
     ) -> bytes:
-        return self._answers.encode(message, (number, boot_id), channel)
+        return self._answers[channel].encode(message, (number, boot_id))
 
     def decode_call(self, frame: Frame, *, channel: Channel = Channel.CONTROL) -> Call | ProtocolFault:
-        found = self._calls.decode(frame, channel)
-        if isinstance(found, ProtocolFault):
-            return found
-        message, (_, number, session, expires_ns) = found
-        return Call(message=message, number=number, session=session, expires_ns=expires_ns)
+        found = self._calls[channel].decode(frame)
+        return found if isinstance(found, ProtocolFault) else Call._make(found)
 
     def decode_answer(self, frame: Frame, *, channel: Channel = Channel.CONTROL) -> Answer | ProtocolFault:
-        found = self._answers.decode(frame, channel)
-        if isinstance(found, ProtocolFault):
-            return found
-        message, (_, number, boot_id) = found
-        return Answer(message=message, number=number, boot_id=boot_id)
+        found = self._answers[channel].decode(frame)
+        return found if isinstance(found, ProtocolFault) else Answer._make(found)
 
 
 class _Direction(Generic[M]):
-    """Frames that one side sends."""
+    """Frames that one side sends on one channel."""
 
-    def __init__(self, messages: list[type[M]], head: Mapping[str, Whole]) -> None:
-        self._head = tuple((name, kind.read) for name, kind in head.items())
-        self._by_op = {
-            (channel, kind.op): (name_of(kind), Shape(kind)) for kind in messages for channel in kind.channels
-        }
-        assert len(self._by_op) == sum(len(kind.channels) for kind in messages), "an operation number is used twice"
+    def __init__(
+        self,
+        messages: list[type[M]],
+        head: Mapping[str, Whole],
+        channel: Channel,
+        make_plain: Callable[[tuple[int, ...], int], PlainFrames] | None,
+    ) -> None:
+        here = [kind for kind in messages if channel in kind.channels]
+        self._channel = channel
+        self._limit_bytes = channel.limit_bytes
+        self._head = tuple((name, kind.minimum, kind.maximum, kind.read) for name, kind in head.items())
+        self._by_op = {kind.op: (name_of(kind), Shape(kind)) for kind in here}
+        assert len(self._by_op) == len(here), "an operation number is used twice"
+        minima = tuple(kind.minimum for name, kind in head.items() if name != "op")
+        self._plain = None if make_plain is None else make_plain(minima, self._limit_bytes)
+        for op, (_, shape) in self._by_op.items():
+            plan = shape.plan_record()
+            if self._plain is not None and plan is not None:
+                self._plain.add(op, plan)
 
-    def encode(self, message: M, numbers: tuple[int, ...], channel: Channel) -> bytes:
+    def encode(self, message: M, numbers: tuple[int, ...]) -> bytes:
         kind = type(message)
-        name, shape = self._by_op[channel, kind.op]
+        plain = None if self._plain is None else self._plain.write(kind.op, message, numbers)
+        if plain is not None:
+            return plain
+        name, shape = self._by_op[kind.op]
         assert shape.record is kind, f"{name} is not a message of this codec"
         try:
-            head = [read(value) for (_, read), value in zip(self._head, (kind.op, *numbers), strict=True)]
-            frame = _pack((*head, *shape.lower(message)))
-            _check_size(frame, channel)
+            for (_, low, high, read), number in zip(self._head, (kind.op, *numbers), strict=True):
+                if type(number) is not int or not low <= number <= high:
+                    read(number)
+            frame = _pack((kind.op, *numbers, *shape.lower(message)))
+            if len(frame) > self._limit_bytes:
+                raise self._refuse_size(frame)
         except FieldError as fault:
             raise ProtocolError(fault.describe(name), operation=name, fault=fault.code) from fault
         return frame
 
-    def decode(self, frame: Frame, channel: Channel) -> tuple[M, list[int]] | ProtocolFault:
+    def decode(self, frame: Frame) -> tuple[Any, ...] | ProtocolFault:
+        """The message and the numbers behind its operation's."""
+        plain = None if self._plain is None else self._plain.read(frame)
+        if plain is not None:
+            return plain
         place = "frame"
-        head: dict[str, int] = {}
+        head: list[int] = []
         try:
-            _check_size(frame, channel)
+            if len(frame) > self._limit_bytes:
+                raise self._refuse_size(frame)
             items = _unpack(frame)
-            for (name, read), item in zip(self._head, items, strict=False):
+            for (name, low, high, read), item in zip(self._head, items, strict=False):
                 place = name
-                head[name] = read(item)
-            place = "frame"
+                head.append(item if type(item) is int and low <= item <= high else read(item))
             if len(head) < len(self._head):
+                place = "frame"
                 raise FieldError(f"{len(items)} items", f"at least {len(self._head)}")
-            place = "op"
-            known = self._by_op.get((channel, head["op"]))
+            known = self._by_op.get(head[0])
             if known is None:
-                raise FieldError(str(head["op"]), f"known {channel.value} operations", ErrorCode.UNKNOWN_OPERATION)
+                place, allowed = "op", f"known {self._channel.value} operations"
+                raise FieldError(str(head[0]), allowed, ErrorCode.UNKNOWN_OPERATION)
             place, shape = known
-            return shape.read(items[len(head) :]), list(head.values())
+            return shape.read(items[len(head) :]), *head[1:]
         except FieldError as fault:
-            return ProtocolFault(
-                code=fault.code, message=fault.describe(place), op=head.get("op", 0), number=head.get("number", 0)
-            )
+            op, number = (*head, 0, 0)[:2]
+            return ProtocolFault(code=fault.code, message=fault.describe(place), op=op, number=number)
+
+    def _refuse_size(self, frame: Frame) -> FieldError:
+        return FieldError(f"{len(frame)} bytes", f"at most {self._limit_bytes}", ErrorCode.TOO_LARGE)
 
 
 def _pack(items: tuple[Any, ...]) -> bytes:
@@ -184,11 +224,6 @@ def _refuse_map(_: object) -> NoReturn:
 
 def _refuse_extension(_code: int, _data: bytes) -> NoReturn:
     raise FieldError("an extension", "arrays only")
-
-
-def _check_size(frame: Frame, channel: Channel) -> None:
-    if len(frame) > channel.limit_bytes:
-        raise FieldError(f"{len(frame)} bytes", f"at most {channel.limit_bytes}", ErrorCode.TOO_LARGE)
 
 
 CODEC = Codec(MESSAGES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated, Any, Protocol, TypeAlias
 
 from kvoffload.protocol import limits
@@ -18,12 +19,19 @@ U64_MAX = 2**64 - 1
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
+Plan: TypeAlias = tuple[Any, ...]
+
+
 class FieldKind(Protocol):
     """`read` makes a value of what msgpack found, `lower` the reverse. Both raise FieldError, and nothing else."""
 
     def read(self, value: object) -> Any: ...
 
     def lower(self, value: object) -> Any: ...
+
+    def plan(self) -> Plan | None:
+        """The declaration as plain data, to be compiled; None: only this class knows how."""
+        ...
 
     def describe(self) -> str: ...
 
@@ -43,6 +51,9 @@ class Whole:
 
     lower = read
 
+    def plan(self) -> Plan:
+        return "whole", self.minimum, self.maximum
+
     def describe(self) -> str:
         power = (self.maximum + 1).bit_length() - 1
         exact = self.maximum + 1 == 1 << power
@@ -59,6 +70,9 @@ class Truth:
         raise FieldError(_type_name(value), self.describe())
 
     lower = read
+
+    def plan(self) -> Plan:
+        return ("truth",)
 
     def describe(self) -> str:
         return "true or false"
@@ -81,6 +95,9 @@ class Text:
         return value
 
     lower = read
+
+    def plan(self) -> None:
+        return None
 
     def describe(self) -> str:
         return f"one line of text, at most {self.limit} bytes"
@@ -107,6 +124,9 @@ class Blob:
 
     lower = read
 
+    def plan(self) -> Plan:
+        return "blob", self.item_bytes, self.minimum, self.limit
+
     def describe(self) -> str:
         if self.limit == 1:
             return f"{self.noun} of {self.item_bytes} bytes{'' if self.minimum else ', or none'}"
@@ -119,18 +139,25 @@ class Choice:
 
     names: type[IntEnum]
 
+    @cached_property
+    def _by_number(self) -> dict[int, IntEnum]:
+        return {int(name): name for name in self.names}
+
     def read(self, value: object) -> IntEnum:
         if type(value) is int:
-            try:
-                return self.names(value)
-            except ValueError:
-                raise FieldError(str(value), self.describe()) from None
+            name = self._by_number.get(value)
+            if name is not None:
+                return name
+            raise FieldError(str(value), self.describe())
         raise FieldError(_type_name(value), self.describe())
 
     def lower(self, value: object) -> int:
         if isinstance(value, self.names):
             return int(value)
         raise FieldError(_type_name(value), self.describe())
+
+    def plan(self) -> Plan:
+        return "choice", self.names, self._by_number
 
     def describe(self) -> str:
         return ", ".join(f"{name.value} {name.name}" for name in self.names)
@@ -152,6 +179,8 @@ class Several:
     def _each(self, value: object, convert: Any) -> tuple[Any, ...]:
         if type(value) is not tuple:
             raise FieldError(_type_name(value), self.describe())
+        if not value:
+            return value
         if len(value) > self.limit:
             raise FieldError(f"{len(value)} items", self.describe(), ErrorCode.TOO_LARGE)
         done = []
@@ -162,6 +191,10 @@ class Several:
             fault.path = f"[{len(done)}]{fault.path}"
             raise
         return tuple(done)
+
+    def plan(self) -> Plan | None:
+        item = self.item.plan()
+        return None if item is None else ("several", item, self.limit)
 
     def describe(self) -> str:
         return f"at most {self.limit} of: {self.item.describe()}"

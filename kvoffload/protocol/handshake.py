@@ -93,16 +93,15 @@ def agree_version(terms: ServerTerms, message: Hello | Greeting) -> int | Error:
 
 def check_call(agreed: Agreement, message: ClientMessage) -> Error | None:
     """Whether the agreement permits this operation; if not, the answer."""
-    name = name_of(type(message))
     if message.needs > agreed.phase:
         if agreed.phase is Phase.NEW:
-            return _answer(message, ErrorCode.NOT_GREETED, f"{name} came before hello was accepted")
-        return _answer(message, ErrorCode.NOT_REGISTERED, f"{name} came before register was accepted")
+            return _answer(message, ErrorCode.NOT_GREETED, "came before hello was accepted")
+        return _answer(message, ErrorCode.NOT_REGISTERED, "came before register was accepted")
     if agreed.phase is not Phase.NEW and message.since > agreed.protocol:
-        line = f"{name} is of protocol version {message.since}, agreed is {agreed.protocol}"
+        line = f"is of protocol version {message.since}, agreed is {agreed.protocol}"
         return _answer(message, ErrorCode.UNKNOWN_OPERATION, line)
     if message.capability and message.capability not in agreed.capabilities:
-        return _answer(message, ErrorCode.UNSUPPORTED, f"{name} needs capability {message.capability}, not agreed")
+        return _answer(message, ErrorCode.UNSUPPORTED, f"needs capability {message.capability}, not agreed")
     return None
 
 
@@ -145,7 +144,7 @@ def _refuse(
 
 
 def _answer(message: ClientMessage, code: ErrorCode, line: str) -> Error:
-    return Error(code=code, message=line, about_op=message.op)
+    return Error(code=code, message=f"{name_of(type(message))} {line}", about_op=message.op)
 
 
 def _show(value: Value) -> str:

@@ -17,6 +17,9 @@ class Channel(Enum):
     CONTROL = "control"
     LIFELINE = "lifeline"
 
+    # There is one of each; Enum's own is code in Python, on the way of every message.
+    __hash__ = object.__hash__
+
     @property
     def limit_bytes(self) -> int:
         return FRAME_BYTES if self is Channel.CONTROL else PACKET_BYTES

@@ -7,10 +7,13 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_type_hints
 
 from kvoffload.protocol.faults import FieldError
-from kvoffload.protocol.fields import AsMany, Blob, Choice, FieldKind, Several, Since, Text, Truth, Whole
+from kvoffload.protocol.fields import AsMany, Blob, Choice, FieldKind, Plan, Several, Since, Text, Truth, Whole
 
 REQUIRED = MISSING
 """The default of a field that has none."""
+
+_NO_NUMBER = 1, 0
+"""Ends between which nothing lies: the field's kind has the word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +41,12 @@ class Shape:
     def __init__(self, record: type[Any]) -> None:
         self.record = record
         self.fields = _read_declaration(record)
-        self._names = tuple(field.name for field in self.fields)
-        self._reads = tuple(field.kind.read for field in self.fields)
-        self._lowers = tuple(field.kind.lower for field in self.fields)
+        # Most fields are whole numbers: with their ends at hand, one that is right costs no call.
+        ends = [
+            (kind.minimum, kind.maximum) if type(kind := field.kind) is Whole else _NO_NUMBER for field in self.fields
+        ]
+        self._reads = tuple((field.name, *end, field.kind.read) for field, end in zip(self.fields, ends, strict=True))
+        self._lowers = tuple((field.name, *end, field.kind.lower) for field, end in zip(self.fields, ends, strict=True))
         self._required = sum(field.is_required for field in self.fields)
         self._counts = _compile_counts(self.fields)
 
@@ -54,15 +60,15 @@ class Shape:
         name = ""
         try:
             # The shorter one ends it: unknown fields of a later version, or missing ones, which have defaults.
-            for name, read, item in zip(self._names, self._reads, value, strict=False):
-                found[name] = read(item)
+            for (name, low, high, read), item in zip(self._reads, value, strict=False):
+                found[name] = item if type(item) is int and low <= item <= high else read(item)
         except FieldError as fault:
             fault.path = f".{name}{fault.path}"
             raise
         # A frozen dataclass's own constructor takes as long as all the checks above. A default is an attribute of the
         # class, so what is not set here has it.
         record = object.__new__(self.record)
-        record.__dict__.update(found)
+        object.__setattr__(record, "__dict__", found)
         if self._counts:
             self._check_counts(record)
         return record
@@ -74,8 +80,9 @@ class Shape:
         lowered = []
         name = ""
         try:
-            for name, lower in zip(self._names, self._lowers, strict=True):
-                lowered.append(lower(getattr(value, name)))
+            for name, low, high, lower in self._lowers:
+                item = getattr(value, name)
+                lowered.append(item if type(item) is int and low <= item <= high else lower(item))
         except FieldError as fault:
             fault.path = f".{name}{fault.path}"
             raise
@@ -83,12 +90,29 @@ class Shape:
             self._check_counts(value)
         return tuple(lowered)
 
+    def plan(self) -> Plan | None:
+        """("shape", what `plan_record` says)."""
+        plan = self.plan_record()
+        return None if plan is None else ("shape", plan)
+
+    def plan_record(self) -> Plan | None:
+        """The record; its fields with their plans; rules about counts with positions instead of names."""
+        names = [field.name for field in self.fields]
+        plans = tuple((field.name, field.kind.plan()) for field in self.fields)
+        counts = tuple(
+            (names.index(name), item_bytes, names.index(rule.of), other_item_bytes, rule.or_none, rule.or_multiple)
+            for name, item_bytes, rule, other_item_bytes in self._counts
+        )
+        return None if any(plan is None for _, plan in plans) else (self.record, plans, counts)
+
     def describe(self) -> str:
         return name_of(self.record)
 
     def _check_counts(self, record: object) -> None:
         for name, item_bytes, rule, other_item_bytes in self._counts:
             count = len(getattr(record, name)) // item_bytes
+            if not count and (rule.or_none or rule.or_multiple):
+                continue
             wanted = len(getattr(record, rule.of)) // other_item_bytes
             try:
                 rule.check(count, wanted)

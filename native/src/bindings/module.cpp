@@ -37,6 +37,7 @@ NB_MODULE(_native, module) {
     watch_python_end();
     kvo::bind_hash(module);
     kvo::bind_digest(module);
+    kvo::bind_frames(module);
     kvo::bind_replay(module);
     kvo::bind_cache(module);
     kvo::bind_index_reader(module);

@@ -1,0 +1,142 @@
+"""What the native core reads and writes is what the codec in Python does, byte for byte and fault for fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload import native
+from kvoffload.client.codec import CODEC as COMPILED
+from kvoffload.errors import ProtocolError
+from kvoffload.protocol import (
+    CODEC,
+    MESSAGES,
+    Acquire,
+    Acquired,
+    Channel,
+    Codec,
+    LeasedSlots,
+    Outcome,
+    Publish,
+    Release,
+)
+from kvoffload.protocol.limits import FRAME_BYTES, MAX_BLOCKS
+from kvoffload.protocol.message import ClientMessage
+from tests.unit.protocol.examples import draw_message
+from tests.unit.protocol.test_decoder_fuzz import ANYTHING
+
+ACQUIRED = Acquired(
+    outcome=Outcome.HIT, boundary=64, lease=7, groups=(LeasedSlots(first=0, addresses=bytes(16), digests=bytes(32)),)
+)
+
+
+def encode(codec: Codec, message: Any, number: int, other: int) -> bytes | str:
+    """Or what is wrong."""
+    channel = message.channels[0]
+    try:
+        if isinstance(message, ClientMessage):
+            return codec.encode_call(message, number=number, session=other, expires_ns=other // 2, channel=channel)
+        return codec.encode_answer(message, number=number, boot_id=other, channel=channel)
+    except ProtocolError as fault:
+        return str(fault)
+
+
+def decode(codec: Codec, frame: Any) -> list[Any]:
+    return [
+        decode(frame, channel=channel) for channel in Channel for decode in (codec.decode_call, codec.decode_answer)
+    ]
+
+
+def agree(frame: Any) -> None:
+    """On what a frame is; values and their types."""
+    assert repr(decode(COMPILED, frame)) == repr(decode(CODEC, frame))
+
+
+@given(draw_message(MESSAGES), st.integers(-1, 2**64), st.integers(-1, 2**64))
+def test_both_write_the_same(message: Any, number: int, other: int) -> None:
+    assert encode(COMPILED, message, number, other) == encode(CODEC, message, number, other)
+
+
+@given(draw_message(MESSAGES), st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_both_read_the_same(message: Any, number: int, other: int) -> None:
+    frame = encode(CODEC, message, number, other)
+    assert isinstance(frame, bytes)
+    found = decode(COMPILED, frame)
+    assert found == decode(CODEC, frame)
+    assert any(getattr(one, "message", None) == message for one in found)
+
+
+@given(draw_message(MESSAGES), st.data())
+def test_wrong_bytes_mean_the_same_to_both(message: Any, data: st.DataObject) -> None:
+    frame = bytearray(encode(CODEC, message, 5, 6))
+    for at in data.draw(st.lists(st.integers(0, len(frame) - 1), max_size=4)):
+        frame[at] = data.draw(st.integers(0, 255))
+    agree(bytes(frame))
+    agree(bytes(frame[: data.draw(st.integers(0, len(frame)))]))
+    agree(bytes(frame) + data.draw(st.binary(max_size=3)))
+
+
+@given(draw_message(MESSAGES), ANYTHING, st.data())
+def test_wrong_values_mean_the_same_to_both(message: Any, value: Any, data: st.DataObject) -> None:
+    items = list(msgpack.unpackb(encode(CODEC, message, 5, 6), use_list=False))
+    items[data.draw(st.integers(0, len(items) - 1))] = value
+    agree(msgpack.packb(items))
+    agree(msgpack.packb([*items, value]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Acquire(name_space=2**32, chain=b""),
+        Acquire(name_space=True, chain=b""),
+        Acquire(name_space=1, chain=bytes(33)),
+        Acquire(name_space=1, chain=bytearray(32)),  # type: ignore[arg-type]
+        Acquire(name_space=1, chain=bytes(32 * (MAX_BLOCKS + 1))),
+        Acquire(name_space=1, chain=b"", alignment=0),
+        Acquire(name_space=1, chain=b"", shards=[1]),  # type: ignore[arg-type]
+        Acquire(name_space=1, chain=b"", shards=(0,) * 65),
+        Acquire(name_space=1, chain=b"", shards=(2**16,)),
+        Acquire(name_space=-1, chain=b""),
+        Acquire(name_space=1.0, chain=b""),  # type: ignore[arg-type]
+        Release(leases=None),  # type: ignore[arg-type]
+        replace(ACQUIRED, outcome=0),  # type: ignore[arg-type]
+        replace(ACQUIRED, groups=(LeasedSlots(first=0, addresses=bytes(16), digests=bytes(24)),)),
+        replace(ACQUIRED, groups=(ACQUIRED,)),  # type: ignore[arg-type]
+        replace(ACQUIRED, groups=ACQUIRED.groups * 65),
+        replace(
+            ACQUIRED, groups=(LeasedSlots(first=0, addresses=bytes(8 * MAX_BLOCKS)),) * (FRAME_BYTES // MAX_BLOCKS)
+        ),
+        Publish(name_space=1, group=0, shard=0, tickets=bytes(8), hashes=bytes(64)),
+        Publish(name_space=1, group=0, shard=0, tickets=bytes(8), hashes=bytes(32), parents=bytes(64)),
+    ],
+)
+def test_neither_writes_what_its_reader_would_refuse(message: Any) -> None:
+    line = encode(CODEC, message, 1, 2)
+    assert isinstance(line, str)
+    assert encode(COMPILED, message, 1, 2) == line
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 31, 32, 255, 256, 2047, 2048, 8192, MAX_BLOCKS])
+def test_every_length_of_a_header(count: int) -> None:
+    for message in (Acquire(name_space=count, chain=bytes(32 * count)), replace(ACQUIRED, boundary=count)):
+        frame = encode(COMPILED, message, 1 << 40, count)
+        assert frame == encode(CODEC, message, 1 << 40, count)
+        assert decode(COMPILED, frame) == decode(CODEC, frame)
+
+
+def test_what_is_asked_for_in_every_step_is_plain() -> None:
+    plain = native.PlainFrames((0, 0), FRAME_BYTES)
+    for message in (Acquire(name_space=1, chain=bytes(64)), Release(leases=bytes(8)), ACQUIRED):
+        channel = COMPILED._calls if isinstance(message, ClientMessage) else COMPILED._answers
+        compiled = channel[Channel.CONTROL]._plain
+        assert compiled is not None
+        numbers = (1, 2, 3) if isinstance(message, ClientMessage) else (1, 2)
+        frame = compiled.write(message.op, message, numbers)
+        assert frame is not None
+        assert compiled.read(frame) == (message, *numbers)
+        assert plain.read(frame) is None
