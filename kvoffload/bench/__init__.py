@@ -9,6 +9,8 @@ from kvoffload.bench.copy import CopyBenchmark
 from kvoffload.bench.digest import DigestBenchmark
 from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
+from kvoffload.bench.rpc import RpcBenchmark
+from kvoffload.bench.shm import ShmBenchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     ArenaBenchmark(),
@@ -17,4 +19,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     DigestBenchmark(),
     IndexBenchmark(),
     PageMapBenchmark(),
+    RpcBenchmark(),
+    ShmBenchmark(),
 )
