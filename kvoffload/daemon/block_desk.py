@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from kvoffload.daemon import block_calls
@@ -18,6 +20,10 @@ from kvoffload.protocol import (
     Release,
     ServerMessage,
 )
+from kvoffload.types import HASH_BYTES
+
+LONG_BLOCKS = 4096
+"""An acquire of more than these takes half a millisecond and longer."""
 
 BlockMessage: TypeAlias = Acquire | AcquireEntries | Credits | Publish | Abort | Release | Prefetch | Invalidate
 
@@ -28,14 +34,22 @@ class BlockDesk:
     def __init__(self, feed: EventFeed) -> None:
         self._feed = feed
 
-    def serve(self, connection: Connection, message: BlockMessage) -> ServerMessage | None:
-        """The answer; None to a one-way message that was served. The agreement permits the operation."""
+    def serve(
+        self, connection: Connection, message: BlockMessage
+    ) -> ServerMessage | Callable[[], ServerMessage] | None:
+        """The answer; None to a one-way message that was served. The agreement permits the operation.
+
+        A call that finds the answer, on any thread, if that takes long.
+        """
         cache, session, registration = connection.hold()
         refusal = block_calls.check_names(registration, message)
         if refusal is not None:
             return refusal
         match message:
             case Acquire() | AcquireEntries():
+                hashes = message.chain if isinstance(message, Acquire) else message.hashes
+                if len(hashes) > LONG_BLOCKS * HASH_BYTES:
+                    return partial(block_calls.acquire, cache, session, message)
                 return block_calls.acquire(cache, session, message)
             case Credits():
                 return block_calls.grant_credits(cache, session, registration, message)

@@ -13,10 +13,11 @@ import zmq
 from kvoffload.client.codec import CODEC
 from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
 from kvoffload.daemon.lifelines import Watcher
+from kvoffload.daemon.long_calls import LongCalls
 from kvoffload.daemon.remote_control import RemoteControl
 from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import RemoteTerms
-from kvoffload.daemon.to_send import Sendable
+from kvoffload.daemon.to_send import Later, Sendable
 from kvoffload.errors import ProtocolError
 from kvoffload.protocol import Error, ErrorCode, ProtocolFault, ServerMessage
 
@@ -49,6 +50,9 @@ class ControlChannels:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._local: ControlSocket | None = None
         self._remote: RemoteControl | None = None
+        self._watcher = watcher
+        self._long = LongCalls()
+        watcher.watch(self.long_file, writes=False)
         try:
             path = terms.socket.with_name(terms.socket.name + ".control")
             self._local = ControlSocket(
@@ -89,6 +93,27 @@ class ControlChannels:
         """A file is ready that was asked to be watched. False: it is none of these."""
         return self._remote is not None and self._remote.gate.on_ready(file, reads=reads, writes=writes)
 
+    @property
+    def long_file(self) -> int:
+        """Watched too; when it is ready, `finish_long`."""
+        return self._long.fileno()
+
+    @property
+    def has_long(self) -> bool:
+        """Whether an answer is being found."""
+        return len(self._long) > 0
+
+    def start_long(self, later: Later) -> None:
+        """What comes on its connection waits for it."""
+        self._long.start(later)
+
+    def finish_long(self, core: ServerCore, send: Send, clock_ns: Clock) -> None:
+        """Answers that are found, and what came behind them."""
+        for later, found in self._long.take_done():
+            send(core.finish(later, found.result))
+            while (frame := self._long.take_waiting(later.connection)) is not None:
+                self._serve_frame(later.connection, frame, core, send, clock_ns)
+
     def tick(self) -> None:
         """To be called now and then."""
         if self._remote is not None:
@@ -107,6 +132,8 @@ class ControlChannels:
         return self._local is not None and self._local.send(connection, frame)
 
     def close(self) -> None:
+        self._watcher.unwatch(self.long_file)
+        self._long.close()
         if self._local is not None:
             self._local.close()
         self._context.term()
@@ -124,15 +151,23 @@ class ControlChannels:
             received = local.receive()
             if received is None:
                 return
-            connection, frame = received
-            call = CODEC.decode_call(frame)
-            if isinstance(call, ProtocolFault):
-                send(core.handle_fault(connection, call))
-            else:
-                uid = local.find_user(connection) if local.tells_users else None
-                send(core.handle(connection, call, clock_ns(), uid=uid))
+            self._serve_frame(*received, core, send, clock_ns)
             if not local.is_readable:
                 return
+
+    def _serve_frame(self, connection: bytes, frame: bytes, core: ServerCore, send: Send, clock_ns: Clock) -> None:
+        assert self._local is not None
+        is_busy = self._long.is_busy(connection)
+        if is_busy and self._long.wait(connection, frame):
+            return
+        call = CODEC.decode_call(frame)
+        if isinstance(call, ProtocolFault):
+            send(core.handle_fault(connection, call))
+        elif is_busy:
+            send(core.overflow(connection, call))
+        else:
+            uid = self._local.find_user(connection) if self._local.tells_users else None
+            send(core.handle(connection, call, clock_ns(), uid=uid))
 
     def _serve_remote(
         self,

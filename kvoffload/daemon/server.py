@@ -25,7 +25,7 @@ from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
 from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import CoreTerms, RemoteTerms, ServerLimits
 from kvoffload.daemon.session import Peer
-from kvoffload.daemon.to_send import Sendable, SendMemory, ToConnection
+from kvoffload.daemon.to_send import Later, Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.errors import CacheMemoryError
 from kvoffload.packets import Credentials, close_all, spare_file
@@ -179,7 +179,7 @@ class CacheServer:
             if self._life is not None:
                 self._life.bound_log()
         self._send_events()
-        self._is_over = (is_draining and self._core.is_drained(self._clock_ns())) or self._ends_by_itself()
+        self._is_over = (is_draining and self._is_drained()) or self._ends_by_itself()
         return not self._is_over
 
     def close(self) -> None:
@@ -204,13 +204,18 @@ class CacheServer:
         """False: nothing was ready."""
         found = self._poller.poll(int(timeout_s * 1000))
         for ready, flags in found:
-            if isinstance(ready, int):
+            if isinstance(ready, int) and ready == self._channels.long_file:
+                self._channels.finish_long(self._core, self._send, self._clock_ns)
+            elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
                     self._channels.on_ready(ready, reads=reads, writes=writes)
             else:
                 self._channels.serve(ready, self._core, self._send, self._clock_ns)
         return bool(found)
+
+    def _is_drained(self) -> bool:
+        return not self._channels.has_long and self._core.is_drained(self._clock_ns())
 
     def _ends_by_itself(self) -> bool:
         """Nobody is there, and nobody is on the way: whoever comes later is not let in, and starts another server."""
@@ -338,6 +343,8 @@ class CacheServer:
             if isinstance(one, ToConnection):
                 if not self._channels.send(one.connection, one.message, one.number):
                     self._core.close_connection(one.connection)
+            elif isinstance(one, Later):
+                self._channels.start_long(one)
             elif isinstance(one, SendMemory):
                 self._send_memory(one)
             elif one.number:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from kvoffload.daemon.adoption import AdoptionDesk
 from kvoffload.daemon.block_desk import BlockDesk, BlockMessage
@@ -20,7 +20,7 @@ from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
 from kvoffload.daemon.session_table import SessionTable
-from kvoffload.daemon.to_send import Sendable, SendMemory, ToConnection, ToLifeline
+from kvoffload.daemon.to_send import Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.protocol import (
     Acquire,
     AcquireEntries,
@@ -59,6 +59,9 @@ from kvoffload.protocol.message import Event, OneWay
 _ENDS_WITH_DRAIN = (Acquire, AcquireEntries, Credits, Adopt)
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 
+_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage] | None
+"""None: there is none. A call: it takes long to find, on whatever thread."""
+
 
 class ServerCore:
     """Belongs to one thread. Knows no socket and no clock: `now_ns` is CLOCK_MONOTONIC where it counts.
@@ -83,7 +86,7 @@ class ServerCore:
         self._drain = DrainState()
         self._faults = FaultLog()
         self._blocks = BlockDesk(self._feed)
-        self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], ServerMessage | None]] = {
+        self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
             Stats: self._count,
@@ -155,7 +158,7 @@ class ServerCore:
         self._sessions.close_connection(connection)
 
     def handle(self, connection: bytes, call: Call, now_ns: int, *, uid: int | None = None) -> list[Sendable]:
-        """A message came in on the control channel. The answer to it comes first.
+        """A message came in on the control channel. The answer to it comes first, or a `Later` about it.
 
         `uid` is the connection's user by the kernel's word, without which a server of several domains serves nobody.
         """
@@ -163,7 +166,14 @@ class ServerCore:
             return []
         behind: list[Sendable] = []
         answer = self._faults.serve(call.message, self._serve, connection, call, now_ns, uid, behind)
+        if callable(answer):
+            return [Later(connection, call.message, call.number, answer), *behind]
         return behind if answer is None else [ToConnection(connection, answer, call.number), *behind]
+
+    def finish(self, later: Later, find: Callable[[], ServerMessage]) -> list[Sendable]:
+        """What `later` was to find is found: `find` returns or raises it."""
+        answer = self._faults.serve(later.request, find)
+        return [ToConnection(later.connection, answer, later.number)]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
         """A message came in over TCP, on a connection whose key nobody on the Unix socket can have. Its session is the
@@ -251,9 +261,7 @@ class ServerCore:
             if domain.cache is not None:
                 self._feed.sweep(domain.name, domain.cache)
 
-    def _serve(
-        self, key: bytes, call: Call, now_ns: int, uid: int | None, behind: list[Sendable]
-    ) -> ServerMessage | None:
+    def _serve(self, key: bytes, call: Call, now_ns: int, uid: int | None, behind: list[Sendable]) -> _Answer:
         message = call.message
         connection = self._sessions.find_connection(key)
         session = self._sessions.find(call.session)
@@ -276,7 +284,7 @@ class ServerCore:
 
     def _serve_connection(
         self, connection: Connection, message: ClientMessage, now_ns: int, behind: list[Sendable]
-    ) -> ServerMessage | None:
+    ) -> _Answer:
         refusal = check_call(connection.agreed, message)
         if refusal is not None:
             return refusal

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from kvoffload.protocol import ServerMessage
+from kvoffload.protocol import ClientMessage, ServerMessage
 
 
 class ToConnection(NamedTuple):
@@ -13,6 +14,16 @@ class ToConnection(NamedTuple):
     connection: bytes
     message: ServerMessage
     number: int
+
+
+class Later(NamedTuple):
+    """An answer that takes long to find, and `find` may be called on any thread. With what it returns, or raised,
+    `ServerCore.finish` is to be called before anything that came behind it on this connection is handled."""
+
+    connection: bytes
+    request: ClientMessage
+    number: int
+    find: Callable[[], ServerMessage]
 
 
 class ToLifeline(NamedTuple):
@@ -31,4 +42,4 @@ class SendMemory(NamedTuple):
     adopted_boot_id: int
 
 
-Sendable: TypeAlias = ToConnection | ToLifeline | SendMemory
+Sendable: TypeAlias = ToConnection | Later | ToLifeline | SendMemory

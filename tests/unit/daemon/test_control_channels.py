@@ -148,4 +148,4 @@ def test_what_cannot_be_had_leaves_nothing_behind(both: Both, tmp_path: Path) ->
     assert [file.name for file in (tmp_path / "other").iterdir()] == ["s.tcp"]
     (tmp_path / "other" / "s.tcp").rmdir()
     (tmp_path / "other").rmdir()
-    assert len(both.loop.watched) == 1
+    assert len(both.loop.watched) == 2

@@ -1,0 +1,76 @@
+"""Calls that would hold up the loop, on a thread beside it. Their connections wait for them, nobody else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from kvoffload.daemon.to_send import Later
+from kvoffload.protocol import ServerMessage
+from kvoffload.units import MIB
+
+MAX_WAITING = 1024
+MAX_WAITING_BYTES = 64 * MIB
+"""In frames of one connection behind its long call."""
+
+
+class LongCalls:
+    """Belongs to the thread of the event loop, which watches `fileno` and then takes what is done.
+
+    A connection's messages are served in order: what comes behind a long call waits here until that is done.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "kvoffload-long")
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._running: dict[bytes, tuple[Later, Future[ServerMessage]]] = {}
+        self._waiting: dict[bytes, deque[bytes]] = {}
+
+    def __len__(self) -> int:
+        """Connections that have one."""
+        return len(self._running)
+
+    def fileno(self) -> int:
+        """Readable when one is done."""
+        return self._wake
+
+    def start(self, later: Later) -> None:
+        """Its connection has none yet."""
+        assert later.connection not in self._running
+        future = self._pool.submit(later.find)
+        self._running[later.connection] = later, future
+        future.add_done_callback(lambda _: os.eventfd_write(self._wake, 1))
+
+    def is_busy(self, connection: bytes) -> bool:
+        return connection in self._running
+
+    def wait(self, connection: bytes, frame: bytes) -> bool:
+        """Keeps a frame that came behind. False: there are too many."""
+        waiting = self._waiting.setdefault(connection, deque())
+        if len(waiting) >= MAX_WAITING or sum(map(len, waiting)) + len(frame) > MAX_WAITING_BYTES:
+            return False
+        waiting.append(frame)
+        return True
+
+    def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage]]]:
+        """Those that are done; their connections have none any more."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        for connection in [key for key, (_, future) in self._running.items() if future.done()]:
+            yield self._running.pop(connection)
+
+    def take_waiting(self, connection: bytes) -> bytes | None:
+        """The next frame that came behind; None: there is none, or it waits for the next call."""
+        waiting = self._waiting.get(connection)
+        if not waiting:
+            self._waiting.pop(connection, None)
+            return None
+        return None if connection in self._running else waiting.popleft()
+
+    def close(self) -> None:
+        """Waits for what runs."""
+        self._pool.shutdown()
+        os.close(self._wake)

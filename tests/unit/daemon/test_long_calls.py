@@ -1,0 +1,83 @@
+"""Long calls beside the loop: order within a connection, bounds, faults."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator
+from threading import Event
+
+import pytest
+
+from kvoffload.daemon import long_calls
+from kvoffload.daemon.long_calls import LongCalls
+from kvoffload.daemon.to_send import Later
+from kvoffload.protocol import Done, ServerMessage, Stats
+
+
+@pytest.fixture
+def calls() -> Iterator[LongCalls]:
+    calls = LongCalls()
+    yield calls
+    calls.close()
+
+
+def later(connection: bytes, find: Callable[[], ServerMessage]) -> Later:
+    return Later(connection, Stats(), 1, find)
+
+
+def await_done(calls: LongCalls) -> list[Later]:
+    poller = select.poll()
+    poller.register(calls.fileno(), select.POLLIN)
+    assert poller.poll(60_000)
+    done = []
+    for one, found in calls.take_done():
+        assert found.done()
+        done.append(one)
+    return done
+
+
+def test_what_comes_behind_waits_until_it_is_done(calls: LongCalls) -> None:
+    gate = Event()
+
+    def find() -> Done:
+        gate.wait()
+        return Done()
+
+    calls.start(later(b"a", find))
+    try:
+        assert (len(calls), calls.is_busy(b"a"), calls.is_busy(b"b")) == (1, True, False)
+        assert calls.wait(b"a", b"1")
+        assert calls.wait(b"a", b"2")
+        assert calls.take_waiting(b"a") is None
+        assert list(calls.take_done()) == []
+    finally:
+        gate.set()
+    (one,) = await_done(calls)
+    assert one.connection == b"a"
+    assert not calls.is_busy(b"a")
+    assert calls.take_waiting(b"a") == b"1"
+    calls.start(later(b"a", Done))
+    assert calls.take_waiting(b"a") is None
+    await_done(calls)
+    assert [calls.take_waiting(b"a") for _ in range(2)] == [b"2", None]
+    assert calls._waiting == {}
+
+
+def test_a_fault_is_handed_over(calls: LongCalls) -> None:
+    def fail() -> Done:
+        raise OSError("broken")
+
+    calls.start(later(b"a", fail))
+    poller = select.poll()
+    poller.register(calls.fileno(), select.POLLIN)
+    assert poller.poll(60_000)
+    ((_, found),) = calls.take_done()
+    with pytest.raises(OSError, match="broken"):
+        found.result()
+
+
+def test_what_waits_is_bounded(calls: LongCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_calls, "MAX_WAITING", 2)
+    monkeypatch.setattr(long_calls, "MAX_WAITING_BYTES", 10)
+    assert [calls.wait(b"a", frame) for frame in (b"1", b"2", b"3")] == [True, True, False]
+    assert [calls.wait(b"b", frame) for frame in (bytes(9), bytes(2), bytes(1))] == [True, False, True]
