@@ -352,10 +352,8 @@ class BlockCalls:
         groups = []
         for group in answer.groups:
             addresses = _numbers(group.addresses)
-            digests = np.zeros((shards, len(addresses)), np.uint64)
-            if group.digests:
-                digests = _numbers(group.digests).reshape(shards, len(addresses))
-            groups.append(LeasedGroup(group.first, addresses, digests))
+            digests = _numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
+            groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
         return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, lease, tuple(groups))
 
     def _check_group(self, group: int) -> None:
@@ -391,8 +389,7 @@ def _batches(chosen: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.intp]]:
 
 def _rows(hashes: Buffer, part: npt.NDArray[np.intp]) -> bytes:
     rows = np.frombuffer(memoryview(hashes), np.uint8).reshape(-1, HASH_BYTES)
-    chosen: bytes = rows[part].tobytes()
-    return chosen
+    return cast(bytes, rows[part].tobytes())
 
 
 def _numbers(blob: bytes) -> npt.NDArray[np.uint64]:
