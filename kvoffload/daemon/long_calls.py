@@ -71,6 +71,8 @@ class LongCalls:
         return None if connection in self._running else waiting.popleft()
 
     def close(self) -> None:
-        """Waits for what runs."""
+        """Waits for what runs. Once more does nothing."""
         self._pool.shutdown()
-        os.close(self._wake)
+        wake, self._wake = self._wake, -1
+        if wake >= 0:
+            os.close(wake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 from collections.abc import Callable, Iterator
 from threading import Event
@@ -81,3 +82,14 @@ def test_what_waits_is_bounded(calls: LongCalls, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(long_calls, "MAX_WAITING_BYTES", 10)
     assert [calls.wait(b"a", frame) for frame in (b"1", b"2", b"3")] == [True, True, False]
     assert [calls.wait(b"b", frame) for frame in (bytes(9), bytes(2), bytes(1))] == [True, False, True]
+
+
+def test_its_end_closes_one_descriptor_once() -> None:
+    calls = LongCalls()
+    file = calls.fileno()
+    calls.close()
+    again = os.open(os.devnull, os.O_RDONLY)
+    assert again <= file
+    calls.close()
+    os.fstat(again)
+    os.close(again)
