@@ -122,7 +122,7 @@ bench: setup ## every benchmark, beside this machine's limits
 
 campaign: setup ## long fault and fuzz runs
 	$(call say,campaign)
-	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples
+	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples tests/simulation
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh

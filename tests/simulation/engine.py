@@ -1,0 +1,256 @@
+"""An engine on virtual time: a scheduler that loads and saves, workers that copy, piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvoffload.cache import BlockLease, ReservedSlots
+from kvoffload.client.block_calls import PendingAcquire, PendingSlots
+from kvoffload.client.memories import MAX_FORMER
+from kvoffload.types import HASH_BYTES
+from tests.simulation.model_memory import PIECES, split
+from tests.simulation.process import Process
+from tests.simulation.timeline import MILLISECOND_NS
+from tests.unit.cache.cache_model import make_chain
+
+if TYPE_CHECKING:
+    from tests.simulation.memory import AnyMemory
+
+BLOCKS = 4
+MEMORY_SESSIONS = 1 << 32
+TOKENS = 16
+"""In a block."""
+CHAINS = [make_chain(conversation, BLOCKS) for conversation in range(3)]
+ACQUIRE_NS = 50 * MILLISECOND_NS
+
+
+@dataclass(eq=False)
+class Job:
+    """One load or save, for all workers."""
+
+    memory_id: int
+    names: list[bytes]
+    addresses: list[int]
+    session: int = 0
+    """That holds the slots, by its number in the memory."""
+    lease: BlockLease | None = None
+    slots: ReservedSlots | None = None
+    waiting: set[Worker] = field(default_factory=set)
+    """Who still copies."""
+    has_failed: bool = False
+
+
+class Worker(Process):
+    """Does the copies of its shard."""
+
+    def start(self) -> Worker:
+        self.copies: list[Job] = []
+        return self
+
+    def start_job(self, job: Job, scheduler: Scheduler) -> None:
+        """Copies go on while the process is stopped, and until its exit."""
+        if self.stopped is not None and self.is_alive:
+            self.stopped.append(lambda: self.start_job(job, scheduler))
+            return
+        timeline = self.world.timeline
+        if not self.is_alive or not self._may_copy(job):
+            self.note("does not copy: memory %d is not mapped, or of another session", job.memory_id)
+            timeline.after(timeline.between_ms(0.05, 2), scheduler.on_done, job, self, False)
+            return
+        memory = self.world.memories[job.memory_id]
+        assert self.pid in memory.members(job.session), f"{self.name} is not of session {job.session}"
+        self.note("%s %s", "reads" if job.lease else "writes", job.addresses)
+        self.copies.append(job)
+        self.world.ledger.mark(job, 1)
+        longest = 1000 if timeline.chance(0.05) else 20
+        middle_ns = timeline.between_ms(0.05, longest)
+        end_ns = middle_ns + timeline.between_ms(0.05, longest)
+        timeline.after(middle_ns, self._copy, job, memory, 0)
+        timeline.after(end_ns, self._copy, job, memory, PIECES - 1)
+        timeline.after(end_ns, self._end, job, scheduler)
+
+    def _may_copy(self, job: Job) -> bool:
+        """The memory is mapped; and this process is of the session that holds the slots, so they wait for its exit."""
+        mapped = self.link.memories.find(job.memory_id)
+        if mapped is None:
+            assert job.memory_id not in self.mapped[-1 - MAX_FORMER :], f"{self.name} has let go of memory too early"
+            return False
+        return mapped.held.session % MEMORY_SESSIONS == job.session
+
+    def end_copies(self) -> None:
+        """The process has exited."""
+        for job in self.copies:
+            self.world.ledger.mark(job, -1)
+        self.copies.clear()
+
+    def _copy(self, job: Job, memory: AnyMemory, piece: int) -> None:
+        if job not in self.copies:
+            return
+        for at, (address, name) in enumerate(zip(job.addresses, job.names, strict=True)):
+            tag = (self.register.fingerprint, name, self.rank)
+            if job.slots is not None:
+                ticket = int(job.slots.tickets[at])
+                assert memory.is_reserved(ticket), f"{self.name} writes to {address}: its reservation is gone"
+                memory.write(address, self.rank, piece, tag)
+            else:
+                is_right = memory.holds(address, self.rank, piece, tag)
+                assert is_right, f"{self.name} reads wrong bytes at {address} of memory {job.memory_id}"
+
+    def _end(self, job: Job, scheduler: Scheduler) -> None:
+        if self.stopped is not None and self.is_alive:
+            self.stopped.append(lambda: self._end(job, scheduler))
+            return
+        if job in self.copies:
+            self.copies.remove(job)
+            self.world.ledger.mark(job, -1)
+        if self.is_alive:
+            # What cannot be told to the memory's own server is no save; its slots are given back.
+            is_told = job.slots is None or self.blocks.memory_id == job.memory_id
+            if job.slots is not None and is_told:
+                self.world.ledger.publish(self, job.slots)
+                self.blocks.publish(job.slots, self.now_ns, hashes=b"".join(job.names), shard=self.rank)
+                self.turn()
+            self.world.timeline.after(self.world.timeline.between_ms(0.05, 2), scheduler.on_done, job, self, is_told)
+
+
+class Scheduler(Process):
+    """Decides, and holds what the engine holds."""
+
+    workers: list[Worker]
+
+    def start(self, workers: list[Worker]) -> None:
+        self.workers = workers
+        self.jobs: list[Job] = []
+        self.acquires: set[PendingAcquire] = set()
+        self.reserves: set[PendingSlots] = set()
+        self.world.timeline.after(self.world.timeline.between_ms(1, 30), self._step)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.jobs or self.acquires or self.reserves)
+
+    @property
+    def stock(self) -> set[int]:
+        """Tickets that lie ready."""
+        return {int(ticket) for stock in self.blocks._stocks for ticket in stock._tickets}
+
+    def on_done(self, job: Job, worker: Worker, is_good: bool) -> None:
+        """A worker has done its part, or is gone."""
+        if not self.is_alive or worker not in job.waiting:
+            return
+        job.waiting.discard(worker)
+        job.has_failed = job.has_failed or not is_good
+        if job.waiting:
+            return
+        self.jobs.remove(job)
+        if job.lease is not None:
+            assert self.link.memories.find(job.memory_id) is not None, f"{self.name} has let go of memory with a lease"
+            self.note("releases lease %d", job.lease.number)
+            self.blocks.release(job.lease, self.now_ns)
+        elif job.slots is not None and job.has_failed:
+            self.note("gives back %s", job.slots.tickets)
+            self.blocks.abort(job.slots, self.now_ns)
+        self.turn()
+
+    def on_worker_exit(self, worker: Worker) -> None:
+        """None of its copies runs any more."""
+        for job in list(self.jobs):
+            self.on_done(job, worker, False)
+
+    # ---- steps ----
+
+    def _step(self) -> None:
+        if not self.is_alive or not self.world.is_busy:
+            return
+        timeline = self.world.timeline
+        if self.stopped is None:
+            timeline.random.choice((self._load, self._load, self._save, self._save, self._reserve, self._rare))()
+            self.turn()
+        timeline.after(timeline.between_ms(1, 30), self._step)
+
+    def _load(self) -> None:
+        chain, local = self._choose_chain()
+        timeline = self.world.timeline
+
+        def end() -> None:
+            self.acquires.discard(pending)
+            found = pending.found
+            assert not (is_cancelled and found is not None and found.lease), f"{self.name} has what it has cancelled"
+            if found is not None and found.lease is not None and self.is_alive:
+                addresses: list[int] = found.groups[0].addresses.tolist()
+                job = Job(found.lease.memory_id, names[: len(addresses)], addresses, lease=found.lease)
+                self._hand_out(job)
+
+        on_over = lambda: timeline.after(0, end)  # noqa: E731
+        if timeline.chance(0.15):
+            names = split(chain)
+            pending = self.blocks.start_acquire_entries(0, chain, self.now_ns, ACQUIRE_NS, on_over=on_over)
+        else:
+            names = split(chain)[local // TOKENS :]
+            pending = self.blocks.start_acquire(chain, self.now_ns, ACQUIRE_NS, local=local, on_over=on_over)
+        is_cancelled = timeline.chance(0.1)
+        if is_cancelled:
+            self.note("cancels its acquire")
+            self.blocks.cancel(pending, self.now_ns)
+        elif pending.request is not None:
+            self.acquires.add(pending)
+            timeline.after(ACQUIRE_NS + 1, self._check_over, pending)
+
+    def _check_over(self, pending: PendingAcquire) -> None:
+        if self.is_alive and self.stopped is None and self.now_ns - self.last_stop_ns > ACQUIRE_NS + 1:
+            assert pending.is_over, f"{self.name}: an acquire is not over at its deadline"
+
+    def _save(self) -> None:
+        chain, _ = self._choose_chain()
+        slots = self.blocks.take(0, len(chain) // HASH_BYTES, self.now_ns)
+        if len(slots):
+            self._hand_out_save(slots, split(chain)[: len(slots)])
+
+    def _reserve(self) -> None:
+        """Slots for named blocks; sometimes nobody waits for the answer."""
+        timeline = self.world.timeline
+        if not timeline.chance(0.5):
+            return
+        chain, _ = self._choose_chain()
+
+        def end() -> None:
+            self.reserves.discard(pending)
+            granted = np.flatnonzero(pending.slots.tickets)
+            assert not (is_cancelled and len(granted)), f"{self.name} has what it has cancelled"
+            if len(granted) and self.is_alive:
+                names = split(chain)
+                self._hand_out_save(pending.slots[granted], [names[at] for at in granted])
+
+        pending = self.blocks.start_reserve(0, self.now_ns, hashes=chain, on_over=lambda: timeline.after(0, end))
+        is_cancelled = timeline.chance(0.2)
+        if is_cancelled:
+            self.note("cancels its slots")
+            self.blocks.cancel_slots(pending, self.now_ns)
+        elif not pending.is_over:
+            self.reserves.add(pending)
+
+    def _rare(self) -> None:
+        if self.world.timeline.chance(0.2):
+            self.blocks.invalidate(0, self._choose_chain()[0], self.now_ns)
+
+    # ---- inside ----
+
+    def _hand_out_save(self, slots: ReservedSlots, names: list[bytes]) -> None:
+        self._hand_out(Job(slots.memory_id, names, slots.addresses.tolist(), slots=slots))
+
+    def _hand_out(self, job: Job) -> None:
+        job.waiting = set(self.workers)
+        mapped = self.link.memories.find(job.memory_id)
+        assert mapped is not None, f"{self.name} has let go of memory that it was given slots in"
+        job.session = mapped.held.session % MEMORY_SESSIONS
+        self.jobs.append(job)
+        for worker in self.workers:
+            self.world.timeline.after(self.world.timeline.between_ms(0.05, 3), worker.start_job, job, self)
+
+    def _choose_chain(self) -> tuple[bytes, int]:
+        random = self.world.timeline.random
+        blocks = random.randint(1, BLOCKS)
+        return random.choice(CHAINS)[: HASH_BYTES * blocks], random.choice((0, 0, 0, 16))

@@ -1,0 +1,399 @@
+"""A cache's memory and its server's use of it, in plain Python: what `LocalCache` does, as far as engines can tell.
+
+The memory outlives the cache that serves it, like the native one: sessions, leases, reservations and readable entries
+are found in it by the next cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import (
+    NO_ADDRESS,
+    NO_LIMIT,
+    Acquired,
+    AcquireOutcome,
+    CacheGeometry,
+    CacheStats,
+    CommitOutcome,
+    LeasedGroup,
+    LeaseId,
+    Reservation,
+    SessionId,
+)
+from kvoffload.types import HASH_BYTES
+
+SLOT_BYTES = 64
+PIECES = 2
+"""In which a copy moves one shard of a record."""
+Tag = tuple[bytes, bytes, int]
+"""What a piece must hold: the identity, the block's name, the shard."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """One slot, and who has it."""
+
+    place: int
+    generation: int = 1
+    state: str = "free"
+    """free, reserved, readable, or quarantined: without a name, and leased."""
+    key: tuple[int, int, bytes] | None = None
+    space: tuple[int, int] = (0, 0)
+    session: int = 0
+    committed: int = 0
+    leases: int = 0
+    touched: int = 0
+
+    @property
+    def ticket(self) -> int:
+        return self.generation << 16 | self.place + 1
+
+
+@dataclass(eq=False)
+class Session:
+    """An engine, as the memory knows it."""
+
+    members: set[int] = field(default_factory=set)
+    is_open: bool = True
+    is_ending: bool = False
+
+
+class ModelMemory:
+    """What lies in shared memory. It belongs to whoever has its number."""
+
+    def __init__(self, number: int, slots: int) -> None:
+        self.number = number
+        self.entries = [Entry(place) for place in range(slots)]
+        self.pieces: dict[tuple[int, int, int], Tag] = {}
+        """By slot, shard and piece."""
+        self.readable: dict[tuple[int, int, bytes], Entry] = {}
+        self.leases: dict[int, tuple[int, list[Entry]]] = {}
+        """By number: the session, and what it reads."""
+        self.sessions: dict[int, Session] = {}
+        self.spaces: list[tuple[bytes, CacheGeometry]] = []
+        self.has_owner = True
+        self.clock = 0
+        self.last_lease = 0
+        self.last_session = 0
+
+    def __len__(self) -> int:
+        """In slots."""
+        return len(self.entries)
+
+    # ---- what engines do with it: without a server ----
+
+    def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return np.array([(name_space, group, name) in self.readable for name in split(hashes)], np.bool_)
+
+    def find_boundary(
+        self, name_space: int, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1
+    ) -> int:
+        """Of a geometry with one group, of which each block has one hash."""
+        if name_space >= len(self.spaces):
+            return local
+        size = self.spaces[name_space][1].hash_block_size
+        end = local // size
+        for name in split(chain)[end : limit // size]:
+            if (name_space, 0, name) not in self.readable:
+                break
+            end += 1
+        return end * size
+
+    def write(self, address: int, shard: int, piece: int, tag: Tag) -> None:
+        self.pieces[address // SLOT_BYTES, shard, piece] = tag
+
+    def holds(self, address: int, shard: int, piece: int, tag: Tag) -> bool:
+        return self.pieces.get((address // SLOT_BYTES, shard, piece)) == tag
+
+    def is_reserved(self, ticket: int) -> bool:
+        entry = self.entries[(ticket & 0xFFFF) - 1]
+        return entry.state == "reserved" and entry.ticket == ticket
+
+    # ---- what a test wants to know ----
+
+    def readable_names(self) -> set[tuple[int, int, bytes]]:
+        return set(self.readable)
+
+    def held_leases(self) -> Iterator[tuple[int, int]]:
+        """Number and session."""
+        return ((number, session) for number, (session, _) in self.leases.items())
+
+    def reservations(self) -> Iterator[tuple[int, int]]:
+        """Ticket and session."""
+        return ((entry.ticket, entry.session) for entry in self.entries if entry.state == "reserved")
+
+    def members(self, session: int) -> set[int]:
+        """Processes; none of a session that has ended."""
+        return self.sessions[session].members if session in self.sessions else set()
+
+
+class ModelCache:
+    """A server's use of a memory: a `ServedCache`. `has_exited` says it of a process, whose pidfd is its number."""
+
+    def __init__(self, memory: ModelMemory, has_exited: Callable[[int], bool]) -> None:
+        self.memory = memory
+        self._has_exited = has_exited
+
+    @classmethod
+    def adopt(cls, memory: ModelMemory, has_exited: Callable[[int], bool]) -> ModelCache:
+        assert not memory.has_owner
+        memory.has_owner = True
+        for session in memory.sessions.values():
+            session.members = {member for member in session.members if not has_exited(member)}
+            session.is_open = session.is_ending = False
+        return cls(memory, has_exited)
+
+    def close(self) -> None:
+        self.memory.has_owner = False
+
+    # ---- sessions ----
+
+    def open_namespace(self, fingerprint: Any, geometry: CacheGeometry) -> int:
+        known = [name for name, _ in self.memory.spaces]
+        if fingerprint not in known:
+            self.memory.spaces.append((bytes(fingerprint), geometry))
+            return len(known)
+        return known.index(fingerprint)
+
+    def open_tenant(self, name: str, *, quota_bytes: int = 0) -> int:
+        return 0
+
+    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
+        self.memory.last_session += 1
+        self.memory.sessions[self.memory.last_session] = Session()
+        return SessionId(self.memory.last_session)
+
+    def add_process(self, session: SessionId, *, pidfd: int) -> None:
+        found = self.memory.sessions.get(session)
+        if found is None or not found.is_open or found.is_ending:
+            raise ValueError(f"no session {session} is open")
+        found.members.add(pidfd)
+
+    def quarantine_session(self, session: SessionId) -> bool:
+        found = self.memory.sessions.get(session)
+        if found is not None:
+            found.is_open = False
+        return found is not None
+
+    def reopen_session(self, session: SessionId) -> bool:
+        found = self.memory.sessions.get(session)
+        if found is None or found.is_ending:
+            return False
+        found.members = {member for member in found.members if not self._has_exited(member)}
+        found.is_open = True
+        return True
+
+    def reclaim_ended(self) -> int:
+        ended = []
+        for number, session in self.memory.sessions.items():
+            may_have_more = not session.members and session.is_open
+            if session.is_ending or (not may_have_more and all(map(self._has_exited, session.members))):
+                session.is_ending = True
+                ended.append(number)
+        for number in ended:
+            for lease in [lease for lease, (session, _) in self.memory.leases.items() if session == number]:
+                self.release(SessionId(number), LeaseId(lease))
+            for entry in self.memory.entries:
+                if entry.state == "reserved" and entry.session == number:
+                    self._free(entry)
+            del self.memory.sessions[number]
+        return len(ended)
+
+    # ---- blocks ----
+
+    def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return self.memory.lookup(name_space, group, hashes)
+
+    def acquire(
+        self,
+        session: SessionId,
+        name_space: int,
+        chain: Buffer,
+        *,
+        local: int = 0,
+        limit: int = NO_LIMIT,
+        alignment: int = 1,
+        shard: int = 0,
+    ) -> Acquired:
+        boundary = self.memory.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+        if boundary == local:
+            return Acquired(AcquireOutcome.MISS, local, LeaseId(0), ())
+        size = self.memory.spaces[name_space][1].hash_block_size
+        names = split(chain)[local // size : boundary // size]
+        return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size)
+
+    def acquire_entries(
+        self, session: SessionId, name_space: int, group: int, hashes: Buffer, *, shard: int = 0
+    ) -> Acquired:
+        keys = [(name_space, group, name) for name in split(hashes)]
+        if not keys or not all(key in self.memory.readable for key in keys):
+            return Acquired(AcquireOutcome.MISS, 0, LeaseId(0), ())
+        return self._lease(session, keys, 0, 0)
+
+    def release(self, session: SessionId, lease: LeaseId) -> bool:
+        owner, entries = self.memory.leases.get(lease, (0, []))
+        if owner != session or not lease:
+            return False
+        del self.memory.leases[lease]
+        for entry in entries:
+            entry.leases -= 1
+            if not entry.leases and entry.state == "quarantined":
+                self._free(entry)
+        return True
+
+    def reserve(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        *,
+        count: int = 0,
+        hashes: Buffer | None = None,
+        tenant: int = 0,
+    ) -> Reservation:
+        names: list[bytes | None] = [None] * count if hashes is None else list(split(hashes))
+        tickets, addresses = [], []
+        for name in names:
+            if name is not None and (name_space, group, name) in self.memory.readable:
+                tickets.append(0)
+                addresses.append(NO_ADDRESS)
+                continue
+            entry = self._find_room() if self._may_have_more(session) else None
+            if entry is None:
+                break
+            entry.state, entry.session, entry.committed = "reserved", session, 0
+            entry.space, entry.key = (name_space, group), None
+            tickets.append(entry.ticket)
+            addresses.append(entry.place * SLOT_BYTES)
+        return Reservation(np.array(tickets, np.uint64), np.array(addresses, np.uint64))
+
+    def commit(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        tickets: npt.NDArray[np.uint64],
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+    ) -> npt.NDArray[np.uint8]:
+        names = split(hashes)
+        outcomes = [
+            self._commit_one(session, (name_space, group, name), ticket, shard)
+            for ticket, name in zip(tickets.tolist(), names, strict=True)
+        ]
+        return np.array(outcomes, np.uint8)
+
+    def abort(self, session: SessionId, tickets: npt.NDArray[np.uint64]) -> int:
+        found = [entry for ticket in tickets.tolist() if (entry := self._reserved(session, ticket)) is not None]
+        for entry in found:
+            self._free(entry)
+        return len(found)
+
+    def invalidate(self, name_space: int, group: int, hashes: Buffer) -> int:
+        return sum(self._remove((name_space, group, name)) for name in split(hashes))
+
+    def clear(self, name_space: int) -> int:
+        return sum(self._remove(key) for key in list(self.memory.readable) if key[0] == name_space)
+
+    @property
+    def version(self) -> int:
+        return self.memory.clock
+
+    @property
+    def stats(self) -> CacheStats:
+        states = [entry.state for entry in self.memory.entries]
+        counts = dict.fromkeys(CacheStats.__dataclass_fields__, 0) | {
+            "readable": states.count("readable"),
+            "reserved": states.count("reserved"),
+            "quarantined": states.count("quarantined"),
+            "leases": len(self.memory.leases),
+            "sessions": len(self.memory.sessions),
+        }
+        return CacheStats(**(counts | {"tenants": ()}))
+
+    # ---- inside ----
+
+    def _may_have_more(self, session: SessionId) -> bool:
+        found = self.memory.sessions.get(session)
+        return found is not None and found.is_open and not found.is_ending
+
+    def _lease(self, session: SessionId, keys: list[tuple[int, int, bytes]], boundary: int, first: int) -> Acquired:
+        if not self._may_have_more(session):
+            return Acquired(AcquireOutcome.OVER_LIMIT, 0, LeaseId(0), ())
+        memory = self.memory
+        entries = [memory.readable[key] for key in keys]
+        memory.clock += 1
+        memory.last_lease += 1
+        for entry in entries:
+            entry.leases += 1
+            entry.touched = memory.clock
+        memory.leases[memory.last_lease] = (session, entries)
+        addresses = np.array([entry.place * SLOT_BYTES for entry in entries], np.uint64)
+        group = LeasedGroup(first, addresses, np.ones(len(entries), np.uint64))
+        return Acquired(AcquireOutcome.HIT, boundary, LeaseId(memory.last_lease), (group,))
+
+    def _commit_one(self, session: SessionId, key: tuple[int, int, bytes], ticket: int, shard: int) -> CommitOutcome:
+        entry = self._reserved(session, ticket) if self._may_have_more(session) else None
+        if entry is None or entry.space != key[:2] or (entry.key is not None and entry.key != key):
+            return CommitOutcome.STALE
+        entry.key = key
+        entry.committed |= 1 << shard
+        shards = self.memory.spaces[key[0]][1].groups[key[1]].shards
+        if entry.committed != (1 << shards) - 1:
+            return CommitOutcome.INCOMPLETE
+        if key in self.memory.readable:
+            self._free(entry)
+            return CommitOutcome.DUPLICATE
+        self.memory.clock += 1
+        entry.state, entry.touched = "readable", self.memory.clock
+        self.memory.readable[key] = entry
+        return CommitOutcome.READABLE
+
+    def _reserved(self, session: SessionId, ticket: int) -> Entry | None:
+        entries = self.memory.entries
+        if session not in self.memory.sessions or not 0 < ticket & 0xFFFF <= len(entries):
+            return None
+        entry = entries[(ticket & 0xFFFF) - 1]
+        return entry if entry.state == "reserved" and entry.ticket == ticket and entry.session == session else None
+
+    def _find_room(self) -> Entry | None:
+        for entry in self.memory.entries:
+            if entry.state == "free":
+                return entry
+        victims = [entry for entry in self.memory.readable.values() if not entry.leases]
+        if not victims:
+            return None
+        victim = min(victims, key=lambda entry: entry.touched)
+        assert victim.key is not None
+        self._remove(victim.key)
+        return victim
+
+    def _remove(self, key: tuple[int, int, bytes]) -> bool:
+        entry = self.memory.readable.pop(key, None)
+        if entry is None:
+            return False
+        self.memory.clock += 1
+        if entry.leases:
+            entry.state = "quarantined"
+        else:
+            self._free(entry)
+        return True
+
+    def _free(self, entry: Entry) -> None:
+        entry.generation += 1
+        entry.state, entry.key, entry.session = "free", None, 0
+
+
+def split(hashes: Buffer) -> list[bytes]:
+    data = bytes(hashes)
+    return [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]

@@ -1,0 +1,37 @@
+"""Whatever happens, and in whatever order: no byte is wrong, nothing is used twice, and in the end all is well again.
+
+`python -m tests.simulation SEED` replays a schedule with its trace.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import pytest
+
+from tests.children import child
+
+SCHEDULES = 10_000
+CAMPAIGN_SCHEDULES = 1_000_000
+
+
+def run(first: int, end: int) -> None:
+    """Each process has every so-manieth seed, so that all have the same work."""
+    count = os.cpu_count() or 1
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(child(["-m", "tests.simulation", str(first + at), str(end), str(count)]))
+            for at in range(count)
+        ]
+        said = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * count, "\n".join(said)
+
+
+def test_in_ten_thousand_schedules_all_is_well_in_the_end() -> None:
+    run(0, SCHEDULES)
+
+
+@pytest.mark.campaign
+def test_in_a_million() -> None:
+    run(SCHEDULES, CAMPAIGN_SCHEDULES)
