@@ -389,7 +389,7 @@ def _batches(chosen: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.intp]]:
 
 def _rows(hashes: Buffer, part: npt.NDArray[np.intp]) -> bytes:
     rows = np.frombuffer(memoryview(hashes), np.uint8).reshape(-1, HASH_BYTES)
-    return cast(bytes, rows[part].tobytes())
+    return bytes(rows[part])
 
 
 def _numbers(blob: bytes) -> npt.NDArray[np.uint64]:
