@@ -108,6 +108,7 @@ class RecordMover:
             more = self._client.take(0, count - len(taken))
             taken = ReservedSlots(
                 more.memory_id,
+                more.session,
                 0,
                 np.concatenate([taken.tickets, more.tickets]),
                 np.concatenate([taken.addresses, more.addresses]),

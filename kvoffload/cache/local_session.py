@@ -46,6 +46,9 @@ class LocalSession:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return self._segments
 
+    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+        return (held.memory_id, held.session) == (self._memory_id, self._session)
+
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         if not 0 <= group < len(self._geometry.groups):
             raise ValueError(f"there is no group {group}, there are {len(self._geometry.groups)}")
@@ -92,7 +95,7 @@ class LocalSession:
         found = self._cache.reserve(
             self._session, self._name_space, group, count=count, hashes=hashes, tenant=self._tenant
         )
-        return ReservedSlots(self._memory_id, group, found.tickets, found.addresses)
+        return ReservedSlots(self._memory_id, self._session, group, found.tickets, found.addresses)
 
     def publish(
         self,
@@ -147,4 +150,6 @@ class LocalSession:
             ]
             digests = np.array([group.digests, *rows][:shards], np.uint64).reshape(shards, len(group.addresses))
             groups.append(LeasedGroup(group.first, group.addresses, digests))
-        return AcquiredBlocks(found.outcome, found.boundary, BlockLease(self._memory_id, found.lease), tuple(groups))
+        return AcquiredBlocks(
+            found.outcome, found.boundary, BlockLease(self._memory_id, found.lease, self._session), tuple(groups)
+        )

@@ -22,6 +22,8 @@ class BlockLease:
 
     memory_id: int
     number: int
+    session: int
+    """Of the memory, that has it. Its processes are waited for before anything of it is taken back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,7 @@ class ReservedSlots:
     """Slots of one group to write to, and the rights to publish them. Plain data."""
 
     memory_id: int
+    session: int
     group: int
     tickets: Tickets
     addresses: Addresses
@@ -54,7 +57,7 @@ class ReservedSlots:
         return len(self.tickets)
 
     def __getitem__(self, part: slice | npt.NDArray[np.bool_]) -> ReservedSlots:
-        return ReservedSlots(self.memory_id, self.group, self.tickets[part], self.addresses[part])
+        return ReservedSlots(self.memory_id, self.session, self.group, self.tickets[part], self.addresses[part])
 
 
 class OffloadCache(Protocol):
@@ -71,6 +74,11 @@ class OffloadCache(Protocol):
 
     def memory(self, memory_id: int) -> SegmentMap:
         """Where slots lie. ValueError: it is not mapped here (any more)."""
+        ...
+
+    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+        """Whether this process may copy from or to what another process of its engine holds: the memory is mapped here,
+        and would wait for this process's exit. A process must not copy otherwise; what it holds itself it may."""
         ...
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:

@@ -111,6 +111,9 @@ class AsyncClient:
     def memory(self, memory_id: int) -> SegmentMap:
         return self._engine.memory(memory_id)
 
+    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+        return self._engine.may_copy(held)
+
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return self._engine.lookup(group, hashes)
 

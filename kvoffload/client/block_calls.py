@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -22,6 +22,7 @@ from kvoffload.cache import (
     SegmentMap,
     TenantUsage,
 )
+from kvoffload.client.blobs import choose_rows, count_hashes, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import CreditStock, plan_stocks
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import SharedMemory
@@ -46,7 +47,6 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
 from kvoffload.types import HASH_BYTES
 
-_WIRE = np.dtype("<u8")
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
 
@@ -102,11 +102,15 @@ class BlockCalls:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return cast(SharedMemory, found).segments
 
+    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+        found = self._link.memories.find(held.memory_id)
+        return found is not None and held.session in found.sessions
+
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         self._check_group(group)
         mapped = self._mapped
         if mapped is None:
-            return np.zeros(_count(hashes), np.bool_)
+            return np.zeros(count_hashes(hashes), np.bool_)
         memory, name_space = mapped
         return memory.index.lookup(name_space, group, hashes)
 
@@ -195,7 +199,7 @@ class BlockCalls:
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
         self._check_group(group)
-        taken = self._stocks[group].take(self.memory_id, count)
+        taken = self._stocks[group].take(self.memory_id, self._session, count)
         self.refill(now_ns)
         return taken
 
@@ -205,7 +209,7 @@ class BlockCalls:
             return
         for stock in self._stocks:
             if self._link.is_closing:
-                self.abort(stock.take(self.memory_id, len(stock)), now_ns)
+                self.abort(stock.take(self.memory_id, self._session, len(stock)), now_ns)
                 continue
             count = stock.missing(now_ns)
             if count:
@@ -225,7 +229,7 @@ class BlockCalls:
     ) -> PendingSlots:
         self._check_group(group)
         names = b"" if hashes is None else bytes(hashes)
-        pending = PendingSlots(ReservedSlots(self.memory_id, group, _NO_NUMBERS, _NO_NUMBERS))
+        pending = PendingSlots(ReservedSlots(self.memory_id, self._session, group, _NO_NUMBERS, _NO_NUMBERS))
         if self._mapped is None or not self._link.is_serving or (hashes is not None and not names):
             pending.is_over = True
             return pending
@@ -235,9 +239,8 @@ class BlockCalls:
         def end() -> None:
             answer = request.answer
             if isinstance(answer, CreditsGranted):
-                pending.slots = ReservedSlots(
-                    pending.slots.memory_id, group, _numbers(answer.tickets), _numbers(answer.addresses)
-                )
+                tickets, addresses = read_numbers(answer.tickets), read_numbers(answer.addresses)
+                pending.slots = replace(pending.slots, tickets=tickets, addresses=addresses)
             pending.is_over = True
             if on_over is not None:
                 on_over()
@@ -265,29 +268,29 @@ class BlockCalls:
         if mapped is None or slots.memory_id != mapped[0].memory_id:
             return
         granted = slots.tickets != 0
-        for part in _batches(granted):
+        for part in cut_batches(granted):
             message = Publish(
                 name_space=mapped[1],
                 group=slots.group,
                 shard=shard,
-                tickets=_to_blob(slots.tickets[part]),
-                hashes=_rows(hashes, part),
-                parents=b"" if parents is None else _rows(parents, part),
-                digests=b"" if digests is None else _to_blob(np.asarray(digests, np.uint64)[part]),
+                tickets=to_blob(slots.tickets[part]),
+                hashes=choose_rows(hashes, part),
+                parents=b"" if parents is None else choose_rows(parents, part),
+                digests=b"" if digests is None else to_blob(np.asarray(digests, np.uint64)[part]),
             )
             self._link.tell(message, now_ns)
 
     def abort(self, slots: ReservedSlots, now_ns: int) -> None:
         if slots.memory_id == self.memory_id != 0:
-            for part in _batches(slots.tickets != 0):
-                self._link.tell(Abort(tickets=_to_blob(slots.tickets[part])), now_ns)
+            for part in cut_batches(slots.tickets != 0):
+                self._link.tell(Abort(tickets=to_blob(slots.tickets[part])), now_ns)
 
     def invalidate(self, group: int, hashes: Buffer, now_ns: int) -> None:
         self._check_group(group)
         if self._mapped is not None:
-            count = _count(hashes)
-            for part in _batches(np.ones(count, np.bool_)):
-                message = Invalidate(name_space=self._mapped[1], group=group, hashes=_rows(hashes, part))
+            count = count_hashes(hashes)
+            for part in cut_batches(np.ones(count, np.bool_)):
+                message = Invalidate(name_space=self._mapped[1], group=group, hashes=choose_rows(hashes, part))
                 self._link.tell(message, now_ns)
 
     def close(self, now_ns: int) -> None:
@@ -295,10 +298,15 @@ class BlockCalls:
         for lease in list(self._leases):
             self.release(lease, now_ns)
         for stock in self._stocks:
-            self.abort(stock.take(self.memory_id, len(stock)), now_ns)
+            self.abort(stock.take(self.memory_id, self._session, len(stock)), now_ns)
         self._mapped = None
 
     # ---- inside ----
+
+    @property
+    def _session(self) -> int:
+        """The memory's own number of ours, in the present memory."""
+        return 0 if self._mapped is None else self._mapped[0].held.memory_session
 
     @property
     def _call_ns(self) -> int:
@@ -336,9 +344,9 @@ class BlockCalls:
         assert isinstance(request.message, Credits)
         granted = 0
         if isinstance(request.answer, CreditsGranted):
-            tickets = _numbers(request.answer.tickets)
+            tickets = read_numbers(request.answer.tickets)
             granted = len(tickets)
-            stock.put(tickets, _numbers(request.answer.addresses))
+            stock.put(tickets, read_numbers(request.answer.addresses))
         if granted < request.message.count:
             stock.not_before_ns = request.sent_ns + _WITHOUT_ROOM_NS
 
@@ -346,13 +354,13 @@ class BlockCalls:
         if not isinstance(answer, Acquired) or not answer.lease:
             outcome = AcquireOutcome[answer.outcome.name] if isinstance(answer, Acquired) else AcquireOutcome.MISS
             return AcquiredBlocks(outcome, local)
-        lease = BlockLease(memory_id, answer.lease)
+        lease = BlockLease(memory_id, answer.lease, self._session)
         self._leases.add(lease)
         self._link.memories.hold(memory_id)
         groups = []
         for group in answer.groups:
-            addresses = _numbers(group.addresses)
-            digests = _numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
+            addresses = read_numbers(group.addresses)
+            digests = read_numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
             groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
         return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, lease, tuple(groups))
 
@@ -371,30 +379,3 @@ def read_counts(answer: ServerMessage | None) -> CacheStats | str:
         )
         return CacheStats(tenants=tenants, **counts)
     return answer.message if isinstance(answer, Error) else "the cache server did not answer in time"
-
-
-def _count(hashes: Buffer) -> int:
-    size = memoryview(hashes).nbytes
-    if size % HASH_BYTES:
-        raise ValueError(f"hashes have {HASH_BYTES} bytes each, not {size} in all")
-    return size // HASH_BYTES
-
-
-def _batches(chosen: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.intp]]:
-    """Positions of what was chosen, in parts that fit a message."""
-    positions = np.flatnonzero(chosen)
-    for start in range(0, len(positions), MAX_BATCH):
-        yield positions[start : start + MAX_BATCH]
-
-
-def _rows(hashes: Buffer, part: npt.NDArray[np.intp]) -> bytes:
-    rows = np.frombuffer(memoryview(hashes), np.uint8).reshape(-1, HASH_BYTES)
-    return bytes(rows[part])
-
-
-def _numbers(blob: bytes) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(blob, _WIRE).astype(np.uint64, copy=False)
-
-
-def _to_blob(numbers: npt.NDArray[np.uint64]) -> bytes:
-    return numbers.astype(_WIRE, copy=False).tobytes()

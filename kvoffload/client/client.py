@@ -140,6 +140,9 @@ class Client:
     def memory(self, memory_id: int) -> SegmentMap:
         return self._engine.memory(memory_id)
 
+    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+        return self._engine.may_copy(held)
+
     def retire(self, memory_id: int) -> None:
         """No process of the engine uses this former memory any more."""
         with self._lock:
@@ -313,8 +316,10 @@ class Client:
         budget_ns = self._budget_ns
         while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
             # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
-            poller = select.poll()
-            poller.register(self._wire.control_file, select.POLLIN)
+            poller, file = select.poll(), self._wire.control_file
+            if file >= 0:
+                # Else another thread has just hung up, and ends it.
+                poller.register(file, select.POLLIN)
             poller.poll(_SLICE_S * 1000)
             now_ns = time.monotonic_ns()
             with self._lock:

@@ -37,9 +37,9 @@ class CreditStock:
         self._tickets = np.concatenate([self._tickets, tickets[granted]])
         self._addresses = np.concatenate([self._addresses, addresses[granted]])
 
-    def take(self, memory_id: int, count: int) -> ReservedSlots:
+    def take(self, memory_id: int, session: int, count: int) -> ReservedSlots:
         """As many as are there."""
-        taken = ReservedSlots(memory_id, self.group, self._tickets[:count], self._addresses[:count])
+        taken = ReservedSlots(memory_id, session, self.group, self._tickets[:count], self._addresses[:count])
         self._tickets, self._addresses = self._tickets[count:], self._addresses[count:]
         return taken
 

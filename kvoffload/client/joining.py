@@ -39,6 +39,8 @@ from kvoffload.protocol import (
 OFFERED_AT_ONCE = 250
 """Segments in one packet."""
 SOFTWARE = "kvoffload"
+_MEMORY_SESSIONS = 1 << 32
+"""The lower half of a session's number is that of its memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,11 @@ class HeldMemory:
     index_bytes: int
     segments: tuple[int, ...]
     segment_sizes: tuple[int, ...]
+
+    @property
+    def memory_session(self) -> int:
+        """The memory's own number of the session."""
+        return self.session % _MEMORY_SESSIONS
 
 
 @dataclass(frozen=True)

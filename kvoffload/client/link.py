@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
 _IDLE_NS = SECOND_NS // 4
-_MEMORY_SESSIONS = 1 << 32
-"""The lower half of a session's number is that of its memory."""
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
 
@@ -294,7 +292,7 @@ class Link:
 
     def _start_serving(self, joining: Joining, now_ns: int) -> None:
         former = self.memories.current
-        former_session = -1 if former is None else former.held.session % _MEMORY_SESSIONS
+        former_session = -1 if former is None else former.held.memory_session
         try:
             held = joining.take_memory()
             is_new = held is not None and self.memories.take(held)
@@ -302,7 +300,7 @@ class Link:
             self._hang_up(now_ns, f"the server's memory cannot be mapped: {fault}")
             return
         # Whatever the welcome says, which may have come before an adoption.
-        goes_on = held is not None and not is_new and held.session % _MEMORY_SESSIONS == former_session
+        goes_on = held is not None and not is_new and held.memory_session == former_session
         self.boot_id = joining.boot_id
         self.registered = joining.registered
         self.state = LinkState.SERVING

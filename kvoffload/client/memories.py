@@ -20,6 +20,8 @@ class MappedMemory(Protocol):
 
     memory_id: int
     held: HeldMemory
+    sessions: set[int]
+    """Of it, that this process is or was of: they wait for its exit."""
 
     def close(self) -> None: ...
 
@@ -31,6 +33,7 @@ class SharedMemory:
         """Takes the descriptors. RuntimeError, ValueError: they are no cache's memory. OSError: it cannot be mapped."""
         self.held = held
         self.memory_id = name_memory(held)
+        self.sessions = {held.memory_session}
         try:
             self.index = IndexReader(os.dup(held.index))
             self.segments = SegmentMap([os.dup(file) for file in held.segments], held.segment_sizes[0])
@@ -83,6 +86,7 @@ class Memories:
             close_all((held.lock, held.index, *held.segments))
             mine = former.held
             former.held = replace(mine, boot_id=held.boot_id, session=held.session)
+            former.sessions.add(held.memory_session)
             return False
         self.current = memory = self._open(held)
         self._by_id[memory.memory_id] = memory

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.simulation.memory import AnyMemory
 
 BLOCKS = 4
-MEMORY_SESSIONS = 1 << 32
 TOKENS = 16
 """In a block."""
 CHAINS = [make_chain(conversation, BLOCKS) for conversation in range(3)]
@@ -34,13 +33,22 @@ class Job:
     memory_id: int
     names: list[bytes]
     addresses: list[int]
-    session: int = 0
-    """That holds the slots, by its number in the memory."""
     lease: BlockLease | None = None
     slots: ReservedSlots | None = None
     waiting: set[Worker] = field(default_factory=set)
     """Who still copies."""
     has_failed: bool = False
+
+    @property
+    def held(self) -> BlockLease | ReservedSlots:
+        held = self.lease or self.slots
+        assert held is not None
+        return held
+
+    @property
+    def session(self) -> int:
+        """That holds the slots, by its number in the memory."""
+        return self.held.session
 
 
 class Worker(Process):
@@ -74,11 +82,9 @@ class Worker(Process):
 
     def _may_copy(self, job: Job) -> bool:
         """The memory is mapped; and this process is of the session that holds the slots, so they wait for its exit."""
-        mapped = self.link.memories.find(job.memory_id)
-        if mapped is None:
+        if self.link.memories.find(job.memory_id) is None:
             assert job.memory_id not in self.mapped[-1 - MAX_FORMER :], f"{self.name} has let go of memory too early"
-            return False
-        return mapped.held.session % MEMORY_SESSIONS == job.session
+        return self.blocks.may_copy(job.held)
 
     def end_copies(self) -> None:
         """The process has exited."""
@@ -243,9 +249,7 @@ class Scheduler(Process):
 
     def _hand_out(self, job: Job) -> None:
         job.waiting = set(self.workers)
-        mapped = self.link.memories.find(job.memory_id)
-        assert mapped is not None, f"{self.name} has let go of memory that it was given slots in"
-        job.session = mapped.held.session % MEMORY_SESSIONS
+        assert self.blocks.may_copy(job.held), f"{self.name} has let go of memory that it was given slots in"
         self.jobs.append(job)
         for worker in self.workers:
             self.world.timeline.after(self.world.timeline.between_ms(0.05, 3), worker.start_job, job, self)

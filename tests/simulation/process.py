@@ -50,6 +50,7 @@ class MappedMemory:
     held: HeldMemory
     memory_id: int
     index: AnyMemory
+    sessions: set[int]
     is_closed: bool = False
 
     @property
@@ -281,7 +282,7 @@ class Process:
     def _map(self, held: HeldMemory) -> MappedMemory:
         number = find_number(held.index)
         self.mapped.append(number)
-        return MappedMemory(held, number, self.world.memories[number])
+        return MappedMemory(held, number, self.world.memories[number], {held.memory_session})
 
     def _on_joined(self, goes_on: bool) -> None:
         assert self._served_on is not None

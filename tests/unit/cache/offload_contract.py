@@ -6,13 +6,14 @@ Whatever may wait is awaited; `AsAwaited` makes that of a cache whose calls wait
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.cache import AcquireOutcome, BlockLease, ReservedSlots
+from kvoffload.cache import AcquireOutcome, ReservedSlots
 from tests.unit.cache.cache_model import HYBRID, block_hashes, make_chain, record_pattern
 
 BLOCKS = 16
@@ -181,11 +182,11 @@ class OffloadCacheContract:
     async def test_what_is_not_ours_is_ignored(self, cache: Any) -> None:
         await save(cache)
         found = await cache.acquire(CHAIN)
-        cache.release(BlockLease(found.lease.memory_id, found.lease.number + (1 << 32)))
-        cache.release(BlockLease(found.lease.memory_id + 1, found.lease.number))
+        cache.release(replace(found.lease, number=found.lease.number + (1 << 32)))
+        cache.release(replace(found.lease, memory_id=found.lease.memory_id + 1))
         assert (await cache.stats()).leases == 1
         slots = await cache.reserve(0, count=2)
-        other = ReservedSlots(slots.memory_id + 1, 0, slots.tickets, slots.addresses)
+        other = replace(slots, memory_id=slots.memory_id + 1)
         cache.publish(other, hashes=bytes(64))
         cache.abort(other)
         assert (await cache.stats()).reserved == 2
@@ -195,6 +196,16 @@ class OffloadCacheContract:
         cache.abort(slots)
         stats = await cache.stats()
         assert (stats.leases, stats.reserved) == (0, 0)
+
+    async def test_only_what_waits_for_this_process_may_be_copied(self, cache: Any) -> None:
+        await save(cache)
+        found, slots = await cache.acquire(CHAIN), await cache.reserve(0, count=1)
+        for held in (found.lease, slots):
+            assert cache.may_copy(held)
+            assert not cache.may_copy(replace(held, session=held.session + 1))
+            assert not cache.may_copy(replace(held, memory_id=held.memory_id + 1))
+        cache.release(found.lease)
+        cache.abort(slots)
 
     async def test_a_memory_that_is_not_mapped_has_no_slots(self, cache: Any) -> None:
         assert cache.memory(cache.memory_id).size_bytes > 0

@@ -72,6 +72,7 @@ class FakeMemory:
     def __init__(self, held: HeldMemory) -> None:
         self.held = held
         self.memory_id = held.index
+        self.sessions = {held.memory_session}
         self.is_closed = False
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from tests.unit.daemon.harness import register_of
 
 CHAIN = make_chain(1, 8)
 WAIT_NS = SECOND_NS // 20
+SESSION = 0x70005
 STOCKED = LinkTerms(stock_bytes=16 * 4096)
 
 
@@ -105,7 +106,7 @@ def test_a_hit_is_asked_for_as_far_as_it_goes() -> None:
     assert call.message == Acquire(name_space=4, chain=CHAIN[: 32 * 4], limit=64)
     assert (pending.is_over, pending.found) == (False, None)
     setting.hit(call)
-    assert pending.found.lease == BlockLease(NO_FILE, 9)
+    assert pending.found.lease == BlockLease(NO_FILE, 9, SESSION)
     assert pending.found.boundary == 64
     assert pending.found.groups[0].addresses.tolist() == [0, 1, 2, 3]
     assert pending.found.groups[0].digests.shape == (0, 4)
@@ -235,7 +236,7 @@ def test_large_batches_are_cut() -> None:
     setting = Setting()
     count = MAX_BATCH + 5
     tickets = np.arange(count, dtype=np.uint64)  # the first one is no slot
-    slots = ReservedSlots(NO_FILE, 0, tickets, tickets)
+    slots = ReservedSlots(NO_FILE, SESSION, 0, tickets, tickets)
     hashes = np.arange(count * 4, dtype="<u8").tobytes()
     setting.blocks.publish(slots, 0, hashes=hashes, parents=hashes, digests=tickets + np.uint64(1))
     first, second = (call.message for call in setting.wire.take())

@@ -20,13 +20,13 @@ def test_it_is_filled_up_below_half() -> None:
     stock.put(numbers(1, 0, 2, 3), numbers(10, 99, 20, 30))
     assert len(stock) == 3  # ticket 0 is no slot
     assert stock.missing(0) == 0
-    taken = stock.take(7, 2)
+    taken = stock.take(7, 1, 2)
     assert (taken.memory_id, taken.group, taken.tickets.tolist(), taken.addresses.tolist()) == (7, 2, [1, 2], [10, 20])
     assert stock.missing(0) == 3
     stock.not_before_ns = 50
     assert (stock.missing(49), stock.missing(50)) == (0, 3)
-    assert len(stock.take(7, 5)) == 1
-    assert len(stock.take(7, 5)) == 0
+    assert len(stock.take(7, 1, 5)) == 1
+    assert len(stock.take(7, 1, 5)) == 0
 
 
 def test_a_lost_session_has_none() -> None:
