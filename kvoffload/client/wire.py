@@ -20,7 +20,6 @@ QUEUED_FRAMES = 4096
 """That the server has not taken. Beyond it the connection is given up."""
 FRAMES_AT_ONCE = 64
 _READABLE = int(zmq.POLLIN)
-_CONNECT_S = 0.2
 
 
 class SocketWire:
@@ -58,12 +57,12 @@ class SocketWire:
     def dial(self) -> bool:
         if self.path is None:
             return False
-        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        # A server that hangs has a full backlog; without a bound, connect waits for it.
-        connecting.settimeout(_CONNECT_S)
+        kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        connecting = socket.socket(socket.AF_UNIX, kind)
         try:
             connecting.connect(str(self.path))
         except OSError:
+            # Also where connect would wait: a server that hangs has a full backlog.
             connecting.close()
             self._forget_path()
             return False

@@ -84,7 +84,15 @@ def test_a_greeting_arrives_with_the_pidfd(wire: SocketWire, link: Link, listene
     packet.close()
 
 
-def test_a_backlog_that_is_full_is_not_waited_for(path: Path, listener: Listener) -> None:
+def test_a_backlog_that_is_full_is_not_waited_for(
+    path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Prompt(socket.socket):
+        def connect(self, address: object) -> None:
+            assert self.gettimeout() == 0
+            super().connect(address)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "socket", Prompt)
     wires = [SocketWire(path) for _ in range(4)]
     try:
         assert not all(wire.dial() for wire in wires)
