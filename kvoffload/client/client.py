@@ -347,9 +347,14 @@ class Client:
                 self._link.cannot_dial(time.monotonic_ns(), line)
 
     def _look(self, now_ns: int) -> None:
-        self._wire.receive_control(self._link, now_ns)
-        if not self._wire.needs_path:
+        """On a caller's thread, which may part from the server but never joins: that is the keeper's."""
+        was_serving = self._link.state is LinkState.SERVING
+        if was_serving:
+            self._wire.receive_control(self._link, now_ns)
+        if self._link.state is LinkState.SERVING:
             self._link.on_time(now_ns)
+        if was_serving and self._link.state is not LinkState.SERVING:
+            os.eventfd_write(self._wake, 1)
 
     def _keep(self) -> None:
         """Joins, and joins again; sees to what nobody waits for."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,31 @@ def test_slots_are_held_ready(socket_path: Path) -> None:
         held = client.stats().reserved
         client.abort(taken)
         assert client.stats().reserved == held - 5
+
+
+def test_callers_never_join_and_wake_whoever_does(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To dial and to map memory may take long, which a scheduler's thread must not wait for."""
+    client = Client(make_terms(socket_path))  # its keeper does not run
+    link, wire = client._link, client._wire
+
+    def receive(link: Any, now_ns: int) -> None:
+        link.on_hang_up(now_ns, "gone")
+
+    try:
+        client.take(0, 1)
+        assert client.state is LinkState.DOWN
+        link.on_time(time.monotonic_ns())
+        client.take(0, 1)
+        assert client.state is LinkState.JOINING
+        while client.state is LinkState.JOINING:
+            wire.await_control(0.01)
+            wire.receive_all(link, time.monotonic_ns())
+        monkeypatch.setattr(wire, "receive_control", receive)
+        client.take(0, 1)
+        assert (client.state, client.fault) == (LinkState.DOWN, "gone")
+        assert os.eventfd_read(client._wake) == 1
+    finally:
+        client.close()
 
 
 def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> None:
