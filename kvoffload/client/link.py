@@ -117,6 +117,7 @@ class Link:
         self._breaker = Breaker(self._make_backoff())
         self._pending = PendingCalls()
         self._log = OneWayLog()
+        self._last_mark: Pending | None = None
         self._one_way = 0
         self._subscription: Subscribe | None = None
 
@@ -236,7 +237,8 @@ class Link:
         if self.state is LinkState.CLOSED:
             return
         self._log.add(message, self._pending.last_number)
-        if self.state is LinkState.SERVING and self._send_one_way(message, now_ns) and self._log.needs_mark:
+        is_sent = self.state is LinkState.SERVING and self._send_one_way(message, now_ns)
+        if is_sent and self._log.needs_mark and (self._last_mark is None or self._last_mark.is_over):
             self._mark(now_ns)
 
     def subscribe(self, message: Subscribe, now_ns: int) -> None:
@@ -339,7 +341,7 @@ class Link:
 
     def _mark(self, now_ns: int) -> None:
         """Anything that is answered: it shows that the server lives, and that it had what was sent before."""
-        self.ask(Stats(), now_ns, int(self._terms.call_deadline_s * SECOND_NS))
+        self._last_mark = self.ask(Stats(), now_ns, int(self._terms.call_deadline_s * SECOND_NS))
 
     def _send_one_way(self, message: OneWay, now_ns: int) -> bool:
         self._one_way += 1

@@ -332,6 +332,21 @@ def test_many_one_way_messages_are_followed_by_a_request(link: Link, wire: FakeW
     assert one_ways(script.join(is_reopened=True)) == []
 
 
+def test_while_that_request_is_awaited_there_is_no_second_one(link: Link, wire: FakeWire, script: Script) -> None:
+    def tell(count: int) -> list[Call]:
+        for number in range(count):
+            link.tell(lease(number), script.now_ns)
+        return [call for call in wire.take() if isinstance(call.message, Stats)]
+
+    script.join()
+    (mark,) = tell(300)
+    script.answer(mark, COUNTS)
+    assert tell(211) == []  # 255 are in doubt
+    assert len(tell(2)) == 1
+    script.pass_time(6)  # it was not answered in time
+    assert [len(tell(1)), len(tell(1))] == [1, 0]
+
+
 def test_a_subscription_outlives_its_server(wire: FakeWire) -> None:
     told: list[tuple[Event, int]] = []
     link = make_link(wire, role=Role.OBSERVER, on_event=lambda *event: told.append(event))
