@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
 from types import TracebackType
 from typing import Self
 
@@ -15,40 +13,25 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots, SegmentMap
-from kvoffload.client.block_calls import BlockCalls, PendingAcquire, PendingSlots, read_counts
-from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.memories import Memories
-from kvoffload.client.parting import part
+from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.client.block_calls import PendingAcquire, PendingSlots
+from kvoffload.client.connection import Connection
+from kvoffload.client.link import SECOND_NS
 from kvoffload.client.terms import ClientTerms, LinkState
-from kvoffload.client.wire import SocketWire
-from kvoffload.errors import KVOffloadError, ServerError
-from kvoffload.protocol import Role, Stats, Subscribe
+from kvoffload.errors import KVOffloadError
+from kvoffload.protocol import Stats, Subscribe
 from kvoffload.protocol.message import Event
 
 _ANSWERS_S = 0.005
 """How often answers are looked for while some are awaited, whatever the loop hears from the socket."""
 
 
-class AsyncClient:
+class AsyncClient(Connection):
     """Belongs to the loop in which `start` is awaited. A cancelled call gives back what it would have brought."""
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription; it must not call the client."""
-        self._terms = terms
-        self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
-        self._pidfd = os.pidfd_open(os.getpid())
-        self._link = Link(
-            terms.member,
-            terms.register,
-            terms.link,
-            self._wire,
-            Memories(keeps_former=terms.member.role is Role.WORKER),
-            pidfd=self._pidfd,
-            random=Random(),
-            on_event=on_event,
-        )
-        self._blocks = None if terms.register is None else BlockCalls(self._link, terms.register, terms.link)
+        super().__init__(terms, on_event=on_event)
         self._watched: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._served = asyncio.Event()
@@ -66,13 +49,7 @@ class AsyncClient:
         self._unwatch()
         if self._finding is not None:
             self._finding.cancel()
-        if self._blocks is not None:
-            self._blocks.close(time.monotonic_ns())
-        part(self._link, self._wire)
-        self._link.close()
-        self._link.memories.close()
-        self._wire.close()
-        os.close(self._pidfd)
+        self._end()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -82,18 +59,6 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    @property
-    def state(self) -> LinkState:
-        return self._link.state
-
-    @property
-    def is_served(self) -> bool:
-        return self._link.is_serving
-
-    @property
-    def fault(self) -> str:
-        return self._link.fault
-
     async def wait_until_served(self, timeout_s: float) -> bool:
         """False: it is not by then, and `fault` says why."""
         try:
@@ -102,25 +67,7 @@ class AsyncClient:
             return False
         return True
 
-    # ---- without a message ----
-
-    @property
-    def memory_id(self) -> int:
-        return self._engine.memory_id
-
-    def memory(self, memory_id: int) -> SegmentMap:
-        return self._engine.memory(memory_id)
-
-    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
-        return self._engine.may_copy(held)
-
-    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        return self._engine.lookup(group, hashes)
-
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
-        return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
-
-    # ---- with one ----
+    # ---- loads and saves ----
 
     async def acquire(
         self,
@@ -135,7 +82,7 @@ class AsyncClient:
         pending = self._engine.start_acquire(
             chain,
             time.monotonic_ns(),
-            int(self._terms.link.acquire_deadline_s * SECOND_NS),
+            self._acquire_ns,
             local=local,
             limit=limit,
             alignment=alignment,
@@ -150,7 +97,7 @@ class AsyncClient:
             group,
             hashes,
             time.monotonic_ns(),
-            int(self._terms.link.acquire_deadline_s * SECOND_NS),
+            self._acquire_ns,
             shards=shards,
             on_over=over.set,
         )
@@ -189,25 +136,17 @@ class AsyncClient:
     async def stats(self) -> CacheStats:
         """ServerError: there is no answer."""
         over = asyncio.Event()
-        request = self._link.ask(Stats(), time.monotonic_ns(), int(self._terms.link.call_deadline_s * SECOND_NS))
+        request = self._link.ask(Stats(), time.monotonic_ns(), self._call_ns)
         request.when_over(over.set)
         self._turn()
         await over.wait()
-        counts = read_counts(request.answer)
-        if isinstance(counts, str):
-            raise ServerError(f"counts: {counts}", remedy="see whether the cache server runs")
-        return counts
+        return self._read_stats(request.answer)
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""
         self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
 
     # ---- inside ----
-
-    @property
-    def _engine(self) -> BlockCalls:
-        assert self._blocks is not None, "an observer has no blocks"
-        return self._blocks
 
     async def _finish(self, pending: PendingAcquire, over: asyncio.Event) -> AcquiredBlocks:
         if not pending.is_over:

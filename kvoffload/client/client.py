@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
 from types import TracebackType
 from typing import Self
 
@@ -17,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots, SegmentMap
-from kvoffload.client.block_calls import BlockCalls, PendingAcquire, read_counts
-from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.memories import Memories
-from kvoffload.client.parting import part
+from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.client.block_calls import PendingAcquire
+from kvoffload.client.connection import Connection
+from kvoffload.client.link import SECOND_NS
 from kvoffload.client.terms import ClientTerms, LinkState
-from kvoffload.client.wire import SocketWire
 from kvoffload.errors import KVOffloadError, ServerError
-from kvoffload.protocol import Drain, Draining, Error, Role, ServerMessage, Stats, Subscribe
+from kvoffload.protocol import Drain, Draining, Error, ServerMessage, Stats, Subscribe
 from kvoffload.protocol.message import Event, Request
 
 _SLICE_S = 0.001
@@ -35,7 +32,7 @@ _ANSWERS_S = 0.02
 """How often answers are looked for that nobody waits for."""
 
 
-class Client:
+class Client(Connection):
     """Safe to call from any thread of the process that made it; not in a forked child.
 
     Whatever says that it waits does so within a bound, and never beyond what is left of the step's budget between two
@@ -45,21 +42,8 @@ class Client:
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, on any thread; it must not call the client."""
-        self._terms = terms
+        super().__init__(terms, on_event=on_event)
         self._lock = threading.Lock()
-        self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
-        self._pidfd = os.pidfd_open(os.getpid())
-        self._link = Link(
-            terms.member,
-            terms.register,
-            terms.link,
-            self._wire,
-            Memories(keeps_former=terms.member.role is Role.WORKER),
-            pidfd=self._pidfd,
-            random=Random(),
-            on_event=on_event,
-        )
-        self._blocks = None if terms.register is None else BlockCalls(self._link, terms.register, terms.link)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._changed = threading.Condition(self._lock)
         self._keeper = threading.Thread(target=self._keep, name="kvoffload-client", daemon=True)
@@ -83,14 +67,8 @@ class Client:
             # It may be starting a server; then it ends by itself.
             self._keeper.join(_KEEPER_S)
         with self._lock:
-            if self._blocks is not None:
-                self._blocks.close(time.monotonic_ns())
-            part(self._link, self._wire)
-            self._link.close()
-            self._link.memories.close()
-            self._wire.close()
+            self._end()
         os.close(self._wake)
-        os.close(self._pidfd)
 
     def __enter__(self) -> Self:
         return self if self._keeper.ident is not None else self.start()
@@ -100,59 +78,15 @@ class Client:
     ) -> None:
         self.close()
 
-    # ---- how it stands ----
-
-    @property
-    def state(self) -> LinkState:
-        return self._link.state
-
-    @property
-    def is_served(self) -> bool:
-        """There is a server, and it answers in time."""
-        return self._link.is_serving
-
-    @property
-    def fault(self) -> str:
-        """Why it is not served, in one line."""
-        return self._link.fault
-
-    @property
-    def refusal(self) -> Error | None:
-        """What the server said, if that is why."""
-        return self._link.refusal
-
-    @property
-    def boot_id(self) -> int:
-        """Of the server that it is or was served by last; 0: none."""
-        return self._link.boot_id
-
     def wait_until_served(self, timeout_s: float) -> bool:
         """False: it is not by then, and `fault` says why."""
         with self._changed:
             return self._changed.wait_for(lambda: self._link.is_serving, timeout_s)
 
-    # ---- without a message ----
-
-    @property
-    def memory_id(self) -> int:
-        return self._engine.memory_id
-
-    def memory(self, memory_id: int) -> SegmentMap:
-        return self._engine.memory(memory_id)
-
-    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
-        return self._engine.may_copy(held)
-
     def retire(self, memory_id: int) -> None:
         """No process of the engine uses this former memory any more."""
         with self._lock:
             self._link.memories.retire(memory_id)
-
-    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        return self._engine.lookup(group, hashes)
-
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
-        return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
 
     # ---- loads ----
 
@@ -265,10 +199,7 @@ class Client:
 
     def stats(self) -> CacheStats:
         """Waits, for the call deadline at most. ServerError: there is no answer."""
-        counts = read_counts(self._ask(Stats()))
-        if isinstance(counts, str):
-            raise ServerError(f"counts: {counts}", remedy="see whether the cache server runs")
-        return counts
+        return self._read_stats(self._ask(Stats()))
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""
@@ -285,15 +216,6 @@ class Client:
 
     # ---- inside ----
 
-    @property
-    def _engine(self) -> BlockCalls:
-        assert self._blocks is not None, "an observer has no blocks"
-        return self._blocks
-
-    @property
-    def _acquire_ns(self) -> int:
-        return int(self._terms.link.acquire_deadline_s * SECOND_NS)
-
     def _finish(self, pending: PendingAcquire) -> AcquiredBlocks:
         self._wait(lambda: pending.is_over)
         if pending.found is None:
@@ -304,7 +226,7 @@ class Client:
 
     def _ask(self, message: Request) -> ServerMessage | None:
         with self._lock:
-            pending = self._link.ask(message, time.monotonic_ns(), int(self._terms.link.call_deadline_s * SECOND_NS))
+            pending = self._link.ask(message, time.monotonic_ns(), self._call_ns)
         self._wait(lambda: pending.is_over)
         if not pending.is_over:
             pending.is_wanted = False

@@ -352,18 +352,6 @@ async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> 
     assert asked == [False, True, True]
 
 
-def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
-    def count() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
-
-    before = count()
-    for _ in range(3):
-        client = served(socket_path)
-        client.close()
-        client.close()
-    assert count() == before
-
-
 def find_servers(room: Path) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():

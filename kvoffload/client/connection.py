@@ -1,0 +1,133 @@
+"""A process's connection to its server, as far as it is the same for threads and for an asyncio loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import NO_LIMIT, BlockLease, CacheStats, ReservedSlots, SegmentMap
+from kvoffload.client.block_calls import BlockCalls, read_counts
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.memories import Memories
+from kvoffload.client.terms import ClientTerms, LinkState
+from kvoffload.client.wire import SocketWire
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Bye, Error, Role, ServerMessage
+from kvoffload.protocol.message import Event
+
+PARTING_S = 0.2
+"""How long an end waits at most for the server to have had all that was sent."""
+
+
+class Connection:
+    """What is public here asks nobody and waits for nobody. All else belongs to whoever holds the client's lock."""
+
+    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None) -> None:
+        self._terms = terms
+        self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
+        self._pidfd = os.pidfd_open(os.getpid())
+        self._link = Link(
+            terms.member,
+            terms.register,
+            terms.link,
+            self._wire,
+            Memories(keeps_former=terms.member.role is Role.WORKER),
+            pidfd=self._pidfd,
+            random=Random(),
+            on_event=on_event,
+        )
+        self._blocks = None if terms.register is None else BlockCalls(self._link, terms.register, terms.link)
+
+    # ---- how it stands ----
+
+    @property
+    def state(self) -> LinkState:
+        return self._link.state
+
+    @property
+    def is_served(self) -> bool:
+        """There is a server, and it answers in time."""
+        return self._link.is_serving
+
+    @property
+    def fault(self) -> str:
+        """Why it is not served, in one line."""
+        return self._link.fault
+
+    @property
+    def refusal(self) -> Error | None:
+        """What the server said, if that is why."""
+        return self._link.refusal
+
+    @property
+    def boot_id(self) -> int:
+        """Of the server that it is or was served by last; 0: none."""
+        return self._link.boot_id
+
+    # ---- without a message ----
+
+    @property
+    def memory_id(self) -> int:
+        return self._engine.memory_id
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        return self._engine.memory(memory_id)
+
+    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+        return self._engine.may_copy(held)
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return self._engine.lookup(group, hashes)
+
+    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+        return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+
+    # ---- for the clients ----
+
+    @property
+    def _engine(self) -> BlockCalls:
+        assert self._blocks is not None, "an observer has no blocks"
+        return self._blocks
+
+    @property
+    def _acquire_ns(self) -> int:
+        return int(self._terms.link.acquire_deadline_s * SECOND_NS)
+
+    @property
+    def _call_ns(self) -> int:
+        return int(self._terms.link.call_deadline_s * SECOND_NS)
+
+    def _read_stats(self, answer: ServerMessage | None) -> CacheStats:
+        counts = read_counts(answer)
+        if isinstance(counts, str):
+            raise ServerError(f"counts: {counts}", remedy="see whether the cache server runs")
+        return counts
+
+    def _end(self) -> None:
+        """Gives back what is held, parts from the server and closes everything. Waits for `PARTING_S` at most."""
+        if self._blocks is not None:
+            self._blocks.close(time.monotonic_ns())
+        self._part()
+        self._link.close()
+        self._link.memories.close()
+        self._wire.close()
+        os.close(self._pidfd)
+
+    def _part(self) -> None:
+        """Sees to it that everything sent arrives: the last messages are told apart from lost ones."""
+        if self._link.state is not LinkState.SERVING:
+            return
+        wait_ns = int(PARTING_S * SECOND_NS)
+        pending = self._link.ask(Bye(one_way_count=self._link.one_way_count), time.monotonic_ns(), wait_ns)
+        while not pending.is_over:
+            self._wire.await_control(0.001)
+            now_ns = time.monotonic_ns()
+            self._wire.receive_control(self._link, now_ns)
+            self._link.on_time(now_ns)

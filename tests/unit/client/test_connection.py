@@ -1,0 +1,66 @@
+"""What is the same for both clients: how they stand, what they look up, and how they end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvoffload.client import AsyncClient, Client, LinkState
+from kvoffload.protocol import Role
+from tests.unit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.unit.client.conftest import make_terms
+from tests.unit.client.test_client import WAIT_S
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_before_its_start_it_asks_nobody(kind: type[Client] | type[AsyncClient], tmp_path: Path) -> None:
+    client = kind(make_terms(tmp_path / "nobody"))
+    assert (client.state, client.is_served, client.fault, client.refusal) == (LinkState.DOWN, False, "", None)
+    assert (client.boot_id, client.memory_id) == (0, 0)
+    assert not client.lookup(0, CHAIN).any()
+    assert client.find_boundary(CHAIN, local=16) == 16
+    with pytest.raises(ValueError, match="not mapped here"):
+        client.memory(7)
+    client._end()
+
+
+async def test_what_was_told_last_arrives(socket_path: Path) -> None:
+    observer = Client(make_terms(socket_path, role=Role.OBSERVER))
+    client = Client(make_terms(socket_path)).start()
+    assert client.wait_until_served(WAIT_S)
+    with observer:
+        assert observer.wait_until_served(WAIT_S)
+        await save(AsAwaited(client))
+        assert client.acquire(CHAIN).is_hit
+        slots = client.reserve(0, count=5)
+        assert (observer.stats().leases, observer.stats().reserved) == (1, 5)
+        client.abort(slots)
+        client.close()
+        assert (observer.stats().leases, observer.stats().reserved) == (0, 0)
+
+
+def count_open() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
+    before = count_open()
+    for _ in range(3):
+        client = Client(make_terms(socket_path)).start()
+        assert client.wait_until_served(WAIT_S), client.fault
+        client.close()
+        client.close()
+    assert count_open() == before
+
+
+async def test_the_end_in_a_loop_leaves_nothing_open(socket_path: Path) -> None:
+    before = count_open()
+    for _ in range(3):
+        client = await AsyncClient(make_terms(socket_path)).start()
+        assert await client.wait_until_served(WAIT_S), client.fault
+        await client.close()
+        await client.close()
+    assert count_open() == before
