@@ -9,12 +9,12 @@ from pathlib import Path
 
 import zmq
 
-from kvoffload.client.codec import CODEC
 from kvoffload.client.link import Link
 from kvoffload.errors import PacketError
 from kvoffload.packets import PacketSocket
 from kvoffload.protocol import Answer, Call, Channel, ProtocolFault
 from kvoffload.protocol.limits import FRAME_BYTES
+from kvoffload.wire_codec import CODEC
 
 QUEUED_FRAMES = 4096
 """That the server has not taken. Beyond it the connection is given up."""

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import zmq
 
-from kvoffload.client.codec import CODEC
 from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
 from kvoffload.daemon.lifelines import Watcher
 from kvoffload.daemon.long_calls import LongCalls
@@ -20,6 +19,7 @@ from kvoffload.daemon.server_terms import RemoteTerms
 from kvoffload.daemon.to_send import Later, Sendable
 from kvoffload.errors import ProtocolError
 from kvoffload.protocol import Error, ErrorCode, ProtocolFault, ServerMessage
+from kvoffload.wire_codec import CODEC
 
 Send: TypeAlias = Callable[[list[Sendable]], None]
 Clock: TypeAlias = Callable[[], int]

@@ -48,6 +48,7 @@ def test_the_tree_keeps_its_contracts(copy: Path) -> None:
         ("kvoffload/cache/planted.py", "import kvoffload.daemon"),
         ("kvoffload/protocol/planted.py", "import zmq"),
         ("kvoffload/protocol/planted.py", "import socket"),
+        ("kvoffload/protocol/planted.py", "from kvoffload.wire_codec import CODEC"),
         ("kvoffload/protocol/planted.py", "from kvoffload.keys import identity"),
         ("kvoffload/unlisted_room.py", "import kvoffload.errors"),
     ],

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload import native
-from kvoffload.client.codec import CODEC as COMPILED
 from kvoffload.errors import ProtocolError
 from kvoffload.protocol import (
     CODEC,
@@ -27,6 +26,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_BLOCKS
 from kvoffload.protocol.message import ClientMessage
+from kvoffload.wire_codec import CODEC as COMPILED
 from tests.unit.protocol.examples import draw_message
 from tests.unit.protocol.test_decoder_fuzz import ANYTHING
 
