@@ -1,0 +1,41 @@
+"""What tests import is named where tests are installed from: nothing comes by the way with another package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib.metadata import packages_distributions
+
+from tests.house.tree import ROOT, read_texts
+
+BY_THE_WAY = {"typing-extensions"}
+"""Of pydantic's own requirements."""
+
+
+def test_what_tests_import_is_pinned() -> None:
+    lines = (ROOT / "requirements" / "tests.txt").read_text().splitlines()
+    pinned = {canonical(line.split("==")[0]) for line in lines if "==" in line}
+    distributions = packages_distributions()
+    unnamed = set()
+    for file, text in read_texts().items():
+        if file.parts[0] == "tests" and file.suffix == ".py":
+            for module in imported(text):
+                names = {canonical(name) for name in distributions.get(module, ())}
+                if names and not names & (pinned | BY_THE_WAY | {"kvoffload"}):
+                    unnamed.add(f"{file}: {module}")
+    assert unnamed == set()
+
+
+def imported(text: str) -> set[str]:
+    """The first names of modules."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
