@@ -104,8 +104,6 @@ class Link:
         self.is_closing = False
         """The server that it is served by waits for what is held, to end."""
         self.joins = 0
-        self.losses = 0
-        """One-way messages that will never be sent."""
         self.on_joined: Callable[[bool], None] = lambda _: None
         """Hears whether everything goes on as it was: the same memory, and a session that holds what it held."""
         self._session = 0
@@ -318,8 +316,6 @@ class Link:
         # In a new session of the same memory it is void, but for what others of the engine were given there.
         for message in () if is_new else again:
             self.tell(message, now_ns)
-        if is_new:
-            self.losses += len(again)
         logger.info("served by cache server %x, session %x", self.boot_id, self._session)
         self.on_joined(goes_on)
         if self._subscription is not None:

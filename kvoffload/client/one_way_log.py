@@ -21,7 +21,6 @@ class OneWayLog:
     def __init__(self) -> None:
         self._entries: deque[tuple[int, OneWay]] = deque()
         """With the number of the last request that was sent before it."""
-        self.forgotten = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -34,7 +33,6 @@ class OneWayLog:
     def add(self, message: OneWay, last_request: int) -> None:
         if len(self._entries) >= MAX_MESSAGES:
             self._entries.popleft()
-            self.forgotten += 1
         self._entries.append((last_request, message))
 
     def confirm(self, answered: int) -> None:
