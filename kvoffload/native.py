@@ -42,6 +42,9 @@ digest_path = _native.digest_path
 read_bytes = _native.read_bytes
 
 PlainFrames = _native.PlainFrames
+ExpressServer = _native.ExpressServer
+ExpressEnd = _native.ExpressEnd
+open_express_end = _native.open_express_end
 
 Cache = _native.Cache
 IndexReader = _native.IndexReader

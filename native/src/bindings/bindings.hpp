@@ -15,6 +15,7 @@ namespace kvo {
 void bind_hash(nanobind::module_& module);
 void bind_digest(nanobind::module_& module);
 void bind_frames(nanobind::module_& module);
+void bind_express(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_cache(nanobind::module_& module);
 void bind_index_reader(nanobind::module_& module);

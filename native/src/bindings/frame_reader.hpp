@@ -4,36 +4,15 @@
 #include <nanobind/nanobind.h>
 
 #include <span>
+#include <vector>
 
 #include "bindings/frame_shape.hpp"
 
 namespace kvo::frames {
 
-class Reader {
+class Reader : public PlainReader {
 public:
-    explicit Reader(std::span<const std::uint8_t> bytes) : at_(bytes.data()), end_(at_ + bytes.size()) {}
-
-    bool at_end() const { return at_ == end_; }
-
-    std::size_t array(std::size_t limit) {
-        const std::uint8_t mark = *take(1);
-        const std::size_t count = (mark & 0xf0) == 0x90 ? mark & 0x0f : mark == 0xdc ? number(2) : kArrayItems + 1;
-        if (count > kArrayItems || count > limit) {
-            throw NotPlain{};
-        }
-        return count;
-    }
-
-    std::uint64_t whole() {
-        const std::uint8_t mark = *take(1);
-        if (mark < 0x80) {
-            return mark;
-        }
-        if (mark < 0xcc || mark > 0xcf) {
-            throw NotPlain{};
-        }
-        return number(std::size_t{1} << (mark - 0xcc));
-    }
+    using PlainReader::PlainReader;
 
     nanobind::object read(const Kind& kind) {
         switch (kind.is) {
@@ -44,13 +23,8 @@ public:
                 }
                 return nanobind::steal(PyLong_FromUnsignedLongLong(value));
             }
-            case Kind::Is::truth: {
-                const std::uint8_t mark = *take(1);
-                if (mark != 0xc2 && mark != 0xc3) {
-                    throw NotPlain{};
-                }
-                return nanobind::borrow(mark == 0xc3 ? Py_True : Py_False);
-            }
+            case Kind::Is::truth:
+                return nanobind::borrow(truth() ? Py_True : Py_False);
             case Kind::Is::choice: {
                 const auto key = nanobind::steal(PyLong_FromUnsignedLongLong(whole()));
                 PyObject* found = PyDict_GetItemWithError(kind.names.ptr(), key.ptr());
@@ -60,14 +34,10 @@ public:
                 return nanobind::borrow(found);
             }
             case Kind::Is::blob: {
-                const std::uint8_t mark = *take(1);
-                if (mark < 0xc4 || mark > 0xc6) {
-                    throw NotPlain{};
-                }
-                const auto size = static_cast<std::size_t>(number(std::size_t{1} << (mark - 0xc4)));
-                check_blob(kind, size);
-                const char* data = reinterpret_cast<const char*>(take(size));
-                return nanobind::steal(PyBytes_FromStringAndSize(data, static_cast<Py_ssize_t>(size)));
+                const std::span<const std::uint8_t> found = blob();
+                check_blob(kind, found.size());
+                return nanobind::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()),
+                                                                 static_cast<Py_ssize_t>(found.size())));
             }
             case Kind::Is::several: {
                 const std::size_t count = array(kind.maximum);
@@ -107,25 +77,6 @@ public:
         }
         return made;
     }
-
-private:
-    const std::uint8_t* take(std::size_t size) {
-        if (static_cast<std::size_t>(end_ - at_) < size) {
-            throw NotPlain{};
-        }
-        return std::exchange(at_, at_ + size);
-    }
-
-    std::uint64_t number(std::size_t size) {
-        std::uint64_t value = 0;
-        for (const std::uint8_t* byte = take(size); size-- > 0; ++byte) {
-            value = value << 8 | *byte;
-        }
-        return value;
-    }
-
-    const std::uint8_t* at_;
-    const std::uint8_t* end_;
 };
 
 }  // namespace kvo::frames

@@ -8,12 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "frames/plain_frame.hpp"
+
 namespace kvo::frames {
-
-// What is not served here: a wrong frame, or one that is right and unusual. Python's codec knows what to say of it.
-struct NotPlain {};
-
-constexpr std::size_t kArrayItems = 255;
 
 struct Shape;
 

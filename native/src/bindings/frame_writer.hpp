@@ -3,37 +3,12 @@
 
 #include <nanobind/nanobind.h>
 
-#include <string>
-
 #include "bindings/frame_shape.hpp"
 
 namespace kvo::frames {
 
-// The shortest form of everything, as Python's msgpack writes it.
-class Writer {
+class Writer : public PlainWriter {
 public:
-    void array(std::size_t count) {
-        if (count > kArrayItems) {
-            throw NotPlain{};
-        }
-        if (count < 16) {
-            byte(0x90 | count);
-        } else {
-            byte(0xdc);
-            number(count, 2);
-        }
-    }
-
-    void whole(std::uint64_t value) {
-        if (value < 0x80) {
-            byte(value);
-            return;
-        }
-        const unsigned power = value <= 0xff ? 0 : value <= 0xffff ? 1 : value <= 0xffffffff ? 2 : 3;
-        byte(0xcc + power);
-        number(value, std::size_t{1} << power);
-    }
-
     void write(const Kind& kind, nanobind::handle value) {
         switch (kind.is) {
             case Kind::Is::whole: {
@@ -48,7 +23,7 @@ public:
                 if (value.ptr() != Py_True && value.ptr() != Py_False) {
                     throw NotPlain{};
                 }
-                byte(value.ptr() == Py_True ? 0xc3 : 0xc2);
+                truth(value.ptr() == Py_True);
                 return;
             case Kind::Is::choice:
                 if (value.type().ptr() != kind.type.ptr()) {
@@ -62,10 +37,7 @@ public:
                 }
                 const std::size_t size = blob_size(value);
                 check_blob(kind, size);
-                const unsigned power = size <= 0xff ? 0 : size <= 0xffff ? 1 : 2;
-                byte(0xc4 + power);
-                number(size, std::size_t{1} << power);
-                frame.append(PyBytes_AsString(value.ptr()), size);
+                blob({PyBytes_AsString(value.ptr()), size});
                 return;
             }
             case Kind::Is::several: {
@@ -117,17 +89,6 @@ public:
             throw NotPlain{};
         }
         return found;
-    }
-
-    std::string frame;
-
-private:
-    void byte(std::uint64_t value) { frame.push_back(static_cast<char>(value)); }
-
-    void number(std::uint64_t value, std::size_t size) {
-        while (size-- > 0) {
-            byte(value >> (8 * size) & 0xff);
-        }
     }
 };
 

@@ -1,0 +1,93 @@
+#include <nanobind/stl/string.h>
+
+#include "bindings/bindings.hpp"
+#include "bindings/buffer_view.hpp"
+#include "bindings/cache_handle.hpp"
+#include "express/express_end.hpp"
+#include "express/express_server.hpp"
+
+namespace nb = nanobind;
+
+namespace kvo {
+namespace {
+
+nb::tuple receive_frames(ExpressEnd& end) {
+    nb::list frames;
+    const bool goes_on = end.receive([&](std::span<const std::uint8_t> frame) {
+        frames.append(nb::bytes(frame.data(), frame.size()));
+        return true;
+    });
+    return nb::make_tuple(frames, goes_on);
+}
+
+nb::tuple take_stored(ExpressServer& server) {
+    const StoredLog::Taken taken = server.log().take();
+    nb::list stored;
+    for (const StoredBlocks& blocks : taken.stored) {
+        stored.append(nb::make_tuple(blocks.owner, blocks.group, to_bytes(blocks.hashes), to_bytes(blocks.parents)));
+    }
+    return nb::make_tuple(stored, taken.lost);
+}
+
+}  // namespace
+
+void bind_express(nb::module_& module) {
+    nb::class_<ExpressServer>(module, "ExpressServer", "Express channels, a thread for each.")
+        .def(
+            "__init__",
+            [](ExpressServer* self, std::uint64_t boot_id, std::size_t frame_bytes, std::size_t blocks,
+               std::size_t batch, std::size_t leases, std::size_t shards, std::size_t channels, std::size_t logged) {
+                const ExpressTerms terms{.boot_id = boot_id,
+                                         .frame_bytes = frame_bytes,
+                                         .blocks = blocks,
+                                         .batch = batch,
+                                         .leases = leases,
+                                         .shards = shards};
+                new (self) ExpressServer(terms, channels, logged);
+            },
+            nb::kw_only(), nb::arg("boot_id"), nb::arg("frame_bytes"), nb::arg("blocks"), nb::arg("batch"),
+            nb::arg("leases"), nb::arg("shards"), nb::arg("channels"), nb::arg("logged"))
+        .def(
+            "open",
+            [](ExpressServer& self, int end, const Cache& cache, std::uint64_t session, SessionId cache_session,
+               std::uint32_t name_space, std::uint32_t tenant, std::uint64_t owner) {
+                return self.open(FileDescriptor(end), cache.core(),
+                                 {.session = session,
+                                  .cache_session = cache_session,
+                                  .name_space = name_space,
+                                  .tenant = static_cast<TenantNumber>(tenant),
+                                  .owner = owner});
+            },
+            nb::kw_only(), nb::arg("end"), nb::arg("cache"), nb::arg("session"), nb::arg("cache_session"),
+            nb::arg("name_space"), nb::arg("tenant"), nb::arg("owner"), "Takes the descriptor.")
+        .def("log_file", [](ExpressServer& self) { return self.log().file(); })
+        .def("watch_stored", [](ExpressServer& self, bool is_wanted) { self.log().watch(is_wanted); })
+        .def("take_stored", &take_stored,
+             "Owner, group, hashes and parents of each batch, and how many blocks were lost.")
+        .def("end", &ExpressServer::end)
+        .def("start_drain", &ExpressServer::start_drain)
+        .def("close", [](ExpressServer& self) {
+            const WithoutGil unlocked;
+            self.close();
+        });
+    nb::class_<ExpressEnd>(module, "ExpressEnd", "A process's end of its express channel.")
+        .def("file", &ExpressEnd::file)
+        .def("send", [](ExpressEnd& self, nb::handle frame) { return self.send(BufferView(frame).bytes()); })
+        .def("send_later",
+             [](ExpressEnd& self, nb::handle frame) { return self.send_later(BufferView(frame).bytes()); })
+        .def("flush", &ExpressEnd::flush)
+        .def("has_unsent", &ExpressEnd::has_unsent)
+        .def("receive", &receive_frames, "Frames that have come, and whether any may come still.")
+        .def("wait",
+             [](const ExpressEnd& self, int other, std::uint64_t timeout_ns) {
+                 const WithoutGil unlocked;
+                 self.wait(other, timeout_ns);
+             })
+        .def("shut", &ExpressEnd::shut);
+    module.def(
+        "open_express_end",
+        [](int end, std::size_t frame_bytes) { return new ExpressEnd(FileDescriptor(end), frame_bytes); },
+        nb::rv_policy::take_ownership, nb::arg("end"), nb::arg("frame_bytes"), "Takes the descriptor.");
+}
+
+}  // namespace kvo
