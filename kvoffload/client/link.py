@@ -171,7 +171,11 @@ class Link:
         if self.state is LinkState.JOINING and self._joining is not None:
             if isinstance(answer.message, Closing | Quarantine):
                 close_all(descriptors)
-                self._hang_up(now_ns, "the server ends")
+                if isinstance(answer.message, Quarantine):
+                    self._hang_up(now_ns, answer.message.message)
+                else:
+                    # What is held can be given back once it is joined.
+                    self._hear_closing(answer.message)
                 return
             self._go_on(self._joining, self._joining.on_lifeline(answer, descriptors), now_ns)
             return
@@ -179,8 +183,7 @@ class Link:
         if isinstance(answer.message, Quarantine):
             self._hang_up(now_ns, answer.message.message)
         elif isinstance(answer.message, Closing):
-            self.is_closing = True
-            logger.info("the cache server ends: %s", answer.message.reason.name.lower())
+            self._hear_closing(answer.message)
 
     def on_control(self, answer: Answer, now_ns: int) -> None:
         if self.state is LinkState.JOINING and self._joining is not None:
@@ -290,6 +293,10 @@ class Link:
             self._wire.open_control(joining.welcome.control)
         return self._wire.send_control(Call(one.message, self._pending.draw_number(), self._session, 0))
 
+    def _hear_closing(self, closing: Closing) -> None:
+        self.is_closing = True
+        logger.info("the cache server ends: %s", closing.reason.name.lower())
+
     def _start_serving(self, joining: Joining, now_ns: int) -> None:
         former = self.memories.current
         former_session = -1 if former is None else former.held.memory_session
@@ -304,7 +311,6 @@ class Link:
         self.boot_id = joining.boot_id
         self.registered = joining.registered
         self.state = LinkState.SERVING
-        self.is_closing = False
         self.fault = ""
         self.refusal = None
         self.joins += 1
@@ -376,6 +382,7 @@ class Link:
         self.state = LinkState.DOWN
         self._dial_ns = now_ns + self._redial.next_ns()
         self._one_way = 0
+        self.is_closing = False
         self._session = 0
         self._pending.end_all()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, get_args
 
 from kvoffload.daemon.adoption import AdoptionDesk
@@ -84,6 +85,7 @@ class ServerCore:
         )
         self._adoption = AdoptionDesk()
         self._drain = DrainState()
+        self._closing: Closing | None = None
         self._faults = FaultLog()
         self._blocks = BlockDesk(self._feed)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
@@ -119,19 +121,19 @@ class ServerCore:
         self, lifeline: int, call: Call, peer: Peer, pidfd: OwnedDescriptor | None, now_ns: int
     ) -> list[Sendable]:
         """A greeting came in on a lifeline. Takes the pidfd, whatever the answer."""
-        assert isinstance(call.message, Greeting)
-        if call.is_late(now_ns) or self._drain.is_on:
+        message = call.message
+        assert isinstance(message, Greeting)
+        if call.is_late(now_ns):
             if pidfd is not None:
                 pidfd.close()
-            if call.is_late(now_ns):
-                return []
-            return [ToLifeline(lifeline, self._refuse_draining(call.message), call.number)]
-        message = call.message
-        found = self._faults.serve(message, self._sessions.greet, lifeline, message, peer, pidfd)
+            return []
+        greet = partial(self._sessions.greet, may_open=not self._drain.is_on)
+        found = self._faults.serve(message, greet, lifeline, message, peer, pidfd)
         if isinstance(found, Error):
-            return [ToLifeline(lifeline, found, call.number)]
+            refusal = self._refuse_draining(message) if found.code is ErrorCode.DRAINING else found
+            return [ToLifeline(lifeline, refusal, call.number)]
         session, is_reopened = found
-        protocol = min(session.domain.handshake.protocol_max, call.message.protocol_max)
+        protocol = min(session.domain.handshake.protocol_max, message.protocol_max)
         welcome = Welcome(
             protocol=protocol,
             session=session.number,
@@ -147,6 +149,8 @@ class ServerCore:
         sent: list[Sendable] = [ToLifeline(lifeline, welcome, call.number)]
         if session.cache_session is not None:
             sent.append(SendMemory(lifeline, session.domain.name, session.domain.adopted_boot_id))
+        if self._closing is not None:
+            sent.append(ToLifeline(lifeline, self._closing))
         return sent
 
     def close_lifeline(self, lifeline: int) -> None:
@@ -239,11 +243,12 @@ class ServerCore:
     def start_drain(
         self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0
     ) -> list[Sendable]:
-        """Nothing new from now on; what all processes are told, once."""
+        """Nothing new from now on; what all processes are told, once. Who had a session may come back to it, and is
+        told then."""
         if not self._drain.start(now_ns, deadline_ms):
             return []
         after_ms = self._terms.successor_after_ms if reason is ClosingReason.REPLACED else 0
-        closing = Closing(reason=reason, retry_after_ms=after_ms)
+        closing = self._closing = Closing(reason=reason, retry_after_ms=after_ms)
         return [ToLifeline(lifeline, closing) for session in self._sessions for lifeline in session.processes]
 
     @property

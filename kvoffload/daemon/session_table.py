@@ -71,11 +71,20 @@ class SessionTable:
         return self._by_lifeline.get(lifeline)
 
     def greet(
-        self, lifeline: int, greeting: Greeting, peer: Peer, pidfd: OwnedDescriptor | None
+        self,
+        lifeline: int,
+        greeting: Greeting,
+        peer: Peer,
+        pidfd: OwnedDescriptor | None,
+        *,
+        may_open: bool = True,
     ) -> tuple[EngineSession, bool] | Error:
-        """The session that the process belongs to now, and whether it goes on with what it held. Takes the pidfd."""
+        """The session that the process belongs to now, and whether it goes on with what it held. Takes the pidfd.
+
+        Unless it `may_open` one, it is refused with DRAINING where there is none for it.
+        """
         try:
-            found = self._admit(lifeline, greeting, peer, pidfd)
+            found = self._admit(lifeline, greeting, peer, pidfd, may_open)
             kept = not isinstance(found, Error)
         except BaseException:
             kept = False
@@ -188,7 +197,7 @@ class SessionTable:
             self._on_disconnect(key)
 
     def _admit(
-        self, lifeline: int, greeting: Greeting, peer: Peer, pidfd: OwnedDescriptor | None
+        self, lifeline: int, greeting: Greeting, peer: Peer, pidfd: OwnedDescriptor | None, may_open: bool
     ) -> tuple[EngineSession, bool] | Error:
         domain = choose_domain(self._domains, greeting, peer.uid)
         if isinstance(domain, Error):
@@ -200,8 +209,9 @@ class SessionTable:
         self.close_lifeline(lifeline)
         session = self._find_to_join(domain, greeting, peer.uid)
         if session is None:
-            if len(self._by_number) >= self._limits.sessions:
-                return refuse(greeting, ErrorCode.BUSY, f"there are {len(self._by_number)} sessions")
+            refusal = self._refuse_new(greeting, may_open)
+            if refusal is not None:
+                return refusal
             session = self._open(domain, greeting, peer.uid)
         elif len(session.processes) >= self._limits.session_processes:
             return refuse(greeting, ErrorCode.BUSY, f"the session has {len(session.processes)} processes")
@@ -216,6 +226,13 @@ class SessionTable:
         )
         self._by_lifeline[lifeline] = session
         return session, self._is_former(session, greeting)
+
+    def _refuse_new(self, greeting: Greeting, may_open: bool) -> Error | None:
+        if not may_open:
+            return refuse(greeting, ErrorCode.DRAINING, "there is no session to come back to")
+        if len(self._by_number) >= self._limits.sessions:
+            return refuse(greeting, ErrorCode.BUSY, f"there are {len(self._by_number)} sessions")
+        return None
 
     def _find_to_join(self, domain: Domain, greeting: Greeting, uid: int) -> EngineSession | None:
         """The engine's open session, or the quarantined one that it names."""

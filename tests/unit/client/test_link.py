@@ -248,6 +248,17 @@ def test_a_server_that_ends_serves_to_the_end(link: Link, script: Script) -> Non
     assert link.state is LinkState.SERVING
 
 
+def test_whoever_comes_back_to_a_server_that_ends_is_served_to_the_end(link: Link, script: Script) -> None:
+    """It may hold something, which the server waits for."""
+    link.on_time(script.now_ns)
+    script.tell(Closing(reason=ClosingReason.DRAINED))
+    assert (link.state, link.is_closing) == (LinkState.JOINING, True)
+    script.join()
+    assert (link.state, link.is_closing) == (LinkState.SERVING, True)
+    link.on_hang_up(script.now_ns, "it has ended")
+    assert not link.is_closing
+
+
 def test_a_refused_one_way_message_ends_nothing(link: Link, wire: FakeWire, script: Script) -> None:
     """Its number is not that of a request."""
     script.join()

@@ -18,6 +18,7 @@ from kvoffload.protocol import (
     Draining,
     ErrorCode,
     Registered,
+    Welcome,
 )
 from tests.unit.cache.cache_model import make_chain
 from tests.unit.daemon.harness import UID, Server, code_of, core_terms, register_of
@@ -96,6 +97,24 @@ def test_a_draining_server_takes_nothing_new_and_serves_what_is_held(operated: S
     # Told once only.
     operator.ask(Drain())
     assert len(operated.told[engine.lifeline]) == 1
+
+
+def test_who_has_lost_its_lifeline_comes_back_to_a_draining_server(operated: Server) -> None:
+    engine = operated.process().join()
+    granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=2))
+    operated.deliver(operated.core.start_drain(0))
+    session, former = engine.session, engine.lifeline
+    operated.core.close_lifeline(engine.lifeline)
+    welcome = engine.greet(former_session=session, former_boot_id=operated.terms.boot_id)
+    assert isinstance(welcome, Welcome)
+    assert welcome.is_reopened
+    assert operated.told[engine.lifeline] == operated.told[former] != []
+    engine.connect()
+    assert isinstance(engine.ask(register_of()), Registered)
+    assert code_of(engine.ask(Credits(name_space=engine.name_space, group=0, count=1))) is ErrorCode.DRAINING
+    assert not operated.core.is_drained(0)
+    engine.tell(Abort(tickets=granted.tickets))
+    assert operated.core.is_drained(0)
 
 
 def test_a_drain_ends_at_its_deadline(operated: Server) -> None:
