@@ -294,7 +294,8 @@ class BlockCalls:
                 self._link.tell(message, now_ns)
 
     def close(self, now_ns: int) -> None:
-        """Gives back leases, and slots that are held ready."""
+        """Gives back leases, slots that are held ready, and what is on its way."""
+        self._link.forget_requests()
         for lease in list(self._leases):
             self.release(lease, now_ns)
         for stock in self._stocks:

@@ -242,6 +242,10 @@ class Link:
         if is_sent and self._log.needs_mark and (self._last_mark is None or self._last_mark.is_over):
             self._mark(now_ns)
 
+    def forget_requests(self) -> None:
+        """Nobody waits for what was asked. What answers bring is given back."""
+        self._pending.forget()
+
     def subscribe(self, message: Subscribe, now_ns: int) -> None:
         """Now, and after every join. Events that may have been missed show as EventsLost(count=0)."""
         self._subscription = message

@@ -70,6 +70,11 @@ class PendingCalls:
         """The request that is answered; None: it is nobody's any more."""
         return self._by_number.pop(number, None)
 
+    def forget(self) -> None:
+        """Nobody waits for any of them any more."""
+        for pending in self._by_number.values():
+            pending.is_wanted = False
+
     def expire(self, now_ns: int) -> list[Pending]:
         """Those whose deadline has passed. Answers that still come are not wanted."""
         late = [number for number, pending in self._by_number.items() if pending.deadline_ns <= now_ns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -263,3 +264,26 @@ def test_a_prefetch_is_a_hint() -> None:
 def test_without_counts_there_is_a_reason() -> None:
     assert read_counts(Error(code=ErrorCode.BUSY, message="not yet")) == "not yet"
     assert read_counts(None) == "the cache server did not answer in time"
+
+
+def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
+    setting = Setting(replace(TERMS, stock_bytes=1 << 20))
+    setting.index.boundary = 64
+    setting.wire.take()
+    pending = setting.acquire()
+    reserving = setting.blocks.start_reserve(0, setting.script.now_ns, count=1)
+    setting.blocks.refill(setting.script.now_ns)
+    calls = setting.wire.take()
+    setting.blocks.close(setting.script.now_ns)
+    setting.wire.take()
+    for ticket, call in enumerate(calls, 1):
+        if isinstance(call.message, Credits):
+            tickets = ticket.to_bytes(8, "little")
+            setting.script.answer(call, CreditsGranted(tickets=tickets, addresses=tickets))
+        else:
+            setting.hit(call)
+    given_back = [call.message for call in setting.wire.take()]
+    assert [type(message) for message in given_back].count(Release) == 1
+    assert [type(message) for message in given_back].count(Abort) == len(calls) - 1 >= 2
+    assert (pending.is_over, pending.found.is_hit) == (True, False)
+    assert (reserving.is_over, len(reserving.slots)) == (True, 0)

@@ -52,3 +52,11 @@ def test_a_lost_connection_ends_all_and_numbers_begin_anew() -> None:
     calls.end_all()
     assert all(pending.is_over for pending in waiting)
     assert (len(calls), calls.last_number, calls.next_deadline_ns()) == (1, 1, 30)
+
+
+def test_what_is_forgotten_is_still_awaited() -> None:
+    calls = PendingCalls()
+    pending = make(10)
+    calls.add(pending)
+    calls.forget()
+    assert (pending.is_wanted, pending.is_over, len(calls)) == (False, False, 1)
