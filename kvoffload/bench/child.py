@@ -6,13 +6,16 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kvoffload.errors import BenchmarkError
 
 END_S = 5.0
+STOP_POLL_S = 0.001
 
 
 class Child:
@@ -58,6 +61,12 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def stop(self) -> None:
+        """Comes back when none of its threads runs any more; SIGCONT lets it go on."""
+        self.signal(signal.SIGSTOP)
+        while not all(_is_stopped(task) for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            time.sleep(STOP_POLL_S)
+
     def kill(self) -> None:
         self._process.kill()
         self._close()
@@ -85,6 +94,11 @@ class Child:
         assert self._process.stdout is not None
         self._process.wait()
         self._process.stdout.close()
+
+
+def _is_stopped(task: Path) -> bool:
+    """Of a thread; its state comes behind its name, which is in brackets."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def say_ready() -> None:

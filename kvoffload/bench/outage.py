@@ -56,7 +56,7 @@ def _stop(name: str, client: Client, server: Child) -> Iterator[Result]:
     hits, misses = [_step(client, chain) for _ in range(CALLS)], [_step(client, missing) for _ in range(CALLS)]
     first, later, later_misses = [], [], []
     for _ in range(TRIES):
-        server.signal(signal.SIGSTOP)
+        server.stop()
         try:
             first.append(_step(client, chain))
             later_misses += [_step(client, missing) for _ in range(CALLS)]
