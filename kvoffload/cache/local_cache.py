@@ -109,6 +109,11 @@ class LocalCache:
         self.close()
 
     @property
+    def core(self) -> native.Cache:
+        """For native code that serves it."""
+        return self._core
+
+    @property
     def files(self) -> CacheFiles:
         """To be sent to engines, which keep the memory alive beyond this process."""
         lock, index, segments = self._core.files()

@@ -17,6 +17,7 @@ from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, Re
 from kvoffload.client.block_calls import PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
 from kvoffload.client.link import SECOND_NS
+from kvoffload.client.pending import Pending
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
 from kvoffload.protocol import Stats, Subscribe
@@ -134,12 +135,12 @@ class AsyncClient(Connection):
         self._engine.invalidate(group, hashes, time.monotonic_ns())
 
     async def stats(self) -> CacheStats:
-        """ServerError: there is no answer."""
-        over = asyncio.Event()
+        """With all that was told before. ServerError: there is no answer."""
+        confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
+        if confirmed is not None:
+            await self._await_over(confirmed)
         request = self._link.ask(Stats(), time.monotonic_ns(), self._call_ns)
-        request.when_over(over.set)
-        self._turn()
-        await over.wait()
+        await self._await_over(request)
         return self._read_stats(request.answer)
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
@@ -147,6 +148,12 @@ class AsyncClient(Connection):
         self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
 
     # ---- inside ----
+
+    async def _await_over(self, request: Pending) -> None:
+        over = asyncio.Event()
+        request.when_over(over.set)
+        self._turn()
+        await over.wait()
 
     async def _finish(self, pending: PendingAcquire, over: asyncio.Event) -> AcquiredBlocks:
         if not pending.is_over:
@@ -186,11 +193,13 @@ class AsyncClient(Connection):
         else:
             self._served.clear()
         loop = asyncio.get_running_loop()
-        for file in (self._wire.lifeline_file, self._wire.control_file):
+        for file in (self._wire.lifeline_file, self._wire.control_file, self._wire.express_file):
             if file >= 0:
                 loop.add_reader(file, self._turn)
                 self._watched.append(file)
         wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS
+        if self._wire.has_unsent:
+            loop.add_writer(self._wire.express_file, self._turn)
         if self._link.awaits_answers or self._wire.wants_to_write:
             # The control socket's file tells of the first message only, and of none that came while we read.
             wait_s = min(wait_s, _ANSWERS_S)
@@ -213,6 +222,7 @@ class AsyncClient(Connection):
         loop = asyncio.get_running_loop()
         for file in self._watched:
             loop.remove_reader(file)
+            loop.remove_writer(file)
         self._watched.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -27,6 +27,8 @@ from kvoffload.protocol.message import Event, Request
 
 _SLICE_S = 0.001
 """How long a waiting call sleeps at most before it looks again."""
+_RETURN_NS = 250_000
+"""Of a step's budget, for the way back from a wait that has ended."""
 _KEEPER_S = 0.2
 _ANSWERS_S = 0.02
 """How often answers are looked for that nobody waits for."""
@@ -50,6 +52,7 @@ class Client(Connection):
         self._budget_ns = -1
         """Left of the step; -1: there are no steps."""
         self._is_closing = False
+        self._wire.on_unsent = lambda: os.eventfd_write(self._wake, 1)
 
     def start(self) -> Self:
         """Begins to join. Nothing waits for it but `wait_until_served`."""
@@ -92,7 +95,8 @@ class Client(Connection):
 
     def begin_step(self) -> None:
         """From here on waiting calls share a new step's budget."""
-        self._budget_ns = int(self._terms.step_budget_s * SECOND_NS)
+        budget_ns = int(self._terms.step_budget_s * SECOND_NS)
+        self._budget_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
 
     def start_acquire(
         self,
@@ -198,7 +202,10 @@ class Client(Connection):
     # ---- administration ----
 
     def stats(self) -> CacheStats:
-        """Waits, for the call deadline at most. ServerError: there is no answer."""
+        """With all that was told before. Waits, for the call deadline at most. ServerError: there is no answer."""
+        with self._lock:
+            confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
+        self._wait(lambda: confirmed is None or confirmed.is_over)
         return self._read_stats(self._ask(Stats()))
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
@@ -238,11 +245,8 @@ class Client(Connection):
         budget_ns = self._budget_ns
         while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
             # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
-            poller, file = select.poll(), self._wire.control_file
-            if file >= 0:
-                # Else another thread has just hung up, and ends it.
-                poller.register(file, select.POLLIN)
-            poller.poll(_SLICE_S * 1000)
+            left_s = _SLICE_S if budget_ns < 0 else min(_SLICE_S, (budget_ns - (now_ns - start_ns)) / SECOND_NS)
+            self._wire.await_answers(left_s)
             now_ns = time.monotonic_ns()
             with self._lock:
                 self._look(now_ns)
@@ -271,8 +275,9 @@ class Client(Connection):
     def _look(self, now_ns: int) -> None:
         """On a caller's thread, which may part from the server but never joins: that is the keeper's."""
         was_serving = self._link.state is LinkState.SERVING
-        if was_serving:
-            self._wire.receive_control(self._link, now_ns)
+        if was_serving and not self._wire.receive_answers(self._link, now_ns):
+            # The lifeline may say why.
+            self._wire.receive_all(self._link, now_ns)
         if self._link.state is LinkState.SERVING:
             self._link.on_time(now_ns)
         if was_serving and self._link.state is not LinkState.SERVING:
@@ -297,6 +302,8 @@ class Client(Connection):
                 files = {self._wire.lifeline_file: select.POLLIN}
                 if self._wire.wants_to_write:
                     files[self._wire.lifeline_file] |= select.POLLOUT
+                if self._wire.has_unsent:
+                    files[self._wire.express_file] = select.POLLOUT
                 if self._link.state is LinkState.JOINING:
                     files[self._wire.control_file] = select.POLLIN
                 wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS

@@ -16,6 +16,7 @@ from kvoffload.cache import NO_LIMIT, BlockLease, CacheStats, ReservedSlots, Seg
 from kvoffload.client.block_calls import BlockCalls, read_counts
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
+from kvoffload.client.pending import Pending
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.errors import ServerError
@@ -124,10 +125,18 @@ class Connection:
         """Sees to it that everything sent arrives: the last messages are told apart from lost ones."""
         if self._link.state is not LinkState.SERVING:
             return
-        wait_ns = int(PARTING_S * SECOND_NS)
-        pending = self._link.ask(Bye(one_way_count=self._link.one_way_count), time.monotonic_ns(), wait_ns)
-        while not pending.is_over:
-            self._wire.await_control(0.001)
+        now_ns = time.monotonic_ns()
+        end_ns = now_ns + int(PARTING_S * SECOND_NS)
+        # What answers bring that nobody waits for is given back, and that is to arrive too.
+        while now_ns < end_ns and (pending := self._link.confirm(now_ns, end_ns - now_ns)) is not None:
+            self._await(pending)
             now_ns = time.monotonic_ns()
-            self._wire.receive_control(self._link, now_ns)
+        if now_ns < end_ns:
+            self._await(self._link.ask(Bye(one_way_count=self._link.one_way_count), now_ns, end_ns - now_ns))
+
+    def _await(self, pending: Pending) -> None:
+        while not pending.is_over:
+            self._wire.await_answers(0.001)
+            now_ns = time.monotonic_ns()
+            self._wire.receive_all(self._link, now_ns)
             self._link.on_time(now_ns)

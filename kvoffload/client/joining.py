@@ -128,12 +128,20 @@ class _Parcel:
 class Joining:
     """One attempt. What it received and nobody took is closed by `close`."""
 
-    def __init__(self, member: Member, register: Register | None, *, former: HeldMemory | None = None) -> None:
-        """An observer has no register, and gets no memory."""
+    def __init__(
+        self,
+        member: Member,
+        register: Register | None,
+        *,
+        former: HeldMemory | None = None,
+        wants_express: bool = False,
+    ) -> None:
+        """An observer has no register, and gets no memory. An express channel that comes is the caller's to take."""
         assert (register is None) == (member.role is Role.OBSERVER)
         self._member = member
         self._register = register
         self._former = former
+        self._wants_express = wants_express
         self._parcel = _Parcel()
         self.step = Step.WELCOME
         self.fault = ""
@@ -170,6 +178,7 @@ class Joining:
             former_session=0 if held is None else held.session,
             former_boot_id=0 if held is None else held.boot_id,
             software=SOFTWARE,
+            wants_express=self._wants_express,
         )
         return [OnLifeline(greeting, (pidfd,))]
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
 
 from kvoffload.client.backoff import Backoff
-from kvoffload.client.breaker import Breaker
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
+from kvoffload.client.lanes import Lane, Lanes, Wire
 from kvoffload.client.memories import Memories
-from kvoffload.client.one_way_log import OneWayLog
-from kvoffload.client.pending import MAX_PENDING, Pending, PendingCalls
+from kvoffload.client.pending import Pending
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
@@ -32,11 +30,11 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     EventsLost,
+    Express,
     Quarantine,
     Register,
     Registered,
     Release,
-    Stats,
     Subscribe,
 )
 from kvoffload.protocol.message import Event, OneWay, Request
@@ -47,26 +45,6 @@ SECOND_NS = 1_000_000_000
 _IDLE_NS = SECOND_NS // 4
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
-
-
-class Wire(Protocol):
-    """Both channels to one server. Nothing here waits, and nothing raises: what fails is False."""
-
-    def dial(self) -> bool:
-        """A new lifeline. False: nobody listens."""
-        ...
-
-    def open_control(self, endpoint: str) -> None:
-        """A new control connection to the server that was dialled."""
-        ...
-
-    def send_lifeline(self, call: Call, descriptors: tuple[int, ...]) -> bool: ...
-
-    def send_control(self, call: Call) -> bool: ...
-
-    def hang_up(self) -> None:
-        """Both channels. What was not sent yet is lost."""
-        ...
 
 
 class Link:
@@ -112,26 +90,29 @@ class Link:
         self._dial_ns = 0
         self._join_by_ns = 0
         self._redial = self._make_backoff()
-        self._breaker = Breaker(self._make_backoff())
-        self._pending = PendingCalls()
-        self._log = OneWayLog()
-        self._last_mark: Pending | None = None
-        self._one_way = 0
+        self._lanes = Lanes(wire, self._make_backoff)
+        self._told = 0
+        """One-way messages sent on the lifeline."""
         self._subscription: Subscribe | None = None
 
     @property
     def is_serving(self) -> bool:
-        """It is joined, and the server answers in time."""
-        return self.state is LinkState.SERVING and not self._breaker.is_open
+        """It is joined, and what it asks of blocks is answered in time."""
+        return self.state is LinkState.SERVING and not self._lanes.blocks.breaker.is_open
 
     @property
     def awaits_answers(self) -> bool:
-        return self.state is LinkState.JOINING or len(self._pending) > 0
+        return self.state is LinkState.JOINING or any(len(lane.pending) for lane in self._lanes)
+
+    @property
+    def awaits_control(self) -> bool:
+        """Something on the control channel is of interest to whoever waits."""
+        return len(self._lanes.control.pending) > 0 or self._on_event is not None
 
     @property
     def one_way_count(self) -> int:
-        """One-way messages sent on this connection."""
-        return self._one_way
+        """One-way messages sent on the control channel."""
+        return self._lanes.control.one_way
 
     # ---- what comes in ----
 
@@ -163,11 +144,17 @@ class Link:
             at_ns = min(at_ns, self._dial_ns)
         elif self.state is LinkState.JOINING and self._step is not Step.MEMORY:
             at_ns = min(at_ns, self._join_by_ns)
-        deadline_ns = self._pending.next_deadline_ns()
+        deadline_ns = self._lanes.next_deadline_ns
         return at_ns if deadline_ns is None else min(at_ns, deadline_ns)
 
     def on_lifeline(self, answer: Answer, descriptors: list[int], now_ns: int) -> None:
         """Takes the descriptors."""
+        is_joined = self.state in (LinkState.JOINING, LinkState.SERVING)
+        if isinstance(answer.message, Express) and is_joined and len(descriptors) == 1:
+            self._wire.open_express(descriptors[0])
+            self._lanes.open_express()
+            self._switch(now_ns)
+            return
         if self.state is LinkState.JOINING and self._joining is not None:
             if isinstance(answer.message, Closing | Quarantine):
                 close_all(descriptors)
@@ -189,74 +176,80 @@ class Link:
         if self.state is LinkState.JOINING and self._joining is not None:
             self._go_on(self._joining, self._joining.on_control(answer), now_ns)
             return
+        self._on_answer(self._lanes.control, answer, now_ns)
+
+    def on_express(self, answer: Answer, now_ns: int) -> None:
+        self._on_answer(self._lanes.express, answer, now_ns)
+
+    def on_hang_up(self, now_ns: int, line: str) -> None:
+        """A channel has ended, or what came on it was nonsense."""
+        if self.state in (LinkState.JOINING, LinkState.SERVING):
+            self._hang_up(now_ns, line)
+
+    def _on_answer(self, lane: Lane, answer: Answer, now_ns: int) -> None:
         if self.state is not LinkState.SERVING:
             return
         if answer.boot_id != self.boot_id:
             self._hang_up(now_ns, "another server answers")
             return
-        self._breaker.on_answer()
+        lane.breaker.on_answer()
         if isinstance(answer.message, Event):
             if self._on_event is not None:
                 self._on_event(answer.message, answer.number)
             return
         if isinstance(answer.message, Error) and self._has_lost_thread(answer.message, now_ns):
             return
-        self._log.confirm(answer.number)
-        pending = self._pending.take(answer.number)
+        pending = lane.hear(answer.number)
+        self._lanes.switch()
         if pending is None or not pending.is_wanted:
             self._give_back(answer, now_ns)
         if pending is not None:
             pending.end(answer.message if pending.is_wanted else None)
 
-    def on_hang_up(self, now_ns: int, line: str) -> None:
-        """The lifeline has ended, or what came on it was nonsense."""
-        if self.state in (LinkState.JOINING, LinkState.SERVING):
-            self._hang_up(now_ns, line)
-
     # ---- what is asked ----
 
     def ask(self, message: Request, now_ns: int, wait_ns: int) -> Pending:
         """A request. It is over at once if it cannot be asked; see `is_serving`."""
-        pending = Pending(message=message, deadline_ns=now_ns + wait_ns, sent_ns=now_ns)
-        if self.state is not LinkState.SERVING or len(self._pending) >= MAX_PENDING:
-            pending.end(None)
-            return pending
-        number = self._pending.add(pending)
-        is_sent = False
-        try:
-            is_sent = self._wire.send_control(Call(message, number, self._session, pending.deadline_ns))
-        finally:
-            if not is_sent:
-                self._pending.take(number)
-        if not is_sent:
-            self._breaker.on_late(now_ns)
-            pending.end(None)
-        return pending
+        if self.state is LinkState.SERVING:
+            return self._lanes.choose(message).ask(message, self._session, now_ns, wait_ns)
+        return _make_ended(message, now_ns)
 
     def tell(self, message: OneWay, now_ns: int) -> None:
         """A one-way message. What cannot be sent now is sent when the session goes on, or is of no use any more."""
         if self.state is LinkState.CLOSED:
             return
-        self._log.add(message, self._pending.last_number)
-        is_sent = self.state is LinkState.SERVING and self._send_one_way(message, now_ns)
-        if is_sent and self._log.needs_mark and (self._last_mark is None or self._last_mark.is_over):
-            self._mark(now_ns)
+        lane = self._lanes.choose(message)
+        lane.log.add(message, lane.pending.last_number)
+        if self.state is not LinkState.SERVING:
+            return
+        if not lane.tell(message, self._session):
+            self._hang_up(now_ns, "the server does not read, or is gone")
+        elif lane.needs_mark:
+            lane.mark(self._session, now_ns, self._call_ns)
 
     def forget_requests(self) -> None:
         """Nobody waits for what was asked. What answers bring is given back."""
-        self._pending.forget()
+        for lane in self._lanes:
+            lane.pending.forget()
+
+    def confirm(self, now_ns: int, wait_ns: int) -> Pending | None:
+        """Over when the server has had all that was asked and told of blocks. None: it has had it."""
+        lane = self._lanes.blocks
+        if self.state is not LinkState.SERVING or not (lane.pending or lane.log):
+            return None
+        return lane.mark(self._session, now_ns, wait_ns)
 
     def subscribe(self, message: Subscribe, now_ns: int) -> None:
         """Now, and after every join. Events that may have been missed show as EventsLost(count=0)."""
         self._subscription = message
         if self.state is LinkState.SERVING:
-            self.ask(message, now_ns, int(self._terms.call_deadline_s * SECOND_NS))
+            self.ask(message, now_ns, self._call_ns)
 
     def close(self) -> None:
         if self._joining is not None:
             self._joining.close()
         self.state = LinkState.CLOSED
-        self._pending.end_all()
+        self._lanes.reset()
         self._wire.hang_up()
 
     # ---- joining ----
@@ -267,7 +260,12 @@ class Link:
             self.fault = self.fault or "nobody listens on the server's socket"
             return
         former = self.memories.current
-        joining = Joining(self._member, self._register, former=None if former is None else former.held)
+        joining = Joining(
+            self._member,
+            self._register,
+            former=None if former is None else former.held,
+            wants_express=self._register is not None,
+        )
         self.state = LinkState.JOINING
         self._joining = joining
         self._go_on(joining, joining.start(self._pidfd), now_ns)
@@ -281,7 +279,7 @@ class Link:
             return
         for one in messages:
             if not self._send(joining, one):
-                self._hang_up(now_ns, "the server does not read")
+                self._hang_up(now_ns, "the server does not read, or is gone")
                 return
         if joining.step is Step.JOINED:
             self._start_serving(joining, now_ns)
@@ -289,13 +287,13 @@ class Link:
     def _send(self, joining: Joining, one: ToSend) -> bool:
         """On fresh connections: lifeline and control are numbered from 1 on."""
         if isinstance(one, OnLifeline):
-            self._one_way += isinstance(one.message, OneWay)
-            return self._wire.send_lifeline(Call(one.message, max(self._one_way, 1), 0, 0), one.descriptors)
+            self._told += isinstance(one.message, OneWay)
+            return self._wire.send_lifeline(Call(one.message, max(self._told, 1), 0, 0), one.descriptors)
         assert joining.welcome is not None
         if not self._session:
             self._session = joining.welcome.session
             self._wire.open_control(joining.welcome.control)
-        return self._wire.send_control(Call(one.message, self._pending.draw_number(), self._session, 0))
+        return self._wire.send_control(Call(one.message, self._lanes.control.pending.draw_number(), self._session, 0))
 
     def _hear_closing(self, closing: Closing) -> None:
         self.is_closing = True
@@ -319,13 +317,12 @@ class Link:
         self.refusal = None
         self.joins += 1
         self._joining = None
-        self._one_way = 0
         self._redial.reset()
-        self._breaker = Breaker(self._make_backoff())
-        again = self._log.take_all()
+        again = self._lanes.take_all()
         # In a new session of the same memory it is void, but for what others of the engine were given there.
         for message in () if is_new else again:
             self.tell(message, now_ns)
+        self._switch(now_ns)
         logger.info("served by cache server %x, session %x", self.boot_id, self._session)
         self.on_joined(goes_on)
         if self._subscription is not None:
@@ -336,26 +333,21 @@ class Link:
     # ---- being served ----
 
     def _watch_answers(self, now_ns: int) -> None:
-        if self._pending.expire(now_ns):
-            self._breaker.on_late(now_ns)
-        if not self._breaker.is_open:
-            return
-        if now_ns - self._breaker.opened_ns >= int(self._terms.rejoin_after_s * SECOND_NS):
-            self._hang_up(now_ns, "the server has not answered for long")
-        elif self._breaker.take_probe(now_ns):
-            self._mark(now_ns)
+        for lane in self._lanes:
+            lane.expire(now_ns)
+            breaker = lane.breaker
+            if not breaker.is_open:
+                continue
+            if now_ns - breaker.opened_ns >= int(self._terms.rejoin_after_s * SECOND_NS):
+                self._hang_up(now_ns, "the server has not answered for long")
+                return
+            if breaker.take_probe(now_ns):
+                lane.mark(self._session, now_ns, self._call_ns)
 
-    def _mark(self, now_ns: int) -> None:
-        """Anything that is answered: it shows that the server lives, and that it had what was sent before."""
-        self._last_mark = self.ask(Stats(), now_ns, int(self._terms.call_deadline_s * SECOND_NS))
-
-    def _send_one_way(self, message: OneWay, now_ns: int) -> bool:
-        self._one_way += 1
-        if self._wire.send_control(Call(message, self._one_way, self._session, 0)):
-            return True
-        # The next one would show a hole.
-        self._hang_up(now_ns, "the server does not read")
-        return False
+    def _switch(self, now_ns: int) -> None:
+        """To the express channel, if there is one; else a mark shows when that may be."""
+        if self.state is LinkState.SERVING and not self._lanes.switch():
+            self._lanes.control.mark(self._session, now_ns, self._call_ns)
 
     def _has_lost_thread(self, error: Error, now_ns: int) -> bool:
         """Whether the server knows this connection or session no more; what it said of a one-way message is logged."""
@@ -385,11 +377,22 @@ class Link:
         self._wire.hang_up()
         self.state = LinkState.DOWN
         self._dial_ns = now_ns + self._redial.next_ns()
-        self._one_way = 0
+        self._lanes.reset()
         self.is_closing = False
+        self._told = 0
         self._session = 0
-        self._pending.end_all()
+
+    @property
+    def _call_ns(self) -> int:
+        return int(self._terms.call_deadline_s * SECOND_NS)
 
     def _make_backoff(self) -> Backoff:
         terms = self._terms
         return Backoff(int(terms.first_backoff_s * SECOND_NS), int(terms.last_backoff_s * SECOND_NS), self._random)
+
+
+def _make_ended(message: Request, now_ns: int) -> Pending:
+    """A request that is not asked."""
+    ended = Pending(message=message, deadline_ns=now_ns, sent_ns=now_ns)
+    ended.end(None)
+    return ended

@@ -104,7 +104,8 @@ class Memories:
             self._held[memory_id] = left
         else:
             self._held.pop(memory_id, None)
-            self._drop_unused()
+            if len(self._by_id) > 1:
+                self._drop_unused()
 
     def retire(self, memory_id: int) -> None:
         """Nobody of the engine uses this former memory any more."""

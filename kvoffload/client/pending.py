@@ -77,6 +77,8 @@ class PendingCalls:
 
     def expire(self, now_ns: int) -> list[Pending]:
         """Those whose deadline has passed. Answers that still come are not wanted."""
+        if not self._by_number:
+            return []
         late = [number for number, pending in self._by_number.items() if pending.deadline_ns <= now_ns]
         expired = [self._by_number.pop(number) for number in late]
         for pending in expired:

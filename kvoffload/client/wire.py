@@ -5,14 +5,16 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
+from kvoffload import native
 from kvoffload.client.link import Link
 from kvoffload.errors import PacketError
 from kvoffload.packets import PacketSocket
-from kvoffload.protocol import Answer, Call, Channel, ProtocolFault
+from kvoffload.protocol import Answer, Call, Channel, ProtocolFault, Release
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.wire_codec import CODEC
 
@@ -33,6 +35,9 @@ class SocketWire:
         self._lifeline: PacketSocket | None = None
         self._control: zmq.Socket[bytes] | None = None
         self._control_file = -1
+        self._express: native.ExpressEnd | None = None
+        self.on_unsent: Callable[[], None] = lambda: None
+        """Hears that `has_unsent`."""
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
 
     @property
@@ -44,6 +49,16 @@ class SocketWire:
     def control_file(self) -> int:
         """Readable once when something came, after all that came before was read; -1: there is none."""
         return self._control_file
+
+    @property
+    def express_file(self) -> int:
+        """To be watched for input; -1: there is none."""
+        return -1 if self._express is None else self._express.file()
+
+    @property
+    def has_unsent(self) -> bool:
+        """On the express channel: to be watched for output, and received from."""
+        return self._express is not None and self._express.has_unsent()
 
     @property
     def wants_to_write(self) -> bool:
@@ -81,6 +96,23 @@ class SocketWire:
         self._control = control
         self._control_file = control.fileno()
 
+    def open_express(self, descriptor: int) -> None:
+        if self._express is not None:
+            self._express.shut()
+        self._express = native.open_express_end(end=descriptor, frame_bytes=FRAME_BYTES)
+
+    def send_express(self, call: Call) -> bool:
+        if self._express is None:
+            return False
+        message, number, session, expires_ns = call
+        frame = CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns)
+        # Nobody waits for a release. The next message takes it along, or whoever looks for what has come.
+        is_urgent = not isinstance(message, Release)
+        is_sent = self._express.send(frame) if is_urgent else self._express.send_later(frame)
+        if self._express.has_unsent():
+            self.on_unsent()
+        return is_sent
+
     def send_lifeline(self, call: Call, descriptors: tuple[int, ...]) -> bool:
         data = CODEC.encode_call(
             call.message,
@@ -113,22 +145,54 @@ class SocketWire:
             self._control.close(0)
             self._control = None
             self._control_file = -1
+        if self._express is not None:
+            # Another thread may be waiting at it; the descriptor goes with the last who knows it.
+            self._express.shut()
+            self._express = None
 
     def close(self) -> None:
         self.hang_up()
         self._context.term()
 
-    def await_control(self, timeout_s: float) -> None:
-        """Until something may have come on the control channel."""
+    def await_answers(self, timeout_s: float) -> None:
+        """Until something may have come on the control or the express channel. Needs no lock."""
+        # Another thread may have hung up by now, and ends what is waited for.
+        express, control = self._express, self._control_file
+        if express is not None:
+            express.wait(control, int(timeout_s * 1e9))
+            return
         poller = select.poll()
-        if self._control is not None:
-            poller.register(self._control_file, select.POLLIN)
+        if control >= 0:
+            poller.register(control, select.POLLIN)
         poller.poll(timeout_s * 1000)
 
     def receive_all(self, link: Link, now_ns: int) -> None:
-        """Hands over what has come on both channels."""
+        """Hands over what has come on all channels."""
         self.receive_lifeline(link, now_ns)
         self.receive_control(link, now_ns)
+        if self._express is not None:
+            self._express.flush()
+        if not self.receive_answers(link, now_ns):
+            link.on_hang_up(now_ns, "the server has closed the express channel")
+
+    def receive_answers(self, link: Link, now_ns: int) -> bool:
+        """Hands over what has come on the control and the express channel. False: the latter has ended."""
+        express = self._express
+        if express is None or link.awaits_control:
+            self.receive_control(link, now_ns)
+        if express is None:
+            return True
+        frames, goes_on = express.receive()
+        for frame in frames:
+            if express is not self._express:
+                # What came before has ended it.
+                return True
+            answer = CODEC.decode_answer(frame)
+            if isinstance(answer, Answer):
+                link.on_express(answer, now_ns)
+            else:
+                link.on_hang_up(now_ns, f"express: {answer.message}")
+        return goes_on or express is not self._express
 
     def receive_lifeline(self, link: Link, now_ns: int) -> None:
         lifeline = self._lifeline

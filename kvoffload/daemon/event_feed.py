@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -60,8 +61,10 @@ class _Watch:
 class EventFeed:
     """Belongs to the thread of the server's core."""
 
-    def __init__(self, limits: ServerLimits) -> None:
+    def __init__(self, limits: ServerLimits, on_heard: Callable[[bool], None] = lambda _: None) -> None:
+        """`on_heard` is told before the first subscriber hears of anything, and after the last."""
         self._limits = limits
+        self._on_heard = on_heard
         self._subscribers: dict[bytes, _Subscriber] = {}
         self._watches: dict[str, _Watch] = {}
 
@@ -70,6 +73,7 @@ class EventFeed:
         if key not in self._subscribers and len(self._subscribers) >= self._limits.subscribers:
             return False
         self._subscribers[key] = _Subscriber(domain=domain, name_spaces=frozenset(name_spaces))
+        self._on_heard(True)
         self._watches.setdefault(domain, _Watch())
         return True
 
@@ -77,6 +81,7 @@ class EventFeed:
         ended = self._subscribers.pop(key, None)
         if ended is not None and not self._is_heard(ended.domain):
             del self._watches[ended.domain]
+            self._on_heard(bool(self._subscribers))
 
     def ready(self) -> list[bytes]:
         """Connections that have events to be taken."""
@@ -111,6 +116,11 @@ class EventFeed:
         watch.hashes.setdefault((name_space, group), bytearray()).extend(hashes[:room])
         if len(hashes) > room:
             self._lose(space.domain, (len(hashes) - room) // HASH_BYTES)
+
+    def tell_lost(self, count: int) -> None:
+        """So many blocks were stored of which nothing else is known."""
+        for domain in self._watches:
+            self._lose(domain, count)
 
     def tell_cleared(self, space: Space) -> None:
         """Nothing of this namespace can be found from now on."""

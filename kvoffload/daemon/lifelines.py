@@ -80,6 +80,13 @@ class _Line:
     has_greeted: bool = False
     events: int = 0
     queue: deque[tuple[bytes, tuple[int, ...]]] = field(default_factory=deque)
+    owned: set[int] = field(default_factory=set)
+    """Descriptors that are closed once they are sent, or the line ends."""
+
+    def close_owned(self, sent: Sequence[int]) -> None:
+        done = self.owned.intersection(sent)
+        self.owned -= done
+        close_all(list(done))
 
 
 class Lifelines:
@@ -128,6 +135,15 @@ class Lifelines:
         if line is not None:
             line.events += 1
             self._send(line, message, line.events, descriptors)
+
+    def send_own(self, lifeline: int, message: ServerMessage, descriptor: int) -> None:
+        """An event with a descriptor that it takes."""
+        line = self._lines.get(lifeline)
+        if line is None:
+            os.close(descriptor)
+            return
+        line.owned.add(descriptor)
+        self.send_event(lifeline, message, (descriptor,))
 
     def end(self, lifeline: int) -> None:
         """Lets a process go."""
@@ -234,7 +250,8 @@ class Lifelines:
     def _flush(self, line: _Line) -> None:
         try:
             while line.queue and line.end.send(*line.queue[0]):
-                line.queue.popleft()
+                _, descriptors = line.queue.popleft()
+                line.close_owned(descriptors)
         except PacketError:
             self._end(line)
             return
@@ -248,6 +265,7 @@ class Lifelines:
         del self._by_file[line.end.fileno()]
         self._watcher.unwatch(line.end.fileno())
         line.end.close()
+        line.close_owned(tuple(line.owned))
         if self._is_full and self._listener.fileno() != -1:
             self._is_full = False
             self._watcher.watch(self._listener.fileno(), writes=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from kvoffload.daemon.domain import Domain, read_geometry
+from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.refusal import refuse
-from kvoffload.daemon.session import Connection, Registration
+from kvoffload.daemon.session import Connection, EngineSession, Registration
+from kvoffload.daemon.to_send import OpenExpress
 from kvoffload.protocol import Agreement, Error, ErrorCode, Register, Registered, advance
 from kvoffload.types import Fingerprint
 
@@ -28,6 +30,24 @@ def register(connection: Connection, message: Register, *, namespace_limit: int)
     connection.agreed = agreed
     session.registration = Registration(name_space=name_space, register=message, tenant=tenant)
     return Registered(name_space=name_space, held_limit_bytes=domain.terms.held_limit_bytes, resume=session.resume)
+
+
+def open_express(session: EngineSession) -> list[OpenExpress]:
+    """For those of its processes that want one and have none, once all of it is known."""
+    registration, cache_session = session.registration, session.cache_session
+    if registration is None or cache_session is None:
+        return []
+    space = Space(
+        domain=session.domain.name,
+        name_space=registration.name_space,
+        fingerprint=registration.register.fingerprint,
+    )
+    wanting = [process for process in session.processes.values() if process.wants_express]
+    for process in wanting:
+        process.wants_express = False
+    return [
+        OpenExpress(process.lifeline, session.number, cache_session, registration.tenant, space) for process in wanting
+    ]
 
 
 def _compare(connection: Connection, message: Register) -> Agreement | Error:

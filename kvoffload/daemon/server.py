@@ -20,12 +20,13 @@ from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
 from kvoffload.daemon.control_channels import ChannelTerms, ControlChannels
 from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
+from kvoffload.daemon.express_channels import ExpressChannels
 from kvoffload.daemon.lifelines import Lifelines
 from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
 from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import CoreTerms, RemoteTerms, ServerLimits
 from kvoffload.daemon.session import Peer
-from kvoffload.daemon.to_send import Later, Sendable, SendMemory, ToConnection
+from kvoffload.daemon.to_send import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.errors import CacheMemoryError
 from kvoffload.packets import Credentials, close_all, spare_file
@@ -34,9 +35,11 @@ from kvoffload.protocol import (
     AdoptVerdict,
     Call,
     ClosingReason,
+    Express,
     Farewell,
     Memory,
     Offer,
+    Quarantine,
     ServerTerms,
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
@@ -122,6 +125,7 @@ class CacheServer:
         except BaseException:
             listener.close()
             raise
+        self._express = ExpressChannels(boot_id=self._boot_id)
         self._core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
@@ -135,9 +139,11 @@ class CacheServer:
             ),
             plan.domains,
             draw=lambda: secrets.randbits(32),
+            on_heard=self._express.watch_stored,
         )
         for socket in self._channels.sockets:
             self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._express.fileno(), zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
         self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
@@ -190,6 +196,7 @@ class CacheServer:
             if taking.exception() is None:
                 taking.result().close()
         self._lifelines.close()
+        self._express.close()
         self._channels.close()
         for offered in self._offered.values():
             offered.close()
@@ -206,6 +213,8 @@ class CacheServer:
         for ready, flags in found:
             if isinstance(ready, int) and ready == self._channels.long_file:
                 self._channels.finish_long(self._core, self._send, self._clock_ns)
+            elif isinstance(ready, int) and ready == self._express.fileno():
+                self._express.take_stored(self._core.tell_stored, self._core.tell_lost)
             elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
@@ -248,6 +257,8 @@ class CacheServer:
     def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
         peer = Peer(pid=credentials.pid, uid=credentials.uid, gid=credentials.gid)
         owned = None if pidfd is None else ReceivedDescriptor(pidfd)
+        # The rights of its channel are those of the session that it leaves.
+        self._express.end(lifeline)
         self._send(self._core.greet(lifeline, call, peer, owned, self._clock_ns()))
         if self._life is not None:
             self._is_due(self._life)
@@ -270,6 +281,7 @@ class CacheServer:
         self._lifelines.end(lifeline)
 
     def on_end(self, lifeline: int) -> None:
+        self._express.end(lifeline)
         self._core.close_lifeline(lifeline)
         offered = self._offered.pop(lifeline, None)
         if offered is not None:
@@ -339,6 +351,9 @@ class CacheServer:
     # ---- messages ----
 
     def _send(self, messages: list[Sendable]) -> None:
+        if self._core.is_draining:
+            # Before anybody is told.
+            self._express.start_drain()
         for one in messages:
             if isinstance(one, ToConnection):
                 if not self._channels.send(one.connection, one.message, one.number):
@@ -347,10 +362,18 @@ class CacheServer:
                 self._channels.start_long(one)
             elif isinstance(one, SendMemory):
                 self._send_memory(one)
+            elif isinstance(one, OpenExpress):
+                self._open_express(one)
             elif one.number:
                 self._lifelines.send_reply(one.lifeline, one.message, one.number)
             else:
+                if isinstance(one.message, Quarantine):
+                    self._express.end(one.lifeline)
                 self._lifelines.send_event(one.lifeline, one.message)
+
+    def _open_express(self, wanted: OpenExpress) -> None:
+        if (end := self._express.open(wanted, self._caches[wanted.space.domain].core)) is not None:
+            self._lifelines.send_own(wanted.lifeline, Express(), end)
 
     def _send_events(self) -> None:
         """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""

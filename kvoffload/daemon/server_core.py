@@ -16,7 +16,7 @@ from kvoffload.daemon.drain import DrainState
 from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.fault_log import FaultLog
 from kvoffload.daemon.refusal import refuse
-from kvoffload.daemon.registering import register
+from kvoffload.daemon.registering import open_express, register
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
@@ -43,9 +43,11 @@ from kvoffload.protocol import (
     ErrorCode,
     Greeting,
     Hello,
+    Mark,
     ProtocolFault,
     Quarantine,
     Register,
+    Registered,
     ServerMessage,
     Stats,
     Subscribe,
@@ -71,11 +73,19 @@ class ServerCore:
     one that met it.
     """
 
-    def __init__(self, terms: CoreTerms, domains: Sequence[DomainTerms], *, draw: Callable[[], int]) -> None:
-        """`draw` gives random numbers of 32 bits, which make sessions hard to guess."""
+    def __init__(
+        self,
+        terms: CoreTerms,
+        domains: Sequence[DomainTerms],
+        *,
+        draw: Callable[[], int],
+        on_heard: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether
+        anybody wants to hear of blocks that are stored."""
         self._terms = terms
         self._domains = {domain.name: Domain(domain, terms.handshake) for domain in domains}
-        self._feed = EventFeed(terms.limits)
+        self._feed = EventFeed(terms.limits, on_heard)
         self._sessions = SessionTable(
             self._domains,
             boot_id=terms.boot_id,
@@ -91,6 +101,7 @@ class ServerCore:
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
+            Mark: lambda _, __: Done(),
             Stats: self._count,
             Subscribe: self._subscribe,
             **dict.fromkeys(get_args(BlockMessage), self._blocks.serve),
@@ -149,6 +160,7 @@ class ServerCore:
         sent: list[Sendable] = [ToLifeline(lifeline, welcome, call.number)]
         if session.cache_session is not None:
             sent.append(SendMemory(lifeline, session.domain.name, session.domain.adopted_boot_id))
+        sent += open_express(session)
         if self._closing is not None:
             sent.append(ToLifeline(lifeline, self._closing))
         return sent
@@ -232,6 +244,14 @@ class ServerCore:
         self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
         return count
 
+    def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
+        """Blocks became readable without this core."""
+        self._feed.tell_stored(space, group, hashes, parents)
+
+    def tell_lost(self, count: int) -> None:
+        """So many more did, and which is not known."""
+        self._feed.tell_lost(count)
+
     def ready_events(self) -> list[bytes]:
         """Connections that have events to be taken."""
         return self._feed.ready()
@@ -299,7 +319,10 @@ class ServerCore:
             return self._part(connection, message, behind)
         if isinstance(message, Drain):
             return self._serve_drain(connection, message, now_ns, behind)
-        return self._handlers[type(message)](connection, message)
+        answer = self._handlers[type(message)](connection, message)
+        if isinstance(answer, Registered):
+            behind += open_express(connection.session)
+        return answer
 
     def _greet_connection(
         self, key: bytes, connection: Connection | None, session: EngineSession, message: Hello

@@ -50,6 +50,8 @@ class Process:
     peer: Peer
     pidfd: OwnedDescriptor | None
     """Until the cache has it."""
+    wants_express: bool = False
+    """Until it is given an express channel."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,7 +222,12 @@ class SessionTable:
                 self.quarantine(session)
             return refuse(greeting, ErrorCode.MALFORMED, str(fault))
         session.processes[lifeline] = Process(
-            lifeline=lifeline, role=greeting.role, rank=greeting.rank, peer=peer, pidfd=kept
+            lifeline=lifeline,
+            role=greeting.role,
+            rank=greeting.rank,
+            peer=peer,
+            pidfd=kept,
+            wants_express=greeting.wants_express,
         )
         self._by_lifeline[lifeline] = session
         return session, self._is_former(session, greeting)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from kvoffload.cache import SessionId
+from kvoffload.daemon.event_feed import Space
 from kvoffload.protocol import ClientMessage, ServerMessage
 
 
@@ -42,4 +44,14 @@ class SendMemory(NamedTuple):
     adopted_boot_id: int
 
 
-Sendable: TypeAlias = ToConnection | Later | ToLifeline | SendMemory
+class OpenExpress(NamedTuple):
+    """The process may have an express channel with its session's rights, behind what was sent before."""
+
+    lifeline: int
+    session: int
+    cache_session: SessionId
+    tenant: int
+    space: Space
+
+
+Sendable: TypeAlias = ToConnection | Later | ToLifeline | SendMemory | OpenExpress

@@ -78,6 +78,7 @@ class Greeting(Request):
     former_session: Annotated[U64, "to be reopened; 0: none"] = 0
     former_boot_id: Annotated[U64, "of the server that it was of; another than the present one: see adopt"] = 0
     software: Annotated[Name, "for logs"] = ""
+    wants_express: Annotated[Flag, "an express channel, once the session is registered"] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,20 @@ class Growth(Event):
 
     first: Annotated[int, Whole(MAX_SEGMENTS), "number of the first new one"]
     segment_sizes: Annotated[SegmentSizes, "of the new ones"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Express(Event):
+    """A channel for blocks alone, with the session's rights; after it the control channel serves as before.
+
+    A byte stream of the control channel's frames, each behind its length in 4 bytes, little-endian. It has acquire,
+    acquire_entries, credits, mark, publish, abort, release and invalidate, their answers, and a count of one-way
+    messages of its own. Between the two channels there is no order.
+    """
+
+    op = 117
+    channels = LIFELINE
+    descriptors = "stream socket"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ class Message:
     since: ClassVar[int] = 1
     """The protocol version that brought it."""
     channels: ClassVar[tuple[Channel, ...]] = CONTROL
+    """What the control channel has, the express channel may have too."""
     descriptors: ClassVar[str] = ""
     """What goes with it as SCM_RIGHTS, in this order."""
 

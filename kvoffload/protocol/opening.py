@@ -107,6 +107,15 @@ class Register(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mark(Request):
+    """Answered when everything that came before it on its channel was served."""
+
+    op = 11
+    needs = Phase.GREETED
+    reply = Done
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bye(Request):
     """The last message of a control connection. What the session holds ends with its processes, not with this."""
 

@@ -1,7 +1,8 @@
-"""What lies between a process and a server: two connections with everything that may happen to one.
+"""What lies between a process and a server: connections with everything that may happen to one.
 
 A message takes its time and keeps its order. When one end hangs up, some of what is on its way still arrives, perhaps
-much later. The other end of a lifeline sees that end; that of a control connection does not, until it sends.
+much later. The other end of a lifeline or a stream sees that end; that of a control connection does not, until it
+sends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NOTICED_NS = 5 * MILLISECOND_NS
 
 
 class Hangup(NamedTuple):
-    """The end of a lifeline, as the other side sees it."""
+    """The end of a lifeline or a stream, as the other side sees it."""
 
 
 class Packet(NamedTuple):
@@ -69,7 +70,7 @@ class Pipe:
 
 
 class Connection:
-    """A lifeline or a control connection. `to_client` and `to_server` are called with what arrives there."""
+    """Of whichever channel. `to_client` and `to_server` are called with what arrives there."""
 
     def __init__(
         self,
@@ -79,13 +80,15 @@ class Connection:
         to_client: Callable[[Connection, Any], None],
         *,
         codes: bool,
+        tells_end: bool,
     ) -> None:
-        """`codes`: messages travel as bytes."""
+        """`codes`: messages travel as bytes. `tells_end`: each end sees that of the other one."""
         self.number = number
         self.key = b"%d" % number
         self._timeline = timeline
         self._channel = channel
         self._codes = codes
+        self._tells_end = tells_end
         self._up = Pipe(timeline, lambda item: self.to_server(self, item))
         self.to_server: Callable[[Connection, Any], None] = lambda _, __: None
         """Whoever accepts it; nobody: what is sent is lost."""
@@ -148,12 +151,12 @@ class Connection:
         """Neither end did it."""
         self.close_by_server()
         self._closed_by_client_ns = self._timeline.now_ns
-        if self._channel is Channel.LIFELINE:
+        if self._tells_end:
             self._up.send_end(Hangup())
 
     def _end(self, pipe: Pipe) -> None:
         pipe.cut()
-        if self._channel is Channel.LIFELINE:
+        if self._tells_end:
             pipe.send_end(Hangup())
         elif self._timeline.chance(0.05):
             pipe.lag(self._timeline.now_ns + self._timeline.between_ms(10, 3000))

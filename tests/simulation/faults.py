@@ -84,6 +84,13 @@ def _cut_control(world: World, process: Process) -> None:
         connection.break_off()
 
 
+def _cut_express(world: World, process: Process) -> None:
+    connection = process.wire.express
+    if connection is not None:
+        process.note("its express channel is CUT")
+        connection.break_off()
+
+
 _SERVER_FAULTS: list[Callable[[World, Server], None]] = [_kill, _stop, _drain]
 _SERVER_WEIGHTS = [4, 3, 1]
 _PROCESS_FAULTS: list[Callable[[World, Process], None]] = [
@@ -93,5 +100,6 @@ _PROCESS_FAULTS: list[Callable[[World, Process], None]] = [
     _lag,
     _cut_lifeline,
     _cut_control,
+    _cut_express,
 ]
-_PROCESS_WEIGHTS = [2, 2, 3, 3, 3, 2]
+_PROCESS_WEIGHTS = [2, 2, 3, 3, 3, 2, 2]

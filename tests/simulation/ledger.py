@@ -137,7 +137,7 @@ class Ledger:
             self.lost["by the wire"] += 1
         else:
             assert not grant.is_delivered, f"{what}: {process.name} has forgotten it"
-            assert grant.connection is not process.wire.control, f"{what}: the answer never came to {process.name}"
+            assert grant.connection not in process.wire.all_open, f"{what}: the answer never came to {process.name}"
             self.lost["with a connection"] += 1
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.joining import HeldMemory, Member
+from kvoffload.client.lanes import Lane
 from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
 from kvoffload.client.pending import Pending
@@ -62,27 +63,28 @@ class MappedMemory:
 
 
 class SimWire:
-    """Both channels of one process."""
+    """All channels of one process."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
         self._process = process
         self.lifeline: Connection | None = None
         self.control: Connection | None = None
+        self.express: Connection | None = None
         self._held_back: Call | None = None
 
     def dial(self) -> bool:
         server = self._world.machine.listener
         if server is None or (server.is_stopped and self._world.timeline.chance(0.1)):
             return False
-        self.lifeline = self._connect(Channel.LIFELINE, self._process.on_lifeline)
+        self.lifeline = self.connect(Channel.LIFELINE, self._process.on_lifeline, tells_end=True)
         server.accept(self.lifeline, self._process)
         return True
 
     def open_control(self, endpoint: str) -> None:
         # Whoever has this path now: it need not be the server that was dialled.
         server = self._world.machine.listener
-        self.control = self._connect(Channel.CONTROL, self._process.on_control)
+        self.control = self.connect(Channel.CONTROL, self._process.on_control, tells_end=False)
         if server is not None:
             server.accept_control(self.control, self._process)
 
@@ -113,16 +115,30 @@ class SimWire:
             self.control.send_call(call)
         return self.control.send_call(call)
 
+    def open_express(self, descriptor: int) -> None:
+        if self.express is not None:
+            self.express.close_by_client()
+        self.express = self._world.express_ends.pop(descriptor)
+
+    def send_express(self, call: Call) -> bool:
+        self._process.note("sends express %d %s", call.number, call.message)
+        return self.express is not None and self.express.send_call(call)
+
     def hang_up(self) -> None:
         self._held_back = None
-        for connection in (self.lifeline, self.control):
-            if connection is not None:
-                connection.close_by_client()
-        self.lifeline = self.control = None
+        for connection in self.all_open:
+            connection.close_by_client()
+        self.lifeline = self.control = self.express = None
 
-    def _connect(self, channel: Channel, to_client: Callable[[Connection, Any], None]) -> Connection:
+    @property
+    def all_open(self) -> list[Connection]:
+        return [one for one in (self.lifeline, self.control, self.express) if one is not None]
+
+    def connect(self, channel: Channel, to_client: Callable[[Connection, Any], None], *, tells_end: bool) -> Connection:
         world = self._world
-        connection = Connection(world.timeline, world.draw_number(), channel, to_client, codes=world.codes)
+        connection = Connection(
+            world.timeline, world.draw_number(), channel, to_client, codes=world.codes, tells_end=tells_end
+        )
         if self._process.lags_until_ns > world.timeline.now_ns:
             connection.lag(self._process.lags_until_ns)
         return connection
@@ -213,18 +229,32 @@ class Process:
             return
         if self.stopped is not None:
             self.stopped.append(lambda: self.on_control(connection, item))
+        elif not self.world.may_fail_here(self):
+            self._served_on = connection
+            self._on_answer(connection, item, self.link.on_control, self.link._lanes.control)
+
+    def on_express(self, connection: Connection, item: Packet | Hangup) -> None:
+        if not self.is_alive or connection is not self.wire.express:
             return
-        if self.world.may_fail_here(self):
-            return
+        if self.stopped is not None:
+            self.stopped.append(lambda: self.on_express(connection, item))
+        elif isinstance(item, Hangup):
+            self.note("express channel has ended")
+            self.link.on_hang_up(self.now_ns, "the server has closed the express channel")
+            self.turn()
+        elif not self.world.may_fail_here(self):
+            self._on_answer(connection, item, self.link.on_express, self.link._lanes.express)
+
+    def _on_answer(self, connection: Connection, item: Packet, hear: Callable[[Answer, int], None], lane: Lane) -> None:
         answer: Answer = item.content
         self.note("receives %d %s", answer.number, answer.message)
         if isinstance(answer.message, CreditsGranted | Acquired) and self.link.state is LinkState.SERVING:
             self.world.ledger.deliver(self, connection, answer.message)
         is_refused = isinstance(answer.message, Error) and answer.message.code not in REFUSALS
         assert not is_refused, f"{self.name} asks for what is not there: {answer.message}"
-        self._served_on = connection
-        self.link.on_control(answer, self.now_ns)
-        assert self.link.is_serving or self.link.state is not LinkState.SERVING, "a server that answers is not asked"
+        hear(answer, self.now_ns)
+        is_asked = not lane.breaker.is_open
+        assert is_asked or self.link.state is not LinkState.SERVING, "a server that answers is not asked"
         self.turn()
 
     def is_answered(self) -> bool:
@@ -262,9 +292,8 @@ class Process:
         """Nothing passes between it and any server."""
         self.note("LAGS")
         self.lags_until_ns = until_ns
-        for connection in (self.wire.lifeline, self.wire.control):
-            if connection is not None:
-                connection.lag(until_ns)
+        for connection in self.wire.all_open:
+            connection.lag(until_ns)
 
     # ---- inside ----
 

@@ -8,28 +8,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvoffload.daemon import CoreTerms, DomainTerms, Peer, SendMemory, ServerCore, ToConnection
-from kvoffload.daemon.to_send import Sendable
+from kvoffload.daemon.to_send import OpenExpress, Sendable, ToLifeline
 from kvoffload.protocol import (
     CAPABILITIES,
     Acquired,
     AdoptVerdict,
     Answer,
     Call,
+    Channel,
     ClosingReason,
     CreditsGranted,
     Error,
+    Express,
     Farewell,
     Greeting,
     Memory,
     Offer,
+    Quarantine,
     Registered,
     ServerMessage,
     ServerTerms,
 )
 from kvoffload.protocol.message import OneWay
 from tests.simulation.channels import Connection, Hangup, Packet
+from tests.simulation.express_model import ExpressModel
 from tests.simulation.model_memory import SLOT_BYTES
-from tests.simulation.process import Process, describe_memory, find_number
+from tests.simulation.process import FIRST_DESCRIPTOR, Process, describe_memory, find_number
 from tests.simulation.timeline import MILLISECOND_NS
 
 if TYPE_CHECKING:
@@ -77,6 +81,8 @@ class Server:
         self.processes: dict[int, Process] = {}
         """By lifeline and control connection."""
         self._connections: dict[int, Connection] = {}
+        self._express: dict[int, tuple[Connection, ExpressModel]] = {}
+        """By lifeline."""
         terms = CoreTerms(boot_id=self.boot_id, handshake=_HANDSHAKE, control="ipc://control", pid=1, uid=0)
         self.core = ServerCore(terms, (DomainTerms(name=""),), draw=lambda: self.timeline.random.getrandbits(32))
         self.note("STARTS, waits for memory for %d ms", adopt_wait_ns / 1e6)
@@ -132,8 +138,7 @@ class Server:
 
     def _on_lifeline(self, lifeline: Connection, item: Packet | Hangup) -> None:
         if isinstance(item, Hangup):
-            lifeline.close_by_server()
-            self.core.close_lifeline(lifeline.number)
+            self._close_lifeline(lifeline)
             return
         message = item.content.message
         if isinstance(message, Greeting):
@@ -150,8 +155,29 @@ class Server:
         elif isinstance(message, Offer):
             self._on_offer(lifeline, message, item.descriptors)
         elif isinstance(message, Farewell):
-            lifeline.close_by_server()
-            self.core.close_lifeline(lifeline.number)
+            self._close_lifeline(lifeline)
+
+    def _close_lifeline(self, lifeline: Connection) -> None:
+        self._end_express(lifeline.number)
+        lifeline.close_by_server()
+        self.core.close_lifeline(lifeline.number)
+
+    def _end_express(self, lifeline: int) -> None:
+        if lifeline in self._express:
+            self._express.pop(lifeline)[0].close_by_server()
+
+    def _on_express(self, connection: Connection, model: ExpressModel, item: Packet | Hangup) -> None:
+        if isinstance(item, Hangup):
+            connection.close_by_server()
+            return
+        call: Call = item.content
+        answer = model.serve(call, self.timeline.now_ns, is_draining=self.is_draining)
+        if answer is not None:
+            process = self.processes[connection.number]
+            if isinstance(answer, CreditsGranted | Acquired):
+                assert self.memory is not None
+                self.world.ledger.grant(process, connection, self.memory, answer)
+            connection.send_answer(Answer(answer, call.number, self.boot_id))
 
     def _on_control(self, control: Connection, item: Packet) -> None:
         call: Call = item.content
@@ -243,7 +269,12 @@ class Server:
                 self._send_control(int(one.connection), one.message, one.number)
             elif isinstance(one, SendMemory):
                 self._send_memory(one)
+            elif isinstance(one, OpenExpress):
+                self._open_express(one)
             else:
+                assert isinstance(one, ToLifeline)
+                if isinstance(one.message, Quarantine):
+                    self._end_express(one.lifeline)
                 self._connections[one.lifeline].send_answer(Answer(one.message, one.number, self.boot_id))
 
     def _send_control(self, number: int, message: ServerMessage, call_number: int) -> None:
@@ -256,6 +287,27 @@ class Server:
             connection.truth = (self.memory.number, message.resume % (1 << 32))
         if not connection.send_answer(Answer(message, call_number, self.boot_id)):
             self.core.close_connection(connection.key)
+
+    def _open_express(self, wanted: OpenExpress) -> None:
+        """Now and then there are too many."""
+        if self.timeline.chance(0.1):
+            return
+        session = self.core.sessions.find_lifeline(wanted.lifeline)
+        assert session is not None
+        assert session.registration is not None
+        assert self._cache is not None
+        process = self.processes[wanted.lifeline]
+        connection = process.wire.connect(Channel.CONTROL, process.on_express, tells_end=True)
+        assert self.memory is not None
+        connection.truth = self.memory.number, wanted.cache_session
+        model = ExpressModel(wanted.session, wanted.cache_session, session.registration, self._cache)
+        connection.to_server = lambda end, item: self._call(self._on_express, end, model, item)
+        self._connections[connection.number] = connection
+        self.processes[connection.number] = process
+        self._express[wanted.lifeline] = connection, model
+        descriptor = FIRST_DESCRIPTOR - connection.number
+        self.world.express_ends[descriptor] = connection
+        self._connections[wanted.lifeline].send_answer(Answer(Express(), 2, self.boot_id), (descriptor,))
 
     def _send_memory(self, wanted: SendMemory) -> None:
         assert self.memory is not None

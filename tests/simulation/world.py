@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import GroupTerms, Register, Reuse, Role
+from tests.simulation.channels import Connection
 from tests.simulation.engine import TOKENS, Scheduler, Worker
 from tests.simulation.faults import inject_fault
 from tests.simulation.ledger import Ledger
@@ -89,6 +90,8 @@ class World:
         self.codes = codes
         self.ledger = Ledger()
         self.memories: dict[int, AnyMemory] = {}
+        self.express_ends: dict[int, Connection] = {}
+        """Express channels on their way to their processes, by descriptor."""
         self.processes: list[Process] = []
         self.is_busy = True
         self.is_lossy = timeline.chance(0.3)

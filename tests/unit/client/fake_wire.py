@@ -17,6 +17,7 @@ from kvoffload.protocol import (
     AdoptVerdict,
     Answer,
     Call,
+    Express,
     Hello,
     HelloAccepted,
     Memory,
@@ -42,6 +43,8 @@ class FakeWire:
         self.endpoint = ""
         self.lifeline: list[tuple[Call, tuple[int, ...]]] = []
         self.control: list[Call] = []
+        self.express: list[Call] = []
+        self.express_end = -1
 
     def dial(self) -> bool:
         self.dials += 1
@@ -59,12 +62,24 @@ class FakeWire:
             self.control.append(call)
         return self.takes
 
+    def open_express(self, descriptor: int) -> None:
+        self.express_end = descriptor
+
+    def send_express(self, call: Call) -> bool:
+        if self.takes:
+            self.express.append(call)
+        return self.takes
+
     def hang_up(self) -> None:
         self.hang_ups += 1
 
     def take(self) -> list[Call]:
         """What was sent on the control channel since the last look."""
         taken, self.control = self.control, []
+        return taken
+
+    def take_express(self) -> list[Call]:
+        taken, self.express = self.express, []
         return taken
 
 
@@ -110,6 +125,7 @@ class Script:
         adopted_boot_id: int = 0,
         name_space: int = 4,
         resume: int = 0,
+        brings_express: bool = False,
     ) -> list[Call]:
         """From the dial on to being served; what is sent right after that."""
         self.boot_id = boot_id
@@ -117,6 +133,8 @@ class Script:
         self.link.on_time(self.now_ns)
         welcome = Welcome(protocol=1, session=session, domain="", control="ipc://c", is_reopened=is_reopened)
         self.tell(welcome)
+        if brings_express:
+            self.open_express()
         for call in self.wire.take():
             assert isinstance(call.message, Hello)
             self.answer(call, HelloAccepted(protocol=1, capabilities=("adopt", "events"), domain=""))
@@ -137,6 +155,12 @@ class Script:
     def tell(self, message: ServerMessage, descriptors: list[int] | None = None) -> None:
         """On the lifeline."""
         self.link.on_lifeline(Answer(message, 1, self.boot_id), descriptors or [], self.now_ns)
+
+    def open_express(self) -> None:
+        self.tell(Express(), [NO_FILE])
+
+    def answer_express(self, call: Call, message: ServerMessage) -> None:
+        self.link.on_express(Answer(message, call.number, self.boot_id), self.now_ns)
 
     def answer(self, call: Call, message: ServerMessage) -> None:
         self.link.on_control(Answer(message, call.number, self.boot_id), self.now_ns)

@@ -94,8 +94,9 @@ def test_callers_never_join_and_wake_whoever_does(socket_path: Path, monkeypatch
     client = Client(make_terms(socket_path))  # its keeper does not run
     link, wire = client._link, client._wire
 
-    def receive(link: Any, now_ns: int) -> None:
+    def receive(link: Any, now_ns: int) -> bool:
         link.on_hang_up(now_ns, "gone")
+        return True
 
     try:
         client.take(0, 1)
@@ -104,9 +105,9 @@ def test_callers_never_join_and_wake_whoever_does(socket_path: Path, monkeypatch
         client.take(0, 1)
         assert client.state is LinkState.JOINING
         while client.state is LinkState.JOINING:
-            wire.await_control(0.01)
+            wire.await_answers(0.01)
             wire.receive_all(link, time.monotonic_ns())
-        monkeypatch.setattr(wire, "receive_control", receive)
+        monkeypatch.setattr(wire, "receive_answers", receive)
         client.take(0, 1)
         assert (client.state, client.fault) == (LinkState.DOWN, "gone")
         assert os.eventfd_read(client._wake) == 1

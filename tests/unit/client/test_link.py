@@ -20,6 +20,7 @@ from kvoffload.protocol import (
     ErrorCode,
     EventsLost,
     HelloAccepted,
+    Mark,
     Offer,
     Outcome,
     Quarantine,
@@ -277,7 +278,7 @@ def test_a_late_server_is_asked_nothing_but_whether_it_answers(link: Link, wire:
     assert (link.is_serving, link.state) == (False, LinkState.SERVING)
     script.pass_time(0.05)
     (probe,) = wire.take()
-    assert isinstance(probe.message, Stats)
+    assert isinstance(probe.message, Mark)
     # The late answer shows that the server lives; what it brings goes back.
     script.answer(late, Acquired(outcome=Outcome.HIT, boundary=16, lease=77))
     assert link.is_serving
@@ -333,7 +334,7 @@ def test_many_one_way_messages_are_followed_by_a_request(link: Link, wire: FakeW
     for number in range(256):
         link.tell(lease(number), script.now_ns)
     calls = wire.take()
-    assert isinstance(calls[-1].message, Stats)
+    assert isinstance(calls[-1].message, Mark)
     script.answer(calls[-1], COUNTS)
     link.on_hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
@@ -344,7 +345,7 @@ def test_while_that_request_is_awaited_there_is_no_second_one(link: Link, wire: 
     def tell(count: int) -> list[Call]:
         for number in range(count):
             link.tell(lease(number), script.now_ns)
-        return [call for call in wire.take() if isinstance(call.message, Stats)]
+        return [call for call in wire.take() if isinstance(call.message, Mark)]
 
     script.join()
     (mark,) = tell(300)

@@ -156,8 +156,8 @@ def test_nonsense_on_the_control_channel_ends_the_connection(
         connection, _hello = router.recv_multipart()
         router.send_multipart([connection, b"\xc1"])
         for _ in range(1000):
-            wire.await_control(0.01)
-            wire.receive_control(link, NOW_NS)
+            wire.await_answers(0.01)
+            wire.receive_answers(link, NOW_NS)
             if link.state is LinkState.DOWN:
                 break
         assert link.fault.startswith("control: frame")

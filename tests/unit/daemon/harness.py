@@ -32,7 +32,7 @@ from kvoffload.daemon import (
     ToConnection,
     ToLifeline,
 )
-from kvoffload.daemon.to_send import Sendable
+from kvoffload.daemon.to_send import OpenExpress, Sendable
 from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,
@@ -170,6 +170,8 @@ class Server:
         self.told: dict[int, list[ServerMessage]] = {}
         """Events by lifeline."""
         self.memory_sent: list[SendMemory] = []
+        self.opened: list[OpenExpress] = []
+        """Express channels, with nobody behind them."""
         self.now_ns = 1_000
         self.numbers = count(1)
         for domain in domains if memory is not None else ():
@@ -198,6 +200,8 @@ class Server:
             match item:
                 case SendMemory():
                     self.memory_sent.append(item)
+                case OpenExpress():
+                    self.opened.append(item)
                 case ToLifeline(to, message, 0):
                     self.told.setdefault(to, []).append(_cross(message, 1, Channel.LIFELINE))
                 case ToLifeline(to, message, number):
@@ -236,6 +240,7 @@ class Client:
     uid: int = UID
     role: Role = Role.SCHEDULER
     domain: str = ""
+    wants_express: bool = False
     session: int = 0
     name_space: int = -1
     number: int = 0
@@ -263,6 +268,7 @@ class Client:
             domain=self.domain,
             former_session=former_session,
             former_boot_id=former_boot_id,
+            wants_express=self.wants_express,
         )
         peer = Peer(pid=self.lifeline, uid=self.uid)
         pidfd = None if self.role is Role.OBSERVER else self.pidfd

@@ -6,14 +6,16 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import zmq
 
 from kvoffload.cache import IndexReader, SegmentMap
 from kvoffload.client.joining import HeldMemory, Joining, Member, OnControl, OnLifeline, Step, ToSend
-from kvoffload.packets import PacketSocket
-from kvoffload.protocol import CODEC, Answer, Channel, ClientMessage, Register, Role, ServerMessage
+from kvoffload.packets import PacketSocket, close_all
+from kvoffload.protocol import CODEC, Answer, Channel, ClientMessage, Express, Greeting, Register, Role, ServerMessage
 from kvoffload.protocol.message import OneWay
+from tests.unit.daemon.express_peer import ExpressPeer
 
 TIMEOUT_S = 30.0
 
@@ -28,12 +30,15 @@ class RawClient:
         *,
         engine: str = "engine",
         former: HeldMemory | None = None,
+        wants_express: bool = False,
         turn: Callable[[], object] = lambda: None,
     ) -> None:
         self._turn = turn
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._control: zmq.Socket[bytes] | None = None
         self._requests = self._one_way = 0
+        self._wants_express = wants_express
+        self._express: list[ExpressPeer] = []
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connected.connect(str(path))
         self.lifeline = PacketSocket(connected)
@@ -81,20 +86,31 @@ class RawClient:
         found: list[ServerMessage] = []
 
         def poll() -> bool:
-            packet = self.lifeline.receive()
-            if packet is not None:
-                answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
-                assert isinstance(answer, Answer)
-                found.append(answer.message)
+            came = self._receive_lifeline()
+            if came is not None:
+                found.append(came[0].message)
+                close_all(came[1])
             return bool(found)
 
         self._wait(poll)
         return found[0]
 
+    def receive_express(self) -> ExpressPeer:
+        """The channel that comes on the lifeline."""
+
+        def poll() -> bool:
+            if not self._express:
+                self._receive_lifeline()
+            return bool(self._express)
+
+        self._wait(poll)
+        return self._express.pop()
+
     def close(self) -> None:
         """As if the process had ended, but for its memory, which goes with this object."""
         self.joining.close()
         self.lifeline.close()
+        self._express.clear()
         if self._control is not None:
             self._control.close(0)
         self._context.term()
@@ -104,20 +120,37 @@ class RawClient:
             self.held = None
 
     def _step(self) -> bool:
-        packet = self.lifeline.receive()
-        if packet is not None:
-            answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
-            assert isinstance(answer, Answer)
-            self._send_all(self.joining.on_lifeline(answer, packet.take()))
+        came = self._receive_lifeline()
+        if came is not None:
+            self._send_all(self.joining.on_lifeline(*came))
         answer = self._receive_control()
         if answer is not None:
             self._send_all(self.joining.on_control(answer))
         return self.joining.step in (Step.JOINED, Step.FAILED)
 
+    def _receive_lifeline(self) -> tuple[Answer, list[int]] | None:
+        """None: nothing came, or an express channel."""
+        packet = self.lifeline.receive()
+        if packet is None:
+            return None
+        answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
+        assert isinstance(answer, Answer)
+        descriptors = packet.take()
+        if not isinstance(answer.message, Express):
+            return answer, descriptors
+        assert self._wants_express
+        assert self.joining.welcome is not None
+        (end,) = descriptors
+        self._express.append(ExpressPeer(end, session=self.joining.welcome.session, turn=self._turn))
+        return None
+
     def _send_all(self, messages: list[ToSend]) -> None:
         for one in messages:
             if isinstance(one, OnLifeline):
-                data = CODEC.encode_call(one.message, number=1, session=0, channel=Channel.LIFELINE)
+                message = one.message
+                if isinstance(message, Greeting):
+                    message = replace(message, wants_express=self._wants_express)
+                data = CODEC.encode_call(message, number=1, session=0, channel=Channel.LIFELINE)
                 self._wait(lambda data=data, one=one: self.lifeline.send(data, one.descriptors))  # type: ignore[misc]
             elif isinstance(one, OnControl):
                 self._requests += 1

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvoffload.daemon import ServerLimits
+from kvoffload.daemon import DomainTerms, ServerCore, ServerLimits
+from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.protocol import (
     Cleared,
     Error,
@@ -21,7 +22,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import Event
 from tests.unit.cache.cache_model import MIB, PLAIN, fingerprint, make_chain
-from tests.unit.daemon.harness import Client, Server
+from tests.unit.daemon.harness import Client, Server, core_terms
 from tests.unit.daemon.test_block_desk import save_chain
 
 
@@ -246,3 +247,76 @@ def test_subscribers_are_bounded() -> None:
         refused = second.ask(Subscribe())
         assert isinstance(refused, Error)
         assert refused.code is ErrorCode.BUSY
+
+
+def make_feed() -> tuple[EventFeed, list[bool]]:
+    heard: list[bool] = []
+    return EventFeed(ServerLimits(subscribers=3), heard.append), heard
+
+
+def test_it_is_told_whether_anybody_hears() -> None:
+    """Of any domain."""
+    feed, heard = make_feed()
+    feed.unsubscribe(b"nobody")
+    assert heard == []
+    for key, domain in ((b"1", "a"), (b"2", "b"), (b"3", "b")):
+        assert feed.subscribe(key, domain, ())
+        assert heard[-1]
+    assert not feed.subscribe(b"4", "c", ())
+    for key in (b"1", b"2"):
+        feed.unsubscribe(key)
+        assert heard[-1]
+    feed.unsubscribe(b"3")
+    assert not heard[-1]
+    feed.subscribe(b"3", "b", ())
+    assert heard[-1]
+
+
+def test_a_server_is_told_with_a_subscription_and_its_end() -> None:
+    heard: list[bool] = []
+    core = ServerCore(core_terms(), (DomainTerms(name="main"),), draw=lambda: 1, on_heard=heard.append)
+    with Server() as server:
+        server.core = core
+        router = server.process("router").watch()
+        assert heard == []
+        assert router.ask(Subscribe()) == Subscribed()
+        assert heard == [True]
+        core.close_connection(router.key)
+        assert heard == [True, False]
+
+
+def test_what_was_stored_without_the_core_is_told_likewise(server: Server, engine: Client, router: Client) -> None:
+    chain = make_chain(1, 2)
+    space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
+    server.core.tell_stored(space, 0, chain, bytes(32) + chain[:-32])
+    opened, stored = take(router)
+    assert opened == NamespaceOpened(name_space=engine.name_space, fingerprint=fingerprint("model"))
+    assert isinstance(stored, Stored)
+    assert (stored.group, stored.hashes, stored.parents) == (0, chain, bytes(32) + chain[:-32])
+    # It is watched, too: they are not there.
+    server.core.tick()
+    assert kinds(take(router)) == ["Removed"]
+
+
+def test_what_is_not_known_is_lost_to_all(server: Server, router: Client) -> None:
+    other = server.process("other").watch()
+    assert other.ask(Subscribe(name_spaces=(99,))) == Subscribed()
+    server.core.tell_lost(3)
+    server.core.tell_lost(4)
+    for client in (router, other):
+        assert take(client) == [EventsLost(count=7)]
+        assert take(client) == []
+
+
+def test_what_is_lost_is_lost_to_every_domain_that_hears() -> None:
+    feed, _ = make_feed()
+    for key, domain in ((b"1", "a"), (b"2", "b"), (b"3", "b")):
+        feed.subscribe(key, domain, ())
+    feed.unsubscribe(b"1")
+    feed.tell_lost(2)
+    assert feed.ready() == [b"2", b"3"]
+    feed.unsubscribe(b"2")
+    feed.unsubscribe(b"3")
+    feed.tell_lost(2)
+    feed.subscribe(b"1", "a", ())
+    assert feed.ready() == []

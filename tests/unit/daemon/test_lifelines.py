@@ -27,6 +27,7 @@ from kvoffload.protocol import (
     ClosingReason,
     Error,
     ErrorCode,
+    Express,
     Farewell,
     Greeting,
     Memory,
@@ -286,6 +287,90 @@ def test_a_slow_reader_gets_everything_in_order(loop: Loop) -> None:
         loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
     numbers = [process.receive()[0].number for _ in range(600)]
     assert numbers == list(range(1, 601))
+
+
+def is_open(file: int) -> bool:
+    try:
+        os.fstat(file)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_descriptor_that_it_takes_is_closed_once_it_is_sent(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    line = loop.told[0][1]
+    null = os.open(os.devnull, os.O_RDONLY)
+    loop.lines.send_own(line, Express(), null)  # type: ignore[arg-type]
+    assert not is_open(null)
+    answer, descriptors = process.receive()
+    assert (answer.message, answer.number, len(descriptors)) == (Express(), 1, 1)
+    close_all(descriptors)
+
+
+def test_until_it_is_sent_it_is_open_and_the_others_are_nobodys(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    line = loop.told[0][1]
+    events = 0
+    while not any(loop._waits.values()):
+        loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
+        events += 1
+    kept, own = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
+    memory = Memory(index_bytes=1, segments=1, first=1, segment_sizes=bytes(8))
+    loop.lines.send_event(line, memory, [kept])  # type: ignore[arg-type]
+    loop.lines.send_own(line, Express(), own)  # type: ignore[arg-type]
+    assert is_open(own)
+    for _ in range(events):
+        assert process.receive()[0].message == Closing(reason=ClosingReason.ENDED)
+    for message in (memory, Express()):
+        answer, descriptors = process.receive()
+        assert (answer.message, len(descriptors)) == (message, 1)
+        close_all(descriptors)
+    assert (is_open(kept), is_open(own)) == (True, False)
+    os.close(kept)
+
+
+@pytest.mark.parametrize("how", ["let go", "too slow", "gone"])
+def test_the_end_of_a_line_closes_what_it_has_taken(loop: Loop, how: str) -> None:
+    process = Process(loop)
+    process.greet()
+    line = loop.told[0][1]
+    while not any(loop._waits.values()):
+        loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
+    own = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    for file in own:
+        loop.lines.send_own(line, Express(), file)  # type: ignore[arg-type]
+    assert all(map(is_open, own))
+    match how:
+        case "let go":
+            loop.lines.end(line)  # type: ignore[arg-type]
+        case "too slow":
+            for _ in range(lifelines_module.MAX_QUEUED):
+                loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
+        case "gone":
+            process.end.close()
+            loop.turn_until(2)
+    assert loop.told[1:] == [("end", line)]
+    assert not any(map(is_open, own))
+
+
+def test_what_is_too_much_for_a_line_is_closed(loop: Loop) -> None:
+    process = Process(loop)
+    process.greet()
+    line = loop.told[0][1]
+    while len(loop.lines):
+        own = os.open(os.devnull, os.O_RDONLY)
+        loop.lines.send_own(line, Express(), own)  # type: ignore[arg-type]
+    assert not is_open(own)
+    del process
+
+
+def test_without_a_line_a_descriptor_is_closed(loop: Loop) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    loop.lines.send_own(99, Express(), null)
+    assert not is_open(null)
 
 
 def test_after_the_end_nothing_is_sent(loop: Loop) -> None:

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from kvoffload.daemon import ServerLimits
+from kvoffload.daemon import DomainTerms, ServerLimits, TenantTerms
+from kvoffload.daemon.event_feed import Space
+from kvoffload.daemon.to_send import OpenExpress
 from kvoffload.protocol import Error, ErrorCode, Register, Registered
 from tests.unit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
 from tests.unit.daemon.harness import Client, Server, register_of
 
 
-def greeted(server: Server, name: str) -> Client:
-    process = server.process(name)
+def greeted(server: Server, name: str, *, wants_express: bool = False) -> Client:
+    process = server.process(name, wants_express=wants_express)
     process.greet()
     process.connect()
     return process
@@ -85,3 +87,65 @@ def test_identities_are_bounded() -> None:
         assert isinstance(answer, Error)
         assert answer.code is ErrorCode.BUSY
         server.process("c").join()
+
+
+def test_an_express_channel_is_opened_once_all_of_a_session_is_known(server: Server) -> None:
+    process = greeted(server, "engine", wants_express=True)
+    assert server.opened == []
+    assert isinstance(process.ask(larger(register_of())), Registered)
+    (session,) = server.core.sessions
+    assert session.cache_session is not None
+    space = Space(domain="main", name_space=0, fingerprint=fingerprint("model"))
+    assert server.opened == [OpenExpress(process.lifeline, process.session, session.cache_session, 0, space)]
+    # One is enough.
+    process.ask(larger(register_of()))
+    process.connect()
+    process.ask(larger(register_of()))
+    assert len(server.opened) == 1
+
+
+def test_an_express_channel_is_a_wish(server: Server) -> None:
+    greeted(server, "engine").ask(register_of())
+    server.process("watcher", wants_express=True).watch()
+    assert server.opened == []
+
+
+def test_a_refused_register_opens_none(server: Server) -> None:
+    greeted(server, "engine").ask(register_of())
+    process = greeted(server, "another", wants_express=True)
+    assert isinstance(process.ask(larger(register_of())), Error)
+    assert server.opened == []
+    assert isinstance(process.ask(register_of()), Registered)
+    assert [wanted.lifeline for wanted in server.opened] == [process.lifeline]
+
+
+def test_each_process_of_a_session_that_wants_one_gets_its_own(server: Server) -> None:
+    first, second, without = (greeted(server, "engine", wants_express=wants) for wants in (True, True, False))
+    assert server.opened == []
+    without.ask(register_of())
+    assert [wanted.lifeline for wanted in server.opened] == [first.lifeline, second.lifeline]
+    # The session is known by now, so a later one need not wait for its own register.
+    third = server.process("engine", wants_express=True)
+    third.greet()
+    assert [wanted.lifeline for wanted in server.opened[2:]] == [third.lifeline]
+    assert {wanted.session for wanted in server.opened} == {third.session}
+    third.connect()
+    third.ask(register_of())
+    assert len(server.opened) == 3
+
+
+def test_whoever_comes_back_gets_another(server: Server) -> None:
+    engine = server.process(wants_express=True).join()
+    server.core.close_lifeline(engine.lifeline)
+    engine.greet(former_session=engine.session, former_boot_id=server.terms.boot_id)
+    assert [wanted.lifeline for wanted in server.opened][1:] == [engine.lifeline]
+
+
+def test_it_speaks_for_its_tenant() -> None:
+    tenants = (TenantTerms(name="one"), TenantTerms(name="two"))
+    with Server(domains=(DomainTerms(name="main", tenants=tenants),)) as server:
+        process = greeted(server, "engine", wants_express=True)
+        assert isinstance(process.ask(register_of(tenant="two")), Registered)
+        (session,) = server.core.sessions
+        assert session.registration is not None
+        assert [wanted.tenant for wanted in server.opened] == [session.registration.tenant] != [0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.cache import NO_LIMIT
-from kvoffload.daemon import DomainTerms, Peer
+from kvoffload.daemon import DomainTerms, Peer, SendMemory, ToConnection, ToLifeline
+from kvoffload.daemon.to_send import OpenExpress
 from kvoffload.protocol import (
     CAPABILITIES,
     MESSAGES,
@@ -25,6 +26,7 @@ from kvoffload.protocol import (
     Greeting,
     Hello,
     HelloAccepted,
+    Mark,
     Prefetch,
     Register,
     Registered,
@@ -288,3 +290,35 @@ def test_terms_of_the_handshake_are_the_servers() -> None:
         process.connect()
         refused = process.ask(register_of())
         assert (code_of(refused), refused.field) == (ErrorCode.MISMATCH, "hash_algorithm")
+
+
+def test_a_mark_is_answered_behind_what_came_before_it(server: Server, engine: Client) -> None:
+    granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=1))
+    engine.tell(Abort(tickets=granted.tickets))
+    assert engine.ask(Mark()) == Done()
+    assert server.cache.stats.reserved == 0
+
+
+def test_a_mark_is_for_those_who_are_greeted(server: Server) -> None:
+    assert server.process("watcher").watch().ask(Mark()) == Done()
+    process = server.process()
+    process.greet()
+    assert code_of(process.ask(Mark())) is ErrorCode.NOT_GREETED
+
+
+def test_an_express_channel_comes_behind_what_it_needs(server: Server) -> None:
+    """The answer to whoever registered, or welcome and memory: a process that has it can use it."""
+    first, second = (server.process(wants_express=True) for _ in range(2))
+    first.greet()
+    first.connect()
+    call = Call(message=register_of(), number=9, session=first.session, expires_ns=0)
+    answer, opened = server.core.handle(first.key, call, server.now_ns)
+    assert isinstance(answer, ToConnection)
+    assert isinstance(opened, OpenExpress)
+    greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.WORKER, wants_express=True)
+    sent = server.core.greet(second.lifeline, Call(greeting, 1, 0, 0), Peer(pid=1, uid=UID), second.pidfd, 0)
+    assert [type(one) for one in sent] == [ToLifeline, SendMemory, OpenExpress]
+    assert [one.lifeline for one in (opened, sent[-1]) if isinstance(one, OpenExpress)] == [
+        first.lifeline,
+        second.lifeline,
+    ]

@@ -1,0 +1,69 @@
+"""What a native express channel does, on the memory of a simulated server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvoffload.cache import SessionId
+from kvoffload.daemon import block_calls
+from kvoffload.daemon.refusal import refuse
+from kvoffload.daemon.served_cache import ServedCache
+from kvoffload.daemon.session import Registration
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    AcquireEntries,
+    Call,
+    Credits,
+    Done,
+    ErrorCode,
+    Invalidate,
+    Mark,
+    Publish,
+    Release,
+    ServerMessage,
+)
+from kvoffload.protocol.message import OneWay
+
+
+@dataclass(eq=False)
+class ExpressModel:
+    """One channel, with the rights of one session."""
+
+    session: int
+    cache_session: SessionId
+    registration: Registration
+    cache: ServedCache
+    one_way: int = 0
+
+    def serve(self, call: Call, now_ns: int, *, is_draining: bool) -> ServerMessage | None:
+        message = call.message
+        assert call.session == self.session, "a channel is used for another session"
+        if isinstance(message, OneWay):
+            self.one_way += 1
+            assert call.number == self.one_way, "a stream has lost something"
+        if call.is_late(now_ns):
+            return None
+        refusal = block_calls.check_names(self.registration, message)
+        if refusal is not None:
+            return refusal
+        if is_draining and isinstance(message, Acquire | AcquireEntries | Credits):
+            return refuse(message, ErrorCode.DRAINING, "this server ends")
+        match message:
+            case Acquire() | AcquireEntries():
+                return block_calls.acquire(self.cache, self.cache_session, message)
+            case Credits():
+                return block_calls.grant_credits(self.cache, self.cache_session, self.registration, message)
+            case Publish():
+                return block_calls.publish(self.cache, self.cache_session, message, lambda _, __: None)
+            case Abort():
+                block_calls.abort(self.cache, self.cache_session, message)
+            case Release():
+                block_calls.release(self.cache, self.cache_session, message)
+            case Invalidate():
+                block_calls.invalidate(self.cache, message)
+            case Mark():
+                return Done()
+            case _:
+                raise AssertionError(f"{message} does not belong on an express channel")
+        return None

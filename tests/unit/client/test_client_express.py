@@ -1,0 +1,202 @@
+"""A client and a real server with an express channel between them, and where there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.cache import AcquireOutcome
+from kvoffload.client import AsyncClient, Client, LinkState, LinkTerms
+from kvoffload.client.lanes import Lane
+from kvoffload.protocol import Call, Mark, Role, Stats
+from tests.children import child
+from tests.unit.cache.cache_model import make_chain
+from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, OffloadCacheContract, save
+from tests.unit.client.conftest import SERVER, make_terms
+from tests.unit.client.test_client import WAIT_S, served, wait_for
+
+WITHOUT = "from kvoffload.daemon import express_channels\nexpress_channels.MAX_CHANNELS = 0\n" + SERVER
+
+
+@pytest.fixture(scope="module")
+def plain_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of a server that has no express channel for anybody."""
+    path = tmp_path_factory.mktemp("plain") / "s"
+    with child(["-c", WITHOUT, str(path), "0"], says="serves"):
+        yield path
+
+
+def uses_express(client: Client | AsyncClient) -> bool:
+    lanes = client._link._lanes
+    return lanes.blocks is lanes.express
+
+
+def express(path: Path, **options: Any) -> Client:
+    client = served(path, **options)
+    wait_for(lambda: uses_express(client))
+    return client
+
+
+class TestClientWithoutExpress(OffloadCacheContract):
+    @pytest.fixture
+    def cache(self, plain_path: Path) -> Iterator[Any]:
+        with served(plain_path) as client, served(plain_path, role=Role.OBSERVER) as observer:
+            yield AsAwaited(client)
+            assert not uses_express(client)
+            client.close()
+            assert observer.stats().leases == 0
+
+
+class TestClientWithExpress(OffloadCacheContract):
+    """From the first message on."""
+
+    @pytest.fixture
+    def cache(self, socket_path: Path) -> Iterator[Any]:
+        with express(socket_path) as client, served(socket_path, role=Role.OBSERVER) as observer:
+            yield AsAwaited(client)
+            assert uses_express(client)
+            client.close()
+            assert observer.stats().leases == 0
+
+
+async def test_a_loop_uses_it_too(socket_path: Path) -> None:
+    async with AsyncClient(make_terms(socket_path)) as client:
+        assert await client.wait_until_served(WAIT_S)
+        await save(client)
+        await client.stats()
+        assert uses_express(client)
+        found = await client.acquire(CHAIN)
+        assert found.boundary == TOKENS
+        assert found.lease is not None
+        client.release(found.lease)
+        assert (await client.stats()).leases == 0
+
+
+def test_an_observer_has_none(socket_path: Path) -> None:
+    with served(socket_path, role=Role.OBSERVER) as observer:
+        observer.stats()
+        assert observer._wire.express_file == -1
+
+
+async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come by control, and what they count went by express."""
+    with express(socket_path) as client:
+        await save(AsAwaited(client))
+        leases = [client.acquire(CHAIN).lease for _ in range(3)]
+        sent: list[tuple[Lane, type]] = []
+        lanes = client._link._lanes
+
+        def note(lane: Lane, send: Callable[[Call], bool], call: Call) -> bool:
+            sent.append((lane, type(call.message)))
+            return send(call)
+
+        for lane in lanes:
+            monkeypatch.setattr(lane, "send", partial(note, lane, lane.send))
+        for lease in leases:
+            assert lease is not None
+            client.release(lease)
+        assert client.stats().leases == 0
+        assert sent[-2:] == [(lanes.express, Mark), (lanes.control, Stats)]
+
+
+async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path) -> None:
+    """32,000 blocks are a frame of a megabyte."""
+    with express(socket_path) as client:
+        await save(AsAwaited(client))
+        mapped = client._engine._mapped
+        assert mapped is not None
+        long = CHAIN + make_chain(9, 16) * 2000
+        client._engine.find_boundary = lambda *_, **__: len(long) // 32 * 16  # type: ignore[method-assign]
+        for _ in range(3):
+            found = client.acquire(long)
+            assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, TOKENS)
+            assert found.lease is not None
+            client.release(found.lease)
+        assert client.stats().leases == 0
+
+
+async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_path: Path) -> None:
+    """Nobody waits for a hint or a release, whose sender may never come back."""
+    with express(socket_path) as client:
+        await save(AsAwaited(client))
+        woken = threading.Event()
+        wake = client._wire.on_unsent
+
+        def note() -> None:
+            wake()
+            woken.set()
+
+        client._wire.on_unsent = note
+        names = make_chain(3, 16) * 60
+        slots = client.reserve(0, count=1)
+        while not woken.is_set():
+            client.invalidate(0, names)
+        client.abort(slots)
+        wait_for(lambda: not client._wire.has_unsent)
+        assert client.stats().reserved == 0
+
+
+def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = express(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0))
+        keeps, may_keep = threading.Event(), threading.Event()
+        find = client._find_server
+
+        def wait() -> None:
+            keeps.set()
+            assert may_keep.wait(WAIT_S)
+            find()
+
+        client._find_server = wait  # type: ignore[method-assign]
+        os.eventfd_write(client._wake, 1)
+        assert keeps.wait(WAIT_S)  # the keeper looks at nothing from here on
+        wait_for(lambda: not _is_woken(client))
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        assert len(client.take(0, 1)) == 0
+        assert client.state is LinkState.DOWN
+        assert "express" in client.fault or "other end" in client.fault
+        assert _is_woken(client)
+        may_keep.set()
+        client.close()
+
+
+def _is_woken(client: Client) -> bool:
+    """Whether the keeper has been woken since it last looked."""
+    try:
+        os.eventfd_read(client._wake)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def test_a_server_that_comes_back_gives_another(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = express(path)
+        await save(AsAwaited(client))
+        server.kill()
+        server.wait()
+        wait_for(lambda: not client.is_served)
+        assert not uses_express(client)
+    with child(["-c", WITHOUT, str(path), "60"], says="serves") as server:
+        assert client.wait_until_served(WAIT_S), client.fault
+        found = client.acquire(CHAIN)
+        assert found.lease is not None
+        client.release(found.lease)
+        assert (client.stats().leases, uses_express(client)) == (0, False)
+        server.kill()
+        server.wait()
+        wait_for(lambda: not client.is_served)
+    with child(["-c", SERVER, str(path), "60"], says="serves"):
+        wait_for(lambda: uses_express(client))
+        assert client.acquire(CHAIN).is_hit
+        client.close()

@@ -1,0 +1,353 @@
+"""A link with an express channel: when it is used, what is awaited of it, and what becomes of it all when it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.terms import LinkState
+from kvoffload.protocol import (
+    Abort,
+    Acquire,
+    Acquired,
+    Call,
+    Credits,
+    CreditsGranted,
+    Done,
+    Error,
+    ErrorCode,
+    Express,
+    Invalidate,
+    Mark,
+    Outcome,
+    Prefetch,
+    Publish,
+    Release,
+    Stats,
+)
+from kvoffload.protocol.message import Message
+from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, make_link
+
+ACQUIRE = Acquire(name_space=4, chain=bytes(32))
+INVALIDATE = Invalidate(name_space=4, group=0, hashes=bytes(32))
+PREFETCH = Prefetch(name_space=4, chain=bytes(32))
+PUBLISH = Publish(name_space=4, group=0, shard=0, tickets=bytes(8), hashes=bytes(32), parents=bytes(32))
+WAIT_NS = SECOND_NS // 10
+
+
+@pytest.fixture
+def wire() -> FakeWire:
+    return FakeWire()
+
+
+@pytest.fixture
+def link(wire: FakeWire) -> Link:
+    return make_link(wire)
+
+
+@pytest.fixture
+def script(link: Link, wire: FakeWire) -> Script:
+    return Script(link, wire)
+
+
+@pytest.fixture
+def open_files() -> Iterator[list[int]]:
+    """Two, which must be closed when the test is over."""
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    yield files
+    for file in files:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(file)
+
+
+def lease(number: int) -> Release:
+    return Release(leases=number.to_bytes(8, "little"))
+
+
+def messages(calls: list[Call]) -> list[Message]:
+    return [call.message for call in calls]
+
+
+def join_with_express(script: Script) -> None:
+    script.join()
+    script.open_express()
+
+
+def test_blocks_go_by_express_from_then_on(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join(session=9)
+    link.tell(lease(1), script.now_ns)
+    wire.take()
+    script.open_express()
+    assert (wire.express_end, wire.take(), wire.take_express()) == (NO_FILE, [], [])
+    acquire = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    link.tell(lease(2), script.now_ns)
+    link.tell(PREFETCH, script.now_ns)
+    stats = link.ask(Stats(), script.now_ns, WAIT_NS)
+    sent = wire.take_express()
+    assert [(call.number, call.session, call.message) for call in sent] == [(1, 9, ACQUIRE), (1, 9, lease(2))]
+    assert messages(wire.take()) == [PREFETCH, Stats()]
+    hit = Acquired(outcome=Outcome.HIT, boundary=16, lease=7)
+    script.answer_express(sent[0], hit)
+    assert (acquire.answer, stats.is_over) == (hit, False)
+
+
+@pytest.mark.parametrize("invalidates", [False, True])
+def test_it_may_come_before_all_else(link: Link, wire: FakeWire, script: Script, invalidates: bool) -> None:
+    """A process whose session is registered gets it with its welcome."""
+    script.join()
+    link.on_hang_up(script.now_ns, "gone")
+    link.tell(INVALIDATE if invalidates else lease(1), script.now_ns)
+    script.now_ns += SECOND_NS
+    again = script.join(is_reopened=True, brings_express=True)
+    assert (wire.express_end, link.state, wire.take_express()) == (NO_FILE, LinkState.SERVING, [])
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    if invalidates:
+        assert messages(again) == [INVALIDATE, Mark()]
+        assert (messages(wire.take()), wire.take_express()) == ([ACQUIRE], [])
+    else:
+        assert messages(again) == [lease(1)]
+        assert (wire.take(), messages(wire.take_express())) == ([], [ACQUIRE])
+
+
+@pytest.mark.parametrize("state", [LinkState.DOWN, LinkState.CLOSED])
+def test_nobody_else_gets_one(
+    link: Link, wire: FakeWire, script: Script, open_files: list[int], state: LinkState
+) -> None:
+    if state is LinkState.CLOSED:
+        link.close()
+    script.tell(Express(), open_files)
+    assert (link.state, wire.express_end) == (state, -1)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_one_without_its_descriptor_is_none(
+    link: Link, wire: FakeWire, script: Script, open_files: list[int], count: int, is_joined: bool
+) -> None:
+    if is_joined:
+        script.join()
+    else:
+        link.on_time(script.now_ns)
+    for file in open_files[count:]:
+        os.close(file)
+    script.tell(Express(), open_files[:count])
+    assert wire.express_end == -1
+    if is_joined:
+        link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+        assert (messages(wire.take()), wire.take_express()) == ([ACQUIRE], [])
+    else:
+        # What became of the attempt is joining's to say; its descriptors are closed.
+        link.close()
+
+
+def test_an_invalidate_is_served_before_anything_goes_by_express(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    link.tell(INVALIDATE, script.now_ns)
+    script.open_express()
+    mark = wire.take()[-1]
+    assert (mark.message, mark.number) == (Mark(), 3)
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    assert (messages(wire.take()), wire.take_express()) == ([ACQUIRE], [])
+    script.answer(mark, Done())
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    assert (wire.take(), messages(wire.take_express())) == ([], [ACQUIRE])
+
+
+def test_any_later_answer_does_for_a_mark(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    link.tell(INVALIDATE, script.now_ns)
+    script.open_express()
+    link.tell(INVALIDATE, script.now_ns)
+    mark = wire.take()[1]
+    script.answer(mark, Done())
+    link.ask(Credits(name_space=4, group=0, count=1), script.now_ns, WAIT_NS)
+    (credits,) = wire.take()
+    script.answer(credits, CreditsGranted(tickets=b"", addresses=b""))
+    link.tell(INVALIDATE, script.now_ns)
+    assert (wire.take(), messages(wire.take_express())) == ([], [INVALIDATE])
+
+
+def test_a_mark_that_is_late_is_followed_by_another(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    link.tell(INVALIDATE, script.now_ns)
+    script.open_express()
+    wire.take()
+    script.pass_time(6)
+    script.pass_time(0.1)
+    (probe,) = wire.take()
+    assert not link.is_serving
+    script.answer(probe, Done())
+    assert link.is_serving
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    assert messages(wire.take_express()) == [ACQUIRE]
+
+
+def test_a_late_answer_on_express_is_of_blocks_alone(link: Link, wire: FakeWire, script: Script) -> None:
+    join_with_express(script)
+    pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    (late,) = wire.take_express()
+    script.pass_time(0.11)
+    assert (pending.is_over, pending.answer) == (True, None)
+    assert (link.is_serving, link.state) == (False, LinkState.SERVING)
+    stats = link.ask(Stats(), script.now_ns, WAIT_NS)
+    script.answer(wire.take()[0], Done())
+    assert (stats.answer, link.is_serving) == (Done(), False)
+    script.pass_time(0.05)
+    assert (wire.take(), messages(wire.take_express())) == ([], [Mark()])
+    # What the late answer brings goes back the way it came.
+    script.answer_express(late, Acquired(outcome=Outcome.HIT, boundary=16, lease=77))
+    assert link.is_serving
+    assert (wire.take(), messages(wire.take_express())) == ([], [lease(77)])
+
+
+def test_slots_that_came_by_express_and_nobody_waits_for_go_back_by_it(
+    link: Link, wire: FakeWire, script: Script
+) -> None:
+    join_with_express(script)
+    link.ask(Credits(name_space=4, group=0, count=1), script.now_ns, WAIT_NS).is_wanted = False
+    (call,) = wire.take_express()
+    script.answer_express(call, CreditsGranted(tickets=bytes(8), addresses=bytes(8)))
+    assert messages(wire.take_express()) == [Abort(tickets=bytes(8))]
+
+
+def test_a_dead_control_channel_is_not_hidden_by_express(link: Link, wire: FakeWire, script: Script) -> None:
+    """Blocks are served on; but nobody would hear of anything else any more."""
+    join_with_express(script)
+    link.ask(Stats(), script.now_ns, WAIT_NS)
+    wire.take()
+    script.pass_time(0.2)
+    for _ in range(29):
+        script.pass_time(1)
+        link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+        (call,) = wire.take_express()
+        script.answer_express(call, Acquired(outcome=Outcome.MISS, boundary=0))
+        assert link.is_serving
+    assert set(map(type, messages(wire.take()))) == {Mark}
+    script.pass_time(2)
+    assert (link.state, link.fault) == (LinkState.DOWN, "the server has not answered for long")
+
+
+def test_a_dead_express_channel_is_not_hidden_by_control(link: Link, wire: FakeWire, script: Script) -> None:
+    join_with_express(script)
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    script.pass_time(0.2)
+    for _ in range(29):
+        script.pass_time(1)
+        link.ask(Stats(), script.now_ns, WAIT_NS)
+        script.answer(wire.take()[-1], Done())
+    assert link.state is LinkState.SERVING
+    script.pass_time(2)
+    assert link.state is LinkState.DOWN
+
+
+def test_what_either_lost_is_said_again_on_control(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    link.tell(lease(1), script.now_ns)
+    script.open_express()
+    link.tell(lease(2), script.now_ns)
+    acquire = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    link.tell(PUBLISH, script.now_ns)
+    wire.take()
+    sent = wire.take_express()
+    script.answer_express(sent[1], Acquired(outcome=Outcome.MISS, boundary=0))  # the second release arrived
+    assert acquire.is_over
+    ask = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    link.on_hang_up(script.now_ns, "gone")
+    assert (ask.is_over, ask.answer) == (True, None)
+    link.tell(INVALIDATE, script.now_ns)
+    script.now_ns += SECOND_NS
+    again = script.join(is_reopened=True)
+    # In the order in which it was told: the publish must not bring back what was invalidated.
+    assert [(call.number, call.message) for call in again] == [(1, lease(1)), (2, PUBLISH), (3, INVALIDATE)]
+    wire.take_express()
+    # The new connection has an express channel of its own, or none.
+    link.tell(lease(3), script.now_ns)
+    assert (messages(wire.take()), wire.take_express()) == ([lease(3)], [])
+    script.open_express()
+    assert messages(wire.take()) == [Mark()]
+
+
+def test_what_was_answered_by_express_is_not_said_again(link: Link, wire: FakeWire, script: Script) -> None:
+    join_with_express(script)
+    for number in range(256):
+        link.tell(lease(number), script.now_ns)
+    sent = wire.take_express()
+    assert (sent[-1].message, wire.take()) == (Mark(), [])
+    script.answer_express(sent[-1], Done())
+    link.on_hang_up(script.now_ns, "gone")
+    script.now_ns += SECOND_NS
+    assert script.join(is_reopened=True) == []
+
+
+def test_an_express_channel_that_takes_nothing_ends_the_connection(link: Link, wire: FakeWire, script: Script) -> None:
+    join_with_express(script)
+    wire.takes = False
+    pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    assert (pending.is_over, link.is_serving, link.state) == (True, False, LinkState.SERVING)
+    link.tell(lease(1), script.now_ns)
+    assert link.state is LinkState.DOWN
+
+
+def test_confirmed_is_what_the_channel_of_blocks_has_answered(link: Link, wire: FakeWire, script: Script) -> None:
+    assert link.confirm(script.now_ns, WAIT_NS) is None
+    script.join()
+    assert link.confirm(script.now_ns, WAIT_NS) is None
+    script.open_express()
+    link.tell(lease(1), script.now_ns)
+    confirmed = link.confirm(script.now_ns, WAIT_NS)
+    assert confirmed is not None
+    release, mark = wire.take_express()
+    assert (release.message, mark.message, mark.expires_ns) == (lease(1), Mark(), script.now_ns + WAIT_NS)
+    assert not confirmed.is_over
+    script.answer_express(mark, Done())
+    assert confirmed.is_over
+    assert link.confirm(script.now_ns, WAIT_NS) is None
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    late = link.confirm(script.now_ns, WAIT_NS)
+    assert late is not None
+    script.pass_time(0.2)
+    assert late.is_over
+
+
+def test_answers_of_another_server_are_none(link: Link, wire: FakeWire, script: Script) -> None:
+    join_with_express(script)
+    pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    script.boot_id = 2
+    script.answer_express(wire.take_express()[0], Acquired(outcome=Outcome.HIT, boundary=16, lease=7))
+    assert (pending.answer, link.state) == (None, LinkState.DOWN)
+    assert link.fault == "another server answers"
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NO_SESSION, ErrorCode.OUT_OF_ORDER])
+def test_a_server_that_has_lost_the_thread_is_greeted_anew(
+    link: Link, wire: FakeWire, script: Script, code: ErrorCode
+) -> None:
+    join_with_express(script)
+    link.tell(lease(1), script.now_ns)
+    script.answer_express(wire.take_express()[0], Error(code=code, message="who?", about_op=Release.op))
+    assert (link.state, link.fault) == (LinkState.DOWN, "who?")
+
+
+def test_a_refused_one_way_message_ends_nothing(link: Link, wire: FakeWire, script: Script) -> None:
+    join_with_express(script)
+    pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    (call,) = wire.take_express()
+    script.answer_express(call, Error(code=ErrorCode.NOT_FOUND, message="no group", about_op=Publish.op))
+    assert (pending.is_over, link.state) == (False, LinkState.SERVING)
+
+
+def test_what_is_awaited_is_known_by_channel(link: Link, wire: FakeWire, script: Script) -> None:
+    join_with_express(script)
+    assert (link.awaits_answers, link.awaits_control) == (False, False)
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
+    assert (link.awaits_answers, link.awaits_control) == (True, False)
+    assert link.next_ns(script.now_ns) == script.now_ns + WAIT_NS
+    link.ask(Stats(), script.now_ns, WAIT_NS // 2)
+    assert (link.awaits_answers, link.awaits_control) == (True, True)
+    assert link.next_ns(script.now_ns) == script.now_ns + WAIT_NS // 2
+    link.tell(PREFETCH, script.now_ns)
+    link.tell(lease(1), script.now_ns)
+    assert link.one_way_count == 1  # of the control channel, which `bye` speaks of
