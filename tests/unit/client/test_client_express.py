@@ -143,6 +143,13 @@ async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_pa
         assert client.stats().reserved == 0
 
 
+def test_the_keeper_is_woken_for_what_is_unsent(tmp_path: Path) -> None:
+    client = Client(make_terms(tmp_path / "nobody"))
+    client._wire.on_unsent()
+    assert _is_woken(client)
+    client.close()
+
+
 def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:

@@ -258,7 +258,9 @@ def test_a_length_that_no_frame_has_ends_it(wire: SocketWire, peer: Peer, link: 
 
 def test_a_second_one_ends_the_first(wire: SocketWire, peer: Peer, link: Any) -> None:
     peer.answer(Done())
+    first = wire._express  # as a thread that waits at it has it
     second = Peer(wire)
+    assert first is not None
     assert peer.is_ended()
     assert send(wire, Mark())
     assert [call.message for call in second.receive()] == [Mark()]
