@@ -69,6 +69,10 @@ class ExpressChannels:
         if channel is not None:
             self._server.end(channel)
 
+    def tick(self) -> None:
+        """To be called now and then: lets go of channels that have ended."""
+        self._server.tick()
+
     def start_drain(self) -> None:
         """Nothing new is taken; what is held is taken back."""
         self._server.start_drain()

@@ -180,8 +180,8 @@ class CacheServer:
         self._serve_ready(timeout_s)
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
-            self._core.tick()
-            self._channels.tick()
+            for part in (self._core, self._channels, self._express):
+                part.tick()
             if self._life is not None:
                 self._life.bound_log()
         self._send_events()

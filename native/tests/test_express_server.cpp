@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <thread>
 
 #include "express_served.hpp"
 
@@ -311,6 +312,19 @@ TEST(signals_are_for_other_threads) {
         CHECK(blocked >> (signal - 1) & 1);
         CHECK_EQUAL(sigismember(&before, signal), sigismember(&after, signal));
         CHECK_EQUAL(sigismember(&after, signal), 0);
+    }
+}
+
+TEST(a_channel_that_has_ended_lets_go_of_the_cache_at_a_tick) {
+    ServedScene scene;
+    const std::shared_ptr<CacheCore> core(scene.cache.operator->(), [](CacheCore*) {});
+    auto [end, other] = socket_pair();
+    Peer peer(std::move(other));
+    CHECK(scene.server.open(std::move(end), core, scene.rights()) != 0);
+    peer.close();
+    while (core.use_count() > 1) {
+        scene.server.tick();
+        std::this_thread::yield();
     }
 }
 

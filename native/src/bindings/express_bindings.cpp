@@ -65,6 +65,7 @@ void bind_express(nb::module_& module) {
         .def("take_stored", &take_stored,
              "Owner, group, hashes and parents of each batch, and how many blocks were lost.")
         .def("end", &ExpressServer::end)
+        .def("tick", &ExpressServer::tick)
         .def("start_drain", &ExpressServer::start_drain)
         .def("close", [](ExpressServer& self) {
             const WithoutGil unlocked;

@@ -91,6 +91,11 @@ void ExpressServer::end(std::uint64_t number) {
     reap();
 }
 
+void ExpressServer::tick() {
+    const std::lock_guard lock(mutex_);
+    reap();
+}
+
 void ExpressServer::close() {
     const std::lock_guard lock(mutex_);
     for (Channel& channel : channels_) {

@@ -37,6 +37,9 @@ public:
     // Nothing new is taken; releases are still served.
     void start_drain() { is_draining_.store(true, std::memory_order_relaxed); }
 
+    // Lets go of channels that have ended, with their sockets and cores. To be called now and then.
+    void tick();
+
     // Ends all, and waits for what is being served.
     void close();
 

@@ -24,6 +24,9 @@ class ExpressPeer:
         self._came: list[Answer] = []
         self._goes_on = True
 
+    def fileno(self) -> int:
+        return self._end.file()
+
     def ask(self, message: ClientMessage) -> ServerMessage:
         """A request, and its answer."""
         self._requests += 1

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,20 @@ from kvoffload.daemon.lifelines import MAX_UNGREETED
 from kvoffload.daemon.tcp_gate import MAX_CONNECTIONS, MAX_OF_ONE_HOST
 from kvoffload.errors import PacketError
 from kvoffload.packets import PacketSocket
-from kvoffload.protocol import CODEC, MESSAGES, Channel, ClientMessage, Counts, Drain, Greeting, Hello, Role, Stats
+from kvoffload.protocol import (
+    CODEC,
+    MESSAGES,
+    Channel,
+    ClientMessage,
+    Counts,
+    Drain,
+    Greeting,
+    Hello,
+    Mark,
+    Role,
+    Stats,
+)
+from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.protocol.shape import Shape
 from kvoffload.units import MIB
 from tests.children import child
@@ -92,6 +105,14 @@ class Served:
 
     def count_files(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def count_sockets(self) -> int:
+        """Without what sessions keep until their processes, this one, have exited."""
+        count = 0
+        for file in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                count += os.readlink(file).startswith("socket:")
+        return count
 
     def measure_rss_bytes(self) -> int:
         (line,) = (
@@ -185,6 +206,61 @@ def test_whatever_is_said_on_the_control_channel(
     served.check()
     remote.close()
     process.close()
+
+
+@contextmanager
+def open_express(served: Served) -> Iterator[tuple[socket.socket, int]]:
+    """A joined process's end, and its session."""
+    process = RawClient(served.path, register_of(), engine="express", wants_express=True)
+    try:
+        peer = process.receive_express()
+        with socket.socket(fileno=os.dup(peer.fileno())) as end:
+            end.settimeout(TIMEOUT_S)
+            yield end, process.session
+    finally:
+        process.close()
+
+
+def pack(frame: bytes) -> bytes:
+    return len(frame).to_bytes(4, "little") + frame
+
+
+@given(
+    st.lists(st.tuples(CALLS, st.integers(1, 3), st.just(0) | st.integers(0, 2**64 - 1)), max_size=8),
+    st.lists(FRAMES.map(pack) | st.binary(max_size=300), max_size=5),
+)
+@settings(max_examples=60)
+def test_whatever_is_said_on_an_express_channel(
+    served: Served, calls: list[tuple[Any, int, int]], others: list[bytes]
+) -> None:
+    with open_express(served) as (end, session), suppress(ConnectionError):
+        for message, number, expires_ns in calls:
+            end.sendall(pack(CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns)))
+        for other in others:
+            end.sendall(other)
+        end.shutdown(socket.SHUT_WR)
+        # The answers, and then its end.
+        while end.recv(1 << 16):
+            pass
+    served.check()
+
+
+def test_hundreds_of_broken_express_channels_leave_nothing(served: Served) -> None:
+    mark = CODEC.encode_call(Mark(), number=1, session=1)
+    wrong = [
+        (FRAME_BYTES + 1).to_bytes(4, "little") + b"x",
+        FRAME_BYTES.to_bytes(4, "little") + bytes(100_000),
+        pack(b""),
+        pack(mark) * 1000,
+        pack(mark)[:7],
+    ]
+
+    before, begun = served.count_sockets(), served.measure_rss_bytes()
+    for at in range(210):
+        with open_express(served) as (end, _), suppress(ConnectionError):
+            end.sendall(wrong[at % len(wrong)])
+    served.wait(lambda: served.count_sockets() <= before)
+    assert served.measure_rss_bytes() - begun < GROWTH_BYTES
 
 
 def test_thousands_of_wrong_frames_leave_nothing(served: Served, talkers: list[zmq.Socket[bytes]]) -> None:
