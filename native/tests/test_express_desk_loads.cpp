@@ -122,6 +122,8 @@ TEST(a_session_gets_no_more_than_it_may_hold_and_nothing_when_it_is_not_open) {
     scene.tell(express::kRelease, {numbers({two.lease})});
     check_none(scene.ask(express::kAcquireEntries, scene.entries_fields(0, chain(1, 1))), AcquireOutcome::over_limit,
                0);
+    scene.tell(express::kInvalidate, {whole(scene.name_space), whole(0), blob(chain(1, 2)), whole(1)});
+    CHECK_EQUAL(scene.cache.count_readable(scene.space(0), chain(1, 16)), 16u);
     scene.check_nothing_held();
 }
 

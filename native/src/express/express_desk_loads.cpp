@@ -71,7 +71,10 @@ void ExpressDesk::invalidate(Fields& fields) {
     const Space space = read_group(fields);
     const std::span<const std::uint8_t> hashes = fields.blob(kHashBytes, terms_.batch);
     fields.end();
-    core_->invalidate(space, hashes);
+    // The one call that names no session to the core.
+    if (core_->sessions().is_open(rights_.cache_session)) {
+        core_->invalidate(space, hashes);
+    }
 }
 
 // `only`: the one group that is told of; kGroupLimit: all are.

@@ -15,7 +15,7 @@
 namespace kvo {
 namespace {
 
-constexpr std::size_t kSendAt = 256UL << 10;  // bytes of answers
+constexpr std::size_t kKeptBytes = 256UL << 10;  // for answers, once there was a large one
 constexpr timeval kSendPatience{.tv_sec = 5, .tv_usec = 0};
 
 std::uint64_t now_ns() {
@@ -150,7 +150,7 @@ void ExpressServer::serve(Channel& channel) {
             channel.desk.settle(true);
         }
         out.clear();  // behind a part nothing is sent any more
-        if (out.capacity() > kSendAt) {
+        if (out.capacity() > kKeptBytes) {
             out.shrink_to_fit();
         }
         return is_sent;
@@ -166,10 +166,14 @@ void ExpressServer::serve(Channel& channel) {
         }
         stream.add(static_cast<std::size_t>(came));
         const bool goes_on = stream.take_frames([&](std::span<const std::uint8_t> frame) {
+            // An answer does not wait for what came behind its call.
             return !channel.is_ended.load(std::memory_order_relaxed) && channel.desk.serve(frame, now_ns(), out) &&
-                   (out.size() < kSendAt || flush());
+                   (out.empty() || flush());
         });
-        if ((!out.empty() && !flush()) || !goes_on) {
+        if (!goes_on) {
+            if (!out.empty()) {
+                flush();
+            }
             return;
         }
     }

@@ -15,7 +15,7 @@
 
 namespace kvo {
 
-// Safe to call from any thread.
+// Safe to call from any thread of a program without Python; its bindings, from one.
 class ExpressServer {
 public:
     // `channel_limit`: how many there may be at a time. `log_limit`: blocks in the log of what is stored.
