@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from kvoffload.protocol import (
     Release,
     ServerMessage,
 )
+from tests.open_files import count_open_files
 
 BOOT_ID = 5
 NOW_NS = 1_000
@@ -94,15 +94,15 @@ class Peer:
 
 @pytest.fixture
 def wire() -> Iterator[SocketWire]:
-    before = len(os.listdir("/proc/self/fd"))
+    before = count_open_files()
     wire = SocketWire(None)
-    opened = len(os.listdir("/proc/self/fd"))
+    opened = count_open_files()
     yield wire
     wire.hang_up()
     assert wire.express_file == -1
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert count_open_files() == opened
     wire.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert count_open_files() == before
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from kvoffload.protocol import (
     Subscribe,
     Subscribed,
 )
+from tests.open_files import count_open_files
 from tests.unit.daemon.express_peer import ExpressPeer
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.test_server import MEMORY, chain_parents, hashes_of, register_of
@@ -260,7 +260,7 @@ def test_a_server_that_ends_takes_back_what_is_held_by_express(server: CacheServ
 
 
 def test_the_end_of_a_server_ends_it(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = count_open_files()
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
     client = RawClient(tmp_path / "s", register_of(), wants_express=True, turn=lambda: server.turn(0.001))
     express = client.receive_express()
@@ -270,4 +270,4 @@ def test_the_end_of_a_server_ends_it(tmp_path: Path) -> None:
     del express
     client.close()
     del client
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert count_open_files() == before

@@ -16,6 +16,7 @@ from kvoffload.daemon import tcp_gate
 from kvoffload.daemon.tcp_gate import CHUNK_BYTES, MAX_CONNECTIONS, MAX_OF_ONE_HOST, TcpGate
 from kvoffload.errors import ConfigError
 from kvoffload.tcp_address import TcpAddress, parse_tcp_address
+from tests.open_files import count_open_files
 
 TIMEOUT_S = 30.0
 LOOPBACK = TcpAddress("127.0.0.1", 0)
@@ -105,14 +106,14 @@ class Gate:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
-    before = len(os.listdir("/proc/self/fd"))
+    before = count_open_files()
     made = Gate(tmp_path)
     yield made
     made.gate.close()
     for opened in made.opened:
         opened.close()
     assert made.loop.watched == {}
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert count_open_files() == before
 
 
 def test_bytes_go_both_ways_as_they_are(gate: Gate) -> None:
