@@ -112,6 +112,8 @@ class EventFeed:
         event = Stored(name_space=name_space, medium=Medium.MEMORY, group=group, hashes=hashes, parents=parents)
         self._tell(space, event)
         watch.fingerprints[name_space] = space.fingerprint
+        # They may be gone already, at a version that was looked at before they were told.
+        watch.done_version = -1
         room = max(self._limits.watched_blocks - watch.count(), 0) * HASH_BYTES
         watch.hashes.setdefault((name_space, group), bytearray()).extend(hashes[:room])
         if len(hashes) > room:

@@ -136,14 +136,15 @@ class Lifelines:
             line.events += 1
             self._send(line, message, line.events, descriptors)
 
-    def send_own(self, lifeline: int, message: ServerMessage, descriptor: int) -> None:
-        """An event with a descriptor that it takes."""
+    def send_own(self, lifeline: int, message: ServerMessage, descriptor: int) -> bool:
+        """An event with a descriptor that it takes. False: the lifeline has ended."""
         line = self._lines.get(lifeline)
         if line is None:
             os.close(descriptor)
-            return
+            return False
         line.owned.add(descriptor)
         self.send_event(lifeline, message, (descriptor,))
+        return True
 
     def end(self, lifeline: int) -> None:
         """Lets a process go."""

@@ -372,8 +372,9 @@ class CacheServer:
                 self._lifelines.send_event(one.lifeline, one.message)
 
     def _open_express(self, wanted: OpenExpress) -> None:
-        if (end := self._express.open(wanted, self._caches[wanted.space.domain].core)) is not None:
-            self._lifelines.send_own(wanted.lifeline, Express(), end)
+        end = self._express.open(wanted, self._caches[wanted.space.domain].core)
+        if end is not None and not self._lifelines.send_own(wanted.lifeline, Express(), end):
+            self._express.end(wanted.lifeline)
 
     def _send_events(self) -> None:
         """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
@@ -386,11 +387,10 @@ class CacheServer:
     def _send_memory(self, wanted: SendMemory) -> None:
         files = self._caches[wanted.domain].files
         sizes = [os.fstat(file).st_size for file in files.segments]
-        index_bytes = os.fstat(files.index).st_size
         for first in range(0, max(len(sizes), 1), MAX_PACKET_SEGMENTS):
             part = slice(first, first + MAX_PACKET_SEGMENTS)
             memory = Memory(
-                index_bytes=index_bytes,
+                index_bytes=os.fstat(files.index).st_size,
                 segments=len(sizes),
                 first=first,
                 segment_sizes=np.array(sizes[part], "<u8").tobytes(),

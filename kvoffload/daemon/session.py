@@ -51,7 +51,7 @@ class Process:
     pidfd: OwnedDescriptor | None
     """Until the cache has it."""
     wants_express: bool = False
-    """Until it is given an express channel."""
+    """Until it is given an express channel, or there is none to give."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -369,7 +369,7 @@ def test_what_is_too_much_for_a_line_is_closed(loop: Loop) -> None:
 
 def test_without_a_line_a_descriptor_is_closed(loop: Loop) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    loop.lines.send_own(99, Express(), null)
+    assert not loop.lines.send_own(99, Express(), null)
     assert not is_open(null)
 
 
