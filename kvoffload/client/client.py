@@ -246,7 +246,7 @@ class Client(Connection):
         while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
             # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
             left_s = _SLICE_S if budget_ns < 0 else min(_SLICE_S, (budget_ns - (now_ns - start_ns)) / SECOND_NS)
-            self._wire.await_answers(left_s)
+            self._wire.await_answers(left_s, with_control=self._link.awaits_control)
             now_ns = time.monotonic_ns()
             with self._lock:
                 self._look(now_ns)

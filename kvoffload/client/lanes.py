@@ -1,7 +1,7 @@
 """The two channels of a connection as what is sent sees them: which one a message takes, and what of it may be lost.
 
-Pure. Between the two there is no order. That matters to one thing: a block that was invalidated must not be acquired
-behind that. So blocks go by the express channel once no `invalidate` is under way on the control channel.
+Pure. Between the two there is no order, and what is said of a block before and after it was invalidated must keep its
+own. So blocks go by the express channel once nothing that was told is under way on the control channel.
 """
 
 from __future__ import annotations
@@ -70,9 +70,14 @@ class Lane:
         self._mark: Pending | None = None
 
     @property
+    def has_mark(self) -> bool:
+        """The answer to one is awaited."""
+        return self._mark is not None and not self._mark.is_over
+
+    @property
     def needs_mark(self) -> bool:
         """Whether a request should follow what was sent, and none does yet."""
-        return self.log.needs_mark and (self._mark is None or self._mark.is_over)
+        return self.log.needs_mark and not self.has_mark
 
     def ask(self, message: Request, session: int, now_ns: int, wait_ns: int) -> Pending:
         """It is over at once if it cannot be sent."""
@@ -152,7 +157,7 @@ class Lanes:
     def switch(self) -> bool:
         """Uses the express channel from here on, if there is one and that may be. False: an answer is to be awaited."""
         if self._is_open and not self._is_used:
-            self._is_used = not self.control.log.has(Invalidate)
+            self._is_used = len(self.control.log) == 0
         return self._is_used or not self._is_open
 
     def reset(self) -> None:

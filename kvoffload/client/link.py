@@ -17,7 +17,7 @@ from kvoffload.client.backoff import Backoff
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
 from kvoffload.client.lanes import Lane, Lanes, Wire
 from kvoffload.client.memories import Memories
-from kvoffload.client.pending import Pending
+from kvoffload.client.pending import Pending, make_ended
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
@@ -212,7 +212,7 @@ class Link:
         """A request. It is over at once if it cannot be asked; see `is_serving`."""
         if self.state is LinkState.SERVING:
             return self._lanes.choose(message).ask(message, self._session, now_ns, wait_ns)
-        return _make_ended(message, now_ns)
+        return make_ended(message, now_ns)
 
     def tell(self, message: OneWay, now_ns: int) -> None:
         """A one-way message. What cannot be sent now is sent when the session goes on, or is of no use any more."""
@@ -333,6 +333,7 @@ class Link:
     # ---- being served ----
 
     def _watch_answers(self, now_ns: int) -> None:
+        self._switch(now_ns)
         for lane in self._lanes:
             lane.expire(now_ns)
             breaker = lane.breaker
@@ -346,8 +347,10 @@ class Link:
 
     def _switch(self, now_ns: int) -> None:
         """To the express channel, if there is one; else a mark shows when that may be."""
-        if self.state is LinkState.SERVING and not self._lanes.switch():
-            self._lanes.control.mark(self._session, now_ns, self._call_ns)
+        control = self._lanes.control
+        is_done = self.state is not LinkState.SERVING or self._lanes.switch()
+        if not (is_done or control.has_mark or control.breaker.is_open):
+            control.mark(self._session, now_ns, self._call_ns)
 
     def _has_lost_thread(self, error: Error, now_ns: int) -> bool:
         """Whether the server knows this connection or session no more; what it said of a one-way message is logged."""
@@ -389,10 +392,3 @@ class Link:
     def _make_backoff(self) -> Backoff:
         terms = self._terms
         return Backoff(int(terms.first_backoff_s * SECOND_NS), int(terms.last_backoff_s * SECOND_NS), self._random)
-
-
-def _make_ended(message: Request, now_ns: int) -> Pending:
-    """A request that is not asked."""
-    ended = Pending(message=message, deadline_ns=now_ns, sent_ns=now_ns)
-    ended.end(None)
-    return ended

@@ -30,10 +30,6 @@ class OneWayLog:
         """Whether a request should follow, for its answer."""
         return len(self._entries) >= MARK_AFTER
 
-    def has(self, kind: type[OneWay]) -> bool:
-        """Whether one of this kind may be under way."""
-        return any(isinstance(message, kind) for _, message in self._entries)
-
     def add(self, message: OneWay, last_request: int) -> None:
         if len(self._entries) >= MAX_MESSAGES:
             self._entries.popleft()

@@ -41,6 +41,13 @@ class Pending:
             self._on_over()
 
 
+def make_ended(message: ClientMessage, now_ns: int) -> Pending:
+    """A request that is not asked."""
+    ended = Pending(message=message, deadline_ns=now_ns, sent_ns=now_ns)
+    ended.end(None)
+    return ended
+
+
 class PendingCalls:
     """By number, in the order in which they were sent."""
 

@@ -106,7 +106,7 @@ class SocketWire:
             return False
         message, number, session, expires_ns = call
         frame = CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns)
-        # Nobody waits for a release. The next message takes it along, or whoever looks for what has come.
+        # Nobody waits for a release. The next message takes it along, or `receive_all`.
         is_urgent = not isinstance(message, Release)
         is_sent = self._express.send(frame) if is_urgent else self._express.send_later(frame)
         if self._express.has_unsent():
@@ -154,10 +154,13 @@ class SocketWire:
         self.hang_up()
         self._context.term()
 
-    def await_answers(self, timeout_s: float) -> None:
-        """Until something may have come on the control or the express channel. Needs no lock."""
+    def await_answers(self, timeout_s: float, *, with_control: bool = True) -> None:
+        """Until something may have come on the express channel, or on the control channel where there is no other, or
+        that too is to be received from. Needs no lock."""
         # Another thread may have hung up by now, and ends what is waited for.
         express, control = self._express, self._control_file
+        if express is not None and not with_control:
+            control = -1
         if express is not None:
             express.wait(control, int(timeout_s * 1e9))
             return

@@ -72,6 +72,8 @@ class SimWire:
         self.control: Connection | None = None
         self.express: Connection | None = None
         self._held_back: Call | None = None
+        self.refused = 0
+        """Messages that were not taken on the control connection."""
 
     def dial(self) -> bool:
         server = self._world.machine.listener
@@ -94,6 +96,7 @@ class SimWire:
 
     def send_control(self, call: Call) -> bool:
         if self.control is None or self._world.has_fault("full", 0.001):
+            self.refused += 1
             return False
         self._process.note("sends %d %s", call.number, call.message)
         if not isinstance(call.message, OneWay) or not self._world.is_lossy:
@@ -252,8 +255,9 @@ class Process:
             self.world.ledger.deliver(self, connection, answer.message)
         is_refused = isinstance(answer.message, Error) and answer.message.code not in REFUSALS
         assert not is_refused, f"{self.name} asks for what is not there: {answer.message}"
+        refused = self.wire.refused
         hear(answer, self.now_ns)
-        is_asked = not lane.breaker.is_open
+        is_asked = not lane.breaker.is_open or self.wire.refused > refused
         assert is_asked or self.link.state is not LinkState.SERVING, "a server that answers is not asked"
         self.turn()
 

@@ -102,8 +102,8 @@ def test_without_an_express_channel_there_is_nothing_to_switch_to(lanes: Lanes) 
     assert lanes.blocks is lanes.control
 
 
-def test_it_is_used_when_no_invalidate_is_under_way(lanes: Lanes) -> None:
-    """Else a block could be acquired by it that was invalidated before."""
+def test_it_is_used_when_nothing_is_under_way(lanes: Lanes) -> None:
+    """Else a publish could come behind what undoes it."""
     tell(lanes.control, lease(1))
     tell(lanes.control, INVALIDATE)
     lanes.open_express()

@@ -28,7 +28,7 @@ from kvoffload.protocol import (
     Release,
     Stats,
 )
-from kvoffload.protocol.message import Message
+from kvoffload.protocol.message import Message, OneWay
 from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, make_link
 
 ACQUIRE = Acquire(name_space=4, chain=bytes(32))
@@ -78,8 +78,6 @@ def join_with_express(script: Script) -> None:
 
 def test_blocks_go_by_express_from_then_on(link: Link, wire: FakeWire, script: Script) -> None:
     script.join(session=9)
-    link.tell(lease(1), script.now_ns)
-    wire.take()
     script.open_express()
     assert (wire.express_end, wire.take(), wire.take_express()) == (NO_FILE, [], [])
     acquire = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
@@ -94,21 +92,22 @@ def test_blocks_go_by_express_from_then_on(link: Link, wire: FakeWire, script: S
     assert (acquire.answer, stats.is_over) == (hit, False)
 
 
-@pytest.mark.parametrize("invalidates", [False, True])
-def test_it_may_come_before_all_else(link: Link, wire: FakeWire, script: Script, invalidates: bool) -> None:
+@pytest.mark.parametrize("message", [None, lease(1), INVALIDATE])
+def test_it_may_come_before_all_else(link: Link, wire: FakeWire, script: Script, message: OneWay | None) -> None:
     """A process whose session is registered gets it with its welcome."""
     script.join()
     link.on_hang_up(script.now_ns, "gone")
-    link.tell(INVALIDATE if invalidates else lease(1), script.now_ns)
+    if message is not None:
+        link.tell(message, script.now_ns)
     script.now_ns += SECOND_NS
     again = script.join(is_reopened=True, brings_express=True)
     assert (wire.express_end, link.state, wire.take_express()) == (NO_FILE, LinkState.SERVING, [])
     link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-    if invalidates:
-        assert messages(again) == [INVALIDATE, Mark()]
+    if message is not None:
+        assert messages(again) == [message, Mark()]
         assert (messages(wire.take()), wire.take_express()) == ([ACQUIRE], [])
     else:
-        assert messages(again) == [lease(1)]
+        assert again == []
         assert (wire.take(), messages(wire.take_express())) == ([], [ACQUIRE])
 
 
@@ -246,8 +245,8 @@ def test_a_dead_express_channel_is_not_hidden_by_control(link: Link, wire: FakeW
 
 def test_what_either_lost_is_said_again_on_control(link: Link, wire: FakeWire, script: Script) -> None:
     script.join()
-    link.tell(lease(1), script.now_ns)
     script.open_express()
+    link.tell(PREFETCH, script.now_ns)
     link.tell(lease(2), script.now_ns)
     acquire = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     link.tell(PUBLISH, script.now_ns)
@@ -262,7 +261,7 @@ def test_what_either_lost_is_said_again_on_control(link: Link, wire: FakeWire, s
     script.now_ns += SECOND_NS
     again = script.join(is_reopened=True)
     # In the order in which it was told: the publish must not bring back what was invalidated.
-    assert [(call.number, call.message) for call in again] == [(1, lease(1)), (2, PUBLISH), (3, INVALIDATE)]
+    assert [(call.number, call.message) for call in again] == [(1, PREFETCH), (2, PUBLISH), (3, INVALIDATE)]
     wire.take_express()
     # The new connection has an express channel of its own, or none.
     link.tell(lease(3), script.now_ns)

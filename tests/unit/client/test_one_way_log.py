@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvoffload.client.one_way_log import MARK_AFTER, MAX_MESSAGES, OneWayLog
-from kvoffload.protocol import Abort, Invalidate, Release
+from kvoffload.protocol import Release
 
 
 def lease(number: int) -> Release:
@@ -29,13 +29,3 @@ def test_at_its_bound_the_oldest_is_forgotten() -> None:
         log.add(lease(number), 1)
     assert len(log) == MAX_MESSAGES
     assert log.take_all()[0] == lease(2)
-
-
-def test_it_knows_what_kinds_are_under_way() -> None:
-    log = OneWayLog()
-    assert not log.has(Release)
-    log.add(lease(1), 1)
-    log.add(Abort(tickets=b""), 2)
-    assert (log.has(Release), log.has(Abort), log.has(Invalidate)) == (True, True, False)
-    log.confirm(2)
-    assert (log.has(Release), log.has(Abort)) == (False, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.client.pending import Pending, PendingCalls
+from kvoffload.client.pending import Pending, PendingCalls, make_ended
 from kvoffload.protocol import Done, Stats
 
 
@@ -60,3 +60,8 @@ def test_what_is_forgotten_is_still_awaited() -> None:
     calls.add(pending)
     calls.forget()
     assert (pending.is_wanted, pending.is_over, len(calls)) == (False, False, 1)
+
+
+def test_what_is_not_asked_is_over() -> None:
+    ended = make_ended(Stats(), 7)
+    assert (ended.is_over, ended.answer, ended.deadline_ns) == (True, None, 7)
