@@ -104,6 +104,17 @@ def test_removed_blocks_are_told_whatever_removed_them(server: Server, engine: C
     assert take(router) == []
 
 
+def test_what_was_gone_before_it_was_told_is_told_too(server: Server, engine: Client, router: Client) -> None:
+    """Blocks that came by an express channel are told a moment later."""
+    for _ in range(3):
+        server.core.tick()
+    gone = make_chain(1, 2)
+    space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
+    server.core.tell_stored(space, 0, gone, b"")
+    server.core.tick()
+    assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Removed"]
+
+
 def test_nothing_is_looked_up_while_nothing_changes(
     server: Server, engine: Client, router: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
