@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from kvoffload.bench.calls import count_calls, time_acquires, time_calls
 from kvoffload.bench.child import Child
 from kvoffload.bench.served import join, make_chain, save_chain
+
+WAIT_S = 30.0
 
 
 def test_calls_are_timed_and_counted() -> None:
@@ -29,5 +32,8 @@ def test_acquires_are_released(tmp_path: Path) -> None:
         with Child("kvoffload.bench.calls", server, echo, "other", 4) as other:
             acquired = other.ask("acquires", 0.05)
             assert other.ask("echoes", 0.05) > 0
-        found = client.stats()
-        assert (found.hits, found.leases) == (6 + acquired, 0)
+        assert client.stats().hits == 6 + acquired
+        # The other one's last release may have ended with it; then its exit is what frees the lease.
+        end = time.monotonic() + WAIT_S
+        while client.stats().leases:
+            assert time.monotonic() < end
