@@ -31,7 +31,7 @@ _BLOCKS = frozenset({Acquire, AcquireEntries, Credits, Publish, Abort, Release, 
 
 
 class Wire(Protocol):
-    """Both channels to one server. Nothing here waits, and nothing raises: what fails is False."""
+    """All channels to one server. Nothing here waits, and nothing raises: what fails is False."""
 
     def dial(self) -> bool:
         """A new lifeline. False: nobody listens."""

@@ -11,9 +11,11 @@ import pytest
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.client import ClientTerms, LinkTerms, Member
+from kvoffload.client.link import Link
 from kvoffload.protocol import Role
 from tests.children import child
 from tests.unit.cache.cache_model import HYBRID
+from tests.unit.client.fake_wire import FakeWire, Script, make_link
 from tests.unit.daemon.harness import register_of
 
 SERVER = """
@@ -31,6 +33,21 @@ PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0, stock_bytes=0
 """Nothing is held ready, so that counts are those of what a test does itself."""
 
 MakeTerms = Callable[..., ClientTerms]
+
+
+@pytest.fixture
+def wire() -> FakeWire:
+    return FakeWire()
+
+
+@pytest.fixture
+def link(wire: FakeWire) -> Link:
+    return make_link(wire)
+
+
+@pytest.fixture
+def script(link: Link, wire: FakeWire) -> Script:
+    return Script(link, wire)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from kvoffload.protocol import (
     Memory,
     Register,
     Registered,
+    Release,
     Role,
     ServerMessage,
     Welcome,
@@ -103,6 +104,10 @@ def make_link(wire: FakeWire, *, role: Role = Role.SCHEDULER, terms: LinkTerms =
     member = Member(engine="engine", role=role)
     memories = make_memories(keeps_former=role is Role.WORKER)
     return Link(member, register, terms, wire, memories, pidfd=3, random=Random(1), **options)
+
+
+def lease(number: int) -> Release:
+    return Release(leases=number.to_bytes(8, "little"))
 
 
 class Script:

@@ -32,29 +32,10 @@ from kvoffload.protocol import (
     Welcome,
 )
 from kvoffload.protocol.message import Event
-from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, make_link
+from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, lease, make_link
 
 COUNTS = Counts(**{name: 0 for name in Counts.__dataclass_fields__ if name != "tenants"})
 WAIT_NS = SECOND_NS // 10
-
-
-@pytest.fixture
-def wire() -> FakeWire:
-    return FakeWire()
-
-
-@pytest.fixture
-def link(wire: FakeWire) -> Link:
-    return make_link(wire)
-
-
-@pytest.fixture
-def script(link: Link, wire: FakeWire) -> Script:
-    return Script(link, wire)
-
-
-def lease(number: int) -> Release:
-    return Release(leases=number.to_bytes(8, "little"))
 
 
 def one_ways(calls: list[Call]) -> list[tuple[int, object]]:

@@ -29,28 +29,13 @@ from kvoffload.protocol import (
     Stats,
 )
 from kvoffload.protocol.message import Message, OneWay
-from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, make_link
+from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, lease
 
 ACQUIRE = Acquire(name_space=4, chain=bytes(32))
 INVALIDATE = Invalidate(name_space=4, group=0, hashes=bytes(32))
 PREFETCH = Prefetch(name_space=4, chain=bytes(32))
 PUBLISH = Publish(name_space=4, group=0, shard=0, tickets=bytes(8), hashes=bytes(32), parents=bytes(32))
 WAIT_NS = SECOND_NS // 10
-
-
-@pytest.fixture
-def wire() -> FakeWire:
-    return FakeWire()
-
-
-@pytest.fixture
-def link(wire: FakeWire) -> Link:
-    return make_link(wire)
-
-
-@pytest.fixture
-def script(link: Link, wire: FakeWire) -> Script:
-    return Script(link, wire)
 
 
 @pytest.fixture
@@ -61,10 +46,6 @@ def open_files() -> Iterator[list[int]]:
     for file in files:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(file)
-
-
-def lease(number: int) -> Release:
-    return Release(leases=number.to_bytes(8, "little"))
 
 
 def messages(calls: list[Call]) -> list[Message]:
