@@ -1,0 +1,94 @@
+"""Is a load faster than computing the same tokens? Judged by what loads and prefills have taken so far."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+MIN_SAMPLES = 4
+"""Of loads and of prefills each: with fewer nothing is refused."""
+SAMPLE_WEIGHT = 1 / 8
+"""Of a new sample in a moving estimate. The first eight are averaged evenly, or the first would count too much."""
+CLEARLY_SLOWER = 1.2
+"""A load is refused only when it is estimated to take this many times as long: estimates are rough."""
+MAX_REFUSALS = 16
+"""In a row. The next load is allowed as a probe, because what is never done is never measured again."""
+PROBE_WEIGHT = 3 / 4
+"""Of the first sample after a probe was allowed: what made us refuse may have been one bad measurement, and is old."""
+MIN_SPREAD = 0.01
+"""Relative spread of sizes below which they cannot tell a fixed time from a time for each byte."""
+
+
+class LoadJudge:
+    """Owned by the scheduler's thread. Has no clock: the caller measures.
+
+    A load takes a fixed time, at least one step of the engine, and a time for each byte; both come from a line through
+    the samples. So `seconds` of a load are those that its request waits, not those of the copy alone.
+    """
+
+    def __init__(self) -> None:
+        self._loads = _Timings()
+        self._prefills = _Timings()
+        self._refusals = 0
+
+    def note_load(self, size_bytes: int, seconds: float) -> None:
+        """A load has ended, from its planning to the report that it is done."""
+        self._loads.note(size_bytes, seconds)
+
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """So many prompt tokens were computed in that time."""
+        self._prefills.note(tokens, seconds)
+
+    def favours_load(self, tokens: int, size_bytes: int) -> bool:
+        """Whether to load. To be asked once for each request: refusals are counted."""
+        if min(self._loads.samples, self._prefills.samples) < MIN_SAMPLES:
+            return True
+        computing_s = tokens * self._prefills.seconds_per_unit
+        if self._loads.predict_seconds(size_bytes) <= computing_s * CLEARLY_SLOWER:
+            self._refusals = 0
+            return True
+        if self._refusals < MAX_REFUSALS:
+            self._refusals += 1
+            return False
+        self._refusals = 0
+        self._loads.doubt()
+        return True
+
+
+class _Timings:
+    """Moving estimates over (amount, seconds): means, and the line of least squares through them."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._weight = 1.0
+        self._amount = 0.0
+        self._seconds = 0.0
+        self._variance = 0.0
+        self._covariance = 0.0
+
+    @property
+    def seconds_per_unit(self) -> float:
+        return self._seconds / self._amount
+
+    def note(self, amount: float, seconds: float) -> None:
+        """Samples that cannot be are ignored: clocks are corrected, and an empty load takes no time."""
+        if not (amount > 0 and seconds > 0 and isfinite(amount) and isfinite(seconds)):
+            return
+        weight = self._weight
+        self._weight = max(SAMPLE_WEIGHT, weight / (1 + weight))
+        more_amount, more_seconds = amount - self._amount, seconds - self._seconds
+        self._amount += weight * more_amount
+        self._seconds += weight * more_seconds
+        self._variance = (1 - weight) * (self._variance + weight * more_amount**2)
+        self._covariance = (1 - weight) * (self._covariance + weight * more_amount * more_seconds)
+        self.samples += 1
+
+    def doubt(self) -> None:
+        """The next sample counts more than all before it."""
+        self._weight = PROBE_WEIGHT
+
+    def predict_seconds(self, amount: float) -> float:
+        slope = self.seconds_per_unit
+        if self._variance > (MIN_SPREAD * self._amount) ** 2:
+            # Noise can turn the line; but nothing is faster for being larger, and the fixed time is not negative.
+            slope = min(max(self._covariance / self._variance, 0.0), slope)
+        return self._seconds + slope * (amount - self._amount)

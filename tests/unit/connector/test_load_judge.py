@@ -1,0 +1,151 @@
+"""Loads are refused only when they are clearly slower than computing, and never for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.connector.load_judge import CLEARLY_SLOWER, MAX_REFUSALS, MIN_SAMPLES, LoadJudge
+from kvoffload.units import GIB, MIB
+
+STEP_S = 0.02
+BYTES_PER_S = 10e9
+TOKENS_PER_S = 10_000
+
+
+def load_s(size_bytes: int, *, slowed: float = 1.0) -> float:
+    return slowed * (STEP_S + size_bytes / BYTES_PER_S)
+
+
+def judge_of(*, loads: Iterable[tuple[int, float]], tokens_per_s: float = TOKENS_PER_S) -> LoadJudge:
+    judge = LoadJudge()
+    for size_bytes, seconds in loads:
+        judge.note_load(size_bytes, seconds)
+    for tokens in (100, 1000, 2000, 4000):
+        judge.note_prefill(tokens, tokens / tokens_per_s)
+    return judge
+
+
+def ordinary_loads(*, slowed: float = 1.0) -> list[tuple[int, float]]:
+    sizes = [1 * MIB, 2 * GIB, 20 * MIB, 300 * MIB, 5 * MIB, 100 * MIB, 1 * GIB, 2 * MIB]
+    return [(size, load_s(size, slowed=slowed)) for size in sizes]
+
+
+@pytest.mark.parametrize(("loads", "prefills"), [(0, 0), (MIN_SAMPLES, MIN_SAMPLES - 1), (MIN_SAMPLES - 1, 100)])
+def test_with_few_samples_everything_is_loaded(loads: int, prefills: int) -> None:
+    judge = LoadJudge()
+    for _ in range(loads):
+        judge.note_load(1, 1000.0)
+    for _ in range(prefills):
+        judge.note_prefill(10**6, 0.001)
+    assert all(judge.favours_load(1, 1 * GIB) for _ in range(3 * MAX_REFUSALS))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size_bytes", "favoured"),
+    [
+        # 16 tokens compute in 1.6 ms, and a load takes a step of 20 ms whatever its size.
+        (16, 1, False),
+        (16, 2 * MIB, False),
+        # 200 tokens compute in 20 ms.
+        (200, 1 * MIB, True),
+        # 8192 tokens compute in 819 ms; at 128 KiB a token they load in 127 ms.
+        (8192, 1 * GIB, True),
+        # A model with very large records: 12 GiB take 1.3 s.
+        (8192, 12 * GIB, False),
+    ],
+)
+def test_a_load_is_weighed_by_its_step_and_its_bytes(tokens: int, size_bytes: int, favoured: bool) -> None:
+    assert judge_of(loads=ordinary_loads()).favours_load(tokens, size_bytes) is favoured
+
+
+@pytest.mark.parametrize(("margin", "favoured"), [(0.98, True), (1.02, False)])
+def test_only_what_is_clearly_slower_is_refused(margin: float, favoured: bool) -> None:
+    tokens = 4096
+    seconds = tokens / TOKENS_PER_S * CLEARLY_SLOWER * margin
+    size_bytes = int((seconds - STEP_S) * BYTES_PER_S)
+    assert judge_of(loads=ordinary_loads()).favours_load(tokens, size_bytes) is favoured
+
+
+@pytest.mark.parametrize(("tokens", "size_bytes", "favoured"), [(1000, 100 * MIB, True), (10_000, 10_000 * MIB, False)])
+def test_loads_of_one_size_are_taken_for_a_plain_bandwidth(tokens: int, size_bytes: int, favoured: bool) -> None:
+    judge = judge_of(loads=[(100 * MIB, 0.1)] * 20, tokens_per_s=10_000 if favoured else 2_000_000)
+    assert judge.favours_load(tokens, size_bytes) is favoured
+
+
+def test_noise_that_turns_the_line_does_not_make_large_loads_free_or_small_ones_negative() -> None:
+    downhill = judge_of(loads=[(1 * MIB, 0.9), (900 * MIB, 0.1)] * 8)
+    assert not downhill.favours_load(100, 1 * GIB)
+    assert not downhill.favours_load(1, 1)
+    steep = judge_of(loads=[(100 * MIB, 0.01), (200 * MIB, 1.0)] * 8)
+    # Through (100 MiB, 10 ms) and (200 MiB, 1 s) a line would cross nothing at 99 MiB.
+    assert not steep.favours_load(1, 50 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("amount", "seconds"), [(0, 1.0), (-5, 1.0), (5, 0.0), (5, -1.0), (5, float("nan")), (5, float("inf"))]
+)
+def test_samples_that_cannot_be_are_ignored(amount: int, seconds: float) -> None:
+    judge, plain = judge_of(loads=ordinary_loads()), judge_of(loads=ordinary_loads())
+    for _ in range(50):
+        judge.note_load(amount, seconds)
+        judge.note_prefill(amount, seconds)
+    asked = [(tokens, tokens * size) for tokens in (16, 200, 8192) for size in (1, 128 << 10, 2 * MIB)]
+    assert [judge.favours_load(*one) for one in asked] == [plain.favours_load(*one) for one in asked]
+
+
+def test_one_in_so_many_is_allowed_as_a_probe() -> None:
+    judge = judge_of(loads=ordinary_loads(slowed=1000))
+    answers = [judge.favours_load(100, 1 * MIB) for _ in range(3 * (MAX_REFUSALS + 1))]
+    assert answers == ([False] * MAX_REFUSALS + [True]) * 3
+
+
+def test_refusals_count_in_a_row_only() -> None:
+    judge = judge_of(loads=ordinary_loads())
+    for _ in range(5):
+        assert not any(judge.favours_load(16, 1) for _ in range(MAX_REFUSALS))
+        assert judge.favours_load(8192, 1 * GIB)
+
+
+@pytest.mark.parametrize("bad_s", [1.0, 60.0, 3600.0])
+@pytest.mark.parametrize("before", [0, 3, 40])
+def test_one_bad_measurement_is_overcome_by_a_few_probes(bad_s: float, before: int) -> None:
+    sizes = [8 * MIB, 64 * MIB, 512 * MIB]
+    loads = [(size, load_s(size)) for size in (sizes * 20)[: max(before, MIN_SAMPLES)]]
+    loads.insert(before, (64 * MIB, bad_s))
+    judge = judge_of(loads=loads)
+    refused = 0
+    for number in range(1000):
+        size = sizes[number % 3]
+        if judge.favours_load(4096, size):
+            judge.note_load(size, load_s(size))
+        else:
+            refused += 1
+    assert refused <= 10 * MAX_REFUSALS
+    assert all(judge.favours_load(4096, size) for size in sizes)
+
+
+def test_loads_that_have_become_slow_are_refused_soon() -> None:
+    judge = judge_of(loads=ordinary_loads())
+    answers = []
+    for size, seconds in ordinary_loads(slowed=50) * 2:
+        answers.append(judge.favours_load(1000, size))
+        judge.note_load(size, seconds)
+    assert not any(answers[8:])
+
+
+def test_computing_that_has_become_slow_favours_loads_again() -> None:
+    judge = judge_of(loads=ordinary_loads(), tokens_per_s=1e6)
+    assert not judge.favours_load(4096, 512 * MIB)
+    for _ in range(30):
+        judge.note_prefill(2048, 0.2)
+    assert judge.favours_load(4096, 512 * MIB)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 40), st.floats(1e-6, 1e5)), min_size=MIN_SAMPLES, max_size=40))
+def test_whatever_was_measured_a_probe_comes(loads: list[tuple[int, float]]) -> None:
+    judge = judge_of(loads=loads)
+    assert any(judge.favours_load(1, 1 << 30) for _ in range(MAX_REFUSALS + 1))
