@@ -14,6 +14,11 @@ def test_every_metric_is_described() -> None:
         assert all(metric.labels.values())
 
 
+def test_buckets_rise() -> None:
+    for metric in CATALOG:
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
