@@ -1,8 +1,8 @@
 """Digests of models and adapters that lie in a folder and so have no revision.
 
-A model is named by its configuration files in full and by a sample of its weight files: name, size, head (where the
-index of tensors is), tail, and windows at places that depend on the size alone. A fine-tune changes every window; a
-file that is half written changes its tail. Reading whole weights would take minutes per engine start.
+A model is named by its configuration files and its own code in full and by a sample of its weight files: name, size,
+head (where the index of tensors is), tail, and windows at places that depend on the size alone. A fine-tune changes
+every window; a file that is half written changes its tail. Reading whole weights would take minutes per engine start.
 
 An adapter is small and easily replaced under the same name, so all of its bytes count.
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kvoffload.errors import IdentityError
 from kvoffload.keys.canonical import Plain, encode_canonical
 
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+CONFIG_SUFFIXES = frozenset({".json", ".py"})
 EDGE_BYTES = 1 << 20
 WINDOW_BYTES = 64 << 10
 WINDOWS = 16
@@ -36,7 +37,7 @@ def identify_revision(folder: Path) -> str:
         return folder.name
     files = _list_files(folder, "a model folder")
     weights = [file for file in files if file.suffix in WEIGHT_SUFFIXES]
-    configs = [file for file in files if file.suffix == ".json" and not file.name.startswith("tokenizer")]
+    configs = [file for file in files if file.suffix in CONFIG_SUFFIXES and not file.name.startswith("tokenizer")]
     if not any(file.name in ("config.json", "params.json") for file in configs):
         raise IdentityError(f"{folder} has no config.json", remedy="give the folder that the engine loads")
     if not weights:
@@ -47,9 +48,14 @@ def identify_revision(folder: Path) -> str:
     return "sample:" + hashlib.sha256(b"kvoffload model 1\n" + encode_canonical(parts)).hexdigest()
 
 
-def identify_adapter(folder: Path) -> bytes:
-    """32 bytes that name a LoRA adapter by all of its content; two adapters of one name never meet."""
+def identify_adapter(folder: Path, *, names: Collection[str] = ()) -> bytes:
+    """32 bytes that name a LoRA adapter by all of its content; two adapters of one name never meet.
+
+    With `names`, only these files count: those that the engine reads, where others lie beside them.
+    """
     files = [file for file in _list_files(folder, "an adapter folder") if file.suffix in WEIGHT_SUFFIXES | {".json"}]
+    if names:
+        files = [file for file in files if file.name in names]
     if not any(file.suffix in WEIGHT_SUFFIXES for file in files):
         raise IdentityError(f"{folder} has no adapter weights", remedy="give the adapter's folder")
     parts: list[Plain] = [[file.name, _digest_whole(file)] for file in files]

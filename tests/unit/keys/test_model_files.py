@@ -64,6 +64,14 @@ def test_configuration_name_and_size_count_but_the_tokenizer_does_not(model: Pat
     assert len(set(seen)) == 4
 
 
+def test_code_that_comes_with_a_model_counts(model: Path) -> None:
+    seen = [identify_revision(model)]
+    for code in ("theta = 1", "theta = 2"):
+        (model / "modeling_acme.py").write_text(code)
+        seen.append(identify_revision(model))
+    assert len(set(seen)) == 3
+
+
 def test_a_hub_snapshot_is_its_commit(tmp_path: Path) -> None:
     folder = tmp_path / "models--acme--llama" / "snapshots" / ("ab" * 20)
     folder.mkdir(parents=True)
@@ -90,6 +98,21 @@ def test_an_adapter_is_named_by_every_byte(tmp_path: Path) -> None:
     assert identify_adapter(tmp_path / "one") == identify_adapter(tmp_path / "two")
     flip(tmp_path / "two" / "adapter_model.safetensors", BIG // 2 + 12345)
     assert identify_adapter(tmp_path / "one") != identify_adapter(tmp_path / "two")
+
+
+def test_what_an_engine_does_not_read_of_an_adapter_can_be_left_out(tmp_path: Path) -> None:
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    for name in names:
+        (tmp_path / name).write_bytes(b"{}")
+    all_of_it, what_is_read = identify_adapter(tmp_path), identify_adapter(tmp_path, names=names)
+    assert all_of_it == what_is_read
+    (tmp_path / "optimizer.pt").write_bytes(b"big")
+    assert identify_adapter(tmp_path) != all_of_it
+    assert identify_adapter(tmp_path, names=names) == what_is_read
+    flip(tmp_path / "adapter_config.json", 0)
+    assert identify_adapter(tmp_path, names=names) != what_is_read
+    with pytest.raises(IdentityError, match="no adapter weights"):
+        identify_adapter(tmp_path, names=names[:1])
 
 
 def test_what_is_no_model_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
