@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvoffload.connector.page_content import describe_layers
 from kvoffload.connector.vllm_compat import hash_seed
 from kvoffload.errors import IdentityError
 from kvoffload.keys.canonical import Plain
-from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape
+from kvoffload.keys.identity import Identity, ParallelShape
 from kvoffload.keys.model_files import identify_revision
 from kvoffload.kvspec import KVGeometry
 
@@ -30,10 +31,7 @@ def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
         # Weights may be quantised as they are loaded: another KV cache from the same checkpoint.
         model_config={**_plain_mapping(model.hf_config.to_dict()), "engine quantisation": _plain(model.quantization)},
         model_dtype=str(model.dtype).removeprefix("torch."),
-        layers=tuple(
-            LayerDtype(layer=layer.name, dtype=layer.dtype, quantisation=str(layer.quantisation))
-            for layer in geometry.layers.values()
-        ),
+        layers=describe_layers(config, geometry),
         geometry=geometry.describe(),
         parallel=ParallelShape(
             tensor=parallel.tensor_parallel_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
@@ -37,18 +38,55 @@ def cache_layout(cache: KVCacheConfig) -> str:
 def hash_seed(config: VllmConfig) -> str:
     """The seed of block hashes, the same in every rank.
 
-    Algorithms that are not collision resistant get a random seed in the scheduler's process, which no worker can know:
-    such hashes mean nothing to any other engine, and the word says so.
+    Algorithms that are not collision resistant draw a random seed in the scheduler's process, which no worker can know:
+    such hashes mean nothing to any other engine, so the engine's own id stands for their seed.
     """
-    algorithm = config.cache_config.prefix_caching_hash_algo
-    if algorithm.startswith("xxhash"):
-        return "random"
-    return str(kv_cache_utils.resolve_none_hash_seed(get_hash_fn_by_name(algorithm)))
+    function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+    first, second = (str(kv_cache_utils.resolve_none_hash_seed(function)) for _ in range(2))
+    if first == second:
+        return first
+    assert config.kv_transfer_config is not None
+    return f"drawn by engine {config.kv_transfer_config.engine_id}"
 
 
 def find_layers(config: VllmConfig) -> dict[str, Any]:
     """The model's attention and recurrent layers by the names of their KV caches."""
     return dict(config.compilation_config.static_forward_context)
+
+
+_AS_THE_SPEC_SAYS = frozenset({"", "auto", "half", "float", "float16", "bfloat16", "float32"})
+_FP8_SYNONYMS = frozenset({"fp8", "fp8_e4m3"})
+
+
+def page_format(layer: Any) -> str:
+    """The format of a layer's quantised values; empty where the specification's dtype says it.
+
+    A specification says uint8 for every format that torch has no use for, fp8 of both kinds among them.
+    """
+    name = str(getattr(layer, "kv_cache_dtype", ""))
+    if name in _AS_THE_SPEC_SAYS:
+        return ""
+    if name in _FP8_SYNONYMS:
+        # Some AMD devices have an exponent that is off by one.
+        return "fp8_e4m3fnuz" if current_platform.is_fp8_fnuz() else "fp8_e4m3"
+    return name
+
+
+def page_writer(layer: Any) -> str:
+    """The kernels that fill a layer's pages.
+
+    Shapes and strides do not show how they arrange a page inside: the CPU's have one arrangement for each instruction
+    set, which the engine notes on the layer. That others of one shape agree is nowhere promised.
+    """
+    if not hasattr(layer, "get_attn_backend"):
+        return ""
+    return f"{layer.get_attn_backend().get_name()} {getattr(layer, 'isa', '')}".rstrip()
+
+
+def page_scales(layer: Any) -> tuple[tuple[float, ...], ...]:
+    """What keys, then values, are divided by before they are written, where a page does not hold it itself."""
+    found = (getattr(layer, name, None) for name in ("_k_scale", "_v_scale"))
+    return tuple(tuple(scale.detach().double().reshape(-1).tolist()) for scale in found if scale is not None)
 
 
 def find_sharing(config: VllmConfig) -> dict[str, str]:

@@ -14,7 +14,7 @@ from kvoffload.errors import IdentityError
 from kvoffload.keys.canonical import Plain, encode_canonical
 from kvoffload.types import Fingerprint
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _TAG = b"kvoffload identity 1\n"
 
 
@@ -44,6 +44,10 @@ class LayerDtype:
     layer: str
     dtype: str
     quantisation: str = "none"
+    writer: str = ""
+    """The kernels that fill the pages: two may arrange the same values differently in as many bytes."""
+    scales: tuple[float, ...] = ()
+    """What keys and values were divided by, where one number does for many tokens: it is in no page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,15 @@ class Identity:
             "revision": self.revision,
             "model_config": self.model_config,
             "model_dtype": self.model_dtype,
-            "layers": {layer.layer: [layer.dtype, layer.quantisation] for layer in self.layers},
+            "layers": {
+                layer.layer: {
+                    "dtype": layer.dtype,
+                    "quantisation": layer.quantisation,
+                    "writer": layer.writer,
+                    "scales": layer.scales,
+                }
+                for layer in self.layers
+            },
             "geometry": self.geometry,
             "parallel": {field.name: getattr(self.parallel, field.name) for field in fields(self.parallel)},
             "hash_algorithm": self.hash_algorithm,

@@ -108,6 +108,18 @@ class HfConfig:
         return dict(self.values)
 
 
+class AttentionLayer:
+    """As much of one of vLLM's attention layers as tells what its pages hold."""
+
+    def __init__(
+        self, *, dtype: str = "auto", backend: str = "CPU_ATTN", scales: tuple[Any, Any] = (1.0, 1.0), **more: Any
+    ) -> None:
+        self.kv_cache_dtype = dtype
+        self._k_scale, self._v_scale = (torch.tensor(scale) for scale in scales)
+        self.get_attn_backend = lambda: SimpleNamespace(get_name=lambda: backend)
+        vars(self).update(more)
+
+
 def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, Any] | None = None) -> Any:
     """As much of VllmConfig as the connector reads. Each part may be changed afterwards."""
     return SimpleNamespace(
@@ -117,7 +129,10 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
             hf_config=HfConfig(),
             dtype=torch.bfloat16,
             quantization=None,
+            max_model_len=4096,
+            seed=0,
         ),
+        load_config=SimpleNamespace(load_format="auto", model_loader_extra_config={}),
         cache_config=SimpleNamespace(
             block_size=4,
             prefix_caching_hash_algo="sha256",

@@ -18,9 +18,19 @@ from kvoffload.connector.geometry import EngineCache, describe_cache
 from kvoffload.connector.identity import describe_engine
 from kvoffload.errors import IdentityError
 from kvoffload.kvspec import KVGeometry
-from tests.unit.connector.engine_configs import HfConfig, full, make_config, make_tensors, make_vllm_config
+from tests.unit.connector.engine_configs import (
+    AttentionLayer,
+    HfConfig,
+    full,
+    make_config,
+    make_tensors,
+    make_vllm_config,
+)
 
 Change = Callable[[Any], None]
+
+
+FP8 = {"dtype": torch.uint8, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR}
 
 
 def geometry_of(*, num_blocks: int = 8, layout: str = "LBHNC", **spec: Any) -> KVGeometry:
@@ -30,8 +40,8 @@ def geometry_of(*, num_blocks: int = 8, layout: str = "LBHNC", **spec: Any) -> K
     )
 
 
-def fingerprint(change: Change | None = None, **geometry: Any) -> bytes:
-    config = make_vllm_config()
+def fingerprint(change: Change | None = None, *, layer: AttentionLayer | None = None, **geometry: Any) -> bytes:
+    config = make_vllm_config(layers={"a": AttentionLayer(), "b": layer or AttentionLayer()})
     if change is not None:
         change(config)
     return bytes(describe_engine(config, geometry_of(**geometry)).fingerprint())
@@ -65,6 +75,39 @@ def set_in(part: str, **values: Any) -> Change:
 )
 def test_engines_that_differ_share_nothing(change: Change) -> None:
     assert fingerprint(change) != fingerprint()
+
+
+def test_engines_with_other_hash_seeds_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    one = fingerprint()
+    assert fingerprint() == one
+    monkeypatch.setenv("PYTHONHASHSEED", "2")
+    assert fingerprint() != one
+
+
+def test_engines_that_drew_their_hash_seeds_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own engine id, which all its ranks know."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    algorithm = set_in("cache_config", prefix_caching_hash_algo="xxhash")
+    assert fingerprint(algorithm) != fingerprint(algorithm)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        AttentionLayer(dtype="fp8_e5m2"),
+        AttentionLayer(dtype="turboquant_3bit_nc"),
+        AttentionLayer(dtype="fp8", scales=(0.5, 1.0)),
+        AttentionLayer(dtype="fp8", scales=(1.0, 0.5)),
+        AttentionLayer(dtype="fp8", scales=([1.0, 1.0], [1.0, 1.0])),
+        AttentionLayer(dtype="fp8", backend="FLASHINFER"),
+        AttentionLayer(dtype="fp8", isa="amx"),
+    ],
+    ids=lambda layer: str(vars(layer)),
+)
+def test_pages_of_one_shape_with_another_content_share_nothing(layer: AttentionLayer) -> None:
+    """Their specifications are equal: a byte for each value, one scale for each layer."""
+    assert fingerprint(layer=layer, **FP8) != fingerprint(layer=AttentionLayer(dtype="fp8"), **FP8)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -111,10 +112,60 @@ def test_the_seed_of_hashes_is_the_same_in_every_process(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_a_random_seed_is_called_random(algorithm: str) -> None:
-    config = make_vllm_config()
-    config.cache_config.prefix_caching_hash_algo = algorithm
-    assert vllm_compat.hash_seed(config) == "random"
+def test_a_random_seed_is_one_engines_own(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seed(engine_id: str) -> str:
+        config = make_vllm_config()
+        config.cache_config.prefix_caching_hash_algo = algorithm
+        config.kv_transfer_config.engine_id = engine_id
+        return vllm_compat.hash_seed(config)
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert seed("one") == seed("one") != seed("other")
+    monkeypatch.setenv("PYTHONHASHSEED", "17")
+    assert seed("one") == seed("other") == "17"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("auto", ""),
+        ("bfloat16", ""),
+        ("float16", ""),
+        ("fp8", "fp8_e4m3"),
+        ("fp8_e4m3", "fp8_e4m3"),
+        ("fp8_e5m2", "fp8_e5m2"),
+        ("fp8_ds_mla", "fp8_ds_mla"),
+        ("turboquant_3bit_nc", "turboquant_3bit_nc"),
+    ],
+)
+def test_a_format_that_has_no_dtype_has_a_name(dtype: str, expected: str) -> None:
+    assert vllm_compat.page_format(SimpleNamespace(kv_cache_dtype=dtype)) == expected
+
+
+def test_a_device_with_another_fp8_has_another_name_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(vllm_compat.current_platform), "is_fp8_fnuz", classmethod(lambda cls: True))
+    assert vllm_compat.page_format(SimpleNamespace(kv_cache_dtype="fp8")) == "fp8_e4m3fnuz"
+    assert vllm_compat.page_format(SimpleNamespace(kv_cache_dtype="fp8_e5m2")) == "fp8_e5m2"
+
+
+def test_who_writes_pages_has_a_name_and_an_instruction_set() -> None:
+    def writer(**more: Any) -> str:
+        return vllm_compat.page_writer(SimpleNamespace(get_attn_backend=lambda: CPUAttentionBackend, **more))
+
+    assert writer() == "CPU_ATTN"
+    assert writer(isa="amx") == "CPU_ATTN amx"
+
+
+def test_scales_are_told_in_the_order_keys_values() -> None:
+    one = SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor([2.0]))
+    assert vllm_compat.page_scales(one) == ((0.5,), (2.0,))
+    heads = SimpleNamespace(_k_scale=torch.tensor([0.5, 0.25]), _v_scale=torch.tensor([2.0, 4.0]))
+    assert vllm_compat.page_scales(heads) == ((0.5, 0.25), (2.0, 4.0))
+
+
+def test_a_layer_that_the_engine_does_not_know_tells_nothing() -> None:
+    assert vllm_compat.page_format(None) == vllm_compat.page_writer(None) == ""
+    assert vllm_compat.page_scales(None) == ()
 
 
 def test_layers_that_share_pages_are_found_by_their_target() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvoffload.errors import IdentityError
-from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape, compare_identities
+from kvoffload.keys.identity import FORMAT_VERSION, Identity, LayerDtype, ParallelShape, compare_identities
 
 
 def make_identity(**changes: Any) -> Identity:
@@ -45,6 +45,18 @@ CHANGES: dict[str, dict[str, Any]] = {
             LayerDtype(layer="layers.1", dtype="bfloat16", quantisation="int8_per_token_head"),
         )
     },
+    "kernels of one layer": {
+        "layers": (
+            LayerDtype(layer="layers.0", dtype="bfloat16"),
+            LayerDtype(layer="layers.1", dtype="bfloat16", writer="CPU_ATTN amx"),
+        )
+    },
+    "scales of one layer": {
+        "layers": (
+            LayerDtype(layer="layers.0", dtype="bfloat16"),
+            LayerDtype(layer="layers.1", dtype="bfloat16", scales=(1.0, 0.5)),
+        )
+    },
     "page bytes": {"geometry": {"layout": "LBHNC", "groups": [{"page_bytes": [4096, 8192], "block_size": 16}]}},
     "block size": {"geometry": {"layout": "LBHNC", "groups": [{"page_bytes": [4096, 4096], "block_size": 32}]}},
     "layout": {"geometry": {"layout": "BLHNC", "groups": [{"page_bytes": [4096, 4096], "block_size": 16}]}},
@@ -54,7 +66,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hash algorithm": {"hash_algorithm": "sha256_cbor"},
     "hash seed": {"hash_seed": "other"},
     "salt": {"salt": "tenant a"},
-    "format version": {"format_version": 2},
+    "format version": {"format_version": FORMAT_VERSION + 1},
 }
 
 
@@ -70,7 +82,7 @@ def test_different_changes_have_different_fingerprints() -> None:
 
 def test_the_fingerprint_is_golden() -> None:
     """Changing this value orphans every stored cache: raise FORMAT_VERSION and say so in the change log."""
-    assert make_identity().fingerprint().hex() == "e33746efa2127142f6739221835820de3cdf8d65acdb779406ae6276bc186db1"
+    assert make_identity().fingerprint().hex() == "b58783da66e98bd6a0c6119f047c982a1477e43905ae0c1e4406e87c064b127a"
 
 
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
@@ -90,7 +102,7 @@ def test_an_equal_identity_built_in_another_order_is_equal() -> None:
 def test_the_difference_is_named_with_both_values() -> None:
     other = make_identity(parallel=ParallelShape(tensor=4), **CHANGES["KV dtype of one layer"])
     differences = compare_identities(make_identity().describe(), other.describe())
-    assert [difference.field for difference in differences] == ["layers.layers.0", "parallel.tensor"]
+    assert [difference.field for difference in differences] == ["layers.layers.0.dtype", "parallel.tensor"]
     assert str(differences[1]) == "parallel.tensor: 2 here, 4 there"
     assert compare_identities(other.describe(), other.describe()) == ()
 
