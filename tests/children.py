@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,3 +23,9 @@ def child(arguments: Sequence[str], *, says: str = "") -> Iterator[subprocess.Po
             yield process
         finally:
             process.kill()
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """It does nothing from here on until it is told SIGCONT. Sent alone, the signal leaves it a moment."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

@@ -19,7 +19,7 @@ from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import EventsLost, Role, Stored
 from kvoffload.protocol.message import Event
 from kvoffload.units import MIB
-from tests.children import child
+from tests.children import child, stop
 from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
 from tests.unit.client.conftest import SERVER, make_terms
 from tests.unit.client.test_client import WAIT_S, find_servers
@@ -59,7 +59,7 @@ async def test_a_cancelled_call_keeps_nothing(tmp_path: Path) -> None:
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = await served(path)
         await save(client)
-        server.send_signal(signal.SIGSTOP)
+        stop(server)
         calls = [asyncio.ensure_future(call) for call in (client.acquire(CHAIN), client.reserve(0, count=3))]
         await asyncio.sleep(0)
         for call in calls:
