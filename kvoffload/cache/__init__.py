@@ -21,7 +21,7 @@ from kvoffload.cache.boundary import GroupRule, longest_boundary, needed_blocks
 from kvoffload.cache.index_reader import IndexReader
 from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
 from kvoffload.cache.local_session import LocalSession
-from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, ReservedSlots
+from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, Placed, ReservedSlots
 from kvoffload.cache.plain_index import EntryKey, Lease, PlainIndex
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheGroup, CacheTerms, HugePages
@@ -50,6 +50,7 @@ __all__ = [
     "LocalCache",
     "LocalSession",
     "OffloadCache",
+    "Placed",
     "PlainIndex",
     "Reservation",
     "ReservedSlots",

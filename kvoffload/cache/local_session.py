@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from kvoffload.cache.answers import Acquired, CacheStats, LeasedGroup, LeaseId
 from kvoffload.cache.index_reader import IndexReader
 from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
-from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, ReservedSlots
+from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, Placed, ReservedSlots
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import CacheGeometry
 from kvoffload.types import Fingerprint
@@ -46,7 +46,7 @@ class LocalSession:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return self._segments
 
-    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+    def may_copy(self, held: Placed) -> bool:
         return (held.memory_id, held.session) == (self._memory_id, self._session)
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:

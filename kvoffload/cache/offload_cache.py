@@ -16,6 +16,16 @@ from kvoffload.cache.local_cache import NO_LIMIT
 from kvoffload.cache.segment_map import SegmentMap
 
 
+class Placed(Protocol):
+    """Something of a memory that a session has: a lease, or slots."""
+
+    @property
+    def memory_id(self) -> int: ...
+
+    @property
+    def session(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class BlockLease:
     """Records of this memory stay where they are until it is released. Plain data: it may travel between processes."""
@@ -76,7 +86,7 @@ class OffloadCache(Protocol):
         """Where slots lie. ValueError: it is not mapped here (any more)."""
         ...
 
-    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+    def may_copy(self, held: Placed) -> bool:
         """Whether this process may copy from or to what another process of its engine holds: the memory is mapped here,
         and would wait for this process's exit. A process must not copy otherwise; what it holds itself it may."""
         ...

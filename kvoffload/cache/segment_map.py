@@ -24,6 +24,10 @@ class SegmentMap:
     def size_bytes(self) -> int:
         return len(self._bases) * self._segment_bytes
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """(where it begins in this process, bytes) of each segment."""
+        return [(base, self._segment_bytes) for base in self._bases.tolist()]
+
     def view(self, address: int, size_bytes: int) -> npt.NDArray[np.uint8]:
         """The bytes of a slot, to be written under a reservation and read under a lease. Keeps the memory alive."""
         return self._map.view(address, size_bytes)

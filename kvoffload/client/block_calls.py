@@ -18,6 +18,7 @@ from kvoffload.cache import (
     BlockLease,
     CacheStats,
     LeasedGroup,
+    Placed,
     ReservedSlots,
     SegmentMap,
     TenantUsage,
@@ -49,6 +50,8 @@ from kvoffload.types import HASH_BYTES
 
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
+_STOCK_SHARE = 16
+"""One part in so many of a pool is held ready at most, in slots."""
 
 
 @dataclass(eq=False)
@@ -96,13 +99,17 @@ class BlockCalls:
     def memory_id(self) -> int:
         return 0 if self._mapped is None else self._mapped[0].memory_id
 
+    @property
+    def session(self) -> int:
+        return 0 if self._mapped is None else self._mapped[0].held.memory_session
+
     def memory(self, memory_id: int) -> SegmentMap:
         found = self._link.memories.find(memory_id)
         if found is None:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return cast(SharedMemory, found).segments
 
-    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+    def may_copy(self, held: Placed) -> bool:
         found = self._link.memories.find(held.memory_id)
         return found is not None and held.session in found.sessions
 
@@ -199,7 +206,7 @@ class BlockCalls:
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
         self._check_group(group)
-        taken = self._stocks[group].take(self.memory_id, self._session, count)
+        taken = self._stocks[group].take(self.memory_id, self.session, count)
         self.refill(now_ns)
         return taken
 
@@ -209,7 +216,7 @@ class BlockCalls:
             return
         for stock in self._stocks:
             if self._link.is_closing:
-                self.abort(stock.take(self.memory_id, self._session, len(stock)), now_ns)
+                self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
                 continue
             count = stock.missing(now_ns)
             if count:
@@ -229,7 +236,7 @@ class BlockCalls:
     ) -> PendingSlots:
         self._check_group(group)
         names = b"" if hashes is None else bytes(hashes)
-        pending = PendingSlots(ReservedSlots(self.memory_id, self._session, group, _NO_NUMBERS, _NO_NUMBERS))
+        pending = PendingSlots(ReservedSlots(self.memory_id, self.session, group, _NO_NUMBERS, _NO_NUMBERS))
         if self._mapped is None or not self._link.is_serving or (hashes is not None and not names):
             pending.is_over = True
             return pending
@@ -299,15 +306,10 @@ class BlockCalls:
         for lease in list(self._leases):
             self.release(lease, now_ns)
         for stock in self._stocks:
-            self.abort(stock.take(self.memory_id, self._session, len(stock)), now_ns)
+            self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
         self._mapped = None
 
     # ---- inside ----
-
-    @property
-    def _session(self) -> int:
-        """The memory's own number of ours, in the present memory."""
-        return 0 if self._mapped is None else self._mapped[0].held.memory_session
 
     @property
     def _call_ns(self) -> int:
@@ -317,7 +319,10 @@ class BlockCalls:
         memory, registered = self._link.memories.current, self._link.registered
         if memory is None or registered is None:
             return
-        self._mapped = cast(SharedMemory, memory), registered.name_space
+        shared = cast(SharedMemory, memory)
+        self._mapped = shared, registered.name_space
+        for stock in self._stocks:
+            stock.fit(sum(shared.held.segment_sizes) // (_STOCK_SHARE * len(self._stocks)))
         for stock in () if goes_on else self._stocks:
             stock.clear()
 
@@ -355,7 +360,7 @@ class BlockCalls:
         if not isinstance(answer, Acquired) or not answer.lease:
             outcome = AcquireOutcome[answer.outcome.name] if isinstance(answer, Acquired) else AcquireOutcome.MISS
             return AcquiredBlocks(outcome, local)
-        lease = BlockLease(memory_id, answer.lease, self._session)
+        lease = BlockLease(memory_id, answer.lease, self.session)
         self._leases.add(lease)
         self._link.memories.hold(memory_id)
         groups = []

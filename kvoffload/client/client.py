@@ -126,6 +126,12 @@ class Client(Connection):
                 self._look(time.monotonic_ns())
         return pending.found
 
+    def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
+        """The same, but waits: for what is left of the step's budget at most."""
+        if pending.found is None:
+            self._wait(lambda: pending.is_over)
+        return pending.found
+
     def cancel(self, pending: PendingAcquire) -> None:
         """Nobody wants the answer any more; a lease that it brought or brings is given back."""
         with self._lock:

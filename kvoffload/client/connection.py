@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, BlockLease, CacheStats, ReservedSlots, SegmentMap
+from kvoffload.cache import NO_LIMIT, CacheStats, Placed, SegmentMap
 from kvoffload.client.block_calls import BlockCalls, read_counts
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
@@ -78,10 +78,19 @@ class Connection:
     def memory_id(self) -> int:
         return self._engine.memory_id
 
+    @property
+    def session(self) -> int:
+        """Of the engine, by the memory's own count: what new leases and slots belong to."""
+        return self._engine.session
+
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(memory, session) of all that `may_copy` accepts."""
+        return self._link.memories.places()
+
     def memory(self, memory_id: int) -> SegmentMap:
         return self._engine.memory(memory_id)
 
-    def may_copy(self, held: BlockLease | ReservedSlots) -> bool:
+    def may_copy(self, held: Placed) -> bool:
         return self._engine.may_copy(held)
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:

@@ -10,14 +10,16 @@ import numpy.typing as npt
 from kvoffload.cache import ReservedSlots
 
 _NONE = np.empty(0, np.uint64)
+_LEAST = 8
 
 
 class CreditStock:
     """One group's. At most `high` slots; it is filled up again below half of that."""
 
-    def __init__(self, group: int, high: int) -> None:
+    def __init__(self, group: int, high: int, *, slot_bytes: int = 1) -> None:
         self.group = group
-        self._high = high
+        self._most = self._high = high
+        self._slot_bytes = slot_bytes
         self._tickets = self._addresses = _NONE
         self.is_asking = False
         self.not_before_ns = 0
@@ -43,6 +45,10 @@ class CreditStock:
         self._tickets, self._addresses = self._tickets[count:], self._addresses[count:]
         return taken
 
+    def fit(self, share_bytes: int) -> None:
+        """Of a small pool no more than that is held ready, and some slots always."""
+        self._high = min(self._most, max(share_bytes // self._slot_bytes, _LEAST))
+
     def clear(self) -> None:
         """They are not ours any more."""
         self._tickets = self._addresses = _NONE
@@ -51,4 +57,7 @@ class CreditStock:
 
 def plan_stocks(slot_bytes: Sequence[int], *, stock_bytes: int) -> list[CreditStock]:
     """One for each group: so many slots as have `stock_bytes`, at least 8, at most 4096."""
-    return [CreditStock(group, min(max(stock_bytes // max(size, 1), 8), 4096)) for group, size in enumerate(slot_bytes)]
+    return [
+        CreditStock(group, min(max(stock_bytes // max(size, 1), _LEAST), 4096), slot_bytes=max(size, 1))
+        for group, size in enumerate(slot_bytes)
+    ]

@@ -78,6 +78,13 @@ class Memories:
     def find(self, memory_id: int) -> MappedMemory | None:
         return self._by_id.get(memory_id)
 
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(memory, session) pairs whose copies this process's exit would be waited for."""
+        # A copy of the values first: other threads read this while the owner changes it.
+        return tuple(
+            (memory.memory_id, session) for memory in list(self._by_id.values()) for session in sorted(memory.sessions)
+        )
+
     def take(self, held: HeldMemory) -> bool:
         """What a server handed over is the present memory from here on. False: it was so before. Takes the
         descriptors; its errors are those of `SharedMemory`."""

@@ -76,3 +76,8 @@ def test_a_child_is_refused(cache: LocalCache) -> None:
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_every_segment_has_its_place_in_this_process(cache: LocalCache) -> None:
+    segments = map_of(cache)
+    assert segments.ranges() == [(segments.view(at * 64 * MIB, 1).ctypes.data, 64 * MIB) for at in range(2)]

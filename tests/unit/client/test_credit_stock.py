@@ -40,3 +40,12 @@ def test_a_lost_session_has_none() -> None:
 def test_each_group_has_as_many_as_fit() -> None:
     stocks = plan_stocks([1000, 1 << 30, 1, 0], stock_bytes=100_000)
     assert [stock.missing(0) for stock in stocks] == [100, 8, 4096, 4096]
+
+
+def test_of_a_small_pool_few_slots_are_held_ready_and_some_always() -> None:
+    stock = CreditStock(0, 1000, slot_bytes=100)
+    held_ready = []
+    for share_bytes in (5_000, 0, 10**9):
+        stock.fit(share_bytes)
+        held_ready.append(stock.missing(0))
+    assert held_ready == [50, 8, 1000]

@@ -36,6 +36,18 @@ def test_memory_that_is_mapped_already_stays_and_is_the_new_servers() -> None:
     assert (first.held.boot_id, first.held.session, first.held.lock) == (2, 9, NO_FILE + 1)
 
 
+def test_places_are_the_sessions_of_every_memory_that_is_kept() -> None:
+    memories = make_memories()
+    assert memories.places() == ()
+    memories.take(held(1, session=3))
+    memories.hold(1)
+    memories.take(held(1, boot_id=2, session=9))
+    memories.take(held(2, session=4))
+    assert memories.places() == ((1, 3), (1, 9), (2, 4))
+    memories.let_go(1)
+    assert memories.places() == ((2, 4),)
+
+
 def test_former_memory_goes_when_nothing_in_it_is_held() -> None:
     memories = make_memories()
     memories.take(held(1))
