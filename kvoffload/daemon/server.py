@@ -241,8 +241,8 @@ class CacheServer:
         return True
 
     def _is_due(self, life: PrivateLife) -> bool:
-        # A session stays until all its processes have exited. Observers are not waited for.
-        is_used = any(not session.is_observer for session in self._core.sessions)
+        # A session stays until all its processes have exited, or have parted. Observers are not waited for.
+        is_used = any(not (session.is_observer or session.has_parted) for session in self._core.sessions)
         return life.is_due(self._clock_ns(), is_used=is_used)
 
     # ---- what lifelines ask of the loop, and tell ----

@@ -338,6 +338,7 @@ class ServerCore:
         if message.one_way_count != connection.one_way.received:
             # The last ones were lost, which no number after them will show.
             return self._reset(connection, Arrival.GAP, message.op, behind)
+        connection.session.parted += 1
         self._sessions.close_connection(connection.key)
         return Done()
 

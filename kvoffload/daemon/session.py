@@ -85,6 +85,10 @@ class EngineSession:
     """What the engine's session was called in an old server's memory; it may be adopted."""
     processes: dict[int, Process] = field(default_factory=dict)
     """By lifeline."""
+    joined: int = 0
+    """Greetings of its processes so far."""
+    parted: int = 0
+    """Of them, those that said farewell: they copy nothing any more, though they may live on."""
     connections: dict[bytes, Connection] = field(default_factory=dict)
     """The one that was silent longest comes first."""
     registration: Registration | None = None
@@ -93,6 +97,11 @@ class EngineSession:
     def resume(self) -> int:
         """Names it to a later server too: in its lower half the cache's own number, once there is one."""
         return (self.number >> CACHE_SESSION_BITS << CACHE_SESSION_BITS) + (self.cache_session or 0)
+
+    @property
+    def has_parted(self) -> bool:
+        """Nobody is left who could come back to it."""
+        return not self.processes and self.joined == self.parted
 
     @property
     def key(self) -> tuple[str, int, str]:

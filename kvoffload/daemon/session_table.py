@@ -221,6 +221,7 @@ class SessionTable:
             if not session.processes:
                 self.quarantine(session)
             return refuse(greeting, ErrorCode.MALFORMED, str(fault))
+        session.joined += 1
         session.processes[lifeline] = Process(
             lifeline=lifeline,
             role=greeting.role,

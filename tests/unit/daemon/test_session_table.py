@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.cache import LocalCache
 from kvoffload.daemon import Peer, ServerLimits
-from kvoffload.protocol import Abort, Credits, Error, ErrorCode, Greeting, Role, Stats, Welcome
+from kvoffload.protocol import Abort, Bye, Credits, Done, Error, ErrorCode, Greeting, Role, Stats, Welcome
 from tests.children import child
 from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.unit.daemon.harness import (
@@ -37,6 +37,25 @@ def test_a_closed_lifeline_frees_nothing_and_the_exit_does(server: Server) -> No
     assert answer.code is ErrorCode.NO_SESSION
     server.exit_process(engine)
     assert (len(server.core.sessions), server.cache.stats.reserved) == (0, 0)
+
+
+def test_a_session_has_parted_when_all_its_processes_said_so_and_are_gone(server: Server) -> None:
+    first, second = server.process().join(), server.process().join()
+    (session,) = server.core.sessions
+    for engine in (first, second):
+        assert isinstance(engine.ask(Bye(one_way_count=0)), Done)
+        assert not session.has_parted
+        server.core.close_lifeline(engine.lifeline)
+    assert session.has_parted
+
+
+def test_a_process_that_ends_without_a_word_has_not_parted(server: Server) -> None:
+    first, second = server.process().join(), server.process().join()
+    (session,) = server.core.sessions
+    assert isinstance(first.ask(Bye(one_way_count=0)), Done)
+    for engine in (first, second):
+        server.core.close_lifeline(engine.lifeline)
+    assert not session.has_parted
 
 
 def test_memory_is_kept_until_the_last_process_has_exited(server: Server) -> None:
