@@ -1,8 +1,9 @@
 """A multi-turn conversation on real vLLM, whose cache kvoffload keeps while the engine loses its own.
 
 A tiny hybrid model (gated delta nets and attention) answers the same conversation three times: cold, from the engine's
-own prefix cache, and with that cache dropped before every turn, restored by kvoffload. It needs vllm, transformers
-and an installed kvoffload; no GPU, no download.
+own prefix cache, and with that cache dropped before every turn, restored by kvoffload. Then the engine is started
+again, and a second one beside it: both restore what the first one computed. It needs vllm, transformers and an
+installed kvoffload; no GPU, no download.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT))  # the tests' models and engine settings are the d
 sys.path.insert(0, str(Path(__file__).parent))
 
 from demo_picture import draw_bars  # noqa: E402
+from serving import serve  # noqa: E402
 
 from tests.vllm.engine import Engine, make_prompt, prepare_environment, start_engine  # noqa: E402
 from tests.vllm.plugin_log import resolve_connector  # noqa: E402
@@ -35,11 +37,16 @@ USER_TOKENS = 700
 ANSWER_TOKENS = 24
 MAX_RESETS = 10_000
 
-CONNECTOR = {
-    "kv_connector": "KVOffloadConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"memory": "1GiB"},
-}
+
+def connector(server: Path) -> dict[str, object]:
+    """Engines that are started with it share the pool of the server at this socket."""
+    return {
+        "kv_connector": "KVOffloadConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"server": str(server)},
+    }
+
+
 # vLLM 0.32 aligns the block size of a hybrid model in its workers; the scheduler's process goes on with the default and
 # ends prefill chunks where no state can be kept. Saying the aligned size up front cures it.
 ALIGNED = {"block_size": GDN.block_size}
@@ -87,17 +94,54 @@ def run(folder: Path) -> int:
     console.print(f"  kvoffload {kvoffload.__version__}, vLLM {vllm.__version__}, Python {sys.version.split()[0]}")
     with step("build the model"):
         GDN.build(folder / GDN.name)
-    with step("start the engine, with processes of its own and KVOffloadConnector"):
-        arguments = {"kv_transfer_config": CONNECTOR, "disable_log_stats": False, **ALIGNED}
-        engine = start_engine(GDN, folder / GDN.name, has_own_processes=True, **arguments)
-    with closing(engine):
-        console.print(f"  plugin in the worker: {engine.ask_workers(resolve_connector)[0] or 'not registered'}")
-        # An engine's first steps compile and allocate; they are not what is shown.
-        engine.generate(make_prompt(seed=0, length=USER_TOKENS), max_tokens=ANSWER_TOKENS, logprobs=1)
-        return show(engine, folder / "demo.svg")
+    with serve(memory="1GiB") as server:
+        arguments = {"kv_transfer_config": connector(server), "disable_log_stats": False, **ALIGNED}
+
+        def start() -> Engine:
+            engine = start_engine(GDN, folder / GDN.name, has_own_processes=True, **arguments)
+            # An engine's first steps compile and allocate; they are not what is shown.
+            engine.generate(make_prompt(seed=0, length=USER_TOKENS), max_tokens=ANSWER_TOKENS, logprobs=1)
+            return engine
+
+        with step("start a cache server, and an engine with processes of its own and KVOffloadConnector"):
+            engine = start()
+        with closing(engine):
+            console.print(f"  plugin in the worker: {engine.ask_workers(resolve_connector)[0] or 'not registered'}")
+            told = show(engine, folder / "demo.svg")
+        with step("end that engine, and start it again"):
+            engine = start()
+        with closing(engine):
+            is_equal = told.is_good and ask_again(engine, told.restored, "after a restart")
+            with step("start a second engine beside it"):
+                second = start()
+            with closing(second):
+                is_equal = ask_again(second, told.restored, "in a second engine") and is_equal
+    return 0 if is_equal else 1
 
 
-def show(engine: Engine, picture: Path) -> int:
+def ask_again(engine: Engine, turns: list[Turn], where: str) -> bool:
+    """The last turn once more, of an engine that has never computed it."""
+    prompt = [token for number in range(TURNS) for token in (*user_turn(number), *turns[number].answer)]
+    prompt = prompt[: len(prompt) - len(turns[-1].answer)]
+    turn = answer(engine, prompt)
+    is_equal = (turn.answer, turn.logprobs) == (turns[-1].answer, turns[-1].logprobs)
+    console.print(
+        f"  the last turn {where}: {turn.cached_tokens:,} of {turn.prompt_tokens:,} prompt tokens restored, "
+        f"first token after {turn.first_token_s * 1e3:.0f} ms, {'equal' if is_equal else 'DIFFERENT'}",
+        soft_wrap=True,
+    )
+    return is_equal and turn.cached_tokens > 0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Whether the conversation came out as it should, and its restored turns."""
+
+    is_good: bool
+    restored: list[Turn]
+
+
+def show(engine: Engine, picture: Path) -> Shown:
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("conversation", total=3 * TURNS)
@@ -128,39 +172,45 @@ def show(engine: Engine, picture: Path) -> int:
         f"  answers and logprobs, restored against the engine's own cache: {'equal' if is_equal else 'DIFFERENT'}"
     )
     console.print(f"  {restored_tokens:,} prompt tokens were restored and not computed again")
-    return 0 if is_equal and restored_tokens > 0 else 1
+    return Shown(is_equal and restored_tokens > 0, restored)
 
 
 def converse(engine: Engine, forgets: str, history: list[Turn], advance: Callable[[], None]) -> list[Turn]:
-    """All turns; `forgets` says what is dropped before each. The answers in the prompts are those of `history`."""
-    reset(engine, reset_connector=True)
+    """All turns; `forgets` says what is not to be used in each. The answers in the prompts are those of `history`."""
+    reset(engine)
     prompt: list[int] = []
     turns: list[Turn] = []
     for number in range(TURNS):
-        prompt += make_prompt(seed=100 + number, length=USER_TOKENS)
+        prompt += user_turn(number)
         if forgets != "nothing":
-            reset(engine, reset_connector=forgets == "everything")
-        output = engine.generate(prompt, max_tokens=ANSWER_TOKENS, logprobs=1)
-        completion = output.outputs[0]
-        rows = zip(completion.token_ids, completion.logprobs, strict=True)
-        turns.append(
-            Turn(
-                prompt_tokens=len(prompt),
-                cached_tokens=output.num_cached_tokens or 0,
-                first_token_s=output.metrics.first_token_latency,
-                answer=tuple(completion.token_ids),
-                logprobs=tuple(row[token].logprob for token, row in rows),
-            )
-        )
+            reset(engine)
+        turns.append(answer(engine, prompt, skip_load=forgets != "own cache"))
         prompt += (history or turns)[number].answer
         advance()
     return turns
 
 
-def reset(engine: Engine, *, reset_connector: bool) -> None:
-    """The engine refuses while blocks are pinned for saving; they come free as it steps on."""
+def user_turn(number: int) -> list[int]:
+    return make_prompt(seed=100 + number, length=USER_TOKENS)
+
+
+def answer(engine: Engine, prompt: list[int], *, skip_load: bool = False) -> Turn:
+    output = engine.generate(prompt, max_tokens=ANSWER_TOKENS, logprobs=1, skip_load=skip_load)
+    completion = output.outputs[0]
+    rows = zip(completion.token_ids, completion.logprobs, strict=True)
+    return Turn(
+        prompt_tokens=len(prompt),
+        cached_tokens=output.num_cached_tokens or 0,
+        first_token_s=output.metrics.first_token_latency,
+        answer=tuple(completion.token_ids),
+        logprobs=tuple(row[token].logprob for token, row in rows),
+    )
+
+
+def reset(engine: Engine) -> None:
+    """Drops the engine's own cache. It refuses while blocks are pinned for saving; they come free as it steps on."""
     for _ in range(MAX_RESETS):
-        if engine.llm.reset_prefix_cache(reset_connector=reset_connector):
+        if engine.llm.reset_prefix_cache():
             return
     raise RuntimeError("the engine holds blocks that never come free")
 

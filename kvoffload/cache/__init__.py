@@ -1,7 +1,6 @@
 """What is kept, and whether it may be used: look up, reserve, commit, acquire, release, evict. Must not open sockets.
 
-`LocalCache` holds blocks in shared memory by the native core. `PlainIndex` fixes the same verbs in plain Python, over
-records that an engine's own workers hold.
+`LocalCache` holds blocks in shared memory by the native core; `OffloadCache` is what an engine does with them.
 """
 
 from kvoffload.cache.answers import (
@@ -17,12 +16,11 @@ from kvoffload.cache.answers import (
     SessionId,
     TenantUsage,
 )
-from kvoffload.cache.boundary import GroupRule, longest_boundary, needed_blocks
+from kvoffload.cache.boundary import EntryKey, GroupRule, longest_boundary, needed_blocks
 from kvoffload.cache.index_reader import IndexReader
 from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
 from kvoffload.cache.local_session import LocalSession
 from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, Placed, ReservedSlots
-from kvoffload.cache.plain_index import EntryKey, Lease, PlainIndex
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheGroup, CacheTerms, HugePages
 
@@ -44,14 +42,12 @@ __all__ = [
     "GroupRule",
     "HugePages",
     "IndexReader",
-    "Lease",
     "LeaseId",
     "LeasedGroup",
     "LocalCache",
     "LocalSession",
     "OffloadCache",
     "Placed",
-    "PlainIndex",
     "Reservation",
     "ReservedSlots",
     "SegmentMap",

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import NamedTuple
 
 from kvoffload.kvspec import ReuseRule
+from kvoffload.types import BlockHash
 
 IsPresent = Callable[[int, int], bool]
 """(group, index of a block in the request) -> its record can be loaded."""
+
+
+class EntryKey(NamedTuple):
+    """One block's records in one group, of one identity."""
+
+    group: int
+    block_hash: BlockHash
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
 """What LoRA adapters hold. The engine's block hashes have an adapter's name and path, never its bytes.
 
 Which bytes count is decided when the engine loads an adapter, and it does not tell when that is: once for each
-`lora_int_id`, again after that id was dropped for want of room, and at every use with `load_inplace`. So an id stands
-for what its files held when it was first seen, for as long as nothing about them changes. When something does, nobody
-can say which of the two the engine holds, and requests with that id are offloaded no more. A changed adapter wants an id
-of its own (and, for vLLM's own prefix cache, a path of its own).
+`lora_int_id`, again after that id was dropped for want of room, and at every use with `load_inplace`. What it computed
+stays in its own prefix cache under name and path, and requests that find it there save it. So a name and path stands
+for what lay there when it was first seen, as long as the engine lives. When that changes, or an id turns out to stand
+for two of them, nobody can say which content a block has, and they are offloaded no more. A changed adapter wants a
+path of its own, which is vLLM's advice too.
 
 One thing is not seen: an adapter that was loaded ahead of its first request and rewritten in place before it came.
 """
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_ADAPTERS = 4096
-"""Ids that are remembered, those that are refused among them. Later ones are not offloaded."""
+MAX_ADAPTERS = 1 << 16
+"""Ids and places that are remembered, for the engine's life. With one more, no adapter is offloaded any longer: to
+forget one would be to forget that it is in doubt."""
 TICK_S = 0.02
 """Two writes within one tick of a file system's clock have one time. So files are read when their last tick is over:
 a later write shows."""
@@ -56,46 +58,42 @@ class _FileStamp(NamedTuple):
 _Stamp: TypeAlias = tuple[_FileStamp, ...]
 
 
-class _Source(NamedTuple):
-    """Where the engine reads an adapter, and how it takes what it finds."""
+class _Place(NamedTuple):
+    """What the engine's block hashes know an adapter by."""
 
     name: str
     path: str
-    is_3d: bool
-
-
-class _Files(NamedTuple):
-    """A folder as it was."""
-
-    folder: Path
-    stamp: _Stamp
 
 
 class _Read(NamedTuple):
-    """What came of reading `files`: a digest, or why there is none."""
+    """What came of reading an adapter's files: a digest, or why there is none."""
 
-    files: _Files
+    place: _Place
     digest: bytes
     fault: str
 
 
 @dataclass
 class _Adapter:
-    """One id. It has `files`, or it is refused."""
+    """Of one name and path."""
 
-    source: _Source
-    files: _Files | None
+    folder: Path
+    stamp: _Stamp
+    is_3d: bool
+    digest: bytes = b""
+    """Empty while it is being read."""
+    is_refused: bool = False
 
 
 class AdapterContents:
-    """Digests of adapters by id. `find` belongs to one thread, the scheduler's; another one reads files."""
+    """Digests of adapters. `find` belongs to one thread, the scheduler's; another one reads files."""
 
     def __init__(self, *, limit: int = MAX_ADAPTERS) -> None:
         self._limit = limit
-        self._adapters: dict[int, _Adapter] = {}
-        self._reads: dict[_Files, _Read | None] = {}  # None: it is being read
+        self._adapters: dict[_Place, _Adapter] = {}
+        self._places: dict[int, _Place] = {}  # of ids
         self._is_full = False
-        self._wanted: SimpleQueue[_Files | None] = SimpleQueue()
+        self._wanted: SimpleQueue[tuple[_Place, _Adapter] | None] = SimpleQueue()
         self._done: SimpleQueue[_Read] = SimpleQueue()
         self._reader: threading.Thread | None = None
 
@@ -114,65 +112,68 @@ class AdapterContents:
     def find(self, request: LoRARequest | None) -> bytes | None:
         """32 bytes for what the request's adapter holds, b"" for no adapter.
 
-        None: not known, yet or at all. Blocks of such a request must neither be saved nor loaded. To be asked for every
+        None: not known, yet or at all. Blocks of such a request must neither be saved nor loaded. To be asked at every
         use of an answer: what was true at a request's start need not be when it ends. Blocks on `stat` only.
         """
         if request is None:
             return b""
         self._collect()
-        adapter = self._adapters.get(request.lora_int_id)
+        place = _Place(request.lora_name, request.lora_path)
+        if not self._has_room(request.lora_int_id, place):
+            return None
+        self._note_id(request.lora_int_id, place)
+        adapter = self._adapters.get(place)
         if adapter is None:
-            adapter = self._admit(request)
-        if adapter is not None:
-            self._check(request, adapter)
-        if adapter is None or adapter.files is None:
-            return None
-        if adapter.files not in self._reads:
-            self._reads[adapter.files] = None
-            self._wanted.put(adapter.files)
-        read = self._reads[adapter.files]
-        if read is None:
-            return None
-        # The same file means other weights where all experts are one tensor.
-        return hashlib.sha256(b"kvoffload adapter 3d\n" + read.digest).digest() if adapter.source.is_3d else read.digest
+            adapter = self._admit(request, place)
+        elif not adapter.is_refused:
+            self._check(request, place)
+        return None if adapter.is_refused or not adapter.digest else adapter.digest
 
-    def _admit(self, request: LoRARequest) -> _Adapter | None:
-        if len(self._adapters) >= self._limit:
-            if not self._is_full:
-                logger.warning("more than %d LoRA adapters: later ones are not offloaded", self._limit)
-            self._is_full = True
-            return None
-        adapter = self._adapters[request.lora_int_id] = _Adapter(_source(request), None)
-        folder = Path(os.path.expanduser(request.lora_path))
-        stamp = _stamp(folder)
+    def _has_room(self, number: int, place: _Place) -> bool:
+        has_room = (number in self._places or len(self._places) < self._limit) and (
+            place in self._adapters or len(self._adapters) < self._limit
+        )
+        if not has_room and not self._is_full:
+            logger.warning("more than %d LoRA adapters: none is offloaded any longer", self._limit)
+        self._is_full = self._is_full or not has_room
+        return not self._is_full
+
+    def _note_id(self, number: int, place: _Place) -> None:
+        known = self._places.setdefault(number, place)
+        if known != place:
+            # The engine may take the one's weights for the other.
+            for one in (known, place):
+                self._refuse(one, f"id {number} is that of {known.name} ({known.path}) and {place.name} ({place.path})")
+
+    def _admit(self, request: LoRARequest, place: _Place) -> _Adapter:
+        folder = Path(os.path.expanduser(place.path))
+        adapter = self._adapters[place] = _Adapter(folder, _stamp(folder), _is_3d(request))
         if any(getattr(request, name, None) for name in _GIVEN_OTHERWISE):
-            self._refuse(request, adapter, "its weights do not come from its folder")
-        elif not stamp:
-            self._refuse(request, adapter, f"{folder} is no folder with an adapter")
+            self._refuse(place, "its weights do not come from its folder")
+        elif not adapter.stamp:
+            self._refuse(place, f"{folder} is no folder with an adapter")
+        elif _is_reloaded(request):
+            self._refuse(place, "it is loaded in place")
         else:
-            adapter.files = _Files(folder, stamp)
+            self._wanted.put((place, adapter))
         return adapter
 
-    def _check(self, request: LoRARequest, adapter: _Adapter) -> None:
-        """Refuses what may no longer be what the engine holds."""
-        if adapter.files is None:
-            return
-        read = self._reads.get(adapter.files)
+    def _check(self, request: LoRARequest, place: _Place) -> None:
+        """Refuses what may no longer be what the engine holds, or has ever held under this name."""
+        adapter = self._adapters[place]
         if _is_reloaded(request):
-            self._refuse(request, adapter, "it is loaded in place")
-        elif adapter.source != _source(request):
-            self._refuse(request, adapter, f"its id was that of {adapter.source.name} at {adapter.source.path}")
-        elif _stamp(adapter.files.folder) != adapter.files.stamp:
-            self._refuse(request, adapter, "its files have changed")
-        elif read is not None and read.fault:
-            self._refuse(request, adapter, read.fault)
+            self._refuse(place, "it is loaded in place")
+        elif _is_3d(request) != adapter.is_3d:
+            self._refuse(place, "its weights are taken in two ways")
+        elif _stamp(adapter.folder) != adapter.stamp:
+            self._refuse(place, "its files have changed")
 
-    def _refuse(self, request: LoRARequest, adapter: _Adapter, why: str) -> None:
-        """For good: an id whose content was in doubt once stays so."""
-        adapter.files = None
-        logger.warning(
-            "requests with LoRA adapter %s (id %d) are not offloaded: %s", request.lora_name, request.lora_int_id, why
-        )
+    def _refuse(self, place: _Place, why: str) -> None:
+        """For good: what was in doubt once stays so."""
+        adapter = self._adapters.setdefault(place, _Adapter(Path(place.path), (), is_3d=False))
+        if not adapter.is_refused:
+            logger.warning("requests with LoRA adapter %s (%s) are not offloaded: %s", place.name, place.path, why)
+        adapter.is_refused = True
 
     def _collect(self) -> None:
         while True:
@@ -180,19 +181,25 @@ class AdapterContents:
                 read = self._done.get_nowait()
             except Empty:
                 return
-            self._reads[read.files] = read
+            if read.fault:
+                self._refuse(read.place, read.fault)
+            self._adapters[read.place].digest = read.digest
 
     def _read(self) -> None:
-        while (files := self._wanted.get()) is not None:
+        while (wanted := self._wanted.get()) is not None:
+            place, adapter = wanted
+            time.sleep(_left_of_tick(adapter.stamp))
             digest, fault = b"", ""
-            time.sleep(_left_of_tick(files.stamp))
             try:
-                digest = identify_adapter(files.folder, names=_FILES)
+                digest = identify_adapter(adapter.folder, names=_FILES)
             except IdentityError as refusal:
                 fault = str(refusal)
-            if _stamp(files.folder) != files.stamp:
+            if _stamp(adapter.folder) != adapter.stamp:
                 fault = "its files changed while they were read"
-            self._done.put(_Read(files, digest, fault))
+            if adapter.is_3d:
+                # The same file means other weights where all experts are one tensor.
+                digest = hashlib.sha256(b"kvoffload adapter 3d\n" + digest).digest()
+            self._done.put(_Read(place, digest, fault))
 
 
 def mask_of(digest: bytes) -> bytes:
@@ -203,8 +210,8 @@ def mask_of(digest: bytes) -> bytes:
     return hashlib.sha256(b"kvoffload adapter mask 1\n" + digest).digest() if digest else bytes(32)
 
 
-def _source(request: LoRARequest) -> _Source:
-    return _Source(request.lora_name, request.lora_path, bool(getattr(request, "is_3d_lora_weight", False)))
+def _is_3d(request: LoRARequest) -> bool:
+    return bool(getattr(request, "is_3d_lora_weight", False))
 
 
 def _is_reloaded(request: LoRARequest) -> bool:

@@ -19,6 +19,11 @@ class LoadAdmission:
         self._block_sizes = tuple(block_sizes)
         self._rest: dict[str, int] = {}
 
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Requests that have been loaded and have not run since."""
+        return tuple(self._rest)
+
     def admits(self, *, num_tokens: int, first_blocks: Sequence[int], free_blocks: int) -> bool:
         """Whether a load may be reported. `first_blocks` is each group's first block that will not be null."""
         need = sum(

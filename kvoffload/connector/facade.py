@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -23,19 +22,27 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvoffload.config import Settings, load_settings
+from kvoffload.config import load_settings
 from kvoffload.connector import vllm_compat
+from kvoffload.connector.engine_stats import ConnectorProm, ConnectorStats
 from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale_views
 from kvoffload.connector.identity import describe_engine
-from kvoffload.connector.scheduler_side import SchedulerLimits, SchedulerSide
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.scheduler_side import SchedulerSide
+from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide
-from kvoffload.errors import UnsupportedError
-from kvoffload.units import GIB
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorPromMetrics,
+        KVConnectorStats,
+        PromMetric,
+        PromMetricT,
+    )
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -44,8 +51,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
-
-MAX_AUTO_MEMORY = 16 * GIB
 
 _MISS: tuple[int | None, bool] = (0, False)
 _FREE_NOW: tuple[bool, dict[str, Any] | None] = (False, None)
@@ -82,8 +87,9 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         assert vllm_config.kv_transfer_config is not None
         settings = load_settings(engine=vllm_config.kv_transfer_config.kv_connector_extra_config).settings
-        _refuse_unsupported(vllm_config)
+        start = EngineStart(settings, vllm_config, kv_cache_config)
         self._faults: dict[str, int] = {}
+        self._measures = Measures()
         self._loads = StepPlan()
         self._saves: tuple[SaveJob, ...] = ()
         self._report = WorkerReport()
@@ -94,13 +100,9 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if source is not None:
             self._cache_hit_source = source
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(_limits(settings, vllm_config, kv_cache_config))
+            self._scheduler = SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures)
         else:
-            self._worker = WorkerSide(
-                self_test=settings.self_test,
-                verify_always=settings.verify == "always",
-                copy_threads=settings.copy_threads,
-            )
+            self._worker = WorkerSide(start.worker_terms(), start.open_for_worker)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -115,6 +117,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def note_fault(self, hook: str, fault: Exception) -> None:
         """Count; the first of a hook is logged with its trace, the rest are counted only."""
         self._faults[hook] = self._faults.get(hook, 0) + 1
+        self._measures.count("kvoffload_faults_total", hook=hook)
         if self._faults[hook] == 1:
             logger.error("%s: %s (counted from now on, answered as a miss)", hook, fault, exc_info=fault)
 
@@ -203,11 +206,11 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Saves that this rank has ended since the last step."""
         report, self._report = self._report, WorkerReport()
-        return report if report.saved else None
+        return None if report.is_empty else report
 
     def _submit_loads(self) -> None:
-        """Loads and drops of the bound plan, once, whichever hook comes first."""
-        if self._worker is not None and self._loads != StepPlan():
+        """All but the saves of the bound plan, once, whichever hook comes first."""
+        if self._worker is not None and not self._loads.is_empty:
             plan, self._loads = self._loads, StepPlan()
             self._worker.submit(plan)
 
@@ -242,7 +245,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Always asynchronous: a synchronous load that fails has already spoilt the engine's own cache."""
         assert self._scheduler is not None
         external = self._scheduler.match(request, num_computed_tokens)
-        return external, external > 0
+        return external, bool(external)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """None: a load leaves padding and blocks for speculation unwritten, so the engine zeroes what it would zero."""
@@ -251,6 +254,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """After a fault the load is sent to fail: the hit was reported, and silence would let its request wait."""
         assert self._scheduler is not None
+        self._scheduler.admit(request)
         if num_external_tokens > 0:
             try:
                 self._scheduler.plan_load(request, blocks.get_block_ids(), num_external_tokens)
@@ -280,7 +284,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Blocks are never held back: saves pin their own, and an aborted load is reported like any other."""
         assert self._scheduler is not None
-        self._scheduler.forget_request(request)
+        self._scheduler.end_request(request, block_ids)
         return False, None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -300,37 +304,38 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.clear()
         return True
 
-    def take_events(self) -> Iterable[Any]:
-        return ()
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What this process has measured since the last call."""
+        if not self._measures.is_due and (self._scheduler is None or self._scheduler.is_busy):
+            return None
+        if self._scheduler is not None:
+            self._scheduler.note_gauges()
+        return self._measures.take()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        return ConnectorProm(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """Blocks that came into the server's memory, and that left it."""
+        return self._scheduler.take_events() if self._scheduler is not None else ()
 
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     def _rescue_plan(self) -> KVConnectorMetadata:
         assert self._scheduler is not None
         return self._scheduler.rescue_plan()
-
-
-def _limits(settings: Settings, config: VllmConfig, cache: KVCacheConfig) -> SchedulerLimits:
-    # Until there is a server that looks at the cgroup: half of what is free, at most 16 GiB.
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = min(MAX_AUTO_MEMORY, free_bytes // 2) if settings.memory == "auto" else settings.memory
-    return SchedulerLimits(
-        memory_bytes=memory,
-        ranks=config.parallel_config.world_size,
-        hash_block_size=vllm_compat.hash_block_size(config, cache),
-        hit_alignment=vllm_compat.hit_alignment(config, cache),
-    )
-
-
-def _refuse_unsupported(config: VllmConfig) -> None:
-    parallel = config.parallel_config
-    wrong: list[tuple[bool, str, str]] = [
-        (parallel.pipeline_parallel_size > 1, "pipeline parallel engines", "use tensor parallelism"),
-        (parallel.decode_context_parallel_size > 1, "decode context parallel engines", "use tensor parallelism"),
-        (getattr(parallel, "nnodes", 1) > 1, "engines with ranks on several machines", "keep an engine on one machine"),
-    ]
-    for is_wrong, what, remedy in wrong:
-        if is_wrong:
-            raise UnsupportedError(f"KVOffloadConnector does not serve {what} yet", remedy=remedy)

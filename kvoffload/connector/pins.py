@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvoffload.connector.vllm_compat import free_first
+
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
 
@@ -27,18 +29,23 @@ class BlockPins:
         """Pins held now. A block pinned twice counts twice."""
         return self._pinned
 
-    def has_room(self, blocks: int) -> bool:
-        """Whether that many more may be pinned."""
-        return self._pinned + blocks <= self.limit
+    @property
+    def room(self) -> int:
+        """How many more may be pinned."""
+        return self.limit - self._pinned
 
     def pin(self, block_ids: Sequence[int]) -> None:
-        """The caller has asked `has_room`, and unpins exactly these later."""
-        assert self.has_room(len(block_ids))
+        """The caller has asked for `room`, and unpins exactly these later."""
+        assert len(block_ids) <= self.room
         self._pool.touch([self._pool.blocks[block] for block in block_ids])
         self._pinned += len(block_ids)
 
-    def unpin(self, block_ids: Sequence[int]) -> None:
-        """Deepest block first, so that the engine evicts children before parents."""
-        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(block_ids)])
+    def unpin(self, block_ids: Sequence[int], *, is_next: bool = False) -> None:
+        """Deepest block first, so that the engine evicts children before parents. With `is_next` the engine takes
+        those first that nobody else uses, in the given order: they were about to be taken when they were pinned."""
+        if is_next:
+            free_first(self._pool, [self._pool.blocks[block] for block in block_ids])
+        else:
+            self._pool.free_blocks([self._pool.blocks[block] for block in reversed(block_ids)])
         self._pinned -= len(block_ids)
         assert self._pinned >= 0

@@ -3,57 +3,102 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvoffload.cache import Lease, PlainIndex, longest_boundary, needed_blocks
+import numpy as np
+
+from kvoffload.cache import AcquiredBlocks, AcquireOutcome, LeasedGroup, needed_blocks
+from kvoffload.client import PendingAcquire
 from kvoffload.connector.admission import LoadAdmission
-from kvoffload.connector.block_keys import BlockKeys
-from kvoffload.connector.step_plan import BlockMove, GroupFacts, LoadJob
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.load_judge import LoadJudge
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.misses import MissReason
+from kvoffload.connector.save_worth import NULL_BLOCK
+from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
+from kvoffload.connector.tracked_request import TrackedRequest
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
 
-NULL_BLOCK = 0
+MAX_EARLY = 32
+"""Requests that were asked for at their arrival and not planned yet: what they hold is not for others."""
+READY_WAIT_S = 1.0
+"""How long a hit may wait for workers that join the memory it lies in, and for other loads to end."""
+PARKED_SHARE = 2
+"""With one block in so many waiting for loads, no further load is begun."""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What was said of a request, and at which state of the index it holds."""
+@dataclass(frozen=True, kw_only=True)
+class RestoreTerms:
+    """What one engine's loads go by."""
 
+    shards: int
+    verify_always: bool = False
+
+
+@dataclass(eq=False)
+class _Question:
+    """What was asked of the cache for a request: at which number of tokens, and what it brought."""
+
+    tracked: TrackedRequest
     local: int
     num_tokens: int
     version: int
-    boundary: int
+    pending: PendingAcquire
+    waits_since_s: float | None = None
+    miss: MissReason | None = None
+    """Why there is nothing to report, once that is known."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Load:
-    """A load from its allocation to the report of every rank. `lease` is None where it was doomed from the start."""
+    """A load from its allocation to the report of every rank. `found` is None where it was doomed from the start."""
 
-    lease: Lease | None
+    found: AcquiredBlocks | None
+    names: tuple[tuple[int, bytes], ...] = ()
+    """By group: the entries that it reads."""
+    blocks: int = 0
+    size_bytes: int = 0
+    """Of all shards."""
+    begun_s: float = 0.0
 
 
 class Restores:
     """Owned by the scheduler's thread. A request is loaded once at a time; after a failed load it is never loaded."""
 
     def __init__(
-        self, index: PlainIndex, groups: Sequence[GroupFacts], keys: BlockKeys, *, alignment: int, pool: BlockPool
+        self,
+        cache: CacheClient,
+        groups: GroupTable,
+        *,
+        pool: BlockPool,
+        terms: RestoreTerms,
+        judge: LoadJudge,
+        is_ready: Callable[[Place], bool],
+        measures: Measures | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._index = index
-        self._groups = tuple(groups)
-        self._rules = tuple(group.rule for group in groups)
-        self._keys = keys
-        self._alignment = alignment
+        """`is_ready`: whether every rank may copy there."""
+        self._measures = measures or Measures()
+        self._clock = clock
+        self._cache = cache
+        self._groups = groups
         self._pool = pool
-        self._admission = LoadAdmission([rule.block_size for rule in self._rules])
-        self._answers: dict[str, _Answer] = {}
+        self._terms = terms
+        self._judge = judge
+        self._is_ready = is_ready
+        self._admission = LoadAdmission([rule.block_size for rule in groups.rules])
+        self._questions: dict[str, _Question] = {}
         self._loads: dict[str, _Load] = {}
         self._unsent: list[LoadJob] = []
+        self._doomed: list[str] = []
         self._failed: set[str] = set()
 
     @property
@@ -61,94 +106,295 @@ class Restores:
         """Loads that have not been reported by all ranks."""
         return len(self._loads)
 
-    def match(self, request: Request, local: int) -> int:
-        """Tokens beyond `local` that a load would bring, 0 for a miss. May be asked any number of times."""
-        if request.request_id in self._failed or request.request_id in self._loads:
-            return 0
-        boundary = self._find_boundary(request, local)
-        if boundary <= local:
-            return 0
-        first_blocks = [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._rules]
-        is_admitted = self._admission.admits(
-            num_tokens=request.num_tokens, first_blocks=first_blocks, free_blocks=self._pool.get_num_free_blocks()
-        )
-        return boundary - local if is_admitted else 0
+    @property
+    def blocks(self) -> int:
+        """Of the engine, that wait for loads."""
+        return sum(load.blocks for load in self._loads.values())
 
-    def plan(self, request: Request, block_ids: Sequence[Sequence[int]], external: int) -> None:
-        """The engine has allocated blocks for the hit that `match` reported: lease the records, queue the job."""
-        answer = self._answers[request.request_id]
-        boundary = answer.local + external
-        wanted = [
-            (group, position)
-            for group, facts in enumerate(self._groups)
-            for position in needed_blocks(facts.rule, local=answer.local, boundary=boundary)
-        ]
-        keys = [self._keys.key(request, group, position) for group, position in wanted]
-        targets = [_block_at(block_ids[self._groups[group].index], position) for group, position in wanted]
-        lease = self._index.acquire(keys) if NULL_BLOCK not in targets else None
-        if lease is None:
-            logger.warning("request %s: a reported hit could not be planned and is recomputed", request.request_id)
-            self.doom(request.request_id)
+    @property
+    def memories(self) -> set[int]:
+        """That loads come from now."""
+        leases = [load.found.lease for load in self._loads.values() if load.found is not None]
+        return {lease.memory_id for lease in leases if lease is not None}
+
+    def expect(self, tracked: TrackedRequest) -> None:
+        """A request has arrived: what is there for it is asked for already, so that the answer is there in time."""
+        if not _may_load(tracked) or len(self._questions) >= MAX_EARLY:
             return
-        moves = tuple(
-            BlockMove(group, block, slot) for (group, _), block, slot in zip(wanted, targets, lease.slots, strict=True)
-        )
-        self._admission.reserve(request.request_id, num_tokens=request.num_tokens, boundary=boundary)
-        self._loads[request.request_id] = _Load(lease)
-        self._unsent.append(LoadJob(request.request_id, moves))
+        limit = self._find_limit(tracked, 0)
+        boundary = self._cache.find_boundary(tracked.chain.data, local=0, limit=limit, alignment=self._groups.alignment)
+        if boundary and not self._engine_has(tracked, boundary):
+            self._ask(tracked, 0, limit=boundary, version=-1)
+
+    def match(self, tracked: TrackedRequest, local: int, *, version: int) -> int | None:
+        """Tokens beyond `local` that a load would bring, 0 for a miss, None: not known yet. Asked any number of times;
+        a miss holds as long as `version` and the request are the same."""
+        request_id = tracked.request.request_id
+        if request_id in self._failed or request_id in self._loads or not self._is_wanted(tracked, local):
+            return 0
+        question = self._questions.get(request_id)
+        if question is None or not self._holds(question, tracked, local, version):
+            question = self._ask_anew(tracked, local, version)
+        if not self._is_answered(question, tracked, local, version):
+            return None
+        if not self._holds(question, tracked, local, version):
+            # The engine has come beyond it by itself while it was asked for.
+            question = self._ask_anew(tracked, local, version)
+            if not self._is_answered(question, tracked, local, version):
+                return None
+        if question.miss is not None:
+            return 0
+        assert question.pending.found is not None
+        if self._loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
+            # They come free for work as their loads end; a copy that hangs is not waited for.
+            return None if self._may_wait(question) else 0
+        boundary = question.pending.found.boundary
+        return boundary - local if self._admits(tracked, boundary) else 0
+
+    def find_branch(self, tracked: TrackedRequest, boundary: int) -> int:
+        """Where this prompt parts from what is cached of full attention, if no window was kept there: 0 if that is not
+        beyond `boundary`, which its hit reached."""
+        groups, chain = self._groups, tracked.chain
+        if not groups.windows or groups.with_states or not groups.prefixes:
+            return 0
+        end = chain.tokens
+        for group in groups.prefixes:
+            block_size = groups.rules[group].block_size
+            present = self._cache.lookup(group, chain.names(group, range(end // block_size)))
+            end = block_size * (len(present) if present.all() else int(present.argmin()))
+        end = groups.align(end)
+        return end if end > boundary else 0
+
+    def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
+        """The engine has allocated blocks for the hit that `match` reported: the job is queued."""
+        request_id = tracked.request.request_id
+        found = self._questions[request_id].pending.found
+        assert found is not None
+        assert found.lease is not None
+        boundary = found.boundary
+        local = boundary - external
+        groups, blocks, addresses, names, digests = [], [], [], [], []
+        for group, leased in enumerate(found.groups):
+            positions = needed_blocks(self._groups.rules[group], local=local, boundary=boundary)
+            part = slice(positions.start - leased.first, positions.stop - leased.first)
+            table = block_ids[self._groups.facts[group].index]
+            targets = table[positions.start : positions.stop]
+            if len(targets) < len(positions) or part.start < 0 or NULL_BLOCK in targets:
+                logger.warning("request %s: a reported hit could not be planned and is recomputed", request_id)
+                self.doom(request_id)
+                return
+            groups.append(np.full(len(positions), group, np.int64))
+            blocks.append(np.array(targets, np.int64))
+            addresses.append(leased.addresses[part])
+            digests.append(leased.digests[:, part])
+            names.append((group, tracked.chain.names(group, positions)))
+        moves = BlockMoves(np.concatenate(groups), np.concatenate(blocks), np.concatenate(addresses))
+        wanted = None
+        if self._terms.verify_always:
+            wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
+        self._admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
+        prompt = tracked.request.num_tokens - local
+        self._measures.count("kvoffload_queries_total", external)
+        self._measures.count("kvoffload_hits_total", external, tier="memory")
+        self._note_miss(tracked, boundary, prompt - external, MissReason.NEVER_SEEN)
+        size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
+        self._loads[request_id] = _Load(found, tuple(names), len(moves), size_bytes, self._clock())
+        del self._questions[request_id]  # its lease is the load's
+        place = Place(found.lease.memory_id, found.lease.session)
+        self._unsent.append(LoadJob(request_id, place, moves, wanted))
 
     def doom(self, request_id: str) -> None:
         """A hit was reported that cannot be planned: it can only fail now, and the engine recomputes the request."""
-        self._loads[request_id] = _Load(None)
-        self._unsent.append(LoadJob(request_id, (), is_doomed=True))
+        self._drop(request_id)
+        self._loads.setdefault(request_id, _Load(None))
+        self._doomed.append(request_id)
 
-    def take_jobs(self) -> tuple[LoadJob, ...]:
-        """Jobs to send with this step's plan, each once."""
+    def take_jobs(self) -> tuple[tuple[LoadJob, ...], tuple[str, ...]]:
+        """Jobs and doomed requests to send with this step's plan, each once."""
+        if not (self._unsent or self._doomed):
+            return (), ()
         jobs, self._unsent = tuple(self._unsent), []
-        return jobs
+        doomed, self._doomed = tuple(self._doomed), []
+        return tuple(job for job in jobs if job.request_id not in doomed), doomed
 
-    def settle(self, request_ids: Iterable[str]) -> None:
-        """These requests run now, or were preempted: what was promised to them is the engine's business again."""
-        for request_id in request_ids:
-            self._admission.settle(request_id)
+    def settle(self, running: Container[str]) -> None:
+        """These requests run now: what was promised to them is the engine's business again."""
+        if not (self._questions or self._admission.reserved):
+            return
+        for request_id in self._admission.reserved:
+            if request_id in running:
+                self._admission.settle(request_id)
+        for request_id, question in list(self._questions.items()):
+            if request_id in running:
+                found = question.pending.found
+                if question.miss is None and found is not None and found.is_hit:
+                    # The guard refused it, or the engine had no blocks for it.
+                    tokens = question.num_tokens - question.local
+                    self._note_miss(question.tracked, question.local, tokens, MissReason.NO_ROOM)
+                self._drop(request_id)
 
-    def end_loads(self, finished: Iterable[str], failed: Iterable[str]) -> None:
-        """Every rank has reported these. Bad entries are forgotten before the engine asks again."""
+    def end_loads(self, finished: Iterable[str], failed: Collection[str], *, alive: Container[str]) -> None:
+        """Every rank has reported these. Bad entries are forgotten before the engine asks again for one that is
+        `alive`."""
+        self._measures.count("kvoffload_failed_loads_total", len(failed))
         for request_id in failed:
             load = self._loads.get(request_id)
-            if load is not None and load.lease is not None:
-                self._index.invalidate(load.lease.keys)
+            for group, names in load.names if load is not None else ():
+                self._cache.invalidate(group, names)
             # Its blocks are given back, and it asks again. With the policy `fail` it has ended before this report.
             self._admission.settle(request_id)
-            if request_id in self._answers:
+            if request_id in alive:
                 self._failed.add(request_id)
         for request_id in finished:
             load = self._loads.pop(request_id, None)
-            if load is not None and load.lease is not None:
-                self._index.release(load.lease)
+            if load is not None and load.found is not None and load.found.lease is not None:
+                self._cache.release(load.found.lease)
+                seconds = self._clock() - load.begun_s
+                self._measures.observe("kvoffload_load_seconds", seconds)
+                if request_id not in failed:
+                    self._measures.count("kvoffload_loaded_bytes_total", load.size_bytes)
+                    self._judge.note_load(load.size_bytes, seconds)
 
     def forget(self, request_id: str) -> None:
         """The request has ended. A load on its way is kept until it is reported."""
         self._admission.settle(request_id)
-        self._answers.pop(request_id, None)
+        self._drop(request_id)
         self._failed.discard(request_id)
 
-    def _find_boundary(self, request: Request, local: int) -> int:
-        # The engine asks on every step while a request waits; nothing changes unless the index does.
-        answer = self._answers.get(request.request_id)
-        state = (local, request.num_tokens, self._index.version)
-        if answer is None or (answer.local, answer.num_tokens, answer.version) != state:
-            boundary = longest_boundary(
-                self._rules,
-                local=local,
-                # Never the whole prompt: one token must be computed, and a recurrent state cannot be rewound for it.
-                limit=min(request.num_tokens - 1, self._keys.hashed_tokens(request)),
-                is_present=lambda group, position: self._index.lookup(self._keys.key(request, group, position)),
-                alignment=self._alignment,
-            )
-            answer = self._answers[request.request_id] = _Answer(*state, boundary)
-        return answer.boundary
+    def drop_answers(self) -> None:
+        """What was found so far is not to be reported any more."""
+        for request_id in list(self._questions):
+            self._drop(request_id)
+
+    # ---- inside ----
+
+    def _is_wanted(self, tracked: TrackedRequest, local: int) -> bool:
+        is_wanted = _may_load(tracked)
+        if not is_wanted and not tracked.was_skipped:
+            tracked.was_skipped = True
+            self._note_miss(tracked, local, tracked.request.num_tokens - local, MissReason.SKIPPED)
+        return is_wanted
+
+    def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
+        tracked.chain.follow(tracked.request.block_hashes)
+        # Never the whole prompt: one token must be computed, and a recurrent state cannot be rewound for it. In models
+        # without states it would do, but the engine's own hit ends before it too, and ours is to equal that bit by bit.
+        limit = self._groups.align(min(tracked.request.num_tokens - 1, tracked.chain.tokens))
+        most = tracked.terms.max_load_tokens
+        return limit if most is None else min(limit, local + self._groups.align(most))
+
+    def _note_miss(self, tracked: TrackedRequest, boundary: int, tokens: int, reason: MissReason) -> None:
+        self._measures.count("kvoffload_queries_total", tokens)
+        self._measures.count("kvoffload_misses_total", tokens, reason=reason.value)
+        logger.debug(
+            "request %s: %d tokens after the first %d are computed: %s",
+            tracked.request.request_id,
+            tokens,
+            boundary,
+            reason.value,
+        )
+
+    def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
+        pending = self._cache.start_acquire(
+            tracked.chain.data,
+            local=local,
+            limit=limit,
+            alignment=self._groups.alignment,
+            shards=range(self._terms.shards) if self._terms.verify_always else (),
+        )
+        question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
+        self._questions[tracked.request.request_id] = question
+        return question
+
+    def _ask_anew(self, tracked: TrackedRequest, local: int, version: int) -> _Question:
+        self._drop(tracked.request.request_id)
+        return self._ask(tracked, local, limit=self._find_limit(tracked, local), version=version)
+
+    def _is_answered(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
+        """Whether it is known that there is a hit that may be reported if it still holds, or why there is none."""
+        if question.miss is not None:
+            return True
+        found = self._cache.poll(question.pending) or self._cache.wait_for(question.pending)
+        if found is None:
+            return False
+        if found.is_hit and found.boundary <= local:
+            return True
+        if found.lease is not None and not self._is_ready(Place(found.lease.memory_id, found.lease.session)):
+            # Workers join a new server's memory by themselves, and say so with the next steps.
+            if self._may_wait(question):
+                return False
+            question.miss = MissReason.NOT_SERVED
+        else:
+            question.miss = self._judge_hit(tracked, question, local)
+        if question.miss is not None:
+            # Judged once, also if it was asked for early.
+            question.local, question.version = local, version
+            self._note_miss(tracked, local, tracked.request.num_tokens - local, question.miss)
+            self._cache.cancel(question.pending)
+        return True
+
+    def _may_wait(self, question: _Question) -> bool:
+        """From when the engine first wanted to schedule the request, not from its arrival."""
+        if question.waits_since_s is None:
+            question.waits_since_s = self._clock()
+        return self._clock() < question.waits_since_s + READY_WAIT_S
+
+    def _holds(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
+        """Whether what was asked before is still the answer."""
+        if question.num_tokens != tracked.request.num_tokens or local < question.local:
+            return False
+        if question.pending.found is None:
+            return True
+        if question.miss is None and question.pending.found.is_hit:
+            # Leased: it stays true, unless the engine has come beyond it by itself.
+            return question.pending.found.boundary > local
+        return question.version == version and question.local == local
+
+    def _judge_hit(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason | None:
+        found, request = question.pending.found, question.pending.request
+        assert found is not None
+        if not found.is_hit:
+            if found.outcome in (AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM):
+                return MissReason.REFUSED
+            if not self._cache.is_served:
+                return MissReason.NOT_SERVED
+            if request is not None and request.answer is None:
+                return MissReason.SLOW_TO_ANSWER
+            return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
+        size_bytes = sum(
+            self._count_needed(group, leased, local, found.boundary) * facts.record_bytes
+            for group, (leased, facts) in enumerate(zip(found.groups, self._groups.facts, strict=True))
+        )
+        if not self._judge.favours_load(found.boundary - local, size_bytes * self._terms.shards):
+            return MissReason.SLOWER_THAN_COMPUTING
+        return None
+
+    def _count_needed(self, group: int, leased: LeasedGroup, local: int, boundary: int) -> int:
+        return min(len(needed_blocks(self._groups.rules[group], local=local, boundary=boundary)), len(leased.addresses))
+
+    def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
+        first_blocks = [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
+        return self._admission.admits(
+            num_tokens=tracked.request.num_tokens,
+            first_blocks=first_blocks,
+            free_blocks=self._pool.get_num_free_blocks(),
+        )
+
+    def _engine_has(self, tracked: TrackedRequest, boundary: int) -> bool:
+        """Whether the engine itself has the last block before it: then it most likely has those before, too."""
+        prefix = self._groups.first_prefix
+        if prefix is None:
+            return False
+        facts = self._groups.facts[prefix]
+        last = boundary // self._groups.hash_block_size - 1
+        name = tracked.request.block_hashes[last]
+        return self._pool.get_cached_block(name, [facts.index]) is not None
+
+    def _drop(self, request_id: str) -> None:
+        question = self._questions.pop(request_id, None)
+        if question is not None:
+            self._cache.cancel(question.pending)
 
 
-def _block_at(blocks: Sequence[int], position: int) -> int:
-    return blocks[position] if position < len(blocks) else NULL_BLOCK
+def _may_load(tracked: TrackedRequest) -> bool:
+    return not (tracked.is_tainted or tracked.terms.skip_load)

@@ -1,149 +1,387 @@
-"""Saves: which blocks became full in this step, and what becomes of them until every rank has their bytes."""
+"""Saves: which blocks are saved in this step, and what becomes of them until every rank has their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from kvoffload.cache import EntryKey, PlainIndex
-from kvoffload.connector.block_keys import BlockKeys
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import ReservedSlots
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.look_out import LookOut
+from kvoffload.connector.measures import Measures
 from kvoffload.connector.pins import BlockPins
-from kvoffload.connector.restores import NULL_BLOCK
-from kvoffload.connector.step_plan import BlockMove, GroupFacts, SaveJob, WorkerReport
-from kvoffload.kvspec import ReuseRule
+from kvoffload.connector.save_worth import NULL_BLOCK, Candidates, SaveWorth
+from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
+from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.native import finish_digests
+from kvoffload.types import HASH_BYTES, Fingerprint
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import KVConnectorBlockState
-    from vllm.v1.request import Request
+
+_DIGEST_BYTES = 16
+"""Of a record's digest sum, as workers report it."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class NamedBlocks:
+    """Blocks of one group that are to be saved, and their names."""
+
+    group: int
+    hashes: bytes
+    parents: bytes
+    blocks: npt.NDArray[np.int64]
+
+    def choose(self, index: npt.NDArray[np.intp]) -> NamedBlocks:
+        return NamedBlocks(self.group, _choose(self.hashes, index), _choose(self.parents, index), self.blocks[index])
+
+
+@dataclass(frozen=True, eq=False)
+class _GroupSave:
+    """With the slots that they go to."""
+
+    named: NamedBlocks
+    words: list[int]
+    slots: ReservedSlots
+    is_next: bool = False
+    """The engine was about to take these blocks."""
+
+
+@dataclass(eq=False)
 class _Job:
-    """A save on its way: what to commit and unpin when `waiting_ranks` have reported."""
+    """A save on its way: what to publish and unpin when `waiting_ranks` have reported."""
 
-    moves: tuple[BlockMove, ...]
+    parts: list[_GroupSave]
     waiting_ranks: int
-    has_failed: bool = False
+    begun_s: float
+    is_dropped: bool = False
+    """It failed somewhere, or nobody wants it any more."""
+    digests: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveTerms:
+    """What one engine's saves go by."""
+
+    fingerprint: Fingerprint
+    ranks: int
+    shards: int
 
 
 class Saves:
-    """Owned by the scheduler's thread. A block is saved once, when it is full, whoever computed it."""
+    """Owned by the scheduler's thread. A block is saved once, when it is worth it, whoever computed it."""
 
     def __init__(
-        self, index: PlainIndex, groups: Sequence[GroupFacts], keys: BlockKeys, *, pins: BlockPins, ranks: int
+        self,
+        cache: CacheClient,
+        groups: GroupTable,
+        worth: SaveWorth,
+        *,
+        pins: BlockPins,
+        terms: SaveTerms,
+        is_ready: Callable[[Place], bool],
+        look_out: LookOut | None = None,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._index = index
-        self._groups = tuple(groups)
-        self._keys = keys
+        """`is_ready`: whether every rank may copy there."""
+        self._is_ready = is_ready
+        self.look_out = look_out or LookOut()
+        self._measures = measures or Measures()
+        self._clock = clock
+        self._cache = cache
+        self.groups = groups
+        self._worth = worth
         self._pins = pins
-        self._ranks = ranks
-        self._group_of_table = {facts.index: group for group, facts in enumerate(groups)}
+        self._terms = terms
         self._jobs: dict[int, _Job] = {}
         self._numbers = count(1)
-        # Per request and group: the first block that has not been looked at.
-        self._next: dict[str, list[int]] = {}
+        self._on_the_way: list[set[int]] = [set() for _ in groups.facts]
+        """By group: first words of the names of what is being saved."""
+        self._ended: list[_GroupSave] = []
+        """Of requests that have ended since the last plan; their blocks are pinned."""
+        self.version = 0
+        """Changes when something was published."""
+        self.is_wanted: Callable[[int, bytes], bool] | None = None
+        """A policy's further word on a block that would be saved; hears (group, name)."""
+        self.is_known: Callable[[TrackedRequest], bool] = lambda tracked: True
+        """Whether the blocks of a request with an adapter still hold what their names say."""
+        self.watch: Callable[[Sequence[Candidates]], None] | None = None
+        """A policy that saves blocks later; hears of them instead."""
+        self.look_again: Callable[[], None] = lambda: None
+        """That policy hears of blocks that it gave and that there was no room for."""
 
     @property
     def pending(self) -> int:
-        """Save jobs that some rank has not reported."""
-        return len(self._jobs)
+        """Save jobs that some rank has not reported, and what waits for the next plan."""
+        return len(self._jobs) + bool(self._ended)
+
+    @property
+    def memories(self) -> set[int]:
+        """That saves go to now."""
+        parts = [part for job in self._jobs.values() for part in job.parts] + self._ended
+        return {part.slots.memory_id for part in parts}
 
     def plan_step(
-        self, requests: Mapping[str, Request], scheduled: Mapping[str, int], state: KVConnectorBlockState
+        self,
+        requests: Mapping[str, TrackedRequest],
+        scheduled: Mapping[str, int],
+        state: KVConnectorBlockState,
+        *,
+        evicted: Sequence[NamedBlocks] = (),
     ) -> tuple[SaveJob, ...]:
-        """One job for all blocks that are full after this step, or none."""
-        moves: list[BlockMove] = []
+        """One job for all blocks that are to be saved after this step, or none. `evicted` come beside them."""
+        due = self.look_out.begin_step(scheduled)
+        if not (due or self._ended or evicted or state.boundary_state_offloads):
+            return ()
+        parts, self._ended = self._ended, []
+        candidates: list[Candidates] = []
         try:
             # States first: they are offered once, while a full block can be saved in a later step too.
             for request_id, offers in state.boundary_state_offloads.items():
-                request = requests.get(request_id)
-                if request is not None:
-                    self._add_boundary_states(moves, request, offers)
-            for request_id, tokens in scheduled.items():
-                request = requests.get(request_id)
-                if request is not None:
-                    self._add_full_blocks(moves, request, tokens, state)
+                tracked = requests.get(request_id)
+                if tracked is not None and self._may_save(tracked):
+                    if tracked not in due and request_id in scheduled:
+                        due.append(tracked)
+                    self._accept(list(self._find_states(tracked, offers)), parts)
+            looked_at = [
+                (tracked, tracked.request.num_computed_tokens + scheduled[tracked.request.request_id])
+                for tracked in due
+            ]
+            for tracked, full in looked_at:
+                if full >= tracked.progress.due and self._may_save(tracked):
+                    tables = state.get_block_ids(tracked.request.request_id)
+                    if tables is not None:
+                        candidates += self._collect(tracked, full, tables)
+            self._accept(candidates, parts)
+            for tracked, full in looked_at:
+                self.look_out.note(tracked, full)
+            for named in evicted:
+                parts += self._reserve_named(named, lambda _: self.look_again(), is_next=True)
         except BaseException:
             # Nobody will report what is not sent: its pins and slots must not wait for that.
-            for move in moves:
-                self._index.abort(move.slot)
-            self._pins.unpin([move.block for move in moves])
-            self._next.clear()
+            self._give_up(parts)
+            _put_back(candidates, 0)
+            for tracked in due:
+                self.look_out.look_again(tracked)
+            self.look_again()
             raise
-        if not moves:
-            return ()
-        job = next(self._numbers)
-        self._jobs[job] = _Job(tuple(moves), self._ranks)
-        return (SaveJob(job, tuple(moves)),)
+        return self._make_jobs(parts) if parts else ()
+
+    def end_request(self, tracked: TrackedRequest, tables: Sequence[Sequence[int]]) -> None:
+        """Its blocks are about to be freed; what is worth saving of them is pinned now, and sent with the next plan.
+        Without `tables` they are worth nothing."""
+        self.look_out.forget(tracked.request.request_id)
+        if not tables or not self._may_save(tracked):
+            return
+        computed = tracked.request.num_computed_tokens
+        tracked.chain.follow(tracked.request.block_hashes)
+        self._worth.note_end(tracked.progress, min(computed, tracked.chain.tokens))
+        if computed >= tracked.progress.due:
+            self._accept(self._collect(tracked, computed, tables), self._ended)
 
     def end_jobs(self, report: WorkerReport) -> None:
-        """What ranks have done since the last report. The last rank's word commits, or aborts if any rank failed."""
+        """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
         for number, ranks in report.saved.items():
             job = self._jobs[number]
             job.waiting_ranks -= ranks
-            job.has_failed |= number in report.failed
+            job.is_dropped |= number in report.failed
+            job.digests.update(report.digests.get(number, {}))
             if job.waiting_ranks > 0:
                 continue
             del self._jobs[number]
-            # Deepest block first: parents become the more recent ones and outlive their children.
-            for move in reversed(job.moves):
-                if job.has_failed:
-                    self._index.abort(move.slot)
-                else:
-                    self._index.commit(move.slot)
-            self._pins.unpin([move.block for move in job.moves])
+            # Without the digests of every shard nobody could ever check these records.
+            size_bytes = _DIGEST_BYTES * sum(len(part.slots) for part in job.parts)
+            job.is_dropped |= any(len(job.digests.get(at, b"")) != size_bytes for at in range(self._terms.shards))
+            self._measures.count("kvoffload_failed_saves_total", number in report.failed)
+            if job.is_dropped:
+                self._give_up(job.parts)
+            else:
+                try:
+                    self._publish(job)
+                finally:
+                    self._forget(job.parts)
 
-    def forget(self, request_id: str) -> None:
-        """The request has ended; its saves on the way go on, their blocks are pinned."""
-        self._next.pop(request_id, None)
+    def drop_all(self) -> None:
+        """The weights change: nothing on its way is published, and nothing is pinned for it any more.
 
-    def _add_full_blocks(
-        self, moves: list[BlockMove], request: Request, tokens: int, state: KVConnectorBlockState
-    ) -> None:
+        The copies may read blocks that are written anew meanwhile, into slots that nobody will read.
+        """
+        for job in self._jobs.values():
+            if not job.is_dropped:
+                job.is_dropped = True
+                self._forget(job.parts)
+                job.parts = [_without_blocks(part) for part in job.parts]
+        ended, self._ended = self._ended, []
+        self._give_up(ended)
+        self.version += 1
+
+    # ---- inside ----
+
+    def _may_save(self, tracked: TrackedRequest) -> bool:
+        if tracked.request.lora_request is not None and not self.is_known(tracked):
+            tracked.is_tainted = True
+        return not (tracked.is_tainted or tracked.terms.skip_save)
+
+    def _collect(self, tracked: TrackedRequest, full_tokens: int, tables: Sequence[Sequence[int]]) -> list[Candidates]:
         # Tokens without a hash are drafts or placeholders; what a hash covers is computed by the end of this step.
-        full_tokens = min(request.num_computed_tokens + tokens, self._keys.hashed_tokens(request))
-        positions = self._next.setdefault(request.request_id, [0] * len(self._groups))
-        ends = [
-            0 if facts.rule.reuse is ReuseRule.EXACT_BOUNDARY else full_tokens // facts.rule.block_size
-            for facts in self._groups
-        ]
-        if all(position >= end for position, end in zip(positions, ends, strict=True)):
-            return
-        tables = state.get_block_ids(request.request_id)
-        if tables is None:
-            return
-        for group, end in enumerate(ends):
-            table = tables[self._groups[group].index]
-            while positions[group] < min(end, len(table)):
-                position = positions[group]
-                if not self._add(moves, self._keys.key(request, group, position), table[position]):
-                    # No room for pins or slots: the rest is tried again as long as the request runs.
-                    break
-                positions[group] += 1
+        tracked.chain.follow(tracked.request.block_hashes)
+        return list(self._worth.collect(tracked, min(full_tokens, tracked.chain.tokens), tables))
 
-    def _add_boundary_states(
-        self, moves: list[BlockMove], request: Request, offers: Iterable[tuple[int, int, int]]
-    ) -> None:
+    def _find_states(self, tracked: TrackedRequest, offers: Iterable[tuple[int, int, int]]) -> Iterator[Candidates]:
         """A recurrent state may be saved only from the block and at the boundary that the engine hands off."""
+        tracked.chain.follow(tracked.request.block_hashes)
         for table, block, boundary in offers:
-            group = self._group_of_table.get(table)
-            if group is None or boundary > self._keys.hashed_tokens(request):
+            group = self.groups.of_table.get(table)
+            if group is None or boundary > tracked.chain.tokens:
                 continue
-            block_size = self._groups[group].rule.block_size
+            block_size = self.groups.rules[group].block_size
             if boundary % block_size == 0:
-                self._add(moves, self._keys.key(request, group, boundary // block_size - 1), block)
+                self._worth.note_state(tracked.progress, boundary)
+                end = boundary // block_size
+                yield Candidates(tracked, group, range(end - 1, end), np.array([block], np.int64))
 
-    def _add(self, moves: list[BlockMove], key: EntryKey, block: int) -> bool:
-        """False when there is no room now; blocks that need no saving are done."""
-        if block == NULL_BLOCK or self._index.holds(key):
-            return True
-        if not self._pins.has_room(1):
-            return False
-        slot = self._index.reserve(key)
-        if slot is None:
-            return False
-        self._pins.pin([block])
-        moves.append(BlockMove(key.group, block, slot))
-        return True
+    def _accept(self, candidates: Sequence[Candidates], parts: list[_GroupSave]) -> None:
+        """To be saved, now or when the policy says so."""
+        if self.watch is None:
+            self._reserve(candidates, parts)
+        elif candidates:
+            self.watch(candidates)
+            # What is to be kept for a while has to be there first.
+            self._reserve([one for one in candidates if one.tracked.terms.pin_s], parts)
+
+    def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave]) -> None:
+        """Pins and slots for as many as there is room for. They are the caller's as soon as they are had."""
+        for group in range(len(self.groups)):
+            mine = [one for one in candidates if one.group == group]
+            if mine:
+                named = NamedBlocks(
+                    group,
+                    b"".join(one.tracked.chain.names(group, one.positions) for one in mine),
+                    b"".join(one.tracked.chain.parents(group, one.positions) for one in mine),
+                    np.concatenate([one.blocks for one in mine]),
+                )
+                parts += self._reserve_named(named, partial(_put_back, mine))
+
+    def _reserve_named(
+        self, named: NamedBlocks, put_back: Callable[[int], None], *, is_next: bool = False
+    ) -> list[_GroupSave]:
+        group = named.group
+        wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
+        if not wanted.any():
+            return []
+        if not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
+            put_back(int(wanted.argmax()))
+            return []
+        index, words = self._choose_new(named, np.flatnonzero(wanted))
+        if not len(index):
+            return []
+        room = min(len(index), self._pins.room)
+        slots = self._cache.take(group, room)
+        if len(slots) < len(index):
+            self._measures.count("kvoffload_dropped_saves_total", len(index) - room, reason="no_pin")
+            self._measures.count("kvoffload_dropped_saves_total", room - len(slots), reason="no_slot")
+            self._on_the_way[group].difference_update(words[len(slots) :])
+            put_back(int(index[len(slots)]))
+        if not len(slots):
+            return []
+        chosen = named.choose(index[: len(slots)])
+        self._pins.pin(chosen.blocks.tolist())
+        return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+
+    def _choose_new(self, named: NamedBlocks, index: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
+        """Those that nobody saves already, each once; they are on the way from now on, by the first words of their
+        names."""
+        on_the_way = self._on_the_way[named.group]
+        firsts = np.frombuffer(named.hashes, np.uint64)[:: HASH_BYTES // 8]
+        words: list[int] = firsts[index].tolist()
+        if self.is_wanted is None and on_the_way.isdisjoint(words) and len(set(words)) == len(words):
+            on_the_way.update(words)
+            return index, words
+        chosen = []
+        for at, word in zip(index.tolist(), words, strict=True):
+            name = named.hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]
+            if word not in on_the_way and (self.is_wanted is None or self.is_wanted(named.group, name)):
+                on_the_way.add(word)
+                chosen.append((at, word))
+        return np.array([at for at, _ in chosen], np.intp), [word for _, word in chosen]
+
+    def _make_jobs(self, parts: list[_GroupSave]) -> tuple[SaveJob, ...]:
+        """One for each place: a server may have been followed by another between two parts."""
+        jobs = []
+        for place in dict.fromkeys(Place(part.slots.memory_id, part.slots.session) for part in parts):
+            mine = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
+            number = next(self._numbers)
+            self._jobs[number] = _Job(mine, self._terms.ranks, self._clock())
+            moves = BlockMoves(
+                np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
+                np.concatenate([part.named.blocks for part in mine]),
+                np.concatenate([part.slots.addresses for part in mine]),
+            )
+            jobs.append(SaveJob(number, place, moves))
+        return tuple(jobs)
+
+    def _publish(self, job: _Job) -> None:
+        begin = 0
+        self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
+        for part in job.parts:
+            named, records = part.named, len(part.slots)
+            size_bytes = self.groups.facts[named.group].record_bytes * self._terms.shards
+            self._measures.count("kvoffload_saved_bytes_total", records * size_bytes)
+            for shard in range(self._terms.shards):
+                totals = job.digests.get(shard, b"")[begin * _DIGEST_BYTES : (begin + records) * _DIGEST_BYTES]
+                digests = finish_digests(
+                    totals,
+                    self.groups.facts[named.group].record_bytes,
+                    fingerprint=self._terms.fingerprint,
+                    block_hashes=named.hashes,
+                    group=named.group,
+                    shard=shard,
+                )
+                self._cache.publish(
+                    part.slots,
+                    hashes=named.hashes,
+                    parents=named.parents,
+                    digests=np.frombuffer(digests, np.uint64),
+                    shard=shard,
+                )
+            begin += records
+        self.version += 1
+
+    def _give_up(self, parts: Sequence[_GroupSave]) -> None:
+        for part in parts:
+            self._cache.abort(part.slots)
+        self._forget(parts)
+
+    def _forget(self, parts: Sequence[_GroupSave]) -> None:
+        # The last one first: what the engine takes next is put before what was put there already.
+        for part in reversed(parts):
+            self._on_the_way[part.named.group].difference_update(part.words)
+            self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
+
+
+def _put_back(candidates: Sequence[Candidates], index: int) -> None:
+    """`index` counts over all of them."""
+    for one in candidates:
+        if index < len(one.blocks):
+            one.put_back(max(index, 0))
+        index -= len(one.blocks)
+
+
+def _choose(rows: bytes, index: npt.NDArray[np.intp]) -> bytes:
+    if len(index) * HASH_BYTES == len(rows):
+        return rows
+    return np.frombuffer(rows, np.uint8).reshape(-1, HASH_BYTES)[index].tobytes()
+
+
+def _without_blocks(part: _GroupSave) -> _GroupSave:
+    named = part.named
+    return _GroupSave(NamedBlocks(named.group, b"", b"", named.blocks[:0]), [], part.slots)

@@ -3,65 +3,66 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvoffload.cache import PlainIndex
-from kvoffload.connector.block_keys import BlockKeys
-from kvoffload.connector.pins import BlockPins
-from kvoffload.connector.restores import Restores
-from kvoffload.connector.saves import Saves
-from kvoffload.connector.step_plan import StepPlan, WorkerFacts, WorkerReport
-from kvoffload.errors import IdentityError, UnsupportedError
-from kvoffload.keys.identity import compare_identities
-from kvoffload.units import format_size
+from kvoffload.connector.agreement import Rank
+from kvoffload.connector.block_chain import NO_MASK, BlockChain
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.request_masks import RequestMasks
+from kvoffload.connector.request_terms import read_terms
+from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
+from kvoffload.connector.step_plan import NOTHING_TO_DO, SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.tracked_request import TrackedRequest
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
 
-PIN_SHARE = 8
-"""At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
 MAX_STEPS_WAITED = 200
 """Steps without an ended save after which the engine is no longer asked to wait for pins: a copy may hang for ever."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerLimits:
-    """What the scheduler side is given: from settings and from the engine's configuration."""
-
-    memory_bytes: int
-    """For the records of all ranks together."""
-    ranks: int
-    hash_block_size: int
-    hit_alignment: int
+MAX_STEPS_UNDER_WAY = 4
+MIN_PREFILL_TOKENS = 64
+"""In one step."""
+MAX_NOTES = 20
+"""Lines about requests that ask for what cannot be."""
 
 
 class SchedulerSide:
     """Owned by the scheduler's thread. Hooks come in the order: bind_pool, accept_facts, then requests."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self._limits = limits
-        self._requests: dict[str, Request] = {}
+    def __init__(
+        self,
+        terms: SchedulerTerms,
+        open_cache: OpenCache,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terms = terms
+        self._clock = clock
+        self._steps: deque[tuple[float, int]] = deque(maxlen=MAX_STEPS_UNDER_WAY)
+        """That are under way: when they began, and how many tokens they compute beside one for each request."""
+        self._open_cache = open_cache
+        self._requests: dict[str, TrackedRequest] = {}
         self._pool: BlockPool | None = None
-        self._index: PlainIndex | None = None
-        self._restores: Restores | None = None
-        self._saves: Saves | None = None
+        self._parts: SchedulerParts | None = None
+        self._masks = RequestMasks()
         self._steps_waited = 0
-
-    @property
-    def index(self) -> PlainIndex | None:
-        """None until the workers have told what they registered; until then everything is a miss."""
-        return self._index
+        self._memory_id = 0
+        self._former: set[int] = set()
+        self._notes = 0
+        self._measures = measures or Measures()
 
     @property
     def has_pending_saves(self) -> bool:
         """Blocks are pinned; they come free by themselves."""
-        return self._saves is not None and self._saves.pending > 0
+        return self._parts is not None and self._parts.saves.pending > 0
 
     @property
     def will_free_blocks(self) -> bool:
@@ -70,114 +71,200 @@ class SchedulerSide:
 
     @property
     def has_pending_work(self) -> bool:
-        """Workers owe an answer: the engine must go on stepping to hear it."""
-        return self.has_pending_saves or (self._restores is not None and self._restores.pending > 0)
+        """Workers or the server owe an answer: the engine must go on stepping to hear it."""
+        parts = self._parts
+        return parts is not None and bool(parts.saves.pending or parts.restores.pending or parts.kept.pending)
+
+    @property
+    def is_busy(self) -> bool:
+        """There is going to be another step."""
+        return bool(self._requests) or self.has_pending_work
 
     def bind_pool(self, pool: BlockPool) -> None:
         """The engine's block pool, once."""
         self._pool = pool
 
-    def accept_facts(self, facts: Mapping[tuple[int, int], WorkerFacts]) -> None:
-        """What every rank registered, by (pipeline rank, tensor rank). Raises where ranks disagree."""
+    def accept_facts(self, facts: Mapping[Rank, WorkerFacts]) -> None:
+        """What every rank registered. Raises where ranks disagree, and what keeps the cache from being opened."""
         assert self._pool is not None, "the engine binds its pool before the handshake"
-        first = _agree(facts, self._limits.ranks)
-        groups = first.groups
-        # Ranks of a pipeline hold different layers: what a slot costs is the largest record of any rank.
-        record_bytes = [max(rank.groups[i].record_bytes for rank in facts.values()) for i in range(len(groups))]
-        keys = BlockKeys(
-            hash_block_size=self._limits.hash_block_size, block_sizes=[group.rule.block_size for group in groups]
+        self._parts = assemble(
+            facts,
+            self._terms,
+            pool=self._pool,
+            open_cache=self._open_cache,
+            measures=self._measures,
+            clock=self._clock,
         )
-        capacity_bytes = self._limits.memory_bytes // self._limits.ranks
-        index = PlainIndex(record_bytes=record_bytes, capacity_bytes=capacity_bytes)
-        pins = BlockPins(self._pool, limit=max(len(groups), first.num_blocks // PIN_SHARE))
-        self._restores = Restores(index, groups, keys, alignment=self._limits.hit_alignment, pool=self._pool)
-        self._saves = Saves(index, groups, keys, pins=pins, ranks=self._limits.ranks)
-        self._index = index
-        per_token = sum(size / group.rule.block_size for size, group in zip(record_bytes, groups, strict=True))
-        logger.info(
-            "kvoffload keeps %s of KV cache in host memory for %d rank(s): groups %s, %.0f bytes per token and rank",
-            format_size(self._limits.memory_bytes),
-            self._limits.ranks,
-            ", ".join(f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens)" for group in groups),
-            per_token,
-        )
+        self._parts.saves.is_known = self._is_known
+        self._memory_id = self._parts.cache.memory_id
+        self._parts.cache.begin_step()
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
-        self._requests[request.request_id] = request
+        if self._parts is None:
+            return
+        terms, complaint = read_terms(request.kv_transfer_params)
+        if complaint and self._notes < MAX_NOTES:
+            self._notes += 1
+            logger.warning("request %s: %s", request.request_id, complaint)
+        mask = self._masks.find(request, terms)
+        tracked = TrackedRequest(
+            request,
+            BlockChain(self._parts.groups, mask or NO_MASK),
+            terms,
+            self._parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
+            is_tainted=mask is None,
+        )
+        self._requests[request.request_id] = tracked
+        self._parts.restores.expect(tracked)
 
-    def match(self, request: Request, local: int) -> int:
-        """Tokens that an asynchronous load would bring beyond the engine's own."""
-        if self._restores is None or self._saves is None:
+    def match(self, request: Request, local: int) -> int | None:
+        """Tokens that an asynchronous load would bring beyond the engine's own; None: ask again."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or self._parts is None:
             return 0
+        mask = self._masks.find(request, tracked.terms)
+        tracked.is_tainted = mask is None
+        if mask is not None and mask != tracked.chain.mask:
+            tracked.chain = BlockChain(self._parts.groups, mask)
+            self._parts.restores.forget(request.request_id)
+        found = self._parts.restores.match(tracked, local, version=self._parts.saves.version)
         # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
-        self._saves.forget(request.request_id)
-        return self._restores.match(request, local)
+        branch = self._parts.restores.find_branch(tracked, local + found) if found is not None else 0
+        tracked.progress = self._parts.worth.begin(prompt_tokens=request.num_prompt_tokens, branch=branch)
+        return found
+
+    def admit(self, request: Request) -> None:
+        """It was given blocks, and runs from now on, or after its load."""
+        tracked = self._requests.get(request.request_id)
+        if self._parts is not None and tracked is not None:
+            self._parts.saves.look_out.admit(tracked)
 
     def plan_load(self, request: Request, block_ids: Sequence[Sequence[int]], external: int) -> None:
-        """Blocks were allocated; with `external` tokens a load is queued for the next plan."""
-        if self._restores is not None and external > 0:
-            self._restores.plan(request, block_ids, external)
+        """Blocks were allocated for a hit of so many tokens: a load is queued for the next plan."""
+        tracked = self._requests.get(request.request_id)
+        if self._parts is not None and tracked is not None:
+            self._parts.restores.plan(tracked, block_ids, external)
 
     def doom_load(self, request: Request) -> None:
         """`plan_load` raised: the hit was reported, so the load must be seen to fail."""
-        if self._restores is not None:
-            self._restores.doom(request.request_id)
+        if self._parts is not None:
+            self._parts.restores.doom(request.request_id)
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
-        """This step's loads, saves and drops, for every worker."""
-        if self._restores is None or self._saves is None or self._index is None:
+        """This step's loads and saves, for every worker."""
+        parts = self._parts
+        if parts is None:
             return StepPlan()
         self._steps_waited = self._steps_waited + 1 if self.has_pending_saves else 0
-        self._restores.settle(output.num_scheduled_tokens)
+        parts.restores.settle(output.num_scheduled_tokens)
         state = output.kv_connector_block_state
-        saves = self._saves.plan_step(self._requests, output.num_scheduled_tokens, state) if state is not None else ()
-        # Drops last: they hold what this step's saves have evicted. A leased slot is never evicted.
-        return StepPlan(self._restores.take_jobs(), saves, self._index.take_drops())
+        saves: tuple[SaveJob, ...] = ()
+        if state is not None:
+            evicted = parts.watch.find() if parts.watch is not None else ()
+            saves = parts.saves.plan_step(self._requests, output.num_scheduled_tokens, state, evicted=evicted)
+        parts.kept.step(are_saves_pending=parts.saves.pending > 0)
+        loads, doomed = parts.restores.take_jobs()
+        parts.cache.begin_step()
+        self._steps.append((self._clock(), output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)))
+        retired = self._find_retired()
+        if not (loads or saves or doomed or retired or parts.register):
+            return NOTHING_TO_DO
+        return StepPlan(loads, saves, doomed, retired, parts.register)
 
     def rescue_plan(self) -> StepPlan:
         """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
-        return StepPlan(self._restores.take_jobs() if self._restores is not None else ())
+        if self._parts is None:
+            return StepPlan()
+        loads, doomed = self._parts.restores.take_jobs()
+        return StepPlan(loads, doomed=doomed)
 
     def end_transfers(self, *, finished: set[str], failed: set[str], report: WorkerReport | None) -> None:
         """What the workers have reported since the last step."""
-        if self._restores is not None:
-            self._restores.end_loads(finished, failed)
-        if self._saves is not None and report is not None:
-            self._saves.end_jobs(report)
-            self._steps_waited = 0
+        parts = self._parts
+        if parts is None:
+            return
+        self._note_step(parts)
+        if finished or failed:
+            parts.restores.end_loads(finished, failed, alive=self._requests)
+        if report is not None:
+            parts.places.note(report.places)
+            if report.saved:
+                parts.saves.end_jobs(report)
+                self._steps_waited = 0
 
-    def forget_request(self, request: Request) -> None:
-        """The request has ended. Nothing delays the release of its blocks: saves have pinned their own."""
-        self._requests.pop(request.request_id, None)
-        if self._restores is not None:
-            self._restores.forget(request.request_id)
-        if self._saves is not None:
-            self._saves.forget(request.request_id)
+    def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
+        """It has finished or was aborted; its blocks are freed after this."""
+        tracked = self._requests.pop(request.request_id, None)
+        if self._parts is None or tracked is None:
+            return
+        self._parts.restores.forget(request.request_id)
+        self._parts.saves.end_request(tracked, block_ids if tracked.has_run else ())
+        if not tracked.has_run:
+            # Its blocks may not hold yet what the engine counts as computed: a load, of ours or of another connector.
+            return
+        if tracked.terms.pin_s and not tracked.is_tainted:
+            tracked.chain.follow(request.block_hashes)
+            tokens = min(request.num_computed_tokens, tracked.chain.tokens)
+            self._parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
 
     def clear(self) -> None:
-        """Forget every record: the weights they were made with are gone."""
-        if self._index is not None:
-            self._index.clear()
+        """Nothing saved so far is found again: the weights it was made with are gone.
 
+        Other engines that share the server go on with what they have; this one's blocks have other names from now on.
+        Requests that run hold blocks of the old weights, which nobody is to find under the new names.
+        """
+        self._masks.renew()
+        for tracked in self._requests.values():
+            tracked.is_tainted = True
+        if self._parts is not None:
+            self._parts.saves.drop_all()
+            self._parts.restores.drop_answers()
+            self._parts.kept.let_go()
+            if self._parts.watch is not None:
+                self._parts.watch.forget_all()
 
-def _agree(facts: Mapping[tuple[int, int], WorkerFacts], ranks: int) -> WorkerFacts:
-    if len(facts) != ranks:
-        raise UnsupportedError(
-            f"{len(facts)} of {ranks} ranks registered KV caches", remedy="run all ranks of an engine on one machine"
-        )
-    ordered = sorted(facts.items())
-    (first_rank, first), others = ordered[0], ordered[1:]
-    for rank, other in others:
-        if other.fingerprint != first.fingerprint:
-            differences = compare_identities(first.description, other.description)  # type: ignore[arg-type]
-            raise IdentityError(
-                f"ranks {first_rank} and {rank} differ in {'; '.join(map(str, differences))}",
-                remedy="start all ranks with the same model and settings",
-            )
-        if [(group.index, group.rule) for group in other.groups] != [(g.index, g.rule) for g in first.groups]:
-            raise IdentityError(
-                f"ranks {first_rank} and {rank} have different KV cache groups",
-                remedy="start all ranks with the same model and settings",
-            )
-    return first
+    def close(self) -> None:
+        """The engine ends."""
+        self._masks.close()
+        if self._parts is not None:
+            self._parts.cache.close()
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What became of cached blocks since the last call."""
+        if self._parts is None or self._parts.events is None:
+            return ()
+        return self._parts.events.take(self._masks.generation)
+
+    def note_gauges(self) -> None:
+        """Somebody is about to take what was measured."""
+        parts = self._parts
+        if parts is not None:
+            self._measures.set("kvoffload_pinned_blocks", parts.pins.count)
+            self._measures.set("kvoffload_leased_blocks", parts.restores.blocks)
+            self._measures.set("kvoffload_server_up", int(parts.cache.is_served))
+
+    def _is_known(self, tracked: TrackedRequest) -> bool:
+        """Whether its blocks still hold what their names say, as far as that may change while it runs."""
+        return self._masks.find(tracked.request, tracked.terms) == tracked.chain.mask
+
+    def _note_step(self, parts: SchedulerParts) -> None:
+        """A step has ended: with so many tokens they are a prompt's, and say what computing costs."""
+        if self._steps:
+            begun_s, tokens = self._steps.popleft()
+            if tokens >= MIN_PREFILL_TOKENS:
+                parts.judge.note_prefill(tokens, self._clock() - begun_s)
+
+    def _find_retired(self) -> tuple[int, ...]:
+        """Memories of former servers that no job uses any more."""
+        assert self._parts is not None
+        current = self._parts.cache.memory_id
+        if current != self._memory_id:
+            self._former |= {self._memory_id} - {0}
+            self._former -= {current}
+            self._memory_id = current
+        if not self._former:
+            return ()
+        retired = self._former - self._parts.saves.memories - self._parts.restores.memories
+        self._former -= retired
+        return tuple(retired)

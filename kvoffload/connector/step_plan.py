@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
@@ -13,49 +15,93 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.cache import GroupRule
+from kvoffload.protocol import Register
 
 
-class BlockMove(NamedTuple):
-    """One block of the engine and the slot of its record."""
+class Place(NamedTuple):
+    """A server's memory, and the session in it that an engine's leases and slots belong to."""
 
-    group: int
-    block: int
-    slot: int
+    memory_id: int
+    session: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class BlockMoves:
+    """Parallel arrays: blocks of the engine and the slots of their records. `groups` counts as `GroupFacts` do."""
+
+    groups: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+    addresses: npt.NDArray[np.uint64]
+    """In the memory of the job; all shards of a block lie there one behind the other."""
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class WantedDigests:
+    """What loaded records are checked against: each one's name, and the digest that it was saved with, by shard."""
+
+    hashes: bytes
+    digests: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
 class LoadJob:
     """Records to blocks. `request_id` is reported when every byte is there or the job has failed."""
 
     request_id: str
-    moves: tuple[BlockMove, ...]
-    is_doomed: bool = False
-    """The scheduler side could not plan it after it was reported: fail it, so that the request is recomputed."""
+    place: Place
+    moves: BlockMoves
+    wanted: WantedDigests | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SaveJob:
     """Blocks to records. The source blocks are pinned until every rank has reported `job`."""
 
     job: int
-    moves: tuple[BlockMove, ...]
+    place: Place
+    moves: BlockMoves
 
 
 @dataclass(frozen=True)
 class StepPlan(KVConnectorMetadata):
-    """One step's work for every worker. `drops` are slots that no earlier or later job reads."""
+    """One step's work for every worker."""
 
     loads: tuple[LoadJob, ...] = ()
     saves: tuple[SaveJob, ...] = ()
-    drops: tuple[int, ...] = ()
+    doomed: tuple[str, ...] = ()
+    """Requests whose hit was reported and could not be planned: they are reported as failed, and recomputed."""
+    retired: tuple[int, ...] = ()
+    """Memories that no job uses any more."""
+    register: Register | None = None
+    """How to join the engine's session, for workers that could not know it by themselves."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.loads or self.saves or self.doomed or self.retired or self.register)
+
+
+NOTHING_TO_DO = StepPlan()
 
 
 @dataclass(frozen=True)
 class WorkerReport(KVConnectorWorkerMetadata):
-    """Save jobs that ranks have ended since the last report: how many ranks did each, and which failed anywhere."""
+    """What ranks have to say since the last report."""
 
     saved: Mapping[int, int] = field(default_factory=dict)
+    """Save jobs that have ended: how many ranks did each."""
     failed: frozenset[int] = frozenset()
+    """Those of them that failed anywhere."""
+    digests: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
+    """By job and shard: two 64-bit halves of the digest sum of each record."""
+    places: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
+    """By rank, if it has changed: where it may copy."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.saved or self.places)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """The two ranks' reports as one. Neither is changed: vLLM may still hold them."""
@@ -63,7 +109,15 @@ class WorkerReport(KVConnectorWorkerMetadata):
         saved = dict(self.saved)
         for job, ranks in other.saved.items():
             saved[job] = saved.get(job, 0) + ranks
-        return WorkerReport(saved, self.failed | other.failed)
+        digests = {job: dict(shards) for job, shards in self.digests.items()}
+        for job, shards in other.digests.items():
+            digests.setdefault(job, {}).update(shards)
+        return WorkerReport(
+            saved,
+            self.failed | other.failed,
+            digests,
+            {**self.places, **other.places},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +137,13 @@ class GroupFacts:
 class WorkerFacts(KVConnectorHandshakeMetadata):
     """A rank's word at start-up. All ranks must agree in everything but their record bytes."""
 
+    rank: int
     fingerprint: bytes
     description: Mapping[str, object]
     """`Identity.describe()`: what a disagreement is explained with."""
     groups: tuple[GroupFacts, ...]
     num_blocks: int
+    cache_bytes: int
+    """Of the engine's own cache, on this rank."""
+    places: tuple[Place, ...] = ()
+    """Where it may copy already."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -13,6 +14,8 @@ from kvoffload.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -26,6 +29,58 @@ def hit_alignment(config: VllmConfig, cache: KVCacheConfig) -> int:
     """Tokens that every hit must be a multiple of."""
     known = getattr(cache, "cache_hit_alignment_tokens", None)
     return int(known or kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)[0])
+
+
+def retention_interval(config: VllmConfig) -> int | None:
+    """Tokens between the boundaries whose windows and states the engine retains; 0: only those that mean something to
+    it, None: all."""
+    interval = getattr(config.cache_config, "prefix_cache_retention_interval", 0)
+    return None if interval is None else int(interval)
+
+
+def wants_events(config: VllmConfig) -> bool:
+    """Whether the engine publishes what becomes of cached blocks."""
+    return bool(getattr(config.kv_events_config, "enable_kv_cache_events", False))
+
+
+def draft_tokens(config: VllmConfig) -> int:
+    """Tokens that speculative decoding adds to a step at most."""
+    speculation = getattr(config, "speculative_config", None)
+    return int(getattr(speculation, "num_speculative_tokens", None) or 0)
+
+
+def kv_replicas(cache: KVCacheConfig) -> int:
+    """Tensor ranks in a row that hold identical KV."""
+    return int(getattr(cache, "kv_tp_replicas", None) or 1)
+
+
+def next_free_blocks(pool: BlockPool, limit: int) -> list[KVCacheBlock]:
+    """The blocks that the engine takes next, in that order."""
+    queue = pool.free_block_queue
+    return list(islice(queue.iter_blocks_after(None), limit))
+
+
+def full_block_key(block: KVCacheBlock, block_sizes: Mapping[int, int]) -> tuple[int, bytes] | None:
+    """Group and hash of a block that is cached as a whole one; None for any other, and for groups without a size."""
+    key = block.block_hash
+    if key is None:
+        return None
+    group = kv_cache_utils.get_group_id(key)
+    size = block_sizes.get(group)
+    tokens = getattr(block, "block_hash_num_tokens", None)
+    if size is None or (tokens is not None and tokens % size):
+        return None
+    return group, bytes(kv_cache_utils.get_block_hash(key))
+
+
+def free_first(pool: BlockPool, blocks: Sequence[KVCacheBlock]) -> None:
+    """As `free_blocks`, but the engine takes them before all others, the first one first."""
+    freed = []
+    for block in blocks:
+        block.ref_cnt -= 1
+        if block.ref_cnt == 0 and not block.is_null:
+            freed.append(block)
+    pool.free_block_queue.prepend_n(freed)
 
 
 def cache_layout(cache: KVCacheConfig) -> str:

@@ -9,12 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvoffload.cache import GroupRule
-from kvoffload.cache.plain_records import PlainRecords, Record, check_digests
-from kvoffload.connector.step_plan import GroupFacts, LoadJob, SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.cache import GroupRule, SegmentMap
+from kvoffload.connector.agreement import SharingTerms, make_register
+from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.step_plan import (
+    BlockMoves,
+    GroupFacts,
+    LoadJob,
+    Place,
+    SaveJob,
+    StepPlan,
+    WorkerFacts,
+    WorkerReport,
+)
 from kvoffload.errors import NativeError, RegistrationError, StorageError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry, PageMap, Registration
+from kvoffload.native import finish_digests
+from kvoffload.protocol import Register
 from kvoffload.transfer import (
     CopyDirection,
     CopyEngine,
@@ -25,6 +37,7 @@ from kvoffload.transfer import (
     run_copy_self_test,
 )
 from kvoffload.transfer.copy_engine import CopyTicket, RunDigests
+from kvoffload.types import HASH_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +49,22 @@ DRAIN_TIMEOUT_S = 10.0
 """How long copies on their way may go on when the engine takes its memory back; the rest fails, by CLOSE_TIMEOUT_S."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerTerms:
+    """What one rank is given: from settings and from the engine's configuration."""
+
+    rank: int
+    sharing: SharingTerms
+    has_self_test: bool = True
+    copy_threads: int = 0
+
+
 @dataclass(frozen=True)
 class _Copy:
-    """A job that the copy engine has, and the records that it reads or writes, whose memory stays as long as this."""
+    """A job that the copy engine has, and the memory of its slots, which stays as long as this."""
 
     job: SaveJob | LoadJob
-    records: list[Record]
+    memory: SegmentMap
 
 
 @dataclass(frozen=True)
@@ -50,25 +73,36 @@ class _Ended:
 
     job: SaveJob | LoadJob
     fault: str
+    digests: bytes = b""
 
 
 class WorkerSide:
     """Owned by the worker's thread; the copy engine has threads of its own. Holds engine memory while registered."""
 
-    def __init__(self, *, self_test: bool, verify_always: bool, copy_threads: int = 0) -> None:
-        self._has_self_test = self_test
-        self._has_digests = verify_always
-        self._copy_threads = copy_threads
+    def __init__(self, terms: WorkerTerms, open_cache: Callable[[Register], CopyPlaces]) -> None:
+        self._terms = terms
+        self._open_cache = open_cache
         self._registration = Registration()
-        self._records = PlainRecords()
+        self._cache: CopyPlaces | None = None
+        self._fingerprint = b""
+        """The engine's: what digests are made with."""
+        self._identity = b""
+        """This rank's. A cache that is registered anew has the same, or former records would not fit."""
+        self._told: tuple[Place, ...] = ()
         self._engine: CopyEngine | None = None
+        self._known: dict[int, SegmentMap] = {}
+        """Memories that the copy engine has been told of: it may use them until it is closed."""
         self._copies: dict[CopyTicket, _Copy] = {}
         self._ended: list[_Ended] = []
+        self._doomed: list[str] = []
         self._unended: list[tuple[CopyEngine, list[_Copy]]] = []
         self._faults = 0
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
         self._group_numbers = np.zeros(0, np.int64)
+        self._record_bytes: list[int] = []
+        self._slot_bytes: list[int] = []
+        """By group, of each shard's part of a slot. More than a record where another rank's is larger."""
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -102,16 +136,41 @@ class WorkerSide:
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
         self._group_numbers = np.array(stored, np.int64)
+        groups = tuple(_group_facts(geometry, index) for index in stored)
+        self._record_bytes = [group.record_bytes for group in groups]
+        fingerprint = identity.fingerprint()
+        try:
+            if self._identity not in (b"", fingerprint):
+                raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
+            if self._terms.sharing.pipeline_ranks == 1:
+                self.join(make_register(fingerprint, groups, self._terms.sharing, rank=self._terms.rank))
+        except BaseException:
+            self.unregister()
+            raise
+        self._identity = fingerprint
         self._facts = WorkerFacts(
-            fingerprint=identity.fingerprint(),
+            rank=self._terms.rank,
+            fingerprint=fingerprint,
             description=identity.describe(),
-            groups=tuple(_group_facts(geometry, index) for index in stored),
+            groups=groups,
             num_blocks=geometry.num_blocks,
+            cache_bytes=sum(allocation.size_bytes for allocation in geometry.allocations),
+            places=self._find_places(),
         )
+        self._told = self._facts.places
+
+    def join(self, register: Register) -> None:
+        """The engine's session, whose memory blocks are copied to and from; once."""
+        if self._cache is None:
+            self._cache = self._open_cache(register)
+            self._fingerprint = register.fingerprint
+            self._slot_bytes = [group.record_bytes for group in register.groups]
 
     def submit(self, plan: StepPlan) -> None:
-        """After the step's forward was launched. What is loaded has been reported as saved before."""
-        self._records.drop(plan.drops)
+        """After the step's forward was launched."""
+        if plan.register is not None:
+            self.join(plan.register)
+        self._doomed += plan.doomed
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
         for job in jobs:
             try:
@@ -119,18 +178,22 @@ class WorkerSide:
             except Exception as fault:  # noqa: BLE001  (a job that is never reported lets its request wait for ever)
                 # Its words only: its frames hold views of engine memory, which may be about to be freed.
                 self._ended.append(_Ended(job, str(fault) or type(fault).__name__))
+        for memory_id in plan.retired:
+            if self._cache is not None:
+                self._cache.retire(memory_id)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
-        """(loads that ended, those of them that failed, saves that ended) since the last call."""
+        """(loads that ended, those of them that failed, what else there is to say) since the last call."""
         if self._engine is not None:
             self._collect(self._engine)
-            if is_idle and self._copies and not self._ended:
+            if is_idle and self._copies and not self._ended and not self._doomed:
                 self._engine.fence(IDLE_WAIT_S)
                 self._collect(self._engine)
-        finished: set[str] = set()
-        failed: set[str] = set()
+        finished, failed = set(self._doomed), set(self._doomed)
+        self._doomed.clear()
         saved: dict[int, int] = {}
         failed_saves: set[int] = set()
+        digests: dict[int, dict[int, bytes]] = {}
         ended, self._ended = self._ended, []
         for one in ended:
             if one.fault:
@@ -143,10 +206,12 @@ class WorkerSide:
                 saved[one.job.job] = 1
                 if one.fault:
                     failed_saves.add(one.job.job)
-        return finished, failed, WorkerReport(saved, frozenset(failed_saves))
+                elif one.digests:
+                    digests[one.job.job] = {self._terms.sharing.shard_of(self._terms.rank): one.digests}
+        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news())
 
     def unregister(self) -> None:
-        """Lets copies on their way end, within a bound, then lets go of every tensor. Records stay."""
+        """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
         engine, self._engine, self._facts = self._engine, None, None
         if engine is not None:
             engine.fence(DRAIN_TIMEOUT_S)
@@ -160,16 +225,19 @@ class WorkerSide:
         if engine is not None:
             self._collect(engine)
             self._give_up(engine)
+        self._known.clear()
 
     def close(self) -> None:
         """The worker ends."""
         self.unregister()
-        self._records.clear()
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            cache.close()
 
     def _open(self, page_map: PageMap, memory: Mapping[str, torch.Tensor], device: torch.device) -> CopyEngine:
         """Tested, if that is wanted: before the engine's first request every block is free."""
-        engine = open_engine(page_map, memory, host_threads=self._copy_threads)
-        if self._has_self_test:
+        engine = open_engine(page_map, memory, host_threads=self._terms.copy_threads)
+        if self._terms.has_self_test:
             stored = [group for group, pages in enumerate(page_map.groups) if pages.record_bytes]
             try:
                 run_copy_self_test(
@@ -177,7 +245,7 @@ class WorkerSide:
                     page_map,
                     memory,
                     free_blocks=dict.fromkeys(stored, page_map.num_blocks - 1),
-                    has_digests=self._has_digests,
+                    has_digests=True,
                     after=compute_stream(device),
                 )
             except BaseException:
@@ -189,44 +257,111 @@ class WorkerSide:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""
         if self._engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
-        if isinstance(job, LoadJob) and job.is_doomed:
-            raise StorageError(f"request {job.request_id} could not be planned", remedy="")
-        moves = np.array(job.moves, np.int64).reshape(-1, 3)
-        group, block = self._group_numbers[moves[:, 0]], moves[:, 1]
-        slots = moves[:, 2].tolist()
-        sizes = [self._registration.page_map.groups[number].record_bytes for number in group.tolist()]
-        if isinstance(job, SaveJob):
-            direction, records = CopyDirection.SAVE, self._records.reserve(slots, sizes)
-        else:
-            direction, records = CopyDirection.LOAD, self._records.acquire(slots, sizes)
-        slot = np.array([record.address for record in records], np.uint64)
-        items = CopyItems(group=group, block=block, slot=slot)
-        ticket = self._engine.submit(
-            direction, items, has_digests=self._has_digests, after=compute_stream(self._device)
+        sharing = self._terms.sharing
+        if isinstance(job, SaveJob) and not sharing.is_writer(self._terms.rank):
+            self._ended.append(_Ended(job, ""))
+            return
+        if self._cache is None or not self._cache.may_copy(job.place):
+            raise StorageError("the memory of its slots is not mapped here", remedy="")
+        memory = self._find_memory(job.place.memory_id)
+        items = CopyItems(
+            group=self._group_numbers[job.moves.groups],
+            block=job.moves.blocks,
+            slot=self._find_slots(memory, job.moves),
         )
-        self._copies[ticket] = _Copy(job, records)
+        if isinstance(job, SaveJob):
+            direction, has_digests = CopyDirection.SAVE, True
+            self._clear_tails(memory, job.moves)
+        else:
+            direction, has_digests = CopyDirection.LOAD, job.wanted is not None
+        ticket = self._engine.submit(
+            direction,
+            items,
+            has_digests=has_digests,
+            after=compute_stream(self._device),
+        )
+        self._copies[ticket] = _Copy(job, memory)
+
+    def _find_memory(self, memory_id: int) -> SegmentMap:
+        assert self._cache is not None
+        memory = self._cache.memory(memory_id)
+        if memory_id not in self._known and self._device.type == "cuda":
+            for address, size_bytes in memory.ranges():
+                self._engine.add_host_range(address, size_bytes)  # type: ignore[union-attr]
+            self._known[memory_id] = memory
+        return memory
+
+    def _find_slots(self, memory: SegmentMap, moves: BlockMoves) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        """Where this rank's part of each record lies in this process."""
+        shard = self._terms.sharing.shard_of(self._terms.rank)
+        slots = np.empty(len(moves), np.uint64)
+        for group, slot_bytes in enumerate(self._slot_bytes):
+            mine = moves.groups == group
+            if mine.any():
+                slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(shard * slot_bytes), slot_bytes)
+        return slots
+
+    def _clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
+        """What this rank's records leave of their slots is part of their digests, as zeros."""
+        shard = self._terms.sharing.shard_of(self._terms.rank)
+        for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self._slot_bytes, strict=True)):
+            if record_bytes < slot_bytes:
+                for address in moves.addresses[moves.groups == group].tolist():
+                    memory.view(address + shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
 
     def _collect(self, engine: CopyEngine) -> None:
         for finished in engine.poll():
             copy = self._copies.pop(finished.ticket)
-            self._ended.append(_Ended(copy.job, self._settle(copy, finished)))
+            self._ended.append(self._settle(copy, finished))
 
-    def _settle(self, copy: _Copy, finished: FinishedCopy) -> str:
-        """What a copy that has ended leaves behind; its fault."""
-        if finished.fault:
-            return finished.fault
-        digests = _as_numbers(finished.digests)
-        if isinstance(copy.job, SaveJob):
-            self._records.commit(copy.records, digests)
-        elif digests is not None:
-            try:
-                check_digests(copy.records, digests)
-            except StorageError as fault:
-                return str(fault)
+    def _settle(self, copy: _Copy, finished: FinishedCopy) -> _Ended:
+        """What is to be said of a copy that has ended."""
+        job, fault = copy.job, finished.fault
+        if isinstance(job, SaveJob):
+            digests = b"" if finished.digests is None else finished.digests.tobytes()
+            return _Ended(job, fault, digests)
+        if not fault and finished.digests is not None:
+            fault = self._compare(job, finished.digests)
+        return _Ended(job, fault)
+
+    def _compare(self, job: LoadJob, totals: RunDigests) -> str:
+        """The first loaded record whose bytes are not those that were saved."""
+        assert job.wanted is not None
+        shard = self._terms.sharing.shard_of(self._terms.rank)
+        names = np.frombuffer(job.wanted.hashes, np.uint8).reshape(-1, HASH_BYTES)
+        wanted = job.wanted.digests[shard]
+        for group, slot_bytes in enumerate(self._slot_bytes):
+            mine = np.flatnonzero(job.moves.groups == group)
+            if not len(mine):
+                continue
+            found = finish_digests(
+                totals[mine].tobytes(),
+                slot_bytes,
+                fingerprint=self._fingerprint,
+                block_hashes=names[mine].tobytes(),
+                group=group,
+                shard=shard,
+            )
+            # 0: nobody has made a digest of this record yet.
+            bad = (np.frombuffer(found, np.uint64) != wanted[mine]) & (wanted[mine] != 0)
+            if bad.any():
+                block = int(job.moves.blocks[mine[bad.argmax()]])
+                return f"a record of group {group} is not what was saved (loaded into block {block})"
         return ""
 
+    def _find_places(self) -> tuple[Place, ...]:
+        return () if self._cache is None else tuple(Place(*place) for place in self._cache.places())
+
+    def _find_news(self) -> dict[int, tuple[Place, ...]]:
+        """Where this rank may copy, if that has changed since it was told."""
+        places = self._find_places()
+        if places == self._told:
+            return {}
+        self._told = places
+        return {self._terms.rank: places}
+
     def _give_up(self, engine: CopyEngine) -> None:
-        """Of a closed engine: what it has not ended never will be, and may still touch the memory of its records."""
+        """Of a closed engine: what it has not ended never will be, and may still touch the memory of its slots."""
         if self._copies:
             self._unended.append((engine, list(self._copies.values())))
             self._ended += [_Ended(copy.job, "the copy did not end in time") for copy in self._copies.values()]
@@ -237,10 +372,6 @@ class WorkerSide:
         if self._faults <= MAX_FAULT_LINES:
             last = ", no further ones are logged" if self._faults == MAX_FAULT_LINES else ""
             logger.warning("%s failed: %s%s", _show(ended.job), ended.fault, last)
-
-
-def _as_numbers(digests: RunDigests | None) -> list[int] | None:
-    return None if digests is None else [low | high << 64 for low, high in digests.tolist()]
 
 
 def _group_facts(geometry: KVGeometry, index: int) -> GroupFacts:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm.connector_probe import prepare
 from tests.vllm.engine import EnginePool, prepare_environment
 from tests.vllm.plugin_log import configure_logging
 
@@ -36,6 +37,6 @@ def connector_log(plugin_log: Path) -> Path:
 @pytest.fixture(scope="session")
 def engines(plugin_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
     """`engines.acquire(model, ...)` starts an engine or shares a running one; all end with the session."""
-    pool = EnginePool(tmp_path_factory.mktemp("tiny_models"))
+    pool = EnginePool(tmp_path_factory.mktemp("tiny_models"), prepare=prepare)
     yield pool
     pool.close()

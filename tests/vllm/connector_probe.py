@@ -5,23 +5,27 @@ Functions that take a `worker` run there (`Engine.ask_workers`); those that take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvoffload.native import digest_run, sha256
+from kvoffload.native import sha256
+from tests.vllm import pool_probe
 from tests.vllm.engine import Engine, Json
+from tests.vllm.pool_probe import Entry
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvoffload.connector.facade import KVOffloadConnector
+    from kvoffload.connector.scheduler_side import SchedulerSide
     from kvoffload.connector.step_plan import LoadJob
     from kvoffload.connector.worker_side import WorkerSide
 
-T = TypeVar("T")
+# A server that has to wait for its turn on a busy machine must not decide what a test finds.
+PATIENCE = {"acquire_deadline": "20s"}
 
 
 def transfer(**overrides: object) -> dict[str, object]:
@@ -30,12 +34,14 @@ def transfer(**overrides: object) -> dict[str, object]:
     return {
         "kv_connector": "KVOffloadConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"memory": "1GiB", **overrides},
+        "kv_connector_extra_config": {"memory": "512MiB", **PATIENCE, **overrides},
         **({"kv_load_failure_policy": policy} if policy else {}),
     }
 
 
-TWO_RANKS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 700}
+INSPECTED = {"scheduler_cls": "tests.vllm.inspected_scheduler.InspectedScheduler"}
+"""For an engine with its own processes that a test looks into."""
+TWO_RANKS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 700, **INSPECTED}
 """For the GDN model with its own processes: the tests that need two ranks share one engine, it takes long to start."""
 
 
@@ -49,13 +55,23 @@ def scheduler_connector(engine: Engine) -> KVOffloadConnector:
     return connector  # type: ignore[return-value]
 
 
-def ask_scheduler(engine: Engine, function: Callable[..., T], *args: object) -> T:
-    """`function(connector, *args)` with the scheduler side of an engine in this process.
+def prepare(engine: Engine) -> None:
+    """To be called when an engine has started: what it publishes is known from then on, and arrives in a drain."""
+    config = engine.llm.llm_engine.vllm_config
+    if config.kv_transfer_config is None:
+        return
+    if not engine.has_own_processes:
+        pool_probe.follow(_side(engine))
+        engine.settle = lambda: pool_probe.settle(_side(engine))
+    elif config.scheduler_config.scheduler_cls is not None:
+        engine.settle = lambda: ask_core(engine, "settle_pool")
 
-    No call of a test reaches the scheduler of an engine with its own processes; what went wrong there is in the
-    connector log (`plugin_log.read_connector_log`), and a pin that is left makes `Engine.reset_local` fail.
-    """
-    return function(scheduler_connector(engine), *args)
+
+def ask_core(engine: Engine, method: str, *args: object) -> Any:
+    """A method of the engine's core, which may run in another process."""
+    if engine.has_own_processes:
+        return engine.llm.llm_engine.engine_core.call_utility(method, *args)  # type: ignore[attr-defined]
+    return getattr(engine.core, method)(*args)
 
 
 def drain(engine: Engine) -> None:
@@ -65,24 +81,26 @@ def drain(engine: Engine) -> None:
         assert not scheduler_connector(engine).has_pending_push_work()
 
 
-def clear(engine: Engine) -> None:
-    """Forgets every record, as a change of weights does, and every prefix of the engine's own."""
-    engine.forget()
+def pool_stats(engine: Engine) -> dict[str, int]:
+    """Counts of the server's pool, of all that ever was in it. For an engine in this process, as what follows."""
+    return pool_probe.count_pool(_side(engine))
 
 
-def index_stats(engine: Engine) -> dict[str, int]:
-    """The fields of IndexStats."""
-    return ask_scheduler(engine, _index_stats)
+def held(engine: Engine) -> dict[str, int]:
+    """What the scheduler side keeps of requests, transfers and blocks."""
+    return pool_probe.count_held(_side(engine))
 
 
 def pins(engine: Engine) -> int:
     """Source blocks that are pinned now."""
-    return ask_scheduler(engine, lambda connector: connector._scheduler._saves._pins.count)
+    return held(engine)["pins"]
 
 
-def pending(engine: Engine) -> dict[str, int]:
-    """Transfers that some rank has not reported, and what the admission guard still reserves."""
-    return ask_scheduler(engine, _pending)
+def leased_blocks(engine: Engine) -> int:
+    """Records that loads on their way read."""
+    parts: Any = _side(engine)._parts
+    found = [load.found for load in parts.restores._loads.values() if load.found is not None]
+    return sum(len(group.addresses) for one in found for group in one.groups)
 
 
 def faults(engine: Engine) -> dict[str, int]:
@@ -97,16 +115,23 @@ def faults(engine: Engine) -> dict[str, int]:
     return total
 
 
-def entries(engine: Engine) -> list[tuple[int, str, int]]:
-    """(group, block hash, slot) of every readable entry, oldest slot first."""
-    return ask_scheduler(engine, _entries)
+def entries(engine: Engine) -> list[Entry]:
+    """All blocks that a request can find now, in the order of their saves. An engine with its own processes has to be
+    INSPECTED."""
+    if engine.has_own_processes:
+        return [Entry(*entry) for entry in ask_core(engine, "list_entries")]
+    return pool_probe.follow(_side(engine)).entries()
+
+
+def names(engine: Engine) -> set[tuple[int, str]]:
+    """(group, name) of the same, without anybody having checked their bytes. For an engine in this process."""
+    return {(group, name.hex()) for group, name in pool_probe.follow(_side(engine)).names()}
 
 
 @contextmanager
 def watch_loads(engine: Engine) -> Iterator[list[int]]:
     """Collects how many tokens each load that is planned meanwhile brings. For an engine in this process."""
-    side = scheduler_connector(engine)._scheduler
-    assert side is not None
+    side = _side(engine)
     seen: list[int] = []
     plan_load = side.plan_load
 
@@ -124,17 +149,16 @@ def watch_loads(engine: Engine) -> Iterator[list[int]]:
 @contextmanager
 def watch_load_jobs(engine: Engine) -> Iterator[list[LoadJob]]:
     """Collects the jobs of loads that are planned meanwhile: which record goes to which block."""
-    side = scheduler_connector(engine)._scheduler
-    assert side is not None
-    restores = side._restores
-    assert restores is not None
+    parts = _side(engine)._parts
+    assert parts is not None
+    restores = parts.restores
     seen: list[LoadJob] = []
     take_jobs = restores.take_jobs
 
-    def watched() -> tuple[LoadJob, ...]:
-        jobs = take_jobs()
+    def watched() -> tuple[tuple[LoadJob, ...], tuple[str, ...]]:
+        jobs, doomed = take_jobs()
         seen.extend(jobs)
-        return jobs
+        return jobs, doomed
 
     restores.take_jobs = watched  # type: ignore[method-assign]
     try:
@@ -143,27 +167,10 @@ def watch_load_jobs(engine: Engine) -> Iterator[list[LoadJob]]:
         del restores.take_jobs  # type: ignore[method-assign]
 
 
-def _index_stats(connector: KVOffloadConnector) -> dict[str, int]:
-    assert connector._scheduler is not None
-    assert connector._scheduler.index is not None
-    stats = connector._scheduler.index.stats
-    return {name: getattr(stats, name) for name in stats.__dataclass_fields__}
-
-
-def _pending(connector: KVOffloadConnector) -> dict[str, int]:
-    side = connector._scheduler
+def _side(engine: Engine) -> SchedulerSide:
+    side = scheduler_connector(engine)._scheduler
     assert side is not None
-    assert side._saves is not None
-    assert side._restores is not None
-    reserved = sum(side._restores._admission._rest.values())
-    return {"saves": side._saves.pending, "loads": side._restores.pending, "reserved_blocks": reserved}
-
-
-def _entries(connector: KVOffloadConnector) -> list[tuple[int, str, int]]:
-    index = connector._scheduler.index if connector._scheduler is not None else None
-    assert index is not None
-    readable = (entry for key, entry in index._by_key.items() if index.lookup(key))
-    return [(entry.key.group, entry.key.block_hash.hex(), entry.slot) for entry in readable]
+    return side
 
 
 # ---- workers ----
@@ -206,10 +213,18 @@ def record_bytes(_worker: Any) -> Json:
     return [group.record_bytes for group in facts.groups]
 
 
-def record_digests(_worker: Any) -> Json:
-    """SHA-256 of each record's bytes, by slot."""
-    records = worker_side()._records._records
-    return {str(slot): sha256(record.memory.data).hex() for slot, record in records.items()}
+def record(group: int, address: int) -> npt.NDArray[np.uint8]:
+    """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
+    side: Any = worker_side()
+    shard = side._terms.sharing.shard_of(side._terms.rank)
+    memory = side._cache.memory(side._cache.memory_id)
+    view: npt.NDArray[np.uint8] = memory.view(address + shard * side._slot_bytes[group], side._record_bytes[group])
+    return view
+
+
+def record_digests(_worker: Any, records: Sequence[tuple[int, int]]) -> Json:
+    """SHA-256 of these records' bytes, each given as (group, address)."""
+    return [sha256(record(group, address).data).hex() for group, address in records]
 
 
 def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
@@ -225,69 +240,46 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     return [sha256(row.numpy().data).hex() for row in rows]
 
 
-def zero_slots(worker: Any, slots: Sequence[int], rank: int | None = None) -> Json:
-    """Overwrites records with zeros, unnoticed by digests, in one rank or all. How many bytes that changed."""
+def zero_record(worker: Any, group: int, address: int, rank: int | None = None) -> Json:
+    """Overwrites a record with zeros, in one rank or all. How many bytes that changed."""
     if rank not in (None, worker.rank):
         return 0
-    changed = 0
-    for slot in slots:
-        memory = worker_side()._records._records[slot].memory
-        _originals[slot] = memory.copy()
-        changed += int(np.count_nonzero(memory))
-        _overwrite(slot, np.zeros_like(memory))
+    content = record(group, address)
+    _originals[group, address] = content.copy()
+    changed = int(np.count_nonzero(content))
+    content[:] = 0
     return changed
 
 
 def _put_back(_worker: Any) -> Json:
     while _originals:
-        _overwrite(*_originals.popitem())
+        (group, address), content = _originals.popitem()
+        record(group, address)[:] = content
     return True
 
 
-def _overwrite(slot: int, content: npt.NDArray[np.uint8]) -> None:
-    record = worker_side()._records._records[slot]
-    record.memory[:] = content
-    if record.digest is not None:
-        record.digest = digest_run(content.data)
-
-
-# In a worker: what zero_slots has overwritten.
-_originals: dict[int, npt.NDArray[np.uint8]] = {}
+# In a worker: what zero_record has overwritten.
+_originals: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
 
 
 @contextmanager
-def zeroed(engine: Engine, slots: Sequence[int], *, rank: int | None = None) -> Iterator[None]:
-    """Within it, these records are zeros in that rank (None: in all); afterwards they are what they were."""
-    changed = sum(engine.ask_workers(zero_slots, slots, rank))
-    assert changed > 0, "the records were zeros already"
+def zeroed(engine: Engine, entry: Entry, *, rank: int | None = None) -> Iterator[None]:
+    """Within it, this record is zeros in that rank (None: in all); afterwards it is what it was.
+
+    Nobody notices: digests are checked where the engine has `verify` set to "always".
+    """
+    changed = sum(engine.ask_workers(zero_record, entry.group, entry.address, rank))
+    assert changed > 0, "the record was zeros already"
     try:
         yield
     finally:
         engine.ask_workers(_put_back)
 
 
-def flip_byte(_worker: Any, slot: int, position: int) -> Json:
-    """Inverts one byte of a record, as a fault of the memory would: its digest stays what it was."""
-    worker_side()._records._records[slot].memory[position] ^= 255
+def flip_bit(_worker: Any, group: int, address: int, position: int) -> Json:
+    """Inverts one bit of a record, as a fault of the memory would: its digest stays what it was."""
+    record(group, address)[position] ^= 1
     return True
-
-
-def flip_bit(_worker: Any, slot: int, position: int) -> Json:
-    """The same with one bit."""
-    worker_side()._records._records[slot].memory[position] ^= 1
-    return True
-
-
-def zero_group(engine: Engine, group: int) -> int:
-    """Overwrites all kept records of one group with zeros, in every rank. How many bytes that changed."""
-    slots = [slot for index, _, slot in entries(engine) if index == group]
-    return sum(engine.ask_workers(zero_slots, slots))
-
-
-def restored_digests(engine: Engine) -> Mapping[tuple[int, str], list[str]]:
-    """(group, block hash) -> its record's digest in each rank, for every readable entry."""
-    ranks = engine.ask_workers(record_digests)
-    return {(group, name): [rank[str(slot)] for rank in ranks] for group, name, slot in entries(engine)}
 
 
 def _worker_faults(_worker: Any) -> Json:

@@ -85,13 +85,22 @@ class Engine:
         self.model = model
         self.llm = llm
         self.has_own_processes = has_own_processes
+        self.settle: Callable[[], None] = lambda: None
+        """Waits until what the connector has told to others has arrived."""
 
-    def generate(self, prompt: list[int], *, max_tokens: int = 8, logprobs: int | None = None) -> RequestOutput:
-        """Greedy, exactly `max_tokens` tokens."""
+    def generate(
+        self, prompt: list[int], *, max_tokens: int = 8, logprobs: int | None = None, **wishes: Json
+    ) -> RequestOutput:
+        """Greedy, exactly `max_tokens` tokens. `wishes` are the request's kv_transfer_params."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
-            temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs, detokenize=False
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            logprobs=logprobs,
+            detokenize=False,
+            extra_args={"kv_transfer_params": wishes} if wishes else None,
         )
         return self.llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
 
@@ -114,7 +123,7 @@ class Engine:
         return self.llm.llm_engine.engine_core.engine_core
 
     def drain(self) -> None:
-        """Lets an engine without requests step until it has nothing more to do, its connector neither.
+        """Lets an engine without requests step until it has nothing more to do, its connector neither, and settles.
 
         With processes of its own it steps by itself, and tells when it has come to rest. In this process nobody steps
         it but the caller.
@@ -123,9 +132,11 @@ class Engine:
         if self.has_own_processes:
             client.call_utility("pause_scheduler", "wait", False)  # answered when idle
             client.call_utility("resume_scheduler")
+            self.settle()
             return
         for _ in range(MAX_DRAIN_STEPS):
             if not self.core.scheduler.has_requests():
+                self.settle()
                 return
             self.llm.llm_engine.step()
         raise RuntimeError(f"{self.model.name}: still busy after {MAX_DRAIN_STEPS} steps without a request")
@@ -184,9 +195,13 @@ class EnginePool:
     Only one may run inside this process, because vLLM keeps its connector and its process groups in globals.
     """
 
-    def __init__(self, root: Path, *, max_engines: int = 3) -> None:
+    def __init__(
+        self, root: Path, *, max_engines: int = 3, prepare: Callable[[Engine], None] = lambda engine: None
+    ) -> None:
+        """`prepare` is called with each engine that has started."""
         self._root = root
         self._max_engines = max_engines
+        self._prepare = prepare
         self._engines: OrderedDict[EngineKey, Engine] = OrderedDict()
 
     def acquire(self, model: TinyModel, *, has_own_processes: bool = False, **arguments: object) -> Engine:
@@ -198,6 +213,7 @@ class EnginePool:
             self._make_room(has_own_processes=has_own_processes)
             folder = self.model_folder(model)
             self._engines[key] = start_engine(model, folder, has_own_processes=has_own_processes, **arguments)
+            self._prepare(self._engines[key])
         engine = self._engines[key]
         engine.forget()
         return engine

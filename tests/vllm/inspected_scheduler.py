@@ -1,6 +1,6 @@
 """vLLM's scheduler, with a way to ask it from another process. An engine takes it by name (`scheduler_cls`).
 
-vLLM answers a front-end's utility call with any method of its core, so the core gets two more when this scheduler is
+vLLM answers a front-end's utility call with any method of its core, so the core gets a few more when this scheduler is
 made. Only the process of the core imports this module.
 """
 
@@ -8,21 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
+from tests.vllm import pool_probe
 
-class InspectedScheduler(Scheduler):
-    """Counts its preemptions and loads, tells what is held, and can be given a smaller cache than settings allow."""
+
+class InspectedScheduler(AsyncScheduler):
+    """Counts its preemptions and loads, tells what is held, and can be given a smaller pool than settings allow."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._preemptions = 0
         self._loads = 0
         self._doomed = 0
+        self._squatter: pool_probe.Squatter | None = None
         EngineCore.inspect_scheduler = lambda core: core.scheduler.inspect()  # type: ignore[attr-defined]
-        EngineCore.limit_records = lambda core, size: core.scheduler.limit_records(size)  # type: ignore[attr-defined]
+        EngineCore.list_entries = lambda core: core.scheduler.list_entries()  # type: ignore[attr-defined]
+        EngineCore.settle_pool = lambda core: core.scheduler.settle_pool()  # type: ignore[attr-defined]
+        EngineCore.limit_pool = lambda core, size: core.scheduler.limit_pool(size)  # type: ignore[attr-defined]
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        pool_probe.follow(self._side)
+        return super().schedule(*args, **kwargs)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._preemptions += 1
@@ -30,8 +39,8 @@ class InspectedScheduler(Scheduler):
 
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: Any) -> Any:
         plan = super()._build_kv_connector_meta(connector, scheduler_output)
-        self._loads += sum(not load.is_doomed for load in plan.loads)
-        self._doomed += sum(load.is_doomed for load in plan.loads)
+        self._loads += len(plan.loads)
+        self._doomed += len(plan.doomed)
         return plan
 
     @property
@@ -39,28 +48,31 @@ class InspectedScheduler(Scheduler):
         return self.connector._scheduler  # type: ignore[union-attr]
 
     def inspect(self) -> dict[str, int]:
-        """Counts, of the scheduler and of its connector's side."""
-        pool = self.kv_cache_manager.block_pool
-        side, stats = self._side, self._side.index.stats
+        """Counts, of the scheduler, of its connector's side and of the pool."""
+        blocks = self.kv_cache_manager.block_pool
         return {
+            **pool_probe.count_pool(self._side),
+            **pool_probe.count_held(self._side),
             "preemptions": self._preemptions,
             "planned_loads": self._loads,
             "doomed_loads": self._doomed,
-            "blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
-            "requests": len(self.requests) + len(side._requests),
-            "remembered": len(side._restores._answers) + len(side._restores._failed) + len(side._saves._next),
-            "pins": side._saves._pins.count,
-            "saves": side._saves.pending,
-            "loads": side._restores.pending,
-            "admission": sum(side._restores._admission._rest.values()),
-            "leased": stats.leased_entries,
-            "reserved": stats.reserved_entries,
-            "readable": stats.entries,
-            "evicted": stats.evicted,
+            "blocks": blocks.num_gpu_blocks - 1 - blocks.get_num_free_blocks(),
+            "engine_requests": len(self.requests),
             "faults": sum(self.connector.faults.values()),  # type: ignore[union-attr]
         }
 
-    def limit_records(self, size_bytes: int) -> int:
-        """From now on the records may take that much. How much it was before."""
-        before, self._side.index._capacity_bytes = self._side.index._capacity_bytes, size_bytes
-        return before
+    def list_entries(self) -> list[pool_probe.Entry]:
+        """See `PublishLog.entries`."""
+        return pool_probe.follow(self._side).entries()
+
+    def settle_pool(self) -> None:
+        """Until the server has had all that it was told."""
+        pool_probe.settle(self._side)
+
+    def limit_pool(self, size_bytes: int) -> None:
+        """From now on what is readable may take that much; 0: as much as there is."""
+        if self._squatter is not None:
+            self._squatter.close()
+            self._squatter = None
+        if size_bytes:
+            self._squatter = pool_probe.Squatter(self._side, leaves_bytes=size_bytes)

@@ -16,6 +16,7 @@ from tests.vllm.workload import (
     Run,
     all_blocks,
     assert_nothing_is_held,
+    connector_side,
     decided_tokens,
     free_blocks,
     held_copies,
@@ -27,6 +28,8 @@ from tests.vllm.workload import (
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
+    from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan
+
 pytestmark = pytest.mark.vllm
 
 PROMPT = make_prompt(1, 700)
@@ -37,14 +40,32 @@ OTHER_PROMPT = make_prompt(2, 700)
 Damage = Callable[[Engine, pytest.MonkeyPatch], None]
 
 
-def lose_records(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes are gone, and the index does not know."""
-    probe.worker_side()._records.clear()
+def change_bytes_on_the_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the server has checked and leased them, before they are copied."""
+    side = probe.worker_side()
+    submit = side.submit
+
+    def damaging_submit(plan: StepPlan) -> None:
+        for job in plan.loads:
+            for group, address in zip(job.moves.groups.tolist(), job.moves.addresses.tolist(), strict=True):
+                probe.flip_bit(None, group, address, 1000)
+        submit(plan)
+
+    monkeypatch.setattr(side, "submit", damaging_submit)
 
 
-def change_a_byte(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _, _, slot in probe.entries(engine):
-        probe.flip_byte(None, slot, 1000)
+def lose_the_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker may not copy from where the scheduler's lease is; what is saved afterwards is elsewhere."""
+    side = probe.worker_side()
+    begin = side._begin
+
+    def begin_without_memory(job: SaveJob | LoadJob) -> None:
+        with monkeypatch.context() as patches:
+            if hasattr(job, "request_id"):
+                patches.setattr(side._cache, "may_copy", lambda held: False)
+            begin(job)
+
+    monkeypatch.setattr(side, "_begin", begin_without_memory)
 
 
 def break_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,11 +75,67 @@ def break_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side, "_engine", FailingEngine(side._engine, CopyDirection.LOAD))
 
 
-DAMAGES = pytest.mark.parametrize("damage", [lose_records, change_a_byte, break_copies])
+def break_saves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a save is done when the device fails."""
+    side = probe.worker_side()
+    assert side._engine is not None
+    monkeypatch.setattr(side, "_engine", FailingEngine(side._engine, CopyDirection.SAVE))
+
+
+def never_begin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe.worker_side(), "_find_memory", _raise)
+
+
+def invalidate_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is forgotten is not found in the same step: else it counts as saved, and is missed later."""
+    client = connector_side(engine)._parts.cache
+    invalidate = client.invalidate
+
+    def settled_invalidate(group: int, hashes: bytes) -> None:
+        invalidate(group, hashes)
+        engine.settle()
+
+    monkeypatch.setattr(client, "invalidate", settled_invalidate)
+
+
+DAMAGES = pytest.mark.parametrize("damage", [change_bytes_on_the_way, lose_the_memory, break_copies])
 
 
 def acquire(engines: EnginePool, *, policy: str | None = "recompute") -> Engine:
     return engines.acquire(SLIDING, kv_transfer_config=probe.transfer(verify="always", policy=policy))
+
+
+@pytest.mark.parametrize("which", ["all", "one_window"])
+def test_records_that_were_damaged_are_missed_and_no_request_fails(engines: EnginePool, which: str) -> None:
+    """The engine's default policy ends requests whose load failed: so what is damaged must not be reported as a hit."""
+    engine = acquire(engines, policy=None)
+    cold = _save(engine, PROMPT)
+    prompts = {f"tail{i}": PROMPT[:RESTORABLE] + make_prompt(10 + i, 50) for i in range(5)}
+    undisturbed = {name: _save(engine, prompt) for name, prompt in prompts.items()}
+    entries = probe.entries(engine)
+    bad = entries if which == "all" else [entry for entry in entries if entry.group == 0][:1]
+    before = probe.pool_stats(engine)["mismatches"]
+    for entry in bad:
+        probe.flip_bit(None, entry.group, entry.address, 1000)
+    with probe.watch_loads(engine) as loads:
+        run = Run(engine)
+        run.add("hit", PROMPT, max_tokens=8, logprobs=2)
+        run.add_all(prompts)
+        run.finish()
+        engine.drain()
+    assert loads == []
+    assert probe.pool_stats(engine)["mismatches"] > before
+    assert {output.outputs[0].finish_reason for output in run.outputs.values()} == {"length"}
+    expected = decided_tokens(cold)
+    assert run.tokens("hit")[: len(expected)] == expected
+    for name, output in undisturbed.items():
+        expected = decided_tokens(output)[:4]
+        assert run.tokens(name)[: len(expected)] == expected
+    assert_nothing_is_held(engine)
+
+    assert engine.generate(PROMPT).num_cached_tokens == RESTORABLE, "what was recomputed is not saved again"
+    engine.drain()
+    assert_nothing_is_held(engine)
 
 
 @DAMAGES
@@ -69,6 +146,7 @@ def test_after_a_failed_load_the_request_is_recomputed_once_and_equals_a_cold_ru
     cold = _save(engine, PROMPT)
     with monkeypatch.context() as patches, probe.watch_loads(engine) as loads:
         damage(engine, patches)
+        invalidate_at_once(engine, patches)
         run = Run(engine)
         run.add("hit", PROMPT, max_tokens=8, logprobs=2)
         run.finish(max_steps=1000)
@@ -145,7 +223,7 @@ def test_a_request_aborted_during_its_load_keeps_its_blocks_until_the_load_has_e
             for _ in range(10):
                 engine.llm.llm_engine.step()
             assert all_blocks(engine) - free_blocks(engine) == LOADED_BLOCKS
-            assert probe.index_stats(engine)["leased_entries"] == LOADED_BLOCKS
+            assert (probe.pool_stats(engine)["leases"], probe.leased_blocks(engine)) == (1, LOADED_BLOCKS)
             release()
             engine.drain()
         assert not run.outputs
@@ -208,10 +286,11 @@ def test_a_reset_of_the_connector_during_a_load_lets_the_load_end_and_forgets_ev
     engine = acquire(engines)
     with watch_blocks(engine) as ledger:
         cold = _save(engine, PROMPT)
+        before = probe.names(engine)
         with held_copies(engine) as release:
             run = _begin_load(engine)
             assert not engine.llm.reset_prefix_cache(reset_connector=True), "the request's blocks are held"
-            assert probe.entries(engine) == []
+            assert probe.names(engine) == set()
             release()
             run.finish()
             engine.drain()
@@ -220,40 +299,45 @@ def test_a_reset_of_the_connector_during_a_load_lets_the_load_end_and_forgets_ev
         assert run.tokens("loading")[: len(expected)] == expected
         assert_nothing_is_held(engine)
 
-        # What the request has saved since is of before the reset too, and the engine's answer was no: ask again.
+        # The request's blocks are of before the reset, so none was saved since; the engine's answer was no: ask again.
+        assert probe.names(engine) == set()
         assert engine.llm.reset_prefix_cache(reset_connector=True)
-        assert probe.index_stats(engine)["used_bytes"] == 0
         assert engine.generate(PROMPT).num_cached_tokens == 0
         engine.drain()
-        assert len(probe.worker_side()._records) == probe.index_stats(engine)["entries"] > 0
+        after = probe.names(engine)
+    assert len(before) == len(after) == LOADED_BLOCKS
+    assert before.isdisjoint(after), "what was saved before the reset could be found"
     assert_nothing_is_held(engine)
 
 
 def test_a_reset_of_the_connector_during_a_save_drops_what_is_being_saved(engines: EnginePool) -> None:
     engine = acquire(engines)
+    before = probe.pool_stats(engine)["readable"]
     with held_copies(engine) as release:
         engine.generate(PROMPT)
-        assert probe.index_stats(engine)["reserved_entries"] > 0
+        assert probe.pool_stats(engine)["reserved"] == LOADED_BLOCKS
         assert not engine.llm.reset_prefix_cache(reset_connector=True)
         release()
         engine.drain()
-    assert probe.index_stats(engine)["entries"] == probe.index_stats(engine)["used_bytes"] == 0
+    assert probe.pool_stats(engine)["readable"] == before
     assert_nothing_is_held(engine)
     assert engine.generate(PROMPT).num_cached_tokens == 0
     engine.drain()
-    assert len(probe.worker_side()._records) == probe.index_stats(engine)["entries"]
+    assert len(probe.names(engine)) == LOADED_BLOCKS
+    assert probe.pool_stats(engine)["readable"] == before + LOADED_BLOCKS
 
 
+@pytest.mark.parametrize("damage", [break_saves, never_begin])
 def test_a_save_that_fails_is_a_later_miss_and_nothing_else(
-    engines: EnginePool, monkeypatch: pytest.MonkeyPatch
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch, damage: Damage
 ) -> None:
     engine = acquire(engines)
     cold = _save(engine, PROMPT)
     engine.forget()
     with monkeypatch.context() as patches:
-        patches.setattr(probe.worker_side()._records, "reserve", _raise)
+        damage(engine, patches)
         assert _result(_save(engine, PROMPT)) == _result(cold)
-    assert probe.entries(engine) == []
+    assert probe.names(engine) == set()
     assert_nothing_is_held(engine)
 
     assert _save(engine, PROMPT).num_cached_tokens == 0
@@ -273,7 +357,7 @@ def _begin_load(engine: Engine) -> Run:
     """A request whose load is queued behind held copies."""
     run = Run(engine)
     run.add("loading", PROMPT, max_tokens=8)
-    run.step_until(lambda: probe.pending(engine)["loads"] == 1)
+    run.step_until(lambda: probe.held(engine)["loads"] == 1)
     return run
 
 

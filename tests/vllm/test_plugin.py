@@ -98,7 +98,6 @@ def construct(engine: Engine, *, transfer: dict[str, object], **parallel: int) -
 @pytest.mark.parametrize(
     ("parallel", "what"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline parallel"),
         ({"decode_context_parallel_size": 2}, "decode context parallel"),
         ({"nnodes": 2}, "ranks on several machines"),
     ],
@@ -108,6 +107,7 @@ def test_an_engine_that_cannot_be_served_is_refused_in_one_line(
 ) -> None:
     engine = engines.acquire(DENSE)
     construct(engine, transfer=probe.transfer())
+    construct(engine, transfer=probe.transfer(), pipeline_parallel_size=2)
     with pytest.raises(UnsupportedError, match=f"does not serve .*{what}.*; .+") as refusal:
         construct(engine, transfer=probe.transfer(), **parallel)
     assert "\n" not in str(refusal.value)

@@ -90,7 +90,7 @@ def test_preempted_requests_end_with_the_tokens_of_undisturbed_ones_and_restored
 def test_recurrent_states_are_pinned_before_full_blocks_which_can_be_saved_later(engines: EnginePool) -> None:
     """One step fills two full blocks and hands off three states, and only four blocks may be pinned."""
     engine, prompt = SMALL_GDN.acquire(engines), make_prompt(1, 2 * 640 + 10)
-    assert connector_side(engine)._saves._pins.limit == 4
+    assert connector_side(engine)._parts.saves._pins.limit == 4
     engine.generate(prompt)
     engine.reset_local()
     assert engine.generate(prompt).num_cached_tokens == 2 * 640
@@ -101,7 +101,7 @@ def test_recurrent_states_are_pinned_before_full_blocks_which_can_be_saved_later
 def test_loaded_requests_would_hold_all_blocks_for_ever_without_the_admission_guard(engines: EnginePool) -> None:
     engine, prompts = _saved_pair(engines)
     with watch_scheduler(engine) as log, probe.watch_loads(engine) as loads:
-        connector_side(engine)._restores._admission.admits = lambda **_: True
+        connector_side(engine)._parts.restores._admission.admits = lambda **_: True
         run = Run(engine)
         run.add_all(prompts)
         run.step_until(lambda: len(loads) == 2 and not _copies(engine))
@@ -153,10 +153,10 @@ def test_a_request_waits_for_pinned_blocks_instead_of_being_preempted(
 @pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned", "control_without_pins"])
 def test_a_pinned_block_is_not_overwritten_before_it_is_saved(engines: EnginePool, is_pinned: bool) -> None:
     engine = SMALL_DENSE.acquire(engines)
-    pins = connector_side(engine)._saves._pins
+    pins = connector_side(engine)._parts.saves._pins
     with watch_blocks(engine) as ledger, held_copies(engine) as release:
         if not is_pinned:
-            pins.pin = pins.unpin = lambda block_ids: None
+            pins.pin = pins.unpin = lambda *_, **__: None
         try:
             engine.generate(make_prompt(1, 374), max_tokens=2)
             assert len(ledger.planned) == 2
@@ -167,7 +167,7 @@ def test_a_pinned_block_is_not_overwritten_before_it_is_saved(engines: EnginePoo
         finally:
             if not is_pinned:
                 del pins.pin, pins.unpin
-    saved = [ledger.saved[slot] for slot in sorted(ledger.planned)][:2]
+    saved = [ledger.saved[address] for address in list(ledger.planned)[:2]]
     assert saved == [True, True] if is_pinned else not all(saved)
     assert_nothing_is_held(engine)
 
@@ -183,5 +183,5 @@ def _saved_pair(engines: EnginePool) -> tuple[Engine, dict[str, list[int]]]:
 
 
 def _copies(engine: Engine) -> int:
-    pending = probe.pending(engine)
-    return pending["loads"] + pending["saves"]
+    held = probe.held(engine)
+    return held["loads"] + held["saves"]

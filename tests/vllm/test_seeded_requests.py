@@ -11,7 +11,7 @@ import pytest
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.tiny_models import SLIDING
-from tests.vllm.workload import MAX_STEPS, Run, ask_core, decided_tokens, held_copies, serve_alone, watch_blocks
+from tests.vllm.workload import MAX_STEPS, Run, decided_tokens, held_copies, serve_alone, watch_blocks
 
 pytestmark = pytest.mark.vllm
 
@@ -24,10 +24,12 @@ ENGINE = {
     "max_model_len": 768,
     "max_num_batched_tokens": 256,
     "max_num_seqs": 12,
-    "scheduler_cls": "tests.vllm.inspected_scheduler.InspectedScheduler",
     "kv_transfer_config": probe.transfer(verify="always"),
+    **probe.INSPECTED,
 }
-RECORDS_BYTES = 8 << 20  # 64 records of 128 KiB, a fifth of what the prompts fill
+POOL_BYTES = 6 << 20  # 48 records of 128 KiB, a fourth of what the prompts fill
+COUNTERS = ("preemptions", "planned_loads", "doomed_loads", "evicted", "mismatches")
+UNHELD = {"reserved", "used_bytes", "sessions"}
 
 
 @dataclass(frozen=True)
@@ -97,19 +99,23 @@ def test_hundreds_of_requests_leave_nothing_behind_and_none_is_lost(
     asks = make_asks(rng, list(prompts), requests)
     engine = engines.acquire(SLIDING, has_own_processes=has_own_processes, **ENGINE)
     alone = serve_alone(engine, prompts)
-    before = ask_core(engine, "limit_records", RECORDS_BYTES)
+    probe.ask_core(engine, "limit_pool", POOL_BYTES)
+    before = probe.ask_core(engine, "inspect_scheduler")
     try:
         with nullcontext() if has_own_processes else watch_blocks(engine) as ledger:
             run = serve_asks(engine, asks, prompts)
-        left = ask_core(engine, "inspect_scheduler")
+        after = probe.ask_core(engine, "inspect_scheduler")
     finally:
-        ask_core(engine, "limit_records", before)
+        probe.ask_core(engine, "limit_pool", 0)
 
-    assert left.pop("preemptions") >= 2
-    assert left.pop("planned_loads") >= 10
-    assert left.pop("evicted") > 100
-    assert left.pop("readable") > 0
-    assert not any(left.values()), left
+    assert after["reserved"] == before["reserved"], "all but what the neighbour holds"
+    grown = {name: after.pop(name) - before[name] for name in COUNTERS}
+    assert grown["preemptions"] >= 2
+    assert grown["planned_loads"] >= 10
+    assert grown["evicted"] > 100
+    assert grown["mismatches"] == grown["doomed_loads"] == 0
+    assert after.pop("readable") > 0
+    assert not any(after[name] for name in after.keys() - UNHELD), after
     assert probe.faults(engine) == {}
     engine.reset_local()
 
@@ -134,10 +140,10 @@ def test_an_idle_engine_releases_its_pins_by_itself(engines: EnginePool) -> None
     engine = engines.acquire(SLIDING, has_own_processes=True, **ENGINE)
     with held_copies(engine) as release:
         engine.generate(make_prompt(1, 700))
-        assert ask_core(engine, "inspect_scheduler")["pins"] > 0
+        assert probe.ask_core(engine, "inspect_scheduler")["pins"] > 0
         assert not engine.llm.reset_prefix_cache()
         release()
     engine.drain()  # no request comes: it waits for the engine's own word that it has come to rest
-    assert ask_core(engine, "inspect_scheduler")["pins"] == 0
-    assert ask_core(engine, "inspect_scheduler")["blocks"] == 0
+    assert probe.ask_core(engine, "inspect_scheduler")["pins"] == 0
+    assert probe.ask_core(engine, "inspect_scheduler")["blocks"] == 0
     assert engine.llm.reset_prefix_cache()

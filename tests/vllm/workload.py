@@ -6,7 +6,7 @@ Nothing here measures time: a wait is a number of engine steps, a copy that must
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from tests.vllm.engine import Engine
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
-    from kvoffload.connector.step_plan import BlockMove, StepPlan
+    from kvoffload.connector.step_plan import BlockMoves, StepPlan
 
 MAX_STEPS = 5_000  # without a forward a step waits 2 ms for a copy, so this is far beyond any copy's time
 
@@ -125,7 +125,7 @@ class ScheduleLog:
 def watch_scheduler(engine: Engine) -> Iterator[ScheduleLog]:
     log = ScheduleLog()
     scheduler = engine.core.scheduler
-    admission = connector_side(engine)._restores._admission
+    admission = connector_side(engine)._parts.restores._admission
     schedule, preempt, admits = scheduler.schedule, scheduler._preempt_request, admission.admits
 
     def watched_schedule(*args: Any, **kwargs: Any) -> Any:
@@ -155,9 +155,10 @@ class BlockLedger:
     """Digests of blocks: when their save was planned, in the record, and in the blocks that they were restored to."""
 
     planned: dict[int, str] = field(default_factory=dict)
-    """By slot, read in the engine's own thread right after the step that filled the block."""
+    """By the record's address, read in the engine's own thread right after the step that filled the block. A slot that
+    was given back may be planned anew."""
     saved: dict[int, bool] = field(default_factory=dict)
-    """By slot: the record is what was planned."""
+    """By address: the record is what was planned."""
     restored: list[bool] = field(default_factory=list)
     """Per block: it holds what was planned."""
 
@@ -175,18 +176,21 @@ def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
             ledger.planned.update(_digests(job.moves))
         submit(plan)
 
-    def watched_settle(copy: Any, finished: Any) -> str:
+    def watched_settle(copy: Any, finished: Any) -> Any:
         """When the worker hears that a copy has ended: before it tells the engine."""
-        fault = settle(copy, finished)
+        ended = settle(copy, finished)
         moves = copy.job.moves
-        if fault:
-            return fault
+        if ended.fault:
+            return ended
         if hasattr(copy.job, "request_id"):
-            ledger.restored += [digest == ledger.planned.get(slot) for slot, digest in _digests(moves).items()]
+            ledger.restored += [digest == ledger.planned.get(address) for address, digest in _digests(moves).items()]
         else:
-            records = probe.record_digests(None)
-            ledger.saved.update({move.slot: records[str(move.slot)] == ledger.planned[move.slot] for move in moves})
-        return fault
+            addresses = moves.addresses.tolist()
+            records = probe.record_digests(None, list(zip(moves.groups.tolist(), addresses, strict=True)))
+            assert isinstance(records, list)
+            found = zip(addresses, records, strict=True)
+            ledger.saved.update({address: digest == ledger.planned[address] for address, digest in found})
+        return ended
 
     side.submit, side._settle = watched_submit, watched_settle  # type: ignore[method-assign]
     try:
@@ -234,13 +238,6 @@ def connector_side(engine: Engine) -> Any:
     return probe.scheduler_connector(engine)._scheduler
 
 
-def ask_core(engine: Engine, method: str, *args: object) -> Any:
-    """A method of the engine's core, which may run in another process."""
-    if engine.has_own_processes:
-        return engine.llm.llm_engine.engine_core.call_utility(method, *args)  # type: ignore[attr-defined]
-    return getattr(engine.core, method)(*args)
-
-
 def free_blocks(engine: Engine) -> int:
     """Blocks that nobody holds."""
     return engine.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -251,18 +248,18 @@ def all_blocks(engine: Engine) -> int:
     return engine.core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
 
-def assert_nothing_is_held(engine: Engine) -> None:
-    """After a drain: no block, pin, lease, reservation or memory of a request is left, and no fault was counted."""
-    side = connector_side(engine)
-    stats = probe.index_stats(engine)
+def assert_nothing_is_held(engine: Engine, *, lost_leases: int = 0) -> None:
+    """After a drain: no block, pin, lease, reservation or memory of a request is left, and no fault was counted.
+
+    `lost_leases`: how many may be left whose answers were lost with a server.
+    """
+    pool = probe.pool_stats(engine)
+    pool["leases"] = max(pool["leases"] - lost_leases, 0)
     left = {
-        **probe.pending(engine),
+        **probe.held(engine),
+        **{name: pool[name] for name in ("leases", "reserved", "quarantined")},
         "blocks": all_blocks(engine) - free_blocks(engine),
-        "pins": probe.pins(engine),
-        "leased": stats["leased_entries"],
-        "reserved": stats["reserved_entries"],
-        "requests": len(engine.core.scheduler.requests) + len(side._requests),
-        "remembered": len(side._restores._answers) + len(side._restores._failed) + len(side._saves._next),
+        "engine_requests": len(engine.core.scheduler.requests),
     }
     assert not any(left.values()), left
     assert probe.faults(engine) == {}
@@ -274,14 +271,15 @@ def describe_scheduler(engine: Engine) -> str:
     scheduler = engine.core.scheduler
     found = scheduler.requests.items()
     requests = {name: f"{request.status.name} {request.num_computed_tokens}" for name, request in found}
-    return f"{free_blocks(engine)} free blocks, {probe.pending(engine)}, requests {requests}"
+    return f"{free_blocks(engine)} free blocks, {probe.held(engine)}, requests {requests}"
 
 
-def _digests(moves: Sequence[BlockMove]) -> dict[int, str]:
-    """By slot, what its block holds now."""
+def _digests(moves: BlockMoves) -> dict[int, str]:
+    """By address, what its block holds now."""
     found: dict[int, str] = {}
-    for group in sorted({move.group for move in moves}):
-        of_group = [move for move in moves if move.group == group]
-        digests = probe.block_digests(None, group, [move.block for move in of_group])
-        found.update(zip((move.slot for move in of_group), digests, strict=True))
+    for group in sorted(set(moves.groups.tolist())):
+        mine = moves.groups == group
+        digests = probe.block_digests(None, group, moves.blocks[mine].tolist())
+        assert isinstance(digests, list)
+        found.update(zip(moves.addresses[mine].tolist(), map(str, digests), strict=True))
     return found

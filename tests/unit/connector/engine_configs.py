@@ -140,6 +140,7 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
             prefix_match_unit=None,
         ),
         parallel_config=SimpleNamespace(
+            rank=0,
             world_size=1,
             nnodes=1,
             tensor_parallel_size=1,
@@ -148,6 +149,7 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
             prefill_context_parallel_size=1,
         ),
         compilation_config=SimpleNamespace(static_forward_context=layers or {}),
+        kv_events_config=None,
         kv_transfer_config=KVTransferConfig(
             kv_connector="KVOffloadConnector",
             kv_role="kv_both",

@@ -6,8 +6,10 @@ Its own KVCacheManager, BlockPool and Request decide about blocks; what workers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -19,31 +21,47 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from kvoffload.cache import GroupRule
+from kvoffload.cache import CacheTerms, GroupRule
+from kvoffload.connector import facade
+from kvoffload.connector.agreement import agree, make_register
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.geometry import EngineCache, describe_cache
-from kvoffload.connector.step_plan import GroupFacts, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.scheduler_side import SchedulerSide
+from kvoffload.connector.start_up import EngineStart
+from kvoffload.connector.step_plan import GroupFacts, LoadJob, Place, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.kvspec import KVGeometry
 from tests.unit.connector.engine_configs import make_config, make_tensors, make_vllm_config
+from tests.unit.connector.local_client import MEMORY, LocalClient
 
 Group = tuple[Sequence[str], KVCacheSpec]
 
 init_none_hash(sha256)
 
 
-def make_request(request_id: str, tokens: Iterable[int], *, hash_block_size: int) -> Request:
+DIGEST_BYTES = 16
+STEP_S = 0.125
+"""What a step takes by the scheduler side's clock."""
+
+
+def make_request(
+    request_id: str, tokens: Iterable[int], *, hash_block_size: int, wishes: dict[str, Any] | None = None
+) -> Request:
+    extra = {} if wishes is None else {"kv_transfer_params": wishes}
     return Request(
         request_id,
         list(tokens),
-        SamplingParams(max_tokens=64),
+        SamplingParams(max_tokens=64, extra_args=extra),
         None,
         block_hasher=get_request_block_hasher(hash_block_size, sha256),
     )
 
 
-def make_facts(geometry: KVGeometry, *, fingerprint: bytes = b"f" * 32) -> WorkerFacts:
+def make_facts(
+    geometry: KVGeometry, *, rank: int = 0, fingerprint: bytes = b"f" * 32, places: Sequence[Place] = ()
+) -> WorkerFacts:
     """What a rank that registered this geometry tells the scheduler side."""
     return WorkerFacts(
+        rank=rank,
         fingerprint=fingerprint,
         description={"model": "acme/tiny"},
         groups=tuple(
@@ -57,7 +75,25 @@ def make_facts(geometry: KVGeometry, *, fingerprint: bytes = b"f" * 32) -> Worke
             if group.is_stored
         ),
         num_blocks=geometry.num_blocks,
+        cache_bytes=sum(allocation.size_bytes for allocation in geometry.allocations),
+        places=tuple(places),
     )
+
+
+class Move(NamedTuple):
+    """One block of a job."""
+
+    group: int
+    block: int
+    address: int
+
+
+def list_moves(*jobs: LoadJob | SaveJob) -> list[Move]:
+    return [
+        Move(*move)
+        for job in jobs
+        for move in zip(job.moves.groups.tolist(), job.moves.blocks.tolist(), job.moves.addresses.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -66,15 +102,26 @@ class Admission:
 
     local: int
     external: int
+    is_known: bool = True
+    """False: the connector does not know yet, and nothing was allocated."""
 
 
 class ScriptedEngine:
     """One scheduler. `loading` are requests that wait for a load; a test moves them on with `report`."""
 
     def __init__(
-        self, *groups: Group, num_blocks: int = 128, ranks: int = 1, extra: dict[str, Any] | None = None
+        self,
+        *groups: Group,
+        num_blocks: int = 128,
+        ranks: int = 1,
+        replicas: int = 1,
+        memory: CacheTerms = MEMORY,
+        retention_interval: int | None = None,
+        extra: dict[str, Any] | None = None,
     ) -> None:
         self.config = make_config(*groups, num_blocks=num_blocks)
+        self.config.kv_tp_replicas = replicas
+        self.config.prefix_cache_retention_interval = retention_interval
         self.tensors = make_tensors(self.config)
         assert self.config.hash_block_size is not None
         assert self.config.cache_hit_alignment_tokens is not None
@@ -87,9 +134,17 @@ class ScriptedEngine:
             hash_block_size=self.hash_block_size,
         )
         self.pool = self.manager.block_pool
+        self.now_s = 0.0
         self.vllm_config = make_vllm_config(extra=extra)
-        self.vllm_config.parallel_config.world_size = ranks
-        self.connector = KVOffloadConnector(self.vllm_config, KVConnectorRole.SCHEDULER, self.config)
+        self.vllm_config.parallel_config.tensor_parallel_size = ranks
+        self.vllm_config.cache_config.prefix_cache_retention_interval = retention_interval
+        scheduler_terms = EngineStart.scheduler_terms
+        with (
+            patch.object(EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.cache),
+            patch.object(EngineStart, "scheduler_terms", lambda start: replace(scheduler_terms(start), round_steps=1)),
+            patch.object(facade, "SchedulerSide", partial(SchedulerSide, clock=lambda: self.now_s)),
+        ):
+            self.connector = KVOffloadConnector(self.vllm_config, KVConnectorRole.SCHEDULER, self.config)
         self.connector.bind_gpu_block_pool(self.pool)
         self.geometry = describe_cache(
             EngineCache(
@@ -100,7 +155,11 @@ class ScriptedEngine:
                 hash_block_size=self.hash_block_size,
             )
         )
-        facts = {(0, rank): make_facts(self.geometry) for rank in range(ranks)}
+        self.sharing = self.side._terms.sharing
+        facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
+        engine = agree(facts, self.sharing)
+        self.cache = LocalClient(make_register(engine.fingerprint, engine.groups, self.sharing), memory)
+        facts = {name: make_facts(self.geometry, rank=rank.rank, places=self.places) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
         self.ranks = ranks
         self.reserves_whole_prompts = True
@@ -109,6 +168,8 @@ class ScriptedEngine:
         self.loading: dict[str, Request] = {}
         self.all_free = self.pool.get_num_free_blocks()
         self._scheduled: dict[str, int] = {}
+        self._reported: dict[int, int] = {}
+        """By save job: how many ranks have reported it."""
 
     @property
     def side(self) -> Any:
@@ -116,11 +177,21 @@ class ScriptedEngine:
         return self.connector._scheduler
 
     @property
-    def pinned(self) -> int:
-        return int(self.side._saves._pins.count)
+    def parts(self) -> Any:
+        """What the scheduler side is made of."""
+        return self.side._parts
 
-    def arrive(self, request_id: str, tokens: Iterable[int]) -> Request:
-        request = make_request(request_id, tokens, hash_block_size=self.hash_block_size)
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where workers that have joined everything may copy."""
+        return tuple(Place(*place) for place in self.cache.places())
+
+    @property
+    def pinned(self) -> int:
+        return int(self.parts.saves._pins.count)
+
+    def arrive(self, request_id: str, tokens: Iterable[int], **wishes: Any) -> Request:
+        request = make_request(request_id, tokens, hash_block_size=self.hash_block_size, wishes=wishes or None)
         self.requests[request_id] = request
         self.connector.on_new_request(request)
         return request
@@ -145,6 +216,8 @@ class ScriptedEngine:
         assert request.num_computed_tokens == 0
         blocks, local, _ = self.manager.get_computed_blocks(request)
         external, _ = self.connector.get_num_new_matched_tokens(request, local)
+        if external is None:
+            return Admission(local, 0, is_known=False)
         if external:
             slots = self.manager.allocate_slots(
                 request,
@@ -163,13 +236,13 @@ class ScriptedEngine:
         if slots is None:
             return None
         table = self.manager.get_blocks(request.request_id)
-        self.connector.update_state_after_alloc(request, table, external or 0)
-        request.num_computed_tokens = local + (external or 0)
+        self.connector.update_state_after_alloc(request, table, external)
+        request.num_computed_tokens = local + external
         if external:
             self.loading[request.request_id] = request
         else:
             self._scheduled[request.request_id] = tokens
-        return Admission(local, external or 0)
+        return Admission(local, external)
 
     def run(self, request: Request, tokens: int | None = None) -> bool:
         """Schedules a request that has blocks already; False when there are none for it."""
@@ -189,6 +262,7 @@ class ScriptedEngine:
         offers = own_offers if offers is None else offers
         output = SchedulerOutput.make_empty()
         output.num_scheduled_tokens = scheduled
+        output.total_num_scheduled_tokens = sum(scheduled.values())
         output.kv_connector_block_state = KVConnectorBlockState(
             req_ids={*scheduled, *(name for name in offers if name in self.requests)},
             resolve_block_ids=self.manager.get_block_ids,
@@ -199,6 +273,7 @@ class ScriptedEngine:
         for request_id, tokens in scheduled.items():
             self.requests[request_id].num_computed_tokens += tokens
         self.manager.new_step_starts()
+        self.now_s += STEP_S
         return plan
 
     def report(
@@ -209,31 +284,51 @@ class ScriptedEngine:
         bad_saves: bool = False,
         policy: str = "recompute",
         ranks: int | None = None,
+        report: WorkerReport | None = None,
     ) -> None:
-        """What all ranks say after a step: saves and loads of these plans ended, and these loads too."""
+        """What all ranks say after a step: saves and loads of these plans ended, and these loads too.
+
+        With `ranks` so many of them say so, in their order. A `report` of real workers is passed on.
+        """
         ended = set(finished) | {load.request_id for plan in plans for load in plan.loads}
-        failing = set(failed) | {load.request_id for plan in plans for load in plan.loads if load.is_doomed}
+        failing = set(failed) | {request_id for plan in plans for request_id in plan.doomed}
         ended |= failing
-        jobs = [save.job for plan in plans for save in plan.saves]
-        report = WorkerReport(dict.fromkeys(jobs, ranks or self.ranks), frozenset(jobs if bad_saves else ()))
+        report = report or WorkerReport()
+        for save in (save for plan in plans for save in plan.saves):
+            report = report.aggregate(self._end_save(save.job, len(save.moves), ranks, is_bad=bad_saves))
         waiting_failures = failing & set(self.loading)
         for request_id in waiting_failures:
             self.loading[request_id].num_computed_tokens = 0
             if policy == "fail":
                 self.finish(self.loading[request_id])
-        self.connector.update_connector_output(
-            KVConnectorOutput(
-                finished_recving=ended or None,
-                failed_recving=failing,
-                kv_connector_worker_meta=report if jobs else None,
-            )
-        )
+        self.hear(report, finished=ended, failed=failing)
         for request_id in ended:
             request = self.loading.pop(request_id)
             if request_id in waiting_failures or request_id not in self.requests:
                 self.manager.free(request)
             else:
                 self.manager.cache_blocks(request, request.num_computed_tokens)
+
+    def hear(self, report: WorkerReport, *, finished: Iterable[str] = (), failed: Iterable[str] = ()) -> None:
+        """The hook alone."""
+        self.connector.update_connector_output(
+            KVConnectorOutput(
+                finished_recving=set(finished) or None,
+                failed_recving=set(failed),
+                kv_connector_worker_meta=None if report.is_empty else report,
+            )
+        )
+
+    def _end_save(self, job: int, blocks: int, ranks: int | None, *, is_bad: bool) -> WorkerReport:
+        first = self._reported.get(job, 0)
+        last = first + (ranks or self.ranks)
+        self._reported[job] = last
+        digests = {
+            self.sharing.shard_of(rank): bytes(DIGEST_BYTES * blocks)
+            for rank in range(first, last)
+            if self.sharing.is_writer(rank) and not is_bad
+        }
+        return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
 
     def preempt(self, request: Request) -> None:
         """No hook is called."""
@@ -278,5 +373,6 @@ class ScriptedEngine:
         assert self.pool.get_num_free_blocks() == self.all_free
         assert self.pinned == 0
         assert not self.connector.has_pending_push_work()
-        stats = self.side.index.stats
-        assert (stats.leased_entries, stats.reserved_entries) == (0, 0)
+        stats = self.cache.stats()
+        assert (stats.leases, stats.reserved) == (0, 0)
+        assert not any(self.parts.saves._on_the_way)

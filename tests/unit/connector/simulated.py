@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import deque
 from hashlib import sha256
 from random import Random
+from typing import Any
 
 import torch
 from vllm.v1.request import Request
 
 from kvoffload.cache import needed_blocks
-from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan, WorkerReport
-from kvoffload.connector.worker_side import WorkerSide
+from kvoffload.connector.step_plan import StepPlan, WorkerReport
+from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.kvspec import ReuseRule
 from kvoffload.transfer.plain_copy import PlainCopy
+from tests.unit.connector.local_client import LocalClient, LocalPlaces
 from tests.unit.connector.scripted import Group, ScriptedEngine
 
 MAX_RUNNING = 6
@@ -33,9 +35,9 @@ class NothingMovesError(AssertionError):
 class LateWorker(WorkerSide):
     """A worker whose copies are done one at a time, when somebody asks for the next one."""
 
-    def __init__(self) -> None:
-        super().__init__(self_test=True, verify_always=True)
-        self._late: deque[SaveJob | LoadJob | tuple[int, ...]] = deque()
+    def __init__(self, terms: WorkerTerms, cache: LocalClient) -> None:
+        super().__init__(terms, lambda register: LocalPlaces(cache))
+        self._late: deque[StepPlan] = deque()
         self._loaded: dict[str, bool] = {}
         self._report = WorkerReport()
 
@@ -44,18 +46,16 @@ class LateWorker(WorkerSide):
         return len(self._late)
 
     def submit(self, plan: StepPlan) -> None:
-        self._late.extend([plan.drops, *plan.saves, *plan.loads])
+        jobs = [*(StepPlan(saves=(job,)) for job in plan.saves), *(StepPlan(loads=(job,)) for job in plan.loads)]
+        self._late.extend(jobs + ([StepPlan(doomed=plan.doomed)] if plan.doomed else []))
 
     def work(self) -> None:
-        job = self._late.popleft()
-        if isinstance(job, tuple):
-            super().submit(StepPlan(drops=job))
-            return
-        super().submit(StepPlan(saves=(job,)) if isinstance(job, SaveJob) else StepPlan(loads=(job,)))
+        plan = self._late.popleft()
+        super().submit(plan)
         assert self._engine is not None
         assert self._engine.fence(COPY_TIMEOUT_S)
         finished, failed, report = self.take_results(is_idle=False)
-        assert len(finished) + len(report.saved) == 1
+        assert len(finished) + len(report.saved) == len(plan.saves) + len(plan.loads) + len(plan.doomed)
         assert not finished & self._loaded.keys()
         self._loaded.update({name: name not in failed for name in finished})
         self._report = self._report.aggregate(report)
@@ -65,22 +65,17 @@ class LateWorker(WorkerSide):
         report, self._report = self._report, WorkerReport()
         return loaded, report
 
-    def damage_record(self, random: Random) -> None:
-        """One bit of one record."""
-        if self._records._records:
-            slot = random.choice(sorted(self._records._records))
-            self._records._records[slot].memory[random.randrange(8)] ^= 1
-
 
 class SimulatedEngine(ScriptedEngine):
     """Random and repeatable: all choices come from `random`."""
 
-    def __init__(self, *groups: Group, num_blocks: int, random: Random, memory_records: int = 10_000) -> None:
-        super().__init__(*groups, num_blocks=num_blocks)
+    def __init__(self, *groups: Group, num_blocks: int, random: Random, **options: Any) -> None:
+        super().__init__(*groups, num_blocks=num_blocks, **options)
         self.random = random
-        self.worker = LateWorker()
+        self.worker = LateWorker(WorkerTerms(rank=0, sharing=self.sharing), self.cache)
         self.worker.register(self.geometry, self.tensors, scale_views={}, identify=_identify)
-        self.side._index._capacity_bytes = memory_records * max(group.record_bytes for group in self.geometry.groups)
+        assert self.worker.facts is not None
+        assert self.worker.facts.places == self.places
         self.copy = PlainCopy(self.worker.registration.page_map, self.worker.registration.memory)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -88,6 +83,14 @@ class SimulatedEngine(ScriptedEngine):
         self.arrived = 0
         self.restored_tokens = 0
         self.failed_loads = 0
+        self.preemptions = 0
+
+    def damage_record(self) -> None:
+        """One bit of one record that is there now."""
+        readable = self.cache.find_readable()
+        if readable:
+            record = self.cache.record(self.random.choice(readable))
+            record[self.random.randrange(len(record))] ^= 1 << self.random.randrange(8)
 
     # ---- the scheduler's loop ----
 
@@ -142,6 +145,7 @@ class SimulatedEngine(ScriptedEngine):
                     return
                 victim = self.running.pop()
                 self.preempt(victim)
+                self.preemptions += 1
                 self.waiting.appendleft(victim)
                 if victim is request:
                     break
@@ -149,29 +153,33 @@ class SimulatedEngine(ScriptedEngine):
     def _schedule_waiting(self) -> None:
         # Requests that hold blocks come first, as in vLLM.
         self.waiting = deque(sorted(self.waiting, key=lambda request: request.num_computed_tokens == 0))
+        skipped: list[Request] = []
         while self.waiting and len(self.running) < MAX_RUNNING:
             request = self.waiting[0]
             if request.num_computed_tokens:  # loaded
                 if not self.run(request, MAX_CHUNK):
-                    return
+                    break
             else:
                 admission = self.admit(request, chunk=self.random.randint(1, MAX_CHUNK))
                 if admission is None:
-                    return
+                    break
+                if not admission.is_known:
+                    skipped.append(self.waiting.popleft())
+                    continue
                 if admission.external:
                     self.restored_tokens += admission.external
                     self.waiting.popleft()
                     continue
             self.running.append(self.waiting.popleft())
+        self.waiting.extendleft(reversed(skipped))
 
     def _hear(self) -> None:
         loaded, saves = self.worker.take()
-        plans = [StepPlan(saves=(SaveJob(job, ()),)) for job in saves.saved if job not in saves.failed]
         failed = [name for name, is_good in loaded.items() if not is_good]
         self.failed_loads += len(failed)
         back = [self.loading[name] for name in loaded if name in self.requests]
-        self.report(*plans, finished=loaded, failed=failed)
         assert saves.failed == frozenset()
+        self.report(report=saves, finished=loaded, failed=failed)
         self.waiting.extendleft(back)
 
     def _sample(self, request: Request | None) -> None:
@@ -215,12 +223,12 @@ class SimulatedEngine(ScriptedEngine):
     def _check_reads(self, request: Request, computed: int) -> None:
         """Everything that the next token reads and that is whole blocks holds what these tokens say."""
         tables = self.manager.get_block_ids(request.request_id)
-        for group, facts in enumerate(self.side._saves._groups):
+        for group, facts in enumerate(self.parts.groups.facts):
             boundary = computed // facts.rule.block_size * facts.rule.block_size
             if not boundary or (facts.rule.reuse is ReuseRule.EXACT_BOUNDARY and boundary != computed):
                 continue
             for position in needed_blocks(facts.rule, local=0, boundary=boundary):
-                block = tables[group][position]
+                block = tables[facts.index][position]
                 if block == 0:  # a window that began after `boundary`, which is before `computed`
                     assert facts.rule.reuse is not ReuseRule.PREFIX
                     continue

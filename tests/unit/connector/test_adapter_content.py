@@ -64,15 +64,20 @@ def test_an_adapter_is_known_after_it_was_read(contents: AdapterContents, tmp_pa
     assert contents.find(lora(folder)) == identify_adapter(folder)
 
 
-def test_changed_weights_under_the_same_name_and_path_are_another_content(
-    contents: AdapterContents, tmp_path: Path
-) -> None:
-    """An id of its own is what vLLM's server gives an adapter that was unloaded and loaded again."""
+def find_anew(request: LoRARequest) -> bytes | None:
+    """What another engine finds."""
+    contents = AdapterContents()
+    contents.start()
+    answer = find(contents, request)
+    contents.close()
+    return answer
+
+
+def test_changed_weights_under_the_same_name_and_path_are_another_content(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    one = find(contents, lora(write_adapter(folder, b"one"), 1))
-    two = find(contents, lora(write_adapter(folder, b"two"), 2))
+    one, two, again = (find_anew(lora(write_adapter(folder, weights))) for weights in (b"one", b"two", b"one"))
     assert None not in (one, two)
-    assert one != two
+    assert one == again != two
 
 
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.bin", "adapter_model.pt"])
@@ -90,9 +95,9 @@ def test_equal_adapters_have_one_content_wherever_they_lie(contents: AdapterCont
     assert find(contents, lora(one, 1)) == find(contents, lora(tmp_path / "two", 2, name="other"))
 
 
-def test_a_file_may_be_read_in_two_ways(contents: AdapterContents, tmp_path: Path) -> None:
+def test_a_file_may_be_taken_in_two_ways(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a")
-    two_d, three_d = find(contents, lora(folder, 1)), find(contents, lora(folder, 2, is_3d_lora_weight=True))
+    two_d, three_d = find_anew(lora(folder)), find_anew(lora(folder, is_3d_lora_weight=True))
     assert None not in (two_d, three_d)
     assert two_d != three_d
 
@@ -106,8 +111,7 @@ def test_an_adapter_is_read_once(contents: AdapterContents, tmp_path: Path, monk
 
     monkeypatch.setattr(adapter_content, "identify_adapter", counted)
     folder = write_adapter(tmp_path / "a")
-    answers = {find(contents, lora(folder, number)) for number in (1, 2, 1, 2)}
-    assert len(answers) == 1
+    assert len({find(contents, lora(folder, number)) for number in (1, 2, 1, 2)}) == 1
     assert folders == [folder]
 
 
@@ -141,19 +145,23 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_an_id_whose_files_change_is_in_doubt_for_ever(
+def test_a_name_whose_files_change_is_in_doubt_for_ever(
     contents: AdapterContents, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine still holds what it loaded, or has dropped it and loads what lies there now."""
+    """The engine still holds what it loaded, or has dropped it and loads what lies there now.
+
+    With a new id, as vLLM's server gives one after an unload, it does load; but its own prefix cache has blocks of both
+    by then, and cannot tell which is whose.
+    """
     folder = write_adapter(tmp_path / "a", b"one")
     before = find(contents, lora(folder))
     write_adapter(folder, b"two")
-    assert [find(contents, lora(folder)) for _ in range(2)] == [None, None]
+    assert [find(contents, lora(folder, number)) for number in (1, 2, 1)] == [None] * 3
     write_adapter(folder, b"one")
-    assert find(contents, lora(folder)) is None
+    assert find(contents, lora(folder, 3)) is None
     (line,) = refusals(caplog)
-    assert line == "requests with LoRA adapter helper (id 1) are not offloaded: its files have changed"
-    assert find(contents, lora(folder, 2)) == before
+    assert line == f"requests with LoRA adapter helper ({folder}) are not offloaded: its files have changed"
+    assert find(contents, lora(folder, 4, name="helper 2")) == before
 
 
 def test_weights_that_are_replaced_by_others_of_the_same_size_and_time_are_seen(
@@ -206,29 +214,40 @@ def test_files_that_change_while_they_are_read_are_in_doubt(
 def test_an_adapter_that_is_loaded_in_place_is_in_doubt(
     contents: AdapterContents, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At once, and when its id was offloaded before: what the engine loads is what lies there at that moment."""
-    folder = write_adapter(tmp_path / "a")
-    assert find(contents, lora(folder, 1, load_inplace=True)) is None
-    assert find(contents, lora(folder, 2)) is not None
-    assert find(contents, lora(folder, 2, load_inplace=True)) is None
-    assert find(contents, lora(folder, 2)) is None
+    """At once, and when it was offloaded before: what the engine loads is what lies there at that moment."""
+    one, two = write_adapter(tmp_path / "one"), write_adapter(tmp_path / "two")
+    assert find(contents, lora(one, 1, load_inplace=True)) is None
+    assert find(contents, lora(two, 2)) is not None
+    assert find(contents, lora(two, 2, load_inplace=True)) is None
+    assert [find(contents, lora(folder, number)) for number, folder in ((1, one), (2, two), (3, two))] == [None] * 3
     assert [line.rpartition(": ")[2] for line in refusals(caplog)] == ["it is loaded in place"] * 2
 
 
-@pytest.mark.parametrize("change", [{"name": "other"}, {"is_3d_lora_weight": True}])
-def test_an_id_that_stands_for_two_adapters_is_in_doubt(
-    contents: AdapterContents, tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_an_adapter_that_is_taken_in_two_ways_is_in_doubt(contents: AdapterContents, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a")
-    assert find(contents, lora(folder)) is not None
-    assert find(contents, lora(folder, **change)) is None
-    assert find(contents, lora(folder)) is None
+    assert find(contents, lora(folder, 1)) is not None
+    assert find(contents, lora(folder, 2, is_3d_lora_weight=True)) is None
+    assert find(contents, lora(folder, 1)) is None
 
 
-def test_an_id_that_moves_to_another_folder_is_in_doubt(contents: AdapterContents, tmp_path: Path) -> None:
-    one, two = write_adapter(tmp_path / "one"), write_adapter(tmp_path / "two")
-    assert find(contents, lora(one)) is not None
-    assert find(contents, lora(two)) is None
+def test_an_id_of_two_adapters_puts_both_in_doubt(
+    contents: AdapterContents, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine has loaded the first one, and takes it for the second."""
+    one, two, three = (write_adapter(tmp_path / name) for name in ("one", "two", "three"))
+    known = find(contents, lora(one, 1))
+    assert known is not None
+    assert find(contents, lora(three, 3)) == known
+    assert find(contents, lora(two, 1)) is None
+    assert [find(contents, lora(folder, number)) for number, folder in ((1, one), (2, one), (4, two))] == [None] * 3
+    assert find(contents, lora(three, 3)) == known
+    assert len(refusals(caplog)) == 2
+
+
+def test_an_id_may_not_have_two_names_either(contents: AdapterContents, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a")
+    assert find(contents, lora(folder, 1)) is not None
+    assert find(contents, lora(folder, 1, name="other")) is None
 
 
 def test_a_name_that_is_no_folder_is_not_offloaded(
@@ -256,18 +275,25 @@ def test_a_folder_without_weights_is_not_offloaded(
     (write_adapter(tmp_path / "a") / "adapter_model.safetensors").unlink()
     for number in (1, 2, 1):
         assert find(contents, lora(tmp_path / "a", number)) is None
-    assert ["no adapter weights" in line for line in refusals(caplog)] == [True, True]
+    assert ["no adapter weights" in line for line in refusals(caplog)] == [True]
 
 
-def test_adapters_beyond_the_bound_are_not_offloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Forgetting an id instead would forget that it is in doubt."""
+@pytest.mark.parametrize("is_new_place", [True, False])
+def test_with_one_adapter_too_many_none_is_offloaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_new_place: bool
+) -> None:
+    """Whatever is forgotten may be what was in doubt."""
     contents = AdapterContents(limit=2)
     contents.start()
     folder = write_adapter(tmp_path / "a")
-    assert [find(contents, lora(folder, number)) is None for number in (1, 2, 3, 4, 1)] == [False] * 2 + [True] * 2 + [
-        False
-    ]
-    assert refusals(caplog) == ["more than 2 LoRA adapters: later ones are not offloaded"]
+    places = {1: "one", 2: "two"}
+    answers = [find(contents, lora(folder, number, name=name)) for number, name in places.items()]
+    assert None not in answers
+    third = lora(folder, 1, name="three") if is_new_place else lora(folder, 3, name="one")
+    assert find(contents, third) is None
+    assert [find(contents, lora(folder, number, name=name)) for number, name in places.items()] == [None, None]
+    assert refusals(caplog) == ["more than 2 LoRA adapters: none is offloaded any longer"]
+    assert contents.find(None) == b""
     contents.close()
 
 

@@ -37,6 +37,16 @@ def test_loaded_requests_count_until_they_are_settled() -> None:
     assert admission.admits(num_tokens=4, first_blocks=[0], free_blocks=2)
 
 
+def test_who_is_promised_blocks_is_known_by_name() -> None:
+    admission = LoadAdmission([4])
+    assert admission.reserved == ()
+    admission.reserve("a", num_tokens=40, boundary=32)
+    admission.reserve("b", num_tokens=40, boundary=32)
+    assert set(admission.reserved) == {"a", "b"}
+    admission.settle("a")
+    assert admission.reserved == ("b",)
+
+
 @given(
     st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=3),
     st.integers(4, 200),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -21,7 +23,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan, WorkerReport
+from kvoffload.connector.start_up import EngineStart
+from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan, WantedDigests, WorkerReport
 from kvoffload.errors import ConfigError, UnsupportedError
 from tests.unit.connector.engine_configs import (
     full,
@@ -33,6 +36,7 @@ from tests.unit.connector.engine_configs import (
     window,
 )
 from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.unit.connector.workers import Move, SharedCache, name_of
 
 FORWARD = SimpleNamespace(attn_metadata={})
 NO_FORWARD = SimpleNamespace(attn_metadata=None)
@@ -45,12 +49,32 @@ def warm_engine() -> ScriptedEngine:
     return engine
 
 
-def make_worker(*, extra: dict[str, Any] | None = None) -> tuple[KVOffloadConnector, dict[str, torch.Tensor]]:
+class Worker(NamedTuple):
+    connector: KVOffloadConnector
+    tensors: dict[str, torch.Tensor]
+    shared: SharedCache
+
+
+def open_worker(config: Any, cache: Any) -> tuple[KVOffloadConnector, SharedCache]:
+    shared = SharedCache()
+    with patch.object(EngineStart, "open_for_worker", lambda start, register: shared.open(register)):
+        return KVOffloadConnector(config, KVConnectorRole.WORKER, cache), shared
+
+
+def make_worker(*, extra: dict[str, Any] | None = None) -> Worker:
     config = make_config((["a"], full(4)), num_blocks=8)
-    connector = KVOffloadConnector(make_vllm_config(extra=extra), KVConnectorRole.WORKER, config)
+    connector, shared = open_worker(make_vllm_config(extra=extra), config)
     tensors = make_tensors(config)
     connector.register_kv_caches(tensors)
-    return connector, tensors
+    return Worker(connector, tensors, shared)
+
+
+def save_job(shared: SharedCache, *moves: Move, job: int = 1) -> SaveJob:
+    return SaveJob(job, shared.place, shared.make_moves(moves))
+
+
+def load_plan(shared: SharedCache, *moves: Move, wanted: WantedDigests | None = None) -> StepPlan:
+    return StepPlan(loads=(LoadJob("a", shared.place, shared.make_moves(moves), wanted),))
 
 
 def run_step(connector: KVOffloadConnector, plan: StepPlan, *, forward: object = FORWARD) -> KVConnectorOutput:
@@ -129,7 +153,7 @@ def test_only_settings_that_exist_are_taken() -> None:
         KVOffloadConnector(make_vllm_config(extra={"memroy": "1GiB"}), KVConnectorRole.WORKER, config)
 
 
-@pytest.mark.parametrize("what", ["pipeline_parallel_size", "decode_context_parallel_size", "nnodes"])
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "nnodes"])
 def test_what_is_not_served_yet_is_refused_at_the_start(what: str) -> None:
     vllm_config = make_vllm_config()
     setattr(vllm_config.parallel_config, what, 2)
@@ -153,7 +177,7 @@ def test_faults_in_hooks_are_misses_and_are_counted(
 ) -> None:
     engine = warm_engine()
     request = engine.arrive("b", range(30))
-    break_side(engine, monkeypatch, "add_request", "match", "plan_step", "end_transfers", "forget_request")
+    break_side(engine, monkeypatch, "add_request", "match", "plan_step", "end_transfers", "end_request")
     connector = engine.connector
     for _ in range(3):
         connector.on_new_request(request)
@@ -196,7 +220,7 @@ def test_a_load_whose_planning_fails_is_sent_to_fail(monkeypatch: pytest.MonkeyP
         break_side(engine, patch, "plan_load", *(["plan_step"] if step_fails else []))
         assert engine.admit(request) == Admission(0, 28)
         plan = engine.step()
-    assert [(load.request_id, load.is_doomed) for load in plan.loads] == [("b", True)]
+    assert (plan.loads, plan.doomed) == ((), ("b",))
     engine.report(plan)
     assert engine.match(request) == 0
     assert engine.admit(request) == Admission(0, 0)
@@ -210,23 +234,24 @@ def test_a_fault_inside_planning_a_load_leaves_no_lease(monkeypatch: pytest.Monk
     engine = warm_engine()
     request = engine.arrive("b", range(30))
     with monkeypatch.context() as patch:
-        patch.setattr(engine.side._restores._index, "acquire", lambda keys: {}[0])
+        patch.setattr(engine.parts.restores._admission, "reserve", lambda *given, **named: {}[0])
         engine.admit(request)
     plan = engine.step()
-    assert [load.is_doomed for load in plan.loads] == [True]
+    assert (plan.loads, plan.doomed) == ((), ("b",))
     engine.report(plan)
-    assert engine.side.index.stats.leased_entries == 0
+    engine.finish(request)
+    assert engine.cache.stats().leases == 0
 
 
 # ---- the worker ----
 
 
 def test_a_plan_is_submitted_once_whichever_hooks_are_called() -> None:
-    connector, _ = make_worker()
-    plan = StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),))
-    assert run_until_saved(connector, plan) == WorkerReport({1: 1})
+    connector, _, shared = make_worker()
+    plan = StepPlan(saves=(save_job(shared, Move(0, 1, 0)),))
+    assert run_until_saved(connector, plan).saved == {1: 1}
     assert run_step(connector, StepPlan(), forward=NO_FORWARD).kv_connector_worker_meta is None
-    output = run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 2, 0),)),)))
+    output = run_until_loaded(connector, load_plan(shared, Move(0, 2, 0)))
     assert output.finished_recving == {"a"}
     assert not output.failed_recving
     assert not output.finished_sending
@@ -236,40 +261,51 @@ def test_a_plan_is_submitted_once_whichever_hooks_are_called() -> None:
 
 def test_saves_wait_for_the_draft_models_forward() -> None:
     """With speculative decoding vLLM asks for results first and calls `wait_for_save` after the draft model has run."""
-    connector, tensors = make_worker()
-    connector.bind_connector_metadata(StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),)))
+    connector, tensors, shared = make_worker()
+    connector.bind_connector_metadata(StepPlan(saves=(save_job(shared, Move(0, 1, 0)),)))
     connector.start_load_kv(FORWARD)
     connector.get_transfer_results(set())
     tensors["a"].fill_(5)  # what the draft model writes
     connector.wait_for_save()
     connector.clear_connector_metadata()
-    assert run_until_saved(connector, StepPlan()) == WorkerReport({1: 1})
+    assert run_until_saved(connector, StepPlan()).saved == {1: 1}
     tensors["a"].fill_(0)
-    run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 1, 0),)),)))
+    run_until_loaded(connector, load_plan(shared, Move(0, 1, 0)))
     assert (tensors["a"][1] == 5).all()
     connector.shutdown()
 
 
 def test_what_a_step_did_not_come_to_goes_with_the_next() -> None:
-    connector, _ = make_worker()
-    connector.bind_connector_metadata(
-        StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),), loads=(LoadJob("a", (), is_doomed=True),))
-    )
+    connector, _, shared = make_worker()
+    connector.bind_connector_metadata(StepPlan(saves=(save_job(shared, Move(0, 1, 0)),), doomed=("a",)))
     output = run_until_loaded(connector, StepPlan())
     assert (output.finished_recving, output.failed_recving) == ({"a"}, {"a"})
     connector.shutdown()
 
 
 def test_a_failed_load_is_reported_by_its_request_and_never_by_blocks() -> None:
-    connector, _ = make_worker()
-    output = run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 2, 99),)),)))
+    connector, _, shared = make_worker()
+    output = run_until_loaded(connector, load_plan(shared, Move(0, 0, 0)))
     assert (output.finished_recving, output.failed_recving) == ({"a"}, {"a"})
     assert connector.get_block_ids_with_load_errors() == set()
     connector.shutdown()
 
 
+def test_where_a_rank_may_copy_is_told_even_if_nothing_has_ended() -> None:
+    connector, _, shared = make_worker()
+    first = shared.place
+    shared.client.serve_anew()
+    output = run_step(connector, StepPlan())
+    assert output.kv_connector_worker_meta == WorkerReport(places={0: (first, shared.place)})
+    assert run_step(connector, StepPlan(retired=(first.memory_id,))).kv_connector_worker_meta == WorkerReport(
+        places={0: (shared.place,)}
+    )
+    connector.shutdown()
+    assert shared.opened[0].is_closed
+
+
 def test_a_fault_while_collecting_results_is_an_empty_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    connector, _ = make_worker()
+    connector, _, _ = make_worker()
     with monkeypatch.context() as patch:
         patch.setattr(connector._worker, "take_results", lambda **named: {}[0])
         assert connector.get_transfer_results(set()) == KVConnectorTransferResults()
@@ -277,18 +313,19 @@ def test_a_fault_while_collecting_results_is_an_empty_answer(monkeypatch: pytest
     connector.shutdown()
 
 
-def test_always_verifying_is_a_setting() -> None:
-    connector, _ = make_worker(extra={"verify": "always"})
-    run_until_saved(connector, StepPlan(saves=(SaveJob(1, (BlockMove(0, 1, 0),)),)))
-    assert connector._worker is not None
-    connector._worker._records._records[0].memory[0] ^= 1
-    output = run_until_loaded(connector, StepPlan(loads=(LoadJob("a", (BlockMove(0, 2, 0),)),)))
-    assert output.failed_recving == {"a"}
+def test_a_load_that_brings_digests_is_checked() -> None:
+    connector, _, shared = make_worker()
+    report = run_until_saved(connector, StepPlan(saves=(save_job(shared, Move(0, 1, 0)),)))
+    shared.keep_digests((Move(0, 1, 0),), report.digests[1][0], shard=0)
+    wanted = WantedDigests(name_of(0), np.array([[shared.digests[0, 0]]], np.uint64))
+    assert not run_until_loaded(connector, load_plan(shared, Move(0, 2, 0), wanted=wanted)).failed_recving
+    shared.record(Move(0, 1, 0))[0] ^= 1
+    assert run_until_loaded(connector, load_plan(shared, Move(0, 2, 0), wanted=wanted)).failed_recving == {"a"}
     connector.shutdown()
 
 
 def test_an_engine_that_makes_its_cache_anew_registers_again() -> None:
-    connector, _ = make_worker()
+    connector, _, _ = make_worker()
     before = connector.get_handshake_metadata()
     fresh = make_tensors(connector._kv_cache_config)
     connector.register_kv_caches(fresh)
@@ -315,7 +352,7 @@ def test_layers_that_share_scaled_pages_cannot_wipe_restored_scales() -> None:
     config = make_config((["a"], per_token_head()), num_blocks=4)
     tensors = make_tensors(config)
     tensors["late"] = tensors["a"]
-    connector = KVOffloadConnector(make_vllm_config(layers=layers), KVConnectorRole.WORKER, config)
+    connector, _ = open_worker(make_vllm_config(layers=layers), config)
     connector.register_kv_caches(tensors)
     tensors["a"].fill_(3)  # a restored cache
     for layer in layers.values():
@@ -325,12 +362,13 @@ def test_layers_that_share_scaled_pages_cannot_wipe_restored_scales() -> None:
 
 
 def test_both_sides_agree_over_the_handshake() -> None:
-    config = make_config((["r"], recurrent()), (["a"], full()), (["c"], window()), num_blocks=8)
-    worker = KVOffloadConnector(make_vllm_config(), KVConnectorRole.WORKER, config)
+    groups = ((["r"], recurrent()), (["a"], full()), (["c"], window()))
+    config = make_config(*groups, num_blocks=8)
+    worker, _ = open_worker(make_vllm_config(), config)
     worker.register_kv_caches(make_tensors(config))
-    engine = ScriptedEngine((["r"], recurrent()), (["a"], full()), (["c"], window()))
     facts = worker.get_handshake_metadata()
     assert facts is not None
+    engine = ScriptedEngine(*groups)
     engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts})
-    assert [group.index for group in engine.side._saves._groups] == [0, 1, 2]
+    assert [group.index for group in engine.parts.groups.facts] == [0, 1, 2]
     worker.shutdown()

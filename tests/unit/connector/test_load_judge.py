@@ -137,6 +137,16 @@ def test_loads_that_have_become_slow_are_refused_soon() -> None:
     assert not any(answers[8:])
 
 
+def test_the_first_sample_counts_no_more_than_the_next() -> None:
+    judge = LoadJudge()
+    for seconds in (10.0, 0.1, 0.1, 0.1):
+        judge.note_load(100 * MIB, 1.0)
+        judge.note_prefill(1000, seconds)
+    # All four together: 2.6 ms a token.
+    assert not judge.favours_load(200, 100 * MIB)
+    assert judge.favours_load(400, 100 * MIB)
+
+
 def test_computing_that_has_become_slow_favours_loads_again() -> None:
     judge = judge_of(loads=ordinary_loads(), tokens_per_s=1e6)
     assert not judge.favours_load(4096, 512 * MIB)

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 
 from kvoffload.connector.pins import BlockPins
 
@@ -41,10 +42,9 @@ def test_pins_count_and_are_bounded(pool: BlockPool) -> None:
     pins = BlockPins(pool, limit=3)
     pins.pin([1, 2])
     assert pins.count == 2
-    assert pins.has_room(1)
-    assert not pins.has_room(2)
+    assert pins.room == 1
     pins.pin([1])
-    assert not pins.has_room(1)
+    assert pins.room == 0
     with pytest.raises(AssertionError):
         pins.pin([4])
     pins.unpin([1, 2])
@@ -62,6 +62,32 @@ def test_a_block_pinned_twice_needs_both_pins_undone(pool: BlockPool) -> None:
     assert pool.blocks[3].ref_cnt == 1
     pins.unpin([3])
     assert pool.blocks[3].ref_cnt == 0
+
+
+def test_blocks_come_back_behind_all_others_and_the_deepest_first(pool: BlockPool) -> None:
+    pins = BlockPins(pool, limit=4)
+    for block in (2, 3, 4):
+        pool.blocks[block].set_block_hash(BlockHashWithGroupId(bytes([block])), num_tokens=4)
+    pins.pin([2, 3, 4])
+    pins.unpin([2, 3, 4])
+    assert [block.block_id for block in pool.get_new_blocks(7)] == [1, 5, 6, 7, 4, 3, 2]
+
+
+def test_blocks_that_are_next_come_back_before_all_others_in_their_order(pool: BlockPool) -> None:
+    pins = BlockPins(pool, limit=4)
+    pins.pin([3, 2, 4])
+    pins.unpin([3, 2, 4], is_next=True)
+    assert pins.count == 0
+    assert [block.block_id for block in pool.get_new_blocks(7)] == [3, 2, 4, 1, 5, 6, 7]
+
+
+def test_blocks_that_are_next_and_in_use_by_now_stay_with_their_users(pool: BlockPool) -> None:
+    pins = BlockPins(pool, limit=4)
+    pins.pin([3, 2])
+    pool.touch([pool.blocks[3]])
+    pins.unpin([3, 2], is_next=True)
+    assert pool.blocks[3].ref_cnt == 1
+    assert [block.block_id for block in pool.get_new_blocks(6)] == [2, 1, 4, 5, 6, 7]
 
 
 def test_the_prefix_cache_cannot_be_reset_under_a_pin(pool: BlockPool) -> None:

@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.step_plan import StepPlan
 from tests.unit.connector.engine_configs import full, recurrent, window
-from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.unit.connector.scripted import Admission, ScriptedEngine, list_moves
 
 TWO_SIZES = ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16)))
 """Two groups whose blocks differ in tokens."""
@@ -50,9 +50,10 @@ def test_never_a_full_prompt(tokens: int, external: int) -> None:
 def test_matching_many_times_changes_nothing() -> None:
     engine = warm_engine()
     request = engine.arrive("second", range(30))
-    before = engine.side.index.stats
+    before = engine.cache.stats()
     assert {engine.match(request) for _ in range(50)} == {24}
-    assert engine.side.index.stats == before
+    assert engine.cache.stats() == before
+    assert len(engine.cache.asked) == 1
     assert engine.step() == StepPlan()
     assert not engine.connector.has_pending_push_work()
 
@@ -64,7 +65,7 @@ def test_a_hit_is_loaded_into_exactly_the_blocks_that_were_allocated() -> None:
     (load,) = engine.step().loads
     tables = engine.manager.get_block_ids("second")
     # The window of 6 before token 24 begins at token 19: in the group of blocks of 4, blocks 4 and 5.
-    assert [(move.group, move.block) for move in load.moves] == [
+    assert [(move.group, move.block) for move in list_moves(load)] == [
         *((0, block) for block in tables[0][:3]),
         *((1, block) for block in tables[1][4:6]),
     ]
@@ -81,7 +82,7 @@ def test_every_null_position_is_left_alone() -> None:
     engine = warm_engine()
     engine.admit(engine.arrive("second", range(30)))
     (load,) = engine.step().loads
-    assert 0 not in [move.block for move in load.moves]
+    assert 0 not in [move.block for move in list_moves(load)]
 
 
 def test_only_what_the_engine_lacks_is_loaded() -> None:
@@ -92,20 +93,22 @@ def test_only_what_the_engine_lacks_is_loaded() -> None:
     request = engine.arrive("second", range(30))
     assert engine.admit(request) == Admission(local=8, external=20)
     (load,) = engine.step().loads
-    assert [move.block for move in load.moves] == engine.manager.get_block_ids("second")[0][2:7]
+    assert [move.block for move in list_moves(load)] == engine.manager.get_block_ids("second")[0][2:7]
 
 
 def test_an_allocation_that_fails_after_a_match_leaks_nothing() -> None:
     engine = warm_engine(DENSE)
     request = engine.arrive("second", range(30))
-    before = engine.side.index.stats
+    before = engine.cache.stats()
     for _ in range(3):
         assert engine.match(request) == 28
         hog = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks() - 1)
         assert engine.admit(request) in (None, Admission(0, 0))
         engine.pool.free_blocks(hog)
-    assert engine.side.index.stats == before
+    assert engine.cache.stats() == before
     assert engine.step().loads == ()
+    engine.finish(request)
+    engine.assert_at_rest()
 
 
 def test_an_answer_that_the_engine_does_not_take_leaks_nothing() -> None:
@@ -120,16 +123,16 @@ def test_an_answer_that_the_engine_does_not_take_leaks_nothing() -> None:
     engine.assert_at_rest()
 
 
-def test_records_of_a_load_on_its_way_are_not_evicted() -> None:
+def test_records_of_a_load_on_its_way_are_not_overwritten() -> None:
     engine = warm_engine(DENSE)
-    request = engine.arrive("second", range(30))
-    engine.admit(request)
+    engine.admit(engine.arrive("second", range(30)))
     plan = engine.step()
-    slots = {move.slot for move in plan.loads[0].moves}
-    engine.side.index.clear()  # as hard as eviction can be
-    assert not slots & set(engine.step().drops)
+    loaded = {move.address for move in list_moves(*plan.loads)}
+    slots = engine.cache.take(0, 1_000_000)  # as hard as eviction can be
+    assert len(loaded) == 7
+    assert not loaded & set(slots.addresses.tolist())
     engine.report(plan)
-    assert slots <= set(engine.step().drops)
+    assert loaded == set(engine.cache.take(0, 1_000_000).addresses.tolist())
 
 
 def test_an_abort_while_loading_keeps_the_lease_until_the_report() -> None:
@@ -138,7 +141,7 @@ def test_an_abort_while_loading_keeps_the_lease_until_the_report() -> None:
     engine.admit(request)
     plan = engine.step()
     engine.finish(request)
-    assert engine.side.index.stats.leased_entries > 0
+    assert engine.cache.stats().leases == 1
     assert engine.connector.has_pending_push_work()
     engine.report(plan)
     engine.assert_at_rest()
@@ -170,7 +173,7 @@ def test_a_failed_load_is_forgotten_before_anybody_asks_again(policy: str) -> No
         engine.finish(request)
     engine.finish(other)
     engine.assert_at_rest()
-    assert engine.side._restores._failed == set()
+    assert engine.parts.restores._failed == set()
 
 
 def test_a_request_whose_load_failed_is_never_loaded_again() -> None:
@@ -204,12 +207,14 @@ def test_a_reported_hit_that_cannot_be_planned_fails_and_is_recomputed() -> None
     request = engine.arrive("second", range(30))
     assert engine.match(request) == 28
     assert engine.manager.allocate_slots(request, 0, num_external_computed_tokens=28, delay_cache_blocks=True)
-    engine.side.index.clear()  # between the answer and the allocation
-    engine.connector.update_state_after_alloc(request, engine.manager.get_blocks("second"), 28)
+    table = engine.manager.get_block_ids("second")
+    engine.side.plan_load(request, ([0, *table[0][1:]],), 28)
     engine.loading["second"] = request
+    assert engine.cache.stats().leases == 0
     plan = engine.step()
-    assert [(load.request_id, load.moves, load.is_doomed) for load in plan.loads] == [("second", (), True)]
+    assert (plan.loads, plan.doomed) == ((), ("second",))
     assert engine.connector.has_pending_push_work()
+    assert engine.step().doomed == ()
     engine.report(plan)
     assert engine.match(request) == 0
     engine.finish(request)
@@ -255,7 +260,6 @@ def test_reset_with_a_load_on_its_way_lets_it_end() -> None:
     engine.finish(request)
     engine.finish(engine.requests["third"])
     engine.assert_at_rest()
-    assert engine.side.index.stats.used_bytes == 0
 
 
 def test_two_requests_load_the_same_records_at_once() -> None:
@@ -264,12 +268,13 @@ def test_two_requests_load_the_same_records_at_once() -> None:
         engine.admit(engine.arrive(name, range(30)))
     plan = engine.step()
     first, second = plan.loads
-    assert [move.slot for move in first.moves] == [move.slot for move in second.moves]
-    assert not {move.block for move in first.moves} & {move.block for move in second.moves}
+    ours, theirs = list_moves(first), list_moves(second)
+    assert [move.address for move in ours] == [move.address for move in theirs]
+    assert not {move.block for move in ours} & {move.block for move in theirs}
     engine.report(finished=["second"])
-    assert engine.side.index.stats.leased_entries == 7
+    assert engine.cache.stats().leases == 1
     engine.report(finished=["third"])
-    assert engine.side.index.stats.leased_entries == 0
+    assert engine.cache.stats().leases == 0
 
 
 def test_a_recurrent_group_hits_at_a_saved_boundary_only() -> None:
@@ -290,7 +295,7 @@ def test_a_recurrent_state_is_loaded_into_the_last_block_before_the_boundary() -
     (load,) = engine.step().loads
     tables = engine.manager.get_block_ids("second")
     assert tables[0][:6] == [0] * 6
-    assert [move.block for move in load.moves if move.group == 0] == [tables[0][6]]
+    assert [move.block for move in list_moves(load) if move.group == 0] == [tables[0][6]]
 
 
 def leave_free(engine: ScriptedEngine, blocks: int) -> object:
@@ -327,7 +332,7 @@ def test_the_guard_counts_loaded_requests_until_they_run() -> None:
     engine.report(engine.step())
     for request in admitted:
         engine.finish(request)
-    assert engine.side._restores._admission._rest == {}
+    assert engine.parts.restores._admission._rest == {}
 
 
 @pytest.mark.parametrize("end", ["abort", "failure"])
@@ -344,7 +349,7 @@ def test_a_load_that_comes_to_nothing_reserves_nothing(end: str) -> None:
         assert engine.match(second) == 40
     else:
         engine.report(plan, failed=["first"])
-        assert engine.side._restores._admission._rest == {}
+        assert engine.parts.restores._admission._rest == {}
 
 
 def test_two_blocks_are_enough_to_restore_one() -> None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.scheduler_side import MAX_STEPS_WAITED
-from kvoffload.connector.step_plan import BlockMove, StepPlan
+from kvoffload.connector.step_plan import StepPlan
 from tests.unit.connector.engine_configs import full, recurrent, window
-from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.unit.connector.local_client import MEMORY
+from tests.unit.connector.scripted import Admission, Move, ScriptedEngine, list_moves
 
 TWO_SIZES = ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16)))
 DENSE = ((["a"], full(4)),)
 HYBRID = ((["r"], recurrent(4)), (["a"], full(4)))
 
 
-def make_engine(groups: object = DENSE, **changes: int) -> ScriptedEngine:
+def make_engine(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
     return ScriptedEngine(*groups, **changes)  # type: ignore[misc, arg-type]
 
 
 def saved_blocks(plan: StepPlan, group: int = 0) -> list[int]:
-    return [move.block for save in plan.saves for move in save.moves if move.group == group]
+    return [move.block for move in list_moves(*plan.saves) if move.group == group]
 
 
 def test_every_block_that_a_step_fills_is_saved_in_that_step() -> None:
@@ -109,9 +113,9 @@ def test_nothing_is_readable_before_every_rank_has_it() -> None:
     engine.admit(request)
     plan = engine.step()
     engine.report(plan, ranks=1)
-    assert engine.side.index.stats.entries == 0
+    assert engine.cache.stats().readable == 0
     engine.report(plan, ranks=1)
-    assert engine.side.index.stats.entries == 7
+    assert engine.cache.stats().readable == 7
 
 
 def test_a_save_that_failed_on_any_rank_is_dropped_and_unpinned() -> None:
@@ -121,9 +125,8 @@ def test_a_save_that_failed_on_any_rank_is_dropped_and_unpinned() -> None:
     plan = engine.step()
     engine.report(plan, ranks=1, bad_saves=True)
     engine.report(plan, ranks=1)
-    assert engine.side.index.stats.used_bytes == 0
-    slots = {move.slot for save in plan.saves for move in save.moves}
-    assert set(engine.step().drops) == slots
+    assert engine.cache.published == []
+    assert [len(slots) for slots in engine.cache.aborted] == [7]
     engine.finish(request)
     engine.assert_at_rest()
 
@@ -216,21 +219,6 @@ def test_a_preempted_request_saves_again_what_was_lost_meanwhile() -> None:
     assert len(saved_blocks(engine.step())) == 7
 
 
-def test_reset_with_a_save_on_its_way_drops_it_when_it_ends() -> None:
-    engine = make_engine()
-    request = engine.arrive("a", range(30))
-    engine.admit(request)
-    plan = engine.step()
-    assert engine.connector.reset_cache() is True
-    assert engine.step().drops == ()  # a worker is still writing
-    engine.report(plan)
-    assert engine.side.index.stats.entries == 0
-    assert len(engine.step().drops) == 7
-    engine.finish(request)
-    engine.forget()
-    assert engine.match(engine.arrive("b", range(30))) == 0
-
-
 def test_the_same_blocks_are_saved_again_after_a_reset() -> None:
     engine = make_engine()
     engine.serve("a", range(30))
@@ -307,43 +295,42 @@ def test_states_are_pinned_before_full_blocks_take_all_pins() -> None:
     engine = make_engine(HYBRID, num_blocks=16)  # two pins
     engine.admit(engine.arrive("a", range(20)))
     plan = engine.step()
-    assert [move.group for save in plan.saves for move in save.moves] == [0, 1]
+    assert [move.group for move in list_moves(*plan.saves)] == [0, 1]
 
 
-def test_a_full_cache_of_leased_records_refuses_and_goes_on() -> None:
+def test_a_cache_without_room_refuses_and_goes_on() -> None:
     engine = make_engine()
-    record = engine.geometry.groups[0].record_bytes
-    engine.serve("a", range(30))
-    engine.forget()
-    engine.side.index._capacity_bytes = 7 * record
-    engine.admit(engine.arrive("b", range(30)))
-    engine.step()
+    engine.cache.slots_left = 2
     request = engine.arrive("c", range(100, 130))
     engine.admit(request)
-    assert engine.step().saves == ()
-    assert engine.side.index.stats.refused > 0
-    engine.report(finished=["b"])
+    plan = engine.step()
+    assert saved_blocks(plan) == engine.manager.get_block_ids("c")[0][:2]
+    engine.report(plan)
+    engine.cache.slots_left = None
     engine.decode(request)
     engine.run(request, 1)
-    assert len(saved_blocks(engine.step())) == 7
+    assert saved_blocks(engine.step()) == engine.manager.get_block_ids("c")[0][2:7]
 
 
-def test_what_a_save_evicts_is_dropped_in_the_same_plan() -> None:
-    engine = make_engine()
-    engine.serve("a", range(30))
-    engine.side.index._capacity_bytes = 7 * engine.geometry.groups[0].record_bytes
-    engine.admit(engine.arrive("b", range(100, 110)))
-    plan = engine.step()
-    assert len(plan.drops) == len(saved_blocks(plan)) == 2
-    assert not set(plan.drops) & {move.slot for save in plan.saves for move in save.moves}
+def test_a_full_cache_makes_room_by_itself() -> None:
+    record = 256
+    memory = replace(MEMORY, memory_bytes=16 * record, segment_bytes=16 * record, extent_bytes=4096)
+    engine = make_engine(memory=memory, extra={"save_policy": "eager"})
+    for number in range(5):
+        engine.serve(str(number), range(100 * number, 100 * number + 30))
+    assert engine.cache.stats().evicted > 0
+    engine.forget()
+    assert engine.match(engine.arrive("again", range(400, 430))) == 28
+    engine.finish(engine.requests["again"])
+    engine.assert_at_rest()
 
 
 def test_a_job_names_every_block_once() -> None:
     engine = make_engine(TWO_SIZES)
     engine.admit(engine.arrive("a", range(60)))
     engine.admit(engine.arrive("b", range(60)))
-    moves: list[BlockMove] = [move for save in engine.step().saves for move in save.moves]
-    assert len({move.slot for move in moves}) == len(moves)
+    moves: list[Move] = list_moves(*engine.step().saves)
+    assert len({move.address for move in moves}) == len(moves)
     assert len({(move.group, move.block) for move in moves}) == len(moves)
 
 
@@ -359,9 +346,41 @@ def test_a_fault_while_planning_gives_back_what_was_planned(monkeypatch: pytest.
         assert engine.step() == StepPlan()
     assert engine.connector.faults == {"build_connector_meta": 1}
     assert engine.pinned == 0
-    assert engine.side.index.stats.reserved_entries == 0
+    assert engine.cache.stats().reserved == 0
     # In the next step they are looked at again.
     for request in (good, bad):
         engine.decode(request)
         engine.run(request, 1)
     assert len(saved_blocks(engine.step())) == 14
+
+
+def test_a_fault_between_two_groups_gives_back_what_the_first_has_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(TWO_SIZES)
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    lookup = engine.cache.lookup
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cache, "lookup", lambda group, hashes: lookup({0: 0}[group], hashes))
+        assert engine.step() == StepPlan()
+    assert engine.connector.faults == {"build_connector_meta": 1}
+    assert engine.pinned == 0
+    assert engine.cache.stats().reserved == 0
+    engine.decode(request)
+    engine.run(request, 1)
+    assert saved_blocks(engine.step()) == engine.manager.get_block_ids("a")[0][:3]
+
+
+def test_a_fault_does_not_make_who_decodes_be_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    request = engine.arrive("a", range(7))
+    engine.admit(request)
+    engine.report(engine.step())
+    for is_bad in (True, False):
+        engine.decode(request)
+        engine.run(request, 1)
+        with monkeypatch.context() as patch:
+            if is_bad:
+                patch.setattr(engine.manager, "get_block_ids", lambda name: {}[name])
+            plan = engine.step()
+        assert saved_blocks(plan) == ([] if is_bad else engine.manager.get_block_ids("a")[0][1:2])
+    assert engine.connector.faults == {"build_connector_meta": 1}

@@ -11,32 +11,56 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from kvoffload.connector.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.geometry import EngineCache, describe_cache
-from kvoffload.connector.scheduler_side import SchedulerLimits, SchedulerSide
+from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
 from kvoffload.connector.step_plan import StepPlan, WorkerFacts
-from kvoffload.errors import BlockAlignmentError, IdentityError, UnsupportedError
+from kvoffload.errors import BlockAlignmentError, IdentityError, ServerError
+from kvoffload.protocol import Register
 from tests.unit.connector.engine_configs import full, make_config, make_tensors, window
-from tests.unit.connector.scripted import make_facts, make_request
+from tests.unit.connector.local_client import LocalClient
+from tests.unit.connector.scripted import ScriptedEngine, list_moves, make_facts, make_request
 
 
-def facts(num_blocks: int = 32) -> WorkerFacts:
+def facts(num_blocks: int = 32, rank: int = 0) -> WorkerFacts:
     config = make_config((["a", "b"], full(4)), (["c", "d"], window(4)), num_blocks=num_blocks)
     cache = EngineCache(config=config, tensors=make_tensors(config), sharing={}, layout="LBHNC", hash_block_size=4)
-    return make_facts(describe_cache(cache))
+    return make_facts(describe_cache(cache), rank=rank)
+
+
+class Opening:
+    """Who opens the cache, and with what."""
+
+    def __init__(self) -> None:
+        self.registers: list[Register] = []
+        self.engines: list[EngineFacts] = []
+        self.clients: list[LocalClient] = []
+
+    def __call__(self, register: Register, engine: EngineFacts, on_event: object) -> LocalClient:
+        self.registers.append(register)
+        self.engines.append(engine)
+        self.clients.append(LocalClient(register))
+        return self.clients[-1]
 
 
 def make_side(
-    *, ranks: int = 1, num_blocks: int = 32, memory_bytes: int = 1 << 20, hash_block_size: int = 4
-) -> SchedulerSide:
-    side = SchedulerSide(
-        SchedulerLimits(memory_bytes=memory_bytes, ranks=ranks, hash_block_size=hash_block_size, hit_alignment=4)
+    *, ranks: int = 1, pipeline_ranks: int = 1, num_blocks: int = 32, hash_block_size: int = 4
+) -> tuple[SchedulerSide, Opening]:
+    sharing = SharingTerms(
+        hash_block_size=hash_block_size,
+        hash_algorithm="sha256",
+        hash_seed="0",
+        tensor_ranks=ranks,
+        pipeline_ranks=pipeline_ranks,
     )
+    opening = Opening()
+    side = SchedulerSide(SchedulerTerms(sharing=sharing, hit_alignment=4), opening)
     side.bind_pool(BlockPool(num_blocks, enable_caching=True, hash_block_size=4))
-    return side
+    return side, opening
 
 
 def test_before_the_handshake_everything_is_a_miss() -> None:
-    side = make_side()
+    side, opening = make_side()
     request = make_request("a", range(30), hash_block_size=4)
     side.add_request(request)
     assert side.match(request, 0) == 0
@@ -44,69 +68,191 @@ def test_before_the_handshake_everything_is_a_miss() -> None:
     assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
     assert side.rescue_plan() == StepPlan()
     side.end_transfers(finished={"a"}, failed=set(), report=None)
+    side.doom_load(request)
     side.clear()
-    side.forget_request(request)
+    side.end_request(request, ([], []))
+    side.close()
     assert not side.has_pending_work
     assert not side.has_pending_saves
+    assert opening.registers == []
 
 
-def test_memory_is_shared_by_the_ranks() -> None:
-    side = make_side(ranks=2, memory_bytes=4096)
-    side.accept_facts({(0, 0): facts(), (0, 1): facts()})
-    assert side.index is not None
-    assert side.index._capacity_bytes == 2048
-
-
-def test_a_slot_costs_the_largest_record_of_any_rank() -> None:
-    side = make_side(ranks=2)
-    small, large = facts(), facts()
+def test_the_cache_is_opened_with_what_all_ranks_agree_on() -> None:
+    side, opening = make_side(ranks=2)
+    small, large = facts(), facts(rank=1)
     large = replace(large, groups=(replace(large.groups[0], record_bytes=1000), large.groups[1]))
     side.accept_facts({(0, 0): small, (0, 1): large})
-    assert side.index is not None
-    assert side.index._record_bytes == (1000, 512)
+    (register,) = opening.registers
+    # A slot costs the largest record of any rank, for each of them.
+    assert [(group.record_bytes, group.shards) for group in register.groups] == [(1000, 2), (512, 2)]
+    assert (register.fingerprint, register.ranks) == (small.fingerprint, 2)
+    assert opening.engines[0].cache_bytes == small.cache_bytes + large.cache_bytes
 
 
 @pytest.mark.parametrize(("num_blocks", "limit"), [(2, 2), (15, 2), (32, 4), (800, 100)])
 def test_one_block_in_eight_may_be_pinned_but_always_one_of_each_group(num_blocks: int, limit: int) -> None:
-    side = make_side(num_blocks=num_blocks)
+    side, _ = make_side(num_blocks=num_blocks)
     side.accept_facts({(0, 0): facts(num_blocks)})
-    assert side._saves is not None
-    assert side._saves._pins.limit == limit
+    assert side._parts is not None
+    assert side._parts.saves._pins.limit == limit
 
 
-def test_ranks_of_different_identity_are_refused_by_the_field_they_differ_in() -> None:
-    other = replace(facts(), fingerprint=b"g" * 32, description={"model": "acme/other"})
-    with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\).*model: 'acme/tiny' here, 'acme/other' there"):
-        make_side(ranks=2).accept_facts({(0, 0): facts(), (0, 1): other})
+def test_ranks_that_differ_are_refused_before_the_cache_is_opened() -> None:
+    side, opening = make_side(ranks=2)
+    with pytest.raises(IdentityError):
+        side.accept_facts({(0, 0): facts(), (0, 1): replace(facts(rank=1), fingerprint=b"g" * 32)})
+    assert opening.registers == []
 
 
-def test_ranks_with_different_groups_are_refused() -> None:
-    other = facts()
-    other = replace(other, groups=tuple(reversed(other.groups)))
-    with pytest.raises(IdentityError, match="different KV cache groups"):
-        make_side(ranks=2).accept_facts({(0, 0): facts(), (0, 1): other})
-
-
-def test_a_missing_rank_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="1 of 2 ranks"):
-        make_side(ranks=2).accept_facts({(0, 0): facts()})
-
-
-def test_blocks_that_hashes_do_not_divide_are_refused() -> None:
+def test_blocks_that_hashes_do_not_divide_are_refused_before_the_cache_is_opened() -> None:
+    side, opening = make_side(hash_block_size=3)
     with pytest.raises(BlockAlignmentError):
-        make_side(hash_block_size=3).accept_facts({(0, 0): facts()})
+        side.accept_facts({(0, 0): facts()})
+    assert opening.registers == []
+
+
+def test_a_cache_that_refuses_the_engine_keeps_it_from_starting() -> None:
+    side, _ = make_side()
+
+    def refuse(register: Register, engine: EngineFacts, on_event: object) -> LocalClient:
+        raise ServerError("refused", remedy="ask somebody else")
+
+    side._open_cache = refuse
+    with pytest.raises(ServerError):
+        side.accept_facts({(0, 0): facts()})
+    assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
+
+
+def test_workers_of_pipelines_are_told_how_to_join_with_every_plan() -> None:
+    """They cannot know it by themselves: each has layers of its own."""
+    side, opening = make_side(pipeline_ranks=2)
+    side.accept_facts({(0, 0): facts(), (1, 0): replace(facts(rank=1), fingerprint=b"g" * 32)})
+    assert [side.plan_step(SchedulerOutput.make_empty()).register for _ in range(2)] == opening.registers * 2
+    side, _ = make_side(ranks=2)
+    side.accept_facts({(0, 0): facts(), (0, 1): facts(rank=1)})
+    assert side.plan_step(SchedulerOutput.make_empty()).register is None
 
 
 def test_nothing_of_an_ended_request_stays() -> None:
-    side = make_side()
+    side, opening = make_side()
     side.accept_facts({(0, 0): facts()})
     for number in range(100):
         request = make_request(str(number), range(30), hash_block_size=4)
         side.add_request(request)
         side.match(request, 0)
-        side.forget_request(request)
-    assert side._restores is not None
-    assert side._saves is not None
+        side.end_request(request, ([], []))
+    assert side._parts is not None
     assert not side._requests
-    assert not side._restores._answers
-    assert not side._saves._next
+    assert not side._parts.restores._questions
+    assert not side._parts.restores._failed
+    assert opening.clients[0].stats().leases == 0
+
+
+def test_a_request_that_nobody_announced_is_a_miss() -> None:
+    side, _ = make_side()
+    side.accept_facts({(0, 0): facts()})
+    request = make_request("a", range(30), hash_block_size=4)
+    assert side.match(request, 0) == 0
+    side.plan_load(request, ([], []), 8)
+    side.end_request(request, ([], []))
+    assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
+
+
+def test_the_end_closes_the_cache() -> None:
+    engine = ScriptedEngine((["a"], full(4)))
+    engine.serve("a", range(30))
+    engine.forget()
+    engine.arrive("b", range(30))
+    assert engine.cache.stats().leases == 1
+    engine.connector.shutdown()
+    assert engine.cache.is_closed
+    assert engine.cache.stats().leases == 0
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "asker", "expected"),
+    [("", "", 28), ("one", "one", 28), ("one", "other", 0), ("one", "", 0), ("", "one", 0)],
+)
+def test_what_one_tenant_has_saved_is_found_by_no_other(owner: str, asker: str, expected: int, is_reset: bool) -> None:
+    engine = ScriptedEngine((["a"], full(4)))
+    if is_reset:
+        engine.connector.reset_cache()
+    request = engine.arrive("first", range(30), tenant=owner)
+    engine.admit(request)
+    engine.report(engine.step())
+    engine.finish(request)
+    engine.forget()
+    assert engine.match(engine.arrive("second", range(30), tenant=asker)) == expected
+
+
+def test_tenants_do_not_keep_each_other_from_saving() -> None:
+    engine = ScriptedEngine((["a"], full(4)))
+    for tenant in ("one", "other"):
+        request = engine.arrive(tenant, range(30), tenant=tenant)
+        engine.admit(request)
+        engine.report(engine.step())
+        engine.finish(request)
+        engine.forget()
+    assert len({one.name for one in engine.cache.published}) == 14
+
+
+def test_a_reset_hides_what_a_tenant_has_saved() -> None:
+    engine = ScriptedEngine((["a"], full(4)))
+    request = engine.arrive("first", range(30), tenant="one")
+    engine.admit(request)
+    engine.report(engine.step())
+    engine.finish(request)
+    engine.forget()
+    engine.connector.reset_cache()
+    assert engine.match(engine.arrive("second", range(30), tenant="one")) == 0
+
+
+def test_windows_are_kept_where_a_prompt_parts_from_what_is_cached() -> None:
+    """The third prompt with the same beginning restores it, although no prompt ever ended there."""
+    engine = ScriptedEngine((["a"], full(4)), (["c"], window(4, tokens=6)), retention_interval=0)
+    shared = range(22)
+    engine.serve("first", [*shared, *range(100, 130)])
+    engine.forget()
+    assert engine.match(engine.arrive("second", [*shared, *range(200, 230)])) == 0
+    engine.finish(engine.requests["second"])
+    engine.serve("third", [*shared, *range(300, 330)])
+    engine.forget()
+    assert engine.match(engine.arrive("fourth", [*shared, *range(400, 430)])) == 20
+
+
+@pytest.mark.parametrize("policy", ["eager", "on_evict"])
+@pytest.mark.parametrize("was_preempted", [False, True])
+def test_who_ends_before_it_has_run_in_its_blocks_saves_nothing(policy: str, was_preempted: bool) -> None:
+    """Another connector is loading into them: what the engine counts as computed is not there yet."""
+    engine = ScriptedEngine((["a"], full(4)), extra={"save_policy": policy})
+    request = engine.arrive("a", range(30))
+    if was_preempted:
+        engine.cache.slots_left = 0
+        engine.admit(request)
+        engine.step()
+        engine.preempt(request)
+        engine.forget()
+        engine.cache.slots_left = None
+    assert engine.match(request) == 0
+    assert engine.manager.allocate_slots(request, 0, num_external_computed_tokens=28, delay_cache_blocks=True)
+    engine.connector.update_state_after_alloc(request, engine.manager.get_blocks("a"), 0)
+    request.num_computed_tokens = 28
+    assert engine.step().saves == ()
+    engine.finish(request)
+    assert engine.pinned == 0
+    assert engine.step().saves == ()
+    engine.assert_at_rest()
+
+
+def test_what_another_connector_has_loaded_is_saved_once_it_runs() -> None:
+    engine = ScriptedEngine((["a"], full(4)))
+    request = engine.arrive("a", range(30))
+    assert engine.match(request) == 0
+    assert engine.manager.allocate_slots(request, 0, num_external_computed_tokens=28, delay_cache_blocks=True)
+    engine.connector.update_state_after_alloc(request, engine.manager.get_blocks("a"), 0)
+    request.num_computed_tokens = 28
+    assert engine.step().saves == ()
+    engine.manager.cache_blocks(request, 28)
+    assert engine.run(request)
+    assert len(list_moves(*engine.step().saves)) == 7

@@ -6,17 +6,22 @@ nothing is left pinned, leased or reserved.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.connector import eviction_watch, restores
 from kvoffload.connector.admission import LoadAdmission
 from tests.unit.connector.engine_configs import chunked, full, recurrent, window
+from tests.unit.connector.local_client import MEMORY
 from tests.unit.connector.scripted import Group
 from tests.unit.connector.simulated import NothingMovesError, SimulatedEngine
 
+TINY = replace(MEMORY, memory_bytes=12 << 10, segment_bytes=12 << 10, extent_bytes=2 << 10)
+ALWAYS = {"verify": "always"}
 MODELS: dict[str, tuple[Group, ...]] = {
     "dense": ((["a", "b"], full(4)),),
     "window": ((["a"], full(4)), (["c"], window(4, tokens=6))),
@@ -33,28 +38,51 @@ def make_prompt(random: Random) -> list[int]:
     return [*shared, *(random.randrange(1000) for _ in range(random.randint(1, 20)))]
 
 
-def play(engine: SimulatedEngine, random: Random, *, turns: int = 60, damage: float = 0.0, reset: float = 0.0) -> None:
+def play(
+    engine: SimulatedEngine,
+    random: Random,
+    *,
+    turns: int = 60,
+    damage: float = 0.0,
+    reset: float = 0.0,
+    answers: float = 0.0,
+) -> None:
+    """With the shares of turns in which something happens."""
     for _ in range(turns):
+        if random.random() < answers:
+            engine.cache.answer(is_lost=random.random() < 0.2)
         if random.random() < 0.5 and len(engine.requests) < 9:
             engine.come(make_prompt(random), decode=random.randrange(12))
         if random.random() < 0.06:
             engine.abort()
         if random.random() < damage:
-            engine.worker.damage_record(random)
+            engine.damage_record()
         if random.random() < reset:
             engine.connector.reset_cache()
         if random.random() < 0.3:
             engine.lose_cache()
         engine.turn()
+    engine.cache.holds_answers = False
+    engine.cache.answer()
     engine.drain()
     engine.assert_at_rest()
+
+
+def choose_interval(model: str, random: Random) -> int | None:
+    """Of the engine's own retention, which must have windows or states."""
+    return random.choice([None, 0, 16]) if model in ("window", "recurrent", "blocks of two sizes") else None
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("model", MODELS)
 def test_every_block_that_is_read_is_right_and_every_request_ends(model: str, seed: int) -> None:
     random = Random(seed)
-    engine = SimulatedEngine(*MODELS[model], num_blocks=random.choice([40, 48, 96]), random=random)
+    engine = SimulatedEngine(
+        *MODELS[model],
+        num_blocks=random.choice([40, 48, 96]),
+        random=random,
+        retention_interval=choose_interval(model, random),
+    )
     play(engine, random)
 
 
@@ -62,17 +90,40 @@ def test_every_block_that_is_read_is_right_and_every_request_ends(model: str, se
 @pytest.mark.parametrize("model", MODELS)
 def test_a_cache_that_must_evict_never_gives_wrong_bytes(model: str, seed: int) -> None:
     random = Random(seed)
-    engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random, memory_records=20)
+    engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random, memory=TINY)
     play(engine, random, reset=0.05)
-    assert engine.side.index.stats.evicted > 0
+    assert engine.cache.stats().evicted > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", MODELS)
-def test_damaged_records_are_recomputed(model: str, seed: int) -> None:
+def test_a_cache_whose_answers_are_late_never_gives_wrong_bytes(model: str, seed: int) -> None:
     random = Random(seed)
     engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random)
+    engine.cache.holds_answers = True
+    play(engine, random, answers=0.3, reset=0.05)
+    assert engine.cache.asked
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", MODELS)
+def test_damaged_records_are_found_by_the_cache_and_recomputed(model: str, seed: int) -> None:
+    random = Random(seed)
+    engine = SimulatedEngine(
+        *MODELS[model], num_blocks=48, random=random, memory=replace(MEMORY, verify="always"), extra=ALWAYS
+    )
     play(engine, random, damage=0.5)
+    assert engine.cache.stats().mismatches > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", MODELS)
+def test_damaged_records_are_found_by_the_worker_and_recomputed(model: str, seed: int) -> None:
+    """A cache that does not look, and bits that flip after it has."""
+    random = Random(seed)
+    engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random, extra=ALWAYS)
+    play(engine, random, damage=0.5)
+    assert engine.cache.stats().mismatches == 0
 
 
 def crowd(model: str, seed: int) -> None:
@@ -80,7 +131,7 @@ def crowd(model: str, seed: int) -> None:
     random = Random(seed)
     engine = SimulatedEngine(*MODELS[model], num_blocks=32, random=random)
     engine.reserves_whole_prompts = False
-    engine.side._saves._pins.limit = 12
+    engine.parts.saves._pins.limit = 12
     for _ in range(40):
         if len(engine.requests) < 9:
             engine.come(make_prompt(random), decode=random.randrange(12))
@@ -99,18 +150,73 @@ def test_loaded_requests_never_wait_for_each_others_blocks(model: str, seed: int
 @pytest.mark.parametrize("model", ["window", "recurrent"])
 def test_without_the_guard_they_do(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoadAdmission, "admits", lambda self, **given: True)
+    monkeypatch.setattr(restores, "PARKED_SHARE", 1)
     with pytest.raises(NothingMovesError):
         [crowd(model, seed) for seed in range(5)]
 
 
 def test_the_traffic_is_of_the_kind_that_it_claims_to_be() -> None:
-    """Loads, failing loads and preemptions do happen in it."""
-    restored, failed = 0, 0
+    """Loads, failing loads, records that the cache finds damaged, and preemptions do happen in it."""
+    restored, late, failed, mismatches, preemptions = 0, 0, 0, 0, 0
     for seed in range(4):
+        for memory in (MEMORY, replace(MEMORY, verify="always")):
+            random = Random(seed)
+            engine = SimulatedEngine(*MODELS["window"], num_blocks=48, random=random, memory=memory, extra=ALWAYS)
+            play(engine, random, damage=0.5)
+            restored += engine.restored_tokens
+            failed += engine.failed_loads
+            mismatches += engine.cache.stats().mismatches
+            preemptions += engine.preemptions
         random = Random(seed)
         engine = SimulatedEngine(*MODELS["window"], num_blocks=48, random=random)
-        play(engine, random, damage=0.5)
-        restored += engine.restored_tokens
-        failed += engine.failed_loads
+        engine.cache.holds_answers = True
+        play(engine, random, answers=0.3)
+        late += engine.restored_tokens
     assert restored > 100
+    assert late > 0
     assert failed > 0
+    assert mismatches > 0
+    assert preemptions > 0
+
+
+@pytest.mark.parametrize("looked_at", [2, 8, 256])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_saved_when_the_engine_loses_it_is_right(
+    model: str, seed: int, looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction_watch, "MAX_LOOKED_AT", looked_at)
+    random = Random(seed)
+    engine = SimulatedEngine(
+        *MODELS[model],
+        num_blocks=random.choice([40, 48, 96]),
+        random=random,
+        retention_interval=choose_interval(model, random),
+        extra={"save_policy": "on_evict"},
+    )
+    play(engine, random, reset=0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_saved_at_its_second_use_is_right(model: str, seed: int) -> None:
+    random = Random(seed)
+    engine = SimulatedEngine(
+        *MODELS[model],
+        num_blocks=random.choice([40, 48, 96]),
+        random=random,
+        retention_interval=choose_interval(model, random),
+        extra={"save_policy": "second_use"},
+    )
+    play(engine, random, reset=0.02)
+
+
+@pytest.mark.parametrize("policy", ["on_evict", "second_use"])
+def test_every_policy_saves_what_is_restored_later(policy: str) -> None:
+    restored = 0
+    for seed in range(4):
+        random = Random(seed)
+        engine = SimulatedEngine(*MODELS["window"], num_blocks=48, random=random, extra={"save_policy": policy})
+        play(engine, random)
+        restored += engine.restored_tokens
+    assert restored > 100

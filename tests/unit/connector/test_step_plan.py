@@ -10,28 +10,47 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kvoffload.cache import GroupRule
+from kvoffload.connector.agreement import SharingTerms, make_register
 from kvoffload.connector.step_plan import (
-    BlockMove,
+    BlockMoves,
     GroupFacts,
     LoadJob,
+    Place,
     SaveJob,
     StepPlan,
+    WantedDigests,
     WorkerFacts,
     WorkerReport,
 )
 from kvoffload.kvspec import ReuseRule
 
-PLAN = StepPlan(
-    loads=(LoadJob("a", (BlockMove(0, 5, 9),)), LoadJob("b", (), is_doomed=True)),
-    saves=(SaveJob(3, (BlockMove(1, 6, 10), BlockMove(0, 7, 11))),),
-    drops=(1, 2),
+PLACE = Place(7, 1 << 16)
+
+
+def moves(*blocks: int) -> BlockMoves:
+    count = len(blocks)
+    return BlockMoves(np.arange(count), np.array(blocks, np.int64), np.arange(count, dtype=np.uint64) << np.uint64(40))
+
+
+WANTED = WantedDigests(b"h" * 64, np.array([[1, 2**64 - 1], [3, 4]], np.uint64))
+REGISTER = make_register(
+    b"f" * 32, (), SharingTerms(hash_block_size=4, hash_algorithm="a", hash_seed="", tensor_ranks=1)
 )
-REPORT = WorkerReport({3: 1, 4: 1}, frozenset({4}))
+PLAN = StepPlan(
+    loads=(LoadJob("a", PLACE, moves(5, 9), WANTED), LoadJob("b", PLACE, moves())),
+    saves=(SaveJob(3, PLACE, moves(6, 7)),),
+    doomed=("c",),
+    retired=(6,),
+    register=REGISTER,
+)
+REPORT = WorkerReport({3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)})
 FACTS = WorkerFacts(
+    rank=1,
     fingerprint=b"f" * 32,
     description={"model": "acme/tiny", "hash_seed": b"s" * 32, "layers": {"a": ["bfloat16", "none"]}},
     groups=(
@@ -43,12 +62,46 @@ FACTS = WorkerFacts(
         ),
     ),
     num_blocks=8,
+    cache_bytes=1024,
+    places=(PLACE,),
 )
 
 
-@pytest.mark.parametrize("value", [PLAN, REPORT, FACTS, StepPlan(), WorkerReport()])
+@pytest.mark.parametrize("value", [REPORT, FACTS, StepPlan(), WorkerReport()])
 def test_survives_the_way_between_processes(value: object) -> None:
     assert ForkingPickler.loads(ForkingPickler.dumps(value)) == value
+
+
+def test_plans_survive_the_way_between_processes() -> None:
+    arrived = ForkingPickler.loads(ForkingPickler.dumps(PLAN))
+    assert isinstance(arrived, StepPlan)
+    assert (arrived.doomed, arrived.retired, arrived.register) == (PLAN.doomed, PLAN.retired, PLAN.register)
+    jobs, others = [*PLAN.loads, *PLAN.saves], [*arrived.loads, *arrived.saves]
+    for job, other in zip(jobs, others, strict=True):
+        assert (type(job), job.place) == (type(other), other.place)
+        for name in ("groups", "blocks", "addresses"):
+            one, another = getattr(job.moves, name), getattr(other.moves, name)
+            assert one.dtype == another.dtype
+            assert np.array_equal(one, another)
+    assert [load.request_id for load in arrived.loads] == ["a", "b"]
+    assert arrived.saves[0].job == 3
+    wanted = arrived.loads[0].wanted
+    assert wanted is not None
+    assert wanted.hashes == WANTED.hashes
+    assert np.array_equal(wanted.digests, WANTED.digests)
+    assert arrived.loads[1].wanted is None
+
+
+@pytest.mark.parametrize("part", ["loads", "saves", "doomed", "retired", "register"])
+def test_a_plan_with_anything_in_it_is_not_empty(part: str) -> None:
+    assert StepPlan().is_empty
+    assert not StepPlan(**{part: getattr(PLAN, part)}).is_empty
+
+
+def test_a_report_is_empty_if_nothing_ended_and_no_place_is_news() -> None:
+    assert WorkerReport().is_empty
+    assert not WorkerReport({1: 1}).is_empty
+    assert not WorkerReport(places={0: ()}).is_empty
 
 
 @pytest.mark.parametrize("value", [PLAN, REPORT, FACTS, PLAN.loads[0], PLAN.saves[0], FACTS.groups[0]])
@@ -59,20 +112,31 @@ def test_values_are_frozen(value: object) -> None:
 
 
 def test_reports_add_up_in_any_order() -> None:
-    reports = [WorkerReport({1: 1, 2: 1}), WorkerReport({2: 1}, frozenset({2})), WorkerReport(), WorkerReport({1: 1})]
+    reports = [
+        WorkerReport({1: 1, 2: 1}, digests={1: {0: b"a"}, 2: {0: b"c"}}, places={0: ()}),
+        WorkerReport({2: 1}, frozenset({2})),
+        WorkerReport(places={1: (PLACE,)}),
+        WorkerReport({1: 1}, digests={1: {1: b"b"}}),
+    ]
     for one, *others in permutations(reports):
         total = one
         for other in others:
             total = total.aggregate(other)
-        assert total == WorkerReport({1: 2, 2: 2}, frozenset({2}))
+        assert total == WorkerReport(
+            {1: 2, 2: 2},
+            frozenset({2}),
+            {1: {0: b"a", 1: b"b"}, 2: {0: b"c"}},
+            {0: (), 1: (PLACE,)},
+        )
 
 
 def test_aggregating_changes_neither_report() -> None:
     """vLLM uses the first worker's object as the accumulator, while the worker may still hold it."""
-    one, other = WorkerReport({1: 1}, frozenset({1})), WorkerReport({1: 1, 2: 1})
+    one = WorkerReport({1: 1}, frozenset({1}), {1: {0: b"a"}}, {0: ()})
+    other = WorkerReport({1: 1, 2: 1}, digests={1: {1: b"b"}}, places={1: (PLACE,)})
     one.aggregate(other)
-    assert one == WorkerReport({1: 1}, frozenset({1}))
-    assert other == WorkerReport({1: 1, 2: 1})
+    assert one == WorkerReport({1: 1}, frozenset({1}), {1: {0: b"a"}}, {0: ()})
+    assert other == WorkerReport({1: 1, 2: 1}, digests={1: {1: b"b"}}, places={1: (PLACE,)})
 
 
 def test_vllms_aggregator_adds_the_reports_of_all_ranks() -> None:

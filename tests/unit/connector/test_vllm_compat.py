@@ -12,6 +12,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvoffload.connector import vllm_compat
@@ -192,3 +194,112 @@ def test_a_layout_that_was_not_resolved_is_not_guessed() -> None:
     config.kv_cache_layout = None
     with pytest.raises(UnsupportedError, match="not resolved a KV cache layout"):
         vllm_compat.cache_layout(config)
+
+
+@pytest.mark.parametrize(
+    ("cache_config", "expected"),
+    [
+        ({}, 0),
+        ({"prefix_cache_retention_interval": 0}, 0),
+        ({"prefix_cache_retention_interval": 4096}, 4096),
+        ({"prefix_cache_retention_interval": None}, None),
+    ],
+)
+def test_an_engine_without_retention_retains_nothing_at_intervals(
+    cache_config: dict[str, Any], expected: int | None
+) -> None:
+    config: Any = SimpleNamespace(cache_config=SimpleNamespace(**cache_config))
+    assert vllm_compat.retention_interval(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (None, False),
+        (SimpleNamespace(enable_kv_cache_events=False), False),
+        (SimpleNamespace(enable_kv_cache_events=True), True),
+    ],
+)
+def test_events_are_wanted_by_who_publishes_them(events: Any, expected: bool) -> None:
+    config: Any = SimpleNamespace(kv_events_config=events)
+    assert vllm_compat.wants_events(config) is expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (SimpleNamespace(), 0),
+        (SimpleNamespace(speculative_config=None), 0),
+        (SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=None)), 0),
+        (SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=5)), 5),
+    ],
+)
+def test_drafts_are_those_of_speculative_decoding(config: Any, expected: int) -> None:
+    assert vllm_compat.draft_tokens(config) == expected
+
+
+@pytest.mark.parametrize(("cache", "expected"), [({}, 1), ({"kv_tp_replicas": None}, 1), ({"kv_tp_replicas": 4}, 4)])
+def test_an_engine_that_does_not_say_has_no_replicas(cache: dict[str, Any], expected: int) -> None:
+    given: Any = SimpleNamespace(**cache)
+    assert vllm_compat.kv_replicas(given) == expected
+
+
+# ---- the free queue ----
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(8, enable_caching=True, hash_block_size=4)
+
+
+def ids(blocks: list[KVCacheBlock]) -> list[int]:
+    return [block.block_id for block in blocks]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 7, 100])
+def test_the_next_free_blocks_are_those_that_the_engine_gets(pool: BlockPool, limit: int) -> None:
+    pool.free_blocks(pool.get_new_blocks(3))
+    pool.touch([pool.blocks[5]])
+    before = pool.get_num_free_blocks()
+    found = vllm_compat.next_free_blocks(pool, limit)
+    assert pool.get_num_free_blocks() == before == 6
+    assert found == pool.get_new_blocks(before)[:limit]
+
+
+def test_an_engine_without_free_blocks_has_none_next(pool: BlockPool) -> None:
+    pool.get_new_blocks(7)
+    assert vllm_compat.next_free_blocks(pool, 5) == []
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "expected"),
+    [
+        pytest.param(0, 16, True, id="whole"),
+        pytest.param(0, None, True, id="of an engine without partial blocks"),
+        pytest.param(0, 20, False, id="partial"),
+        pytest.param(1, 20, True, id="of a group with smaller blocks"),
+        pytest.param(2, 16, False, id="of a group without a size"),
+        pytest.param(None, None, False, id="nothing is cached in it"),
+    ],
+)
+def test_whole_blocks_have_a_key(group: int | None, tokens: int | None, expected: bool) -> None:
+    block = KVCacheBlock(block_id=3)
+    if group is not None:
+        block.set_block_hash(make_block_hash_with_group_id(BlockHash(b"h" * 32), group), num_tokens=tokens)
+    assert vllm_compat.full_block_key(block, {0: 8, 1: 4}) == ((group, b"h" * 32) if expected else None)
+
+
+def test_an_engine_of_before_partial_blocks_has_whole_ones() -> None:
+    """vLLM 0.31's blocks do not say how many tokens their hash covers."""
+    block: Any = SimpleNamespace(block_hash=make_block_hash_with_group_id(BlockHash(b"h" * 32), 1))
+    assert vllm_compat.full_block_key(block, {1: 4}) == (1, b"h" * 32)
+
+
+def test_blocks_that_are_freed_first_are_taken_first_in_their_order(pool: BlockPool) -> None:
+    one, two, three = pool.get_new_blocks(3)
+    pool.touch([three, pool.null_block])
+    assert pool.null_block.ref_cnt == 1
+    one.set_block_hash(make_block_hash_with_group_id(BlockHash(b"h" * 32), 0))
+    vllm_compat.free_first(pool, [two, three, one, pool.null_block])
+    assert (three.ref_cnt, pool.get_num_free_blocks()) == (1, 6)
+    assert ids(pool.get_new_blocks(6)) == [2, 1, 4, 5, 6, 7]

@@ -13,25 +13,31 @@ import torch
 
 from kvoffload.connector import worker_side
 from kvoffload.connector.geometry import EngineCache, describe_cache
-from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan, WorkerReport
-from kvoffload.errors import IdentityError, NativeError, RegistrationError, SelfTestError
+from kvoffload.connector.step_plan import WorkerReport
+from kvoffload.errors import IdentityError, NativeError, RegistrationError, SelfTestError, ServerError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry
+from kvoffload.protocol import Register
 from kvoffload.transfer import CopyDirection, CopyEngine, open_engine
 from tests.unit.connector.engine_configs import full, make_config, make_tensors
+from tests.unit.connector.local_client import LocalPlaces
 from tests.unit.connector.workers import (
     NUM_BLOCKS,
     PAGE,
+    Move,
     block_of,
     collect,
     fill,
     identify,
+    join_plans,
     load,
+    load_job,
     make_cache,
     make_worker,
     memory_of,
     replace_engine,
     save,
+    save_job,
     start,
 )
 from tests.unit.transfer.stand_ins import FailingEngine, ForgetfulEngine, HeldEngine
@@ -94,12 +100,12 @@ def test_records_survive_a_sleep_of_the_engine() -> None:
     """Registered anew at other addresses, what was saved before is loaded into the new cache."""
     worker, tensors = start(make_worker())
     wanted = block_of(tensors, 1)
-    save(worker, BlockMove(1, 1, 0))
+    save(worker, Move(1, 1, 0))
     worker.unregister()
     assert worker.facts is None
     geometry, fresh = make_cache()
     worker.register(geometry, fresh, scale_views={}, identify=identify)
-    assert load(worker, BlockMove(1, 3, 0))
+    assert load(worker, Move(1, 3, 0))
     assert block_of(fresh, 3) == wanted
     worker.close()
 
@@ -121,12 +127,12 @@ def test_after_unregistering_nothing_of_ours_holds_the_engines_memory(
     storages = [weakref.ref(tensor.untyped_storage()) for tensor in tensors.values()]
     views = [weakref.ref(tensor) for tensor in tensors.values()]
     if last_job == "good":
-        worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0),)),)))
+        worker.submit(save_job(worker, Move(1, 1, 0)))
     elif last_job == "refused":
-        worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0), BlockMove(1, NUM_BLOCKS, 1))),)))
+        worker.submit(save_job(worker, Move(1, 1, 0), Move(1, NUM_BLOCKS, 1)))
     elif last_job != "none":
         replace_engine(worker, lambda inner: FailingEngine(inner, CopyDirection.SAVE))
-        worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0), BlockMove(1, 3, 1))),)))
+        worker.submit(save_job(worker, Move(1, 1, 0), Move(1, 3, 1)))
     worker.unregister()
     assert [record.getMessage() for record in caplog.records if "still referenced" in record.getMessage()] == []
     del tensors
@@ -134,41 +140,72 @@ def test_after_unregistering_nothing_of_ours_holds_the_engines_memory(
     assert [view() for view in views] == [None, None]
     assert [storage() for storage in storages] == [None, None]
     worker.close()
-    assert len(worker._records) == 0
 
 
 def test_what_was_on_its_way_ends_before_the_memory_is_let_go() -> None:
     worker, tensors = start(make_worker())
     wanted = block_of(tensors, 1)
-    save(worker, BlockMove(1, 1, 0))
-    worker.submit(StepPlan(saves=(SaveJob(2, (BlockMove(1, 3, 1),)),), loads=(LoadJob("a", (BlockMove(1, 2, 0),)),)))
+    save(worker, Move(1, 1, 0))
+    worker.submit(join_plans(save_job(worker, Move(1, 3, 1), job=2), load_job(worker, Move(1, 2, 0), name="a")))
     worker.unregister()
     assert block_of(tensors, 2) == wanted
-    assert collect(worker, 2) == ({"a"}, set(), WorkerReport({2: 1}))
-    assert worker._records.acquire([1], [PAGE])[0].memory.tolist() == block_of(tensors, 3)
+    finished, failed, report = collect(worker, 2)
+    assert (finished, failed, report.saved, report.failed) == ({"a"}, set(), {2: 1}, frozenset())
+    assert worker.shared.record(Move(1, 3, 1)).tolist() == block_of(tensors, 3)
 
 
 def test_jobs_without_a_registered_cache_fail() -> None:
     worker, _ = start(make_worker())
     worker.unregister()
-    worker.submit(StepPlan(loads=(LoadJob("a", (BlockMove(1, 2, 0),)),)))
+    worker.submit(load_job(worker, Move(1, 2, 0), name="a"))
     geometry, tensors = make_cache()
     assert worker.take_results(is_idle=True)[:2] == ({"a"}, {"a"})
-    worker.submit(StepPlan(loads=(LoadJob("b", (BlockMove(1, 2, 0),)),)))
+    worker.submit(load_job(worker, Move(1, 2, 0), name="b"))
     worker.register(geometry, tensors, scale_views={}, identify=identify)
     assert collect(worker, 1)[:2] == ({"b"}, {"b"})
     worker.close()
 
 
-def test_a_record_of_a_cache_with_other_pages_is_not_loaded() -> None:
+def test_a_cache_with_other_pages_is_not_registered_in_place_of_the_first() -> None:
+    """What was saved before, and whoever shares it, is of other records."""
     worker, _ = start(make_worker())
-    save(worker, BlockMove(1, 1, 0))
     worker.unregister()
     config = make_config((["a"], full(head_size=16)), num_blocks=NUM_BLOCKS)
     tensors = make_tensors(config)
     cache = EngineCache(config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=4)
-    worker.register(describe_cache(cache), tensors, scale_views={}, identify=identify)
-    assert not load(worker, BlockMove(0, 2, 0))
+    with pytest.raises(RegistrationError, match="other records"):
+        worker.register(describe_cache(cache), tensors, scale_views={}, identify=identify)
+    assert not worker.registration.is_registered
+    assert worker.facts is None
+    worker.close()
+
+
+def test_a_cache_that_cannot_be_opened_leaves_nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(register: Register) -> LocalPlaces:
+        raise ServerError("refused", remedy="ask somebody else")
+
+    worker = make_worker()
+    geometry, tensors = make_cache()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_open_cache", refuse)
+        with pytest.raises(ServerError):
+            worker.register(geometry, tensors, scale_views={}, identify=identify)
+    assert not worker.registration.is_registered
+    assert worker.facts is None
+    worker.register(geometry, tensors, scale_views={}, identify=identify)
+    worker.close()
+
+
+def test_the_cache_is_joined_once_as_this_rank_of_the_engine() -> None:
+    worker, _ = start(make_worker(rank=1, ranks=2))
+    worker.unregister()
+    geometry, tensors = make_cache()
+    worker.register(geometry, tensors, scale_views={}, identify=identify)
+    (register,) = worker.shared.registers
+    assert (register.rank, register.ranks) == (1, 2)
+    assert register.fingerprint == identify(geometry).fingerprint()
+    assert [(group.record_bytes, group.shards) for group in register.groups] == [(152, 2), (PAGE, 2)]
+    assert [places.is_closed for places in worker.shared.opened] == [False]
     worker.close()
 
 
@@ -190,13 +227,16 @@ def test_a_copy_that_does_not_end_is_left_behind_within_the_bound_and_told(
     monkeypatch.setattr(worker_side, "open_engine", open_hanging)
     worker, _ = start(make_worker())
     opened[0].hold()
-    worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0),)),), loads=(LoadJob("a", ()),)))
-    record = weakref.ref(next(iter(worker._copies.values())).records[0].memory)
+    worker.submit(join_plans(save_job(worker, Move(1, 1, 0)), load_job(worker, name="a")))
+    memory = weakref.ref(worker.shared.client.memory(worker.shared.place.memory_id))
     worker.unregister()
     assert opened[0].waits[-1] == worker_side.DRAIN_TIMEOUT_S
     assert "a copy still runs" in caplog.records[-1].getMessage()
     assert caplog.records[-1].levelname == "ERROR"
     assert worker.take_results(is_idle=True) == ({"a"}, {"a"}, WorkerReport({1: 1}, frozenset({1})))
+    worker.close()
+    worker.shared.client._sessions.clear()
+    del worker.shared.client._current
     gc.collect()
-    assert record() is not None
+    assert memory() is not None
     opened[0].inner.close()

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import gc
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import numpy as np
 import torch
 
 from kvoffload.connector import worker_side
-from kvoffload.connector.step_plan import BlockMove, LoadJob, SaveJob, StepPlan, WorkerReport
+from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.connector.worker_side import IDLE_WAIT_S, MAX_FAULT_LINES
 from kvoffload.errors import NativeError
+from kvoffload.native import finish_digests
 from kvoffload.transfer import CopyDirection
 from tests.unit.connector.workers import (
     NUM_BLOCKS,
     PAGE,
+    Move,
+    TestedWorker,
     block_of,
     collect,
+    join_plans,
     load,
+    load_job,
     make_worker,
     memory_of,
+    name_of,
     replace_engine,
     save,
+    save_job,
     start,
 )
 from tests.unit.transfer.stand_ins import FailingEngine, HeldEngine, PassingEngine
@@ -33,9 +41,9 @@ from tests.unit.transfer.stand_ins import FailingEngine, HeldEngine, PassingEngi
 def test_saved_blocks_come_back_into_other_blocks() -> None:
     worker, tensors = start(make_worker())
     before = memory_of(tensors).clone()
-    save(worker, BlockMove(1, 1, 0), BlockMove(0, 2, 1), BlockMove(1, 3, 2))
+    save(worker, Move(1, 1, 0), Move(0, 2, 1), Move(1, 3, 2))
     memory_of(tensors)[PAGE:].fill_(0)
-    assert load(worker, BlockMove(1, 5, 0), BlockMove(1, 1, 2), BlockMove(0, 4, 1))
+    assert load(worker, Move(1, 5, 0), Move(1, 1, 2), Move(0, 4, 1))
     saved = before.reshape(NUM_BLOCKS, PAGE).tolist()
     assert block_of(tensors, 5) == saved[1]
     assert block_of(tensors, 1) == saved[3]
@@ -48,18 +56,42 @@ def test_saved_blocks_come_back_into_other_blocks() -> None:
 def test_a_save_takes_the_bytes_of_the_moment_it_runs_and_keeps_them() -> None:
     worker, tensors = start(make_worker())
     wanted = block_of(tensors, 1)
-    save(worker, BlockMove(1, 1, 0))
+    save(worker, Move(1, 1, 0))
     memory_of(tensors).fill_(7)
-    assert load(worker, BlockMove(1, 1, 0))
+    assert load(worker, Move(1, 1, 0))
     assert block_of(tensors, 1) == wanted
     worker.close()
 
 
-def test_a_record_that_is_not_there_fails_its_load_only() -> None:
+def test_a_slot_that_lies_nowhere_fails_its_load_only() -> None:
     worker, tensors = start(make_worker())
-    save(worker, BlockMove(1, 1, 0))
-    assert not load(worker, BlockMove(1, 2, 0), BlockMove(1, 3, 99), name="bad")
-    assert load(worker, BlockMove(1, 2, 0), name="good")
+    save(worker, Move(1, 1, 0))
+    bad = load_job(worker, Move(1, 2, 0), Move(1, 3, 1), name="bad")
+    bad.loads[0].moves.addresses[1] = 1 << 40
+    before = memory_of(tensors).clone()
+    worker.submit(bad)
+    assert collect(worker, 1)[:2] == ({"bad"}, {"bad"})
+    assert torch.equal(memory_of(tensors), before)
+    assert load(worker, Move(1, 2, 0), name="good")
+    assert block_of(tensors, 2) == block_of(tensors, 1)
+    worker.close()
+
+
+@pytest.mark.parametrize("what", ["memory", "session"])
+def test_a_memory_or_a_session_that_is_not_ours_fails_its_jobs_only(what: str) -> None:
+    """Nobody would wait for our exit before these slots are given to others."""
+    worker, tensors = start(make_worker())
+    save(worker, Move(1, 1, 0))
+    place = worker.shared.place
+    other = Place(place.memory_id + (what == "memory"), place.session + (what == "session"))
+    load_plan, save_plan = load_job(worker, Move(1, 2, 0), name="bad"), save_job(worker, Move(1, 3, 0), job=2)
+    before = worker.shared.record(Move(1, 3, 0)).copy()
+    worker.submit(join_plans(StepPlan(loads=(replace(load_plan.loads[0], place=other),))))
+    worker.submit(join_plans(StepPlan(saves=(replace(save_plan.saves[0], place=other),))))
+    finished, failed, report = collect(worker, 2)
+    assert (finished, failed, report) == ({"bad"}, {"bad"}, WorkerReport({2: 1}, frozenset({2})))
+    assert np.array_equal(worker.shared.record(Move(1, 3, 0)), before)
+    assert load(worker, Move(1, 2, 0), name="good")
     assert block_of(tensors, 2) == block_of(tensors, 1)
     worker.close()
 
@@ -67,8 +99,9 @@ def test_a_record_that_is_not_there_fails_its_load_only() -> None:
 def test_a_doomed_load_is_reported_as_failed_and_touches_nothing() -> None:
     worker, tensors = start(make_worker())
     before = memory_of(tensors).clone()
-    worker.submit(StepPlan(loads=(LoadJob("a", (), is_doomed=True),)))
-    assert collect(worker, 1)[:2] == ({"a"}, {"a"})
+    worker.submit(StepPlan(doomed=("a",)))
+    assert worker.take_results(is_idle=False) == ({"a"}, {"a"}, WorkerReport())
+    assert worker.take_results(is_idle=False) == (set(), set(), WorkerReport())
     assert torch.equal(memory_of(tensors), before)
     worker.close()
 
@@ -77,11 +110,11 @@ def test_a_doomed_load_is_reported_as_failed_and_touches_nothing() -> None:
 def test_a_block_that_nobody_may_touch_fails_the_job(block: int) -> None:
     """The null block above all: every request reads it."""
     worker, tensors = start(make_worker())
-    save(worker, BlockMove(1, 1, 0))
+    save(worker, Move(1, 1, 0))
     before = memory_of(tensors).clone()
-    assert not load(worker, BlockMove(1, block, 0))
+    assert not load(worker, Move(1, block, 0))
     assert torch.equal(memory_of(tensors), before)
-    worker.submit(StepPlan(saves=(SaveJob(5, (BlockMove(1, block, 4),)),)))
+    worker.submit(save_job(worker, Move(1, block, 4), job=5))
     assert collect(worker, 1)[2] == WorkerReport({5: 1}, frozenset({5}))
     worker.close()
 
@@ -91,35 +124,33 @@ def test_a_failing_copy_is_a_failed_job_and_the_next_one_works(
     direction: CopyDirection, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker, _ = start(make_worker())
-    save(worker, BlockMove(1, 1, 0), BlockMove(1, 2, 1), job=7)
+    save(worker, Move(1, 1, 0), Move(1, 2, 1), job=7)
     engine = worker._engine
     failing = replace_engine(worker, lambda inner: FailingEngine(inner, direction))
     if direction is CopyDirection.SAVE:
-        worker.submit(StepPlan(saves=(SaveJob(8, (BlockMove(1, 1, 2), BlockMove(1, 2, 3))),)))
+        worker.submit(save_job(worker, Move(1, 1, 2), Move(1, 2, 3), job=8))
         assert collect(worker, 1)[2] == WorkerReport({8: 1}, frozenset({8}))
     else:
-        assert not load(worker, BlockMove(1, 3, 0), BlockMove(1, 4, 1))
+        assert not load(worker, Move(1, 3, 0), Move(1, 4, 1))
     assert caplog.records[-1].getMessage().endswith(f"failed: {failing.FAULT}")
     worker._engine = engine
-    assert not load(worker, BlockMove(1, 3, 2)), "what a failed save has written was found"
-    save(worker, BlockMove(1, 1, 4), job=9)
-    assert load(worker, BlockMove(1, 2, 4))
+    save(worker, Move(1, 1, 4), job=9)
+    assert load(worker, Move(1, 2, 4))
     worker.close()
 
 
 def test_a_plan_that_the_engine_does_not_take_fails_its_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, tensors = start(make_worker())
-    save(worker, BlockMove(1, 1, 0))
+    save(worker, Move(1, 1, 0))
 
     def refuse(*given: object, **named: object) -> int:
         raise NativeError("a copy was not taken: all 1024 plans that may be under way are")
 
     with monkeypatch.context() as patch:
         patch.setattr(worker._engine, "submit", refuse)
-        plan = StepPlan(saves=(SaveJob(2, (BlockMove(1, 1, 1),)),), loads=(LoadJob("a", (BlockMove(1, 2, 0),)),))
-        worker.submit(plan)
+        worker.submit(join_plans(save_job(worker, Move(1, 1, 1), job=2), load_job(worker, Move(1, 2, 0), name="a")))
         assert worker.take_results(is_idle=False) == ({"a"}, {"a"}, WorkerReport({2: 1}, frozenset({2})))
-    assert load(worker, BlockMove(1, 3, 0))
+    assert load(worker, Move(1, 3, 0))
     assert block_of(tensors, 3) == block_of(tensors, 1)
     worker.close()
 
@@ -131,7 +162,7 @@ def test_jobs_are_reported_as_failed_when_the_device_has_no_stream(monkeypatch: 
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(worker_side, "compute_stream", fail)
-    worker.submit(StepPlan(loads=(LoadJob("a", ()),), saves=(SaveJob(3, (BlockMove(1, 1, 0),)),)))
+    worker.submit(join_plans(load_job(worker, name="a"), save_job(worker, Move(1, 1, 0), job=3)))
     assert collect(worker, 2) == ({"a"}, {"a"}, WorkerReport({3: 1}, frozenset({3})))
     worker.close()
 
@@ -140,27 +171,10 @@ def test_a_job_is_one_plan_of_all_its_groups_behind_what_the_engine_computes(mon
     worker, _ = start(make_worker())
     engine = replace_engine(worker, PassingEngine)
     monkeypatch.setattr(worker_side, "compute_stream", lambda device: 77)
-    save(worker, BlockMove(0, 2, 0), BlockMove(1, 1, 1), BlockMove(0, 3, 2))
-    assert load(worker, BlockMove(1, 4, 1), BlockMove(0, 5, 2))
+    save(worker, Move(0, 2, 0), Move(1, 1, 1), Move(0, 3, 2))
+    assert load(worker, Move(1, 4, 1), Move(0, 5, 2))
     plans = [(direction, items.group.tolist(), items.block.tolist(), after) for direction, items, after in engine.plans]
     assert plans == [(CopyDirection.SAVE, [0, 1, 0], [2, 1, 3], 77), (CopyDirection.LOAD, [1, 0], [4, 5], 77)]
-    worker.close()
-
-
-def test_a_record_that_is_dropped_while_it_is_loaded_is_loaded() -> None:
-    worker, tensors = start(make_worker())
-    wanted = block_of(tensors, 1)
-    save(worker, BlockMove(1, 1, 0))
-    engine = replace_engine(worker, HeldEngine)
-    engine.hold()
-    worker.submit(StepPlan(loads=(LoadJob("a", (BlockMove(1, 2, 0),)),)))
-    worker.submit(StepPlan(drops=(0,)))
-    gc.collect()
-    assert worker.take_results(is_idle=True)[0] == set()
-    engine.release()
-    assert collect(worker, 1)[:2] == ({"a"}, set())
-    assert block_of(tensors, 2) == wanted
-    assert not load(worker, BlockMove(1, 3, 0), name="late")
     worker.close()
 
 
@@ -169,21 +183,21 @@ def test_only_a_step_without_a_forward_waits_and_only_for_copies() -> None:
     engine = replace_engine(worker, HeldEngine)
     worker.take_results(is_idle=True)
     engine.hold()
-    worker.submit(StepPlan(saves=(SaveJob(1, (BlockMove(1, 1, 0),)),)))
+    worker.submit(save_job(worker, Move(1, 1, 0)))
     worker.take_results(is_idle=False)
-    worker.submit(StepPlan(loads=(LoadJob("a", (), is_doomed=True),)))
+    worker.submit(StepPlan(doomed=("a",)))
     assert worker.take_results(is_idle=True)[0] == {"a"}
     assert engine.waits == []
     worker.take_results(is_idle=True)
     assert engine.waits == [IDLE_WAIT_S]
     engine.release()
-    assert collect(worker, 1)[2] == WorkerReport({1: 1})
+    assert collect(worker, 1)[2].saved == {1: 1}
     worker.close()
 
 
 def test_the_log_lines_of_failing_copies_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     worker, _ = start(make_worker())
-    worker.submit(StepPlan(loads=tuple(LoadJob(str(i), (), is_doomed=True) for i in range(MAX_FAULT_LINES + 5))))
+    worker.submit(join_plans(*(load_job(worker, Move(1, 0, 0), name=str(i)) for i in range(MAX_FAULT_LINES + 5))))
     assert len(collect(worker, MAX_FAULT_LINES + 5)[1]) == MAX_FAULT_LINES + 5
     lines = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
     assert len(lines) == MAX_FAULT_LINES
@@ -191,33 +205,61 @@ def test_the_log_lines_of_failing_copies_are_bounded(caplog: pytest.LogCaptureFi
     worker.close()
 
 
-@pytest.mark.parametrize(("verify_always", "is_found"), [(True, True), (False, False)])
-def test_a_flipped_byte_is_found_on_every_load_if_asked(
-    verify_always: bool, is_found: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    worker, _ = start(make_worker(verify_always=verify_always))
-    save(worker, BlockMove(1, 1, 0), BlockMove(0, 2, 1))
-    worker._records._records[1].memory[100] ^= 1
-    assert load(worker, BlockMove(1, 3, 0), BlockMove(0, 4, 1)) == (not is_found)
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_flipped_byte_is_found_if_the_load_brings_digests(is_checked: bool, caplog: pytest.LogCaptureFixture) -> None:
+    worker, _ = start(make_worker())
+    save(worker, Move(1, 1, 0), Move(0, 2, 1))
+    worker.shared.record(Move(0, 2, 1))[100] ^= 1
+    assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=is_checked) == (not is_checked)
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert lines == ["load of request r1 failed: slot 1 does not hold what was written to it"] * is_found
-    assert load(worker, BlockMove(1, 3, 0), name="r2")
+    line = "load of request r1 failed: a record of group 0 is not what was saved (loaded into block 4)"
+    assert lines == [line] * is_checked
+    assert load(worker, Move(1, 3, 0), name="r2", is_checked=is_checked)
+    worker.close()
+
+
+@pytest.mark.parametrize("change", ["another block's", "another group's", "another shard's", "another engine's"])
+def test_a_record_that_belongs_elsewhere_is_found(change: str) -> None:
+    """Its bytes are whole, but they are not those of this block."""
+    worker, _ = start(make_worker(ranks=2))
+    save(worker, Move(1, 1, 0), Move(1, 2, 1))
+    assert load(worker, Move(1, 3, 0), Move(1, 4, 1), is_checked=True)
+    digests = worker.shared.digests
+    if change == "another block's":
+        worker.shared.record(Move(1, 1, 0))[:] = worker.shared.record(Move(1, 2, 1))
+    else:
+        (total,) = digest_of(worker, Move(1, 1, 0))
+        given = {"fingerprint": worker.shared.client.register.fingerprint, "group": 1, "shard": 0}
+        given |= {
+            "another group's": {"group": 0},
+            "another shard's": {"shard": 1},
+            "another engine's": {"fingerprint": b"e" * 32},
+        }[change]
+        finished = finish_digests(total, PAGE, block_hashes=name_of(0), **given)
+        digests[0, 0] = int.from_bytes(finished, "little")
+    assert not load(worker, Move(1, 3, 0), is_checked=True)
+    assert load(worker, Move(1, 4, 1), is_checked=True)
+    worker.close()
+
+
+def digest_of(worker: TestedWorker, move: Move) -> list[bytes]:
+    worker.submit(save_job(worker, move))
+    return list(collect(worker, 1)[2].digests[1].values())
+
+
+def test_a_record_without_a_digest_is_loaded_unchecked() -> None:
+    worker, tensors = start(make_worker())
+    save(worker, Move(1, 1, 0), Move(1, 2, 1))
+    del worker.shared.digests[0, 0]
+    worker.shared.record(Move(1, 1, 0))[5] ^= 1
+    assert load(worker, Move(1, 3, 0), Move(1, 4, 1), is_checked=True)
+    assert block_of(tensors, 4) == block_of(tensors, 2)
     worker.close()
 
 
 def test_every_end_is_reported_once() -> None:
     worker, _ = start(make_worker())
-    save(worker, BlockMove(1, 1, 0))
-    assert load(worker, BlockMove(1, 2, 0))
+    save(worker, Move(1, 1, 0))
+    assert load(worker, Move(1, 2, 0))
     assert worker.take_results(is_idle=True) == (set(), set(), WorkerReport())
-    worker.close()
-
-
-def test_dropped_records_are_forgotten_and_dropping_is_not_reported() -> None:
-    worker, _ = start(make_worker())
-    save(worker, BlockMove(1, 1, 0), BlockMove(1, 2, 1))
-    worker.submit(StepPlan(drops=(0, 77)))
-    save(worker, BlockMove(1, 3, 2), job=2)
-    assert not load(worker, BlockMove(1, 4, 0), name="dropped")
-    assert load(worker, BlockMove(1, 4, 1), name="kept")
     worker.close()

@@ -1,0 +1,115 @@
+"""What the ranks of an engine registered, as one: they agree, or the engine must not start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from kvoffload.cache import CacheGeometry, CacheGroup
+from kvoffload.client import describe_blocks
+from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
+from kvoffload.errors import IdentityError, UnsupportedError
+from kvoffload.keys.identity import compare_identities
+from kvoffload.protocol import Register
+from kvoffload.types import Fingerprint
+
+Rank = tuple[int, int]
+"""(pipeline rank, tensor rank)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingTerms:
+    """How the ranks of an engine divide a block, and how its names are made."""
+
+    hash_block_size: int
+    hash_algorithm: str
+    hash_seed: str
+    tensor_ranks: int
+    pipeline_ranks: int = 1
+    replicas: int = 1
+    """Tensor ranks in a row that hold the same bytes."""
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_ranks * self.pipeline_ranks
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold different bytes of a block."""
+        return self.ranks // self.replicas
+
+    def shard_of(self, rank: int) -> int:
+        return rank // self.replicas
+
+    def is_writer(self, rank: int) -> bool:
+        """Of the ranks that hold a shard, the one that saves it."""
+        return rank % self.replicas == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """All ranks together."""
+
+    fingerprint: Fingerprint
+    description: Mapping[str, object]
+    groups: tuple[GroupFacts, ...]
+    """With the largest record of any rank: those of a pipeline hold different layers."""
+    num_blocks: int
+    cache_bytes: int
+
+
+def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts:
+    """Raises what the ranks differ in."""
+    if len(facts) != terms.ranks:
+        raise UnsupportedError(
+            f"{len(facts)} of {terms.ranks} ranks registered KV caches",
+            remedy="run all ranks of an engine on one machine",
+        )
+    ordered = sorted(facts.items())
+    (first_rank, first), others = ordered[0], ordered[1:]
+    firsts = {first_rank[0]: (first_rank, first)}
+    for rank, other in others:
+        stage_rank, stage = firsts.setdefault(rank[0], (rank, other))
+        if other.fingerprint != stage.fingerprint:
+            differences = compare_identities(stage.description, other.description)  # type: ignore[arg-type]
+            raise IdentityError(
+                f"ranks {stage_rank} and {rank} differ in {'; '.join(map(str, differences))}",
+                remedy="start all ranks with the same model and settings",
+            )
+        if [(group.index, group.rule) for group in other.groups] != [(g.index, g.rule) for g in first.groups]:
+            raise IdentityError(
+                f"ranks {first_rank} and {rank} have different KV cache groups",
+                remedy="start all ranks with the same model and settings",
+            )
+    stages = [stage.fingerprint for _, (_, stage) in sorted(firsts.items())]
+    fingerprint = stages[0] if len(stages) == 1 else sha256(b"".join(stages)).digest()
+    record_bytes = [max(rank.groups[i].record_bytes for rank in facts.values()) for i in range(len(first.groups))]
+    return EngineFacts(
+        fingerprint=Fingerprint(fingerprint),
+        description=first.description,
+        groups=tuple(replace(g, record_bytes=size) for g, size in zip(first.groups, record_bytes, strict=True)),
+        num_blocks=first.num_blocks,
+        cache_bytes=sum(rank.cache_bytes for rank in facts.values()),
+    )
+
+
+def make_register(
+    fingerprint: bytes, groups: tuple[GroupFacts, ...], terms: SharingTerms, *, rank: int = 0, tenant: str = ""
+) -> Register:
+    """What a process of the engine tells its server."""
+    geometry = CacheGeometry(
+        hash_block_size=terms.hash_block_size,
+        groups=tuple(
+            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards) for group in groups
+        ),
+    )
+    return describe_blocks(
+        Fingerprint(fingerprint),
+        geometry,
+        hash_algorithm=terms.hash_algorithm,
+        hash_seed=sha256(terms.hash_seed.encode()).digest(),
+        rank=rank,
+        ranks=terms.ranks,
+        tenant=tenant,
+    )

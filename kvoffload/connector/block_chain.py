@@ -1,0 +1,78 @@
+"""A request's block hashes as one buffer, and the names of its blocks in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.types import HASH_BYTES
+
+NO_MASK = bytes(HASH_BYTES)
+_NO_PARENT = bytes(HASH_BYTES)
+
+
+class BlockChain:
+    """The engine's chained hashes, each changed by the same mask: what was saved under one mask is never found under
+    another. Owned by the scheduler's thread."""
+
+    def __init__(self, groups: GroupTable, mask: bytes = NO_MASK) -> None:
+        self._groups = groups
+        self.mask = mask
+        self._count = 0
+        self.data = b""
+
+    @property
+    def tokens(self) -> int:
+        """That a hash covers."""
+        return self._count * self._groups.hash_block_size
+
+    def follow(self, hashes: Sequence[bytes]) -> None:
+        """Takes what the engine has hashed since."""
+        count = len(hashes)
+        if count == self._count:
+            return
+        if count < self._count:
+            self.data, self._count = b"", 0
+        new = b"".join(_fill(name) for name in hashes[self._count :])
+        if self.mask != NO_MASK:
+            mask = np.frombuffer(self.mask, np.uint8)
+            new = (np.frombuffer(new, np.uint8).reshape(-1, HASH_BYTES) ^ mask).tobytes()
+        self.data += new
+        self._count = count
+
+    def names(self, group: int, positions: range) -> bytes:
+        """Of the group's blocks there: the hash of a block's last part covers all before it."""
+        return self._pick(self._groups.hashes_per_block[group], positions)
+
+    def parents(self, group: int, positions: range) -> bytes:
+        """The block before each; of a window or a state the first prefix group's block that ends at the same token."""
+        per_block, prefix = self._groups.hashes_per_block[group], self._groups.first_prefix
+        if group in self._groups.prefixes or prefix is None:
+            if positions.start == 0 and len(positions):
+                return _NO_PARENT + self._pick(per_block, range(positions.stop - 1))
+            return self._pick(per_block, range(positions.start - 1, positions.stop - 1))
+        per_parent = self._groups.hashes_per_block[prefix]
+        if per_block % per_parent == 0:
+            return self._pick(per_block, positions)
+        ends = [(position + 1) * per_block for position in positions]
+        return b"".join(
+            _NO_PARENT if end % per_parent else self.data[(end - 1) * HASH_BYTES : end * HASH_BYTES] for end in ends
+        )
+
+    def _pick(self, per_block: int, positions: range) -> bytes:
+        if per_block == 1:
+            return self.data[positions.start * HASH_BYTES : positions.stop * HASH_BYTES]
+        rows = np.frombuffer(self.data, np.uint8).reshape(-1, HASH_BYTES)
+        return rows[(positions.start + 1) * per_block - 1 : positions.stop * per_block : per_block].tobytes()
+
+
+def combine_masks(one: bytes, other: bytes) -> bytes:
+    """Two reasons to keep names apart."""
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(HASH_BYTES, "big")
+
+
+def _fill(name: bytes) -> bytes:
+    """Shorter hashes are of algorithms whose names no other engine shares."""
+    return name if len(name) == HASH_BYTES else name.ljust(HASH_BYTES, b"\0")[:HASH_BYTES]

@@ -1,0 +1,94 @@
+"""The way of an engine's processes to their cache server: which one, as whom, and what is refused at start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvoffload.client import Client, ClientTerms, LinkState, LinkTerms, Member
+from kvoffload.client.private_server import find_or_start
+from kvoffload.config import Settings
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Register, Role
+from kvoffload.protocol.message import Event
+
+logger = logging.getLogger(__name__)
+
+START_WAIT_S = 20.0
+"""How long an engine's start waits for a server that takes its memory. It is served later, if it has to be."""
+ABSENT_WAIT_S = 1.0
+"""The same for a server that is not there."""
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheAccess:
+    """Of one engine."""
+
+    settings: Settings
+    engine: str
+    """Its name, the same in all its processes."""
+    machine_key: str
+    """What engines that share a private server have in common: those of one data-parallel deployment."""
+
+    def open(
+        self,
+        register: Register,
+        *,
+        role: Role,
+        rank: int = 0,
+        on_event: Callable[[Event, int], None] | None = None,
+    ) -> Client:
+        """Joins, and returns when it is served, or when it will be served later.
+
+        PrivateServerError, ConfigError: there can be no private server. ServerError: the server refuses this engine.
+        """
+        settings = self.settings
+        socket: Path | Callable[[bool], Path] = Path(settings.server)
+        if not settings.server:
+            # The first time here, so that what keeps it from starting keeps the engine from starting.
+            self._find_private(holds_memory=False)
+            socket = lambda holds_memory: self._find_private(holds_memory=holds_memory)  # noqa: E731
+        terms = ClientTerms(
+            socket=socket,
+            member=Member(engine=self.engine, role=role, rank=rank, pid=os.getpid(), uid=os.getuid()),
+            register=register,
+            step_budget_s=settings.step_budget,
+            link=LinkTerms(
+                acquire_deadline_s=settings.acquire_deadline,
+                # Only the scheduler gives slots away.
+                stock_bytes=LinkTerms.stock_bytes if role is Role.SCHEDULER else 0,
+            ),
+        )
+        client = Client(terms, on_event=on_event).start()
+        try:
+            self._await(client)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _await(self, client: Client) -> None:
+        now_s = time.monotonic()
+        absent_s, end_s = now_s + ABSENT_WAIT_S, now_s + START_WAIT_S
+        while not client.wait_until_served(_LOOK_S):
+            if client.refusal is not None:
+                raise ServerError(
+                    f"the cache server at {self.settings.server or 'its private socket'}: {client.fault}",
+                    remedy="start the engine with what the server's other engines have, or give it another server",
+                )
+            now_s = time.monotonic()
+            is_absent = client.state is LinkState.DOWN and client.fault
+            if now_s > end_s or (now_s > absent_s and is_absent):
+                logger.warning("the engine starts without a cache server until there is one: %s", client.fault)
+                return
+
+    def _find_private(self, *, holds_memory: bool) -> Path:
+        # With a server that lingers, whoever comes next with the same settings is meant.
+        key = "" if self.settings.linger else self.machine_key
+        return find_or_start(self.settings, Path(tempfile.gettempdir()), key=key, holds_memory=holds_memory)

@@ -1,0 +1,77 @@
+"""What became of our cached blocks, as events of vLLM for its routers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
+from kvoffload.protocol.message import Event
+from kvoffload.types import HASH_BYTES
+
+MAX_EVENTS = 4096
+"""Of the server that nobody has taken yet. Beyond it the oldest are lost."""
+_NO_PARENT = bytes(HASH_BYTES)
+
+
+class CacheEvents:
+    """Heard on any thread, taken by the scheduler's. Tells what all engines of this identity have in the server's
+    memory; blocks of requests whose names are masked for an adapter or a tenant have hashes that nobody knows."""
+
+    def __init__(self, fingerprint: bytes, groups: GroupTable) -> None:
+        self._fingerprint = fingerprint
+        self._groups = groups
+        self._heard: deque[Stored | Removed] = deque(maxlen=MAX_EVENTS)
+        self._name_spaces: set[int] = set()
+
+    def hear(self, event: Event, number: int) -> None:
+        """On a thread of the client."""
+        if isinstance(event, NamespaceOpened):
+            # A server that came later counts anew.
+            is_ours = event.fingerprint == self._fingerprint
+            (self._name_spaces.add if is_ours else self._name_spaces.discard)(event.name_space)
+        elif isinstance(event, Stored | Removed):
+            is_ours = event.name_space in self._name_spaces and event.medium is Medium.MEMORY
+            if is_ours and event.group < len(self._groups):
+                self._heard.append(event)
+
+    def take(self, mask: bytes) -> Iterator[KVCacheEvent]:
+        """What was heard since the last call, with the engine's own hashes."""
+        while self._heard:
+            event = self._heard.popleft()
+            facts = self._groups.facts[event.group]
+            hashes = _unmask(event.hashes, mask)
+            if isinstance(event, Removed):
+                yield BlockRemoved(
+                    block_hashes=[maybe_convert_block_hash(BlockHash(name)) for name in hashes],
+                    medium=MEDIUM_CPU,
+                    group_idx=facts.index,
+                )
+                continue
+            parents: list[bytes | None] = [None] * len(hashes)
+            if event.parents:
+                bare = (event.parents[at : at + HASH_BYTES] for at in range(0, len(event.parents), HASH_BYTES))
+                unmasked = _unmask(event.parents, mask)
+                parents = [None if name == _NO_PARENT else parent for name, parent in zip(bare, unmasked, strict=True)]
+            for name, parent in zip(hashes, parents, strict=True):
+                yield BlockStored(
+                    block_hashes=[maybe_convert_block_hash(BlockHash(name))],
+                    parent_block_hash=None if parent is None else maybe_convert_block_hash(BlockHash(parent)),
+                    # The server knows hashes alone.
+                    token_ids=[],
+                    block_size=facts.rule.block_size,
+                    lora_id=None,
+                    medium=MEDIUM_CPU,
+                    lora_name=None,
+                    group_idx=facts.index,
+                )
+
+
+def _unmask(rows: bytes, mask: bytes) -> list[bytes]:
+    bare = np.frombuffer(rows, np.uint8).reshape(-1, HASH_BYTES) ^ np.frombuffer(mask, np.uint8)
+    return [row.tobytes() for row in bare]

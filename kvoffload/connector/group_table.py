@@ -1,0 +1,46 @@
+"""The engine's cache groups as the scheduler side counts them: those that are stored, in the order of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvoffload.connector.step_plan import GroupFacts
+from kvoffload.errors import BlockAlignmentError
+from kvoffload.kvspec import ReuseRule
+
+
+class GroupTable:
+    """Constant. Groups whose blocks are whole multiples of what the engine hashes."""
+
+    def __init__(self, groups: Sequence[GroupFacts], *, hash_block_size: int, alignment: int) -> None:
+        for facts in groups:
+            size = facts.rule.block_size
+            if size % hash_block_size:
+                raise BlockAlignmentError(
+                    f"{facts.name}: blocks of {size} tokens are no multiple of the {hash_block_size} tokens of a hash",
+                    remedy="enable prefix caching, which aligns the block sizes of hybrid models",
+                )
+        self.facts = tuple(groups)
+        self.rules = tuple(facts.rule for facts in groups)
+        self.hash_block_size = hash_block_size
+        self.alignment = alignment
+        """Tokens that every hit is a multiple of."""
+        self.hashes_per_block = tuple(rule.block_size // hash_block_size for rule in self.rules)
+        self.of_table = {facts.index: group for group, facts in enumerate(groups)}
+        """By position in the engine's block tables."""
+        self.block_size_of_table = {facts.index: facts.rule.block_size for facts in groups}
+        self.with_states = any(rule.reuse is ReuseRule.EXACT_BOUNDARY for rule in self.rules)
+        prefix = [group for group, rule in enumerate(self.rules) if rule.reuse is ReuseRule.PREFIX]
+        self.first_prefix = prefix[0] if prefix else None
+        """The group whose blocks are the parents of windows and states."""
+        self.windows = tuple(
+            group for group, rule in enumerate(self.rules) if rule.reuse in (ReuseRule.WINDOW, ReuseRule.CHUNK)
+        )
+        self.prefixes = tuple(prefix)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    def align(self, tokens: int) -> int:
+        """The longest hit of at most so many tokens."""
+        return tokens // self.alignment * self.alignment

@@ -1,0 +1,71 @@
+"""Which requests may have something to save in a step, so that a step does not look at all that run.
+
+A request that computes its prompt is looked at in each step. One that decodes is looked at when its next block can be
+full, and all of them together, once in a round of steps: what a look costs is shared by all that is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from kvoffload.connector.tracked_request import NEVER, TrackedRequest
+
+ROUND_STEPS = 8
+
+
+class LookOut:
+    """Owned by the scheduler's thread. `decoded_tokens`: what a request that decodes gains in a step at most."""
+
+    def __init__(self, *, decoded_tokens: int = 1, round_steps: int = ROUND_STEPS) -> None:
+        self._decoded_tokens = decoded_tokens
+        self._round_steps = round_steps
+        self._step = 0
+        self._next: dict[str, TrackedRequest] = {}
+        """To be looked at in every step until they decode."""
+        self._later: dict[int, dict[str, TrackedRequest]] = {}
+        """By step: the others."""
+
+    def admit(self, tracked: TrackedRequest) -> None:
+        """It has blocks (again), and its prompt is computed from now on."""
+        tracked.has_run = False
+        self._next[tracked.request.request_id] = tracked
+
+    def begin_step(self, scheduled: Collection[str]) -> list[TrackedRequest]:
+        """Those to look at. Each of them is to be told to `note` or to `look_again`, or is not looked at again."""
+        self._step += 1
+        if not self._next and self._step not in self._later:
+            return []
+        due = {**self._later.pop(self._step, {}), **self._next}
+        found = []
+        for request_id, tracked in due.items():
+            if request_id in scheduled:
+                tracked.has_run = True
+                found.append(tracked)
+            elif request_id not in self._next:
+                # It was preempted, or left out of this step.
+                self._put(self._step + self._round_steps, tracked)
+        return found
+
+    def note(self, tracked: TrackedRequest, tokens: int) -> None:
+        """It has so many tokens after this step, and everything due was looked at, or is due at once again."""
+        if tokens < tracked.request.num_tokens or tracked.progress.due == 0:
+            self._next[tracked.request.request_id] = tracked
+            return
+        self._next.pop(tracked.request.request_id, None)
+        if tracked.progress.due < NEVER:
+            missing = max(tracked.progress.due - tokens, 0)
+            self._put(self._step + max(-(-missing // self._decoded_tokens), 1), tracked)
+
+    def look_again(self, tracked: TrackedRequest) -> None:
+        """It could not be looked at: it is due in the next step."""
+        self._next[tracked.request.request_id] = tracked
+
+    def forget(self, request_id: str) -> None:
+        """It has ended. Where it is to be looked at later, it will not be scheduled any more."""
+        self._next.pop(request_id, None)
+        for requests in self._later.values():
+            requests.pop(request_id, None)
+
+    def _put(self, step: int, tracked: TrackedRequest) -> None:
+        step = -(-step // self._round_steps) * self._round_steps
+        self._later.setdefault(step, {})[tracked.request.request_id] = tracked

@@ -1,0 +1,59 @@
+"""What this process has measured since vLLM asked last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvoffload.connector.engine_stats import ConnectorStats
+
+HAND_OVER_S = 0.1
+"""A busy engine asks after each of its steps, and is answered so often."""
+
+_Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Measures:
+    """Owned by the thread that records. Names and labels are those of the catalogue, and are checked when taken."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: dict[_Series, float] = {}
+        self._seconds: list[tuple[str, float]] = []
+        self._gauges: dict[str, float] = {}
+        self._told: dict[str, float] = {}
+        self._not_before_s = 0.0
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Add to a counter."""
+        if amount:
+            series = name, tuple(labels.items())
+            self._counts[series] = self._counts.get(series, 0) + amount
+
+    def observe(self, name: str, value: float) -> None:
+        """Put one observation into a histogram."""
+        self._seconds.append((name, value))
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        self._gauges[name] = value
+
+    @property
+    def is_due(self) -> bool:
+        """Something would be handed over now to somebody who asks again anyway."""
+        return self._clock() >= self._not_before_s
+
+    def take(self) -> ConnectorStats | None:
+        """What there is; None for nothing."""
+        self._not_before_s = self._clock() + HAND_OVER_S
+        if not (self._counts or self._seconds or self._gauges != self._told):
+            return None
+        stats = ConnectorStats()
+        for (name, labels), amount in self._counts.items():
+            stats.count(name, amount, **dict(labels))
+        for name, value in self._seconds:
+            stats.observe(name, value)
+        for name, value in self._gauges.items():
+            stats.set(name, value)
+        self._counts, self._seconds, self._told = {}, [], dict(self._gauges)
+        return stats

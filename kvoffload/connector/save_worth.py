@@ -1,0 +1,134 @@
+"""Which of a request's blocks a later request can use: what is saved of full attention, of windows, of states.
+
+A block of full attention helps every request with the same prefix. A window helps only a hit that ends where the window
+ends, and a state only one that ends exactly there. So windows are kept for boundaries at which hits are to be expected:
+the end of the prompt, the end of the request, where two prompts were seen to part, and wherever the engine itself
+retains them. States exist only where the engine hands them off, and in models with states nothing beyond the last one
+is of use.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import needed_blocks
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.tracked_request import NEVER, SaveProgress, TrackedRequest
+
+NULL_BLOCK = 0
+Tables = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Blocks of one group and one request that may be saved, in the order of the prefix."""
+
+    tracked: TrackedRequest
+    group: int
+    positions: range
+    blocks: npt.NDArray[np.int64]
+    end: int = 0
+    """The boundary that a window belongs to."""
+
+    def put_back(self, index: int) -> None:
+        """There was no room from this one on: they are looked at again in the next step."""
+        progress = self.tracked.progress
+        progress.next[self.group] = min(progress.next[self.group], self.positions[index])
+        progress.due = 0
+        if self.end and self.end not in progress.ends:
+            insort(progress.ends, self.end)
+
+
+class SaveWorth:
+    """Pure. `interval` is the engine's own: tokens between boundaries that it retains; 0 is none there, None is all."""
+
+    def __init__(self, groups: GroupTable, *, interval: int | None = 0) -> None:
+        self._groups = groups
+        self._interval = interval if interval and interval % groups.alignment == 0 else 0
+        self._keeps_all_windows = interval is None
+
+    def begin(self, *, prompt_tokens: int, branch: int = 0) -> SaveProgress:
+        """Of a request without blocks. `branch`: where it parts from what is cached, 0 if that is not known."""
+        progress = SaveProgress(next=[0] * len(self._groups), interval_end=self._interval)
+        if self._groups.windows and not self._groups.with_states:
+            # A repetition of the prompt computes its last token at least; what continues it may use all of it.
+            ends = {self._groups.align(prompt_tokens - 1), self._groups.align(prompt_tokens), branch}
+            progress.ends = sorted(ends - {0})
+        progress.due = self._find_due(progress)
+        return progress
+
+    def note_state(self, progress: SaveProgress, boundary: int) -> None:
+        """A state was handed off at this boundary: what leads up to it is of use from now on."""
+        progress.states_end = max(progress.states_end, boundary)
+        if self._groups.windows and boundary not in progress.ends:
+            insort(progress.ends, boundary)
+        progress.due = 0
+
+    def note_end(self, progress: SaveProgress, tokens: int) -> None:
+        """The request ends with so many tokens computed."""
+        end = self._groups.align(tokens)
+        if end and self._groups.windows and not self._groups.with_states and end not in progress.ends:
+            insort(progress.ends, end)
+            progress.due = 0
+
+    def collect(self, tracked: TrackedRequest, full_tokens: int, tables: Tables) -> Iterator[Candidates]:
+        """Everything below `full_tokens` that was not looked at before."""
+        progress, groups = tracked.progress, self._groups
+        useful = min(full_tokens, progress.states_end) if groups.with_states else full_tokens
+        for group in groups.prefixes:
+            end = useful // groups.rules[group].block_size
+            if progress.next[group] < end:
+                yield from self._take(tracked, group, range(progress.next[group], end), tables)
+        if groups.windows:
+            yield from self._collect_windows(tracked, full_tokens, tables)
+        progress.due = self._find_due(progress)
+
+    def _collect_windows(self, tracked: TrackedRequest, full_tokens: int, tables: Tables) -> Iterator[Candidates]:
+        progress, groups = tracked.progress, self._groups
+        if self._keeps_all_windows:
+            for group in groups.windows:
+                end = full_tokens // groups.rules[group].block_size
+                if progress.next[group] < end:
+                    yield from self._take(tracked, group, range(progress.next[group], end), tables)
+            return
+        while self._interval and progress.interval_end <= full_tokens and not groups.with_states:
+            if progress.interval_end not in progress.ends:
+                insort(progress.ends, progress.interval_end)
+            progress.interval_end += self._interval
+        while progress.ends and progress.ends[0] <= full_tokens:
+            end = progress.ends.pop(0)
+            for group in groups.windows:
+                needed = needed_blocks(groups.rules[group], local=0, boundary=end)
+                missing = range(max(needed.start, progress.next[group]), needed.stop)
+                if missing:
+                    yield from self._take(tracked, group, missing, tables, end)
+
+    def _take(
+        self, tracked: TrackedRequest, group: int, positions: range, tables: Tables, end: int = 0
+    ) -> Iterator[Candidates]:
+        table = tables[self._groups.facts[group].index]
+        positions = range(positions.start, min(positions.stop, len(table)))
+        if positions:
+            tracked.progress.next[group] = positions.stop
+            blocks = np.array(table[positions.start : positions.stop], np.int64)
+            yield Candidates(tracked, group, positions, blocks, end)
+
+    def _find_due(self, progress: SaveProgress) -> int:
+        groups = self._groups
+        due = NEVER
+        if not groups.with_states:
+            for group in groups.prefixes:
+                due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
+            if self._keeps_all_windows:
+                for group in groups.windows:
+                    due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
+            elif groups.windows and self._interval:
+                due = min(due, progress.interval_end)
+        if progress.ends:
+            due = min(due, progress.ends[0])
+        return due

@@ -1,0 +1,146 @@
+"""What the scheduler side decides with, put together from what the ranks of an engine said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvoffload.connector.agreement import EngineFacts, Rank, SharingTerms, agree, make_register
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.cache_events import CacheEvents
+from kvoffload.connector.eviction_watch import EvictionWatch
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.kept_prefixes import KeptPrefixes
+from kvoffload.connector.load_judge import LoadJudge
+from kvoffload.connector.look_out import ROUND_STEPS, LookOut
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.pins import BlockPins
+from kvoffload.connector.rank_places import RankPlaces
+from kvoffload.connector.restores import Restores, RestoreTerms
+from kvoffload.connector.save_policy import SEEN_PER_BLOCK, SavePolicy, choose_policy
+from kvoffload.connector.save_worth import SaveWorth
+from kvoffload.connector.saves import Saves, SaveTerms
+from kvoffload.connector.seen_blocks import SeenBlocks
+from kvoffload.connector.step_plan import WorkerFacts
+from kvoffload.protocol import Register
+from kvoffload.protocol.message import Event
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+
+logger = logging.getLogger(__name__)
+
+PIN_SHARE = 8
+"""At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
+
+OpenCache = Callable[[Register, EngineFacts, Callable[[Event, int], None] | None], CacheClient]
+"""Hears how to register, what the ranks said, and who wants to hear of the server's events."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerTerms:
+    """What the scheduler side is given: from settings and from the engine's configuration."""
+
+    sharing: SharingTerms
+    hit_alignment: int
+    verify_always: bool = False
+    save_policy: SavePolicy = "auto"
+    has_events: bool = False
+    """Somebody wants to hear what becomes of cached blocks."""
+    has_prefix_cache: bool = True
+    """Of the engine's own."""
+    decoded_tokens: int = 1
+    """That a request gains in a step at most when its prompt is computed."""
+    round_steps: int = ROUND_STEPS
+    retention_interval: int | None = 0
+    """Tokens between boundaries that the engine retains in windows; 0: none at intervals, None: all."""
+
+
+@dataclass(frozen=True)
+class SchedulerParts:
+    """What there is once the workers have told what they registered."""
+
+    cache: CacheClient
+    groups: GroupTable
+    worth: SaveWorth
+    judge: LoadJudge
+    restores: Restores
+    saves: Saves
+    pins: BlockPins
+    places: RankPlaces
+    watch: EvictionWatch | None
+    """With the policy `on_evict`."""
+    kept: KeptPrefixes
+    events: CacheEvents | None
+    register: Register | None
+    """To be told to workers that cannot know it."""
+
+
+def assemble(
+    facts: Mapping[Rank, WorkerFacts],
+    terms: SchedulerTerms,
+    *,
+    pool: BlockPool,
+    open_cache: OpenCache,
+    measures: Measures,
+    clock: Callable[[], float],
+) -> SchedulerParts:
+    """Raises where ranks disagree, and what keeps the cache from being opened."""
+    sharing = terms.sharing
+    engine = agree(facts, sharing)
+    groups = GroupTable(engine.groups, hash_block_size=sharing.hash_block_size, alignment=terms.hit_alignment)
+    register = make_register(engine.fingerprint, engine.groups, sharing)
+    events = CacheEvents(engine.fingerprint, groups) if terms.has_events else None
+    cache = open_cache(register, engine, None if events is None else events.hear)
+    pool_bytes = cache.memory(cache.memory_id).size_bytes if cache.memory_id else 0
+    places = RankPlaces(sharing.ranks)
+    places.note({rank.rank: rank.places for rank in facts.values()})
+    worth = SaveWorth(groups, interval=terms.retention_interval)
+    pins = BlockPins(pool, limit=max(len(groups), engine.num_blocks // PIN_SHARE))
+    saves = Saves(
+        cache,
+        groups,
+        worth,
+        pins=pins,
+        terms=SaveTerms(fingerprint=engine.fingerprint, ranks=sharing.ranks, shards=sharing.shards),
+        is_ready=places.has_all,
+        look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=terms.round_steps),
+        measures=measures,
+        clock=clock,
+    )
+    judge = LoadJudge()
+    restores = Restores(
+        cache,
+        groups,
+        pool=pool,
+        terms=RestoreTerms(shards=sharing.shards, verify_always=terms.verify_always),
+        judge=judge,
+        is_ready=places.has_all,
+        measures=measures,
+        clock=clock,
+    )
+    late = register if sharing.pipeline_ranks > 1 else None
+    watch = _apply_policy(terms, saves, pool, engine, pool_bytes=pool_bytes)
+    kept = KeptPrefixes(cache, groups, shards=sharing.shards, pool_bytes=pool_bytes, clock=clock)
+    return SchedulerParts(cache, groups, worth, judge, restores, saves, pins, places, watch, kept, events, late)
+
+
+def _apply_policy(
+    terms: SchedulerTerms, saves: Saves, pool: BlockPool, engine: EngineFacts, *, pool_bytes: int
+) -> EvictionWatch | None:
+    policy = choose_policy(
+        terms.save_policy,
+        pool_bytes=pool_bytes,
+        engine_bytes=engine.cache_bytes,
+        has_prefix_cache=terms.has_prefix_cache,
+    )
+    logger.debug("blocks are saved by the policy %s", policy)
+    if policy == "second_use":
+        saves.is_wanted = SeenBlocks(max(SEEN_PER_BLOCK * engine.num_blocks, 2)).see
+    if policy != "on_evict":
+        return None
+    watch = EvictionWatch(pool, saves.groups, limit=2 * engine.num_blocks)
+    saves.watch, saves.look_again = watch.note, watch.look_again
+    return watch

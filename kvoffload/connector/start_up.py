@@ -1,0 +1,123 @@
+"""An engine's start: what its configuration means for us, what cannot be served, and how it comes to its cache."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from kvoffload.connector import vllm_compat
+from kvoffload.connector.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.connector.scheduler_parts import SchedulerTerms
+from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.protocol import Role
+from kvoffload.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from kvoffload.client import Client
+    from kvoffload.config import Settings
+    from kvoffload.protocol import Register
+    from kvoffload.protocol.message import Event
+
+logger = logging.getLogger(__name__)
+
+_DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
+"""What vLLM puts after the name that the engines of one deployment share."""
+
+
+class EngineStart:
+    """Of one process of an engine. UnsupportedError: what we cannot serve, and what to do instead."""
+
+    def __init__(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig) -> None:
+        _refuse_unsupported(config)
+        assert config.kv_transfer_config is not None
+        self._settings = settings
+        self._config = config
+        self._cache = cache
+        engine = str(config.kv_transfer_config.engine_id)
+        self._access = CacheAccess(settings=settings, engine=engine, machine_key=_DATA_PARALLEL_RANK.sub("", engine))
+
+    def scheduler_terms(self) -> SchedulerTerms:
+        return SchedulerTerms(
+            sharing=self._sharing_terms(),
+            hit_alignment=vllm_compat.hit_alignment(self._config, self._cache),
+            verify_always=self._settings.verify == "always",
+            has_events=vllm_compat.wants_events(self._config),
+            save_policy=self._settings.save_policy,
+            has_prefix_cache=bool(self._config.cache_config.enable_prefix_caching),
+            decoded_tokens=1 + vllm_compat.draft_tokens(self._config),
+            retention_interval=vllm_compat.retention_interval(self._config),
+        )
+
+    def worker_terms(self) -> WorkerTerms:
+        return WorkerTerms(
+            rank=self._config.parallel_config.rank,
+            sharing=self._sharing_terms(),
+            has_self_test=self._settings.self_test,
+            copy_threads=self._settings.copy_threads,
+        )
+
+    def open_for_worker(self, register: Register) -> Client:
+        """The first rank of an engine without a shared server starts its private one."""
+        return self._access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
+
+    def open_for_scheduler(
+        self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
+    ) -> Client:
+        client = self._access.open(register, role=Role.SCHEDULER, on_event=on_event)
+        if on_event is not None:
+            client.subscribe()
+        self._tell(client, engine)
+        return client
+
+    def _tell(self, client: Client, engine: EngineFacts) -> None:
+        """One line that says what is kept, and where."""
+        shards = self._sharing_terms().shards
+        per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
+        try:
+            pool = client.stats().capacity_bytes
+            where = f"{format_size(pool)} ({pool / per_token:,.0f} tokens)"
+        except ServerError:
+            where = "a server that is not there yet"
+        logger.info(
+            "kvoffload keeps KV cache of %s in %s of %s: %s; %.0f bytes per token, the engine's own cache has %s",
+            self._config.model_config.model,
+            where,
+            self._settings.server or "a private server",
+            ", ".join(
+                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, "
+                f"{group.record_bytes * shards:,} bytes)"
+                for group in engine.groups
+            ),
+            per_token,
+            format_size(engine.cache_bytes),
+        )
+
+    def _sharing_terms(self) -> SharingTerms:
+        parallel = self._config.parallel_config
+        return SharingTerms(
+            hash_block_size=vllm_compat.hash_block_size(self._config, self._cache),
+            hash_algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
+            hash_seed=vllm_compat.hash_seed(self._config),
+            tensor_ranks=parallel.tensor_parallel_size,
+            pipeline_ranks=parallel.pipeline_parallel_size,
+            replicas=vllm_compat.kv_replicas(self._cache),
+        )
+
+
+def _refuse_unsupported(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    wrong: list[tuple[bool, str, str]] = [
+        (parallel.decode_context_parallel_size > 1, "decode context parallel engines", "use tensor parallelism"),
+        (getattr(parallel, "nnodes", 1) > 1, "engines with ranks on several machines", "keep an engine on one machine"),
+    ]
+    for is_wrong, what, remedy in wrong:
+        if is_wrong:
+            raise UnsupportedError(f"KVOffloadConnector does not serve {what} yet", remedy=remedy)

@@ -1,0 +1,46 @@
+"""What the scheduler side knows of one request of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvoffload.connector.block_chain import BlockChain
+from kvoffload.connector.request_terms import RequestTerms
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+NEVER = 2**62
+
+
+@dataclass(eq=False)
+class SaveProgress:
+    """How far a request's blocks have been looked at. It begins anew whenever the request has lost its blocks."""
+
+    next: list[int]
+    """By group: the first block that has not been looked at."""
+    due: int = 0
+    """Tokens at which there may be something to save again."""
+    ends: list[int] = field(default_factory=list)
+    """Boundaries whose windows are still to be saved, ascending."""
+    interval_end: int = 0
+    """The next boundary of those that the engine keeps at regular intervals."""
+    states_end: int = 0
+    """In models with states: tokens up to which a state was handed off. Blocks beyond it are of no use to anybody."""
+
+
+@dataclass(eq=False)
+class TrackedRequest:
+    """Owned by the scheduler's thread, from the request's arrival to its end."""
+
+    request: Request
+    chain: BlockChain
+    terms: RequestTerms
+    progress: SaveProgress
+    has_run: bool = False
+    """Since it was given blocks it was part of a step: whoever loaded blocks for it has done so."""
+    was_skipped: bool = False
+    """That it is not loaded was noted."""
+    is_tainted: bool = False
+    """It holds blocks of another generation, or of content that is not known (yet): they are not saved."""

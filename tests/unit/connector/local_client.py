@@ -1,0 +1,263 @@
+"""A cache client without a server: a real cache in this process, with real memory, leases and digests.
+
+What a server's answers depend on is up to the test: when they come, whether there are slots, whether it serves at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import (
+    AcquiredBlocks,
+    AcquireOutcome,
+    BlockLease,
+    CacheStats,
+    CacheTerms,
+    HugePages,
+    LocalCache,
+    LocalSession,
+    Placed,
+    ReservedSlots,
+    SegmentMap,
+)
+from kvoffload.client import PendingAcquire
+from kvoffload.client.pending import Pending
+from kvoffload.connector.step_plan import Place
+from kvoffload.daemon.domain import read_geometry
+from kvoffload.protocol import Acquire, Acquired, Outcome, Register
+from kvoffload.types import HASH_BYTES
+
+MEMORY = CacheTerms(
+    memory_bytes=4 << 20,
+    segment_bytes=2 << 20,
+    extent_bytes=16 << 10,
+    entry_limit=1 << 14,
+    huge_pages=HugePages.NONE,
+    threads=1,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One record of one shard, as the cache was told of it."""
+
+    group: int
+    name: bytes
+    parent: bytes
+    shard: int
+    digest: int
+    memory_id: int
+    address: int
+    """Of the record, not of the slot."""
+
+
+class LocalClient:
+    """What the connector's scheduler side wants; its workers have `LocalPlaces`. One thread."""
+
+    def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
+        self.register = register
+        self._geometry = read_geometry(register)
+        self._sessions: dict[int, LocalSession] = {}
+        self._held: list[Callable[[bool], None]] = []
+        self.is_served = True
+        self.holds_answers = False
+        """Until `answer`, or until somebody waits if `answers_when_waited`."""
+        self.answers_when_waited = False
+        self.refusal: AcquireOutcome | None = None
+        """How every acquire is answered."""
+        self.slots_left: int | None = None
+        """How many `take` still gives; None: as many as there is room for."""
+        self.steps = 0
+        self.asked: list[tuple[int, int]] = []
+        """(local, limit) of everything that a server would have heard."""
+        self.published: list[Published] = []
+        self.aborted: list[ReservedSlots] = []
+        self.is_closed = False
+        self.serve_anew(memory)
+
+    # ---- what a test does ----
+
+    def serve_anew(self, memory: CacheTerms = MEMORY) -> int:
+        """Another server is there, with other memory: its number. Leases and slots in the former memory stay."""
+        session = LocalSession(LocalCache.create(memory), self.register.fingerprint, self._geometry)
+        self._sessions[session.memory_id] = session
+        self._current = session
+        return session.memory_id
+
+    def answer(self, *, is_lost: bool = False) -> None:
+        """What was held back comes now, or never."""
+        held, self._held = self._held, []
+        for answer in held:
+            answer(is_lost)
+
+    def stats(self) -> CacheStats:
+        return self._current.stats()
+
+    def record(self, one: Published) -> npt.NDArray[np.uint8]:
+        """Its bytes, to be looked at and damaged."""
+        size_bytes = self._geometry.groups[one.group].record_bytes
+        return self.memory(one.memory_id).view(one.address, size_bytes)
+
+    def find_readable(self) -> list[Published]:
+        """Records of blocks that are there now, where they were written."""
+        return [one for one in self.published if self.lookup(one.group, one.name).all()]
+
+    # ---- what the connector does ----
+
+    @property
+    def memory_id(self) -> int:
+        return self._current.memory_id
+
+    @property
+    def session(self) -> int:
+        return int(self._current._session)
+
+    def places(self) -> tuple[tuple[int, int], ...]:
+        return tuple(Place(memory_id, int(session._session)) for memory_id, session in self._sessions.items())
+
+    def may_copy(self, held: Placed) -> bool:
+        return (held.memory_id, held.session) in self.places()
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        if memory_id not in self._sessions:
+            raise ValueError(f"memory {memory_id} is not mapped here")
+        return self._sessions[memory_id].memory(memory_id)
+
+    def begin_step(self) -> None:
+        self.steps += 1
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return self._current.lookup(group, hashes)
+
+    def find_boundary(self, chain: Buffer, *, local: int, limit: int, alignment: int) -> int:
+        return self._current.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+
+    def start_acquire(
+        self, chain: Buffer, *, local: int, limit: int, alignment: int, shards: Sequence[int]
+    ) -> PendingAcquire:
+        """As `Client` does, only what is there is asked for."""
+        pending = PendingAcquire(local=local)
+        boundary = self.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+        if not self.is_served or boundary == local:
+            pending.found = AcquiredBlocks(AcquireOutcome.MISS, local)
+            return pending
+        message = Acquire(name_space=0, chain=bytes(chain), local=local, limit=boundary, alignment=alignment)
+        pending.request = request = Pending(message=message, deadline_ns=0, sent_ns=0)
+        session = self._current
+        self.asked.append((local, boundary))
+
+        def answer(is_lost: bool) -> None:
+            if is_lost or self.refusal is not None:
+                found = AcquiredBlocks(self.refusal or AcquireOutcome.MISS, local)
+            else:
+                found = session.acquire(chain, local=local, limit=boundary, alignment=alignment, shards=shards)
+            request.end(None if is_lost else Acquired(outcome=Outcome[found.outcome.name]))
+            if request.is_wanted:
+                pending.found = found
+            elif found.lease is not None:
+                self.release(found.lease)
+
+        if self.holds_answers:
+            self._held.append(answer)
+        else:
+            answer(False)
+        return pending
+
+    def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
+        return pending.found
+
+    def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
+        if self.answers_when_waited:
+            self.answer()
+        return pending.found
+
+    def cancel(self, pending: PendingAcquire) -> None:
+        if pending.request is not None:
+            pending.request.is_wanted = False
+        if pending.found is not None and pending.found.lease is not None:
+            self.release(pending.found.lease)
+        pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
+
+    def release(self, lease: BlockLease) -> None:
+        self._sessions[lease.memory_id].release(lease)
+
+    def take(self, group: int, count: int) -> ReservedSlots:
+        if self.slots_left is not None:
+            count = min(count, self.slots_left)
+        slots = self._current.reserve(group, count=count if self.is_served else 0)
+        if self.slots_left is not None:
+            self.slots_left -= len(slots)
+        return slots
+
+    def publish(
+        self,
+        slots: ReservedSlots,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None,
+        digests: npt.NDArray[np.uint64] | None,
+        shard: int,
+    ) -> None:
+        assert parents is not None
+        assert digests is not None
+        names, before = bytes(hashes), bytes(parents)
+        assert len(names) == len(before) == HASH_BYTES * len(slots) == HASH_BYTES * len(digests)
+        size_bytes = self._geometry.groups[slots.group].record_bytes
+        for at, address in enumerate(slots.addresses.tolist()):
+            part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
+            self.published.append(
+                Published(
+                    group=slots.group,
+                    name=names[part],
+                    parent=before[part],
+                    shard=shard,
+                    digest=int(digests[at]),
+                    memory_id=slots.memory_id,
+                    address=address + shard * size_bytes,
+                )
+            )
+        self._sessions[slots.memory_id].publish(slots, hashes=hashes, parents=parents, digests=digests, shard=shard)
+
+    def abort(self, slots: ReservedSlots) -> None:
+        self.aborted.append(slots)
+        self._sessions[slots.memory_id].abort(slots)
+
+    def invalidate(self, group: int, hashes: Buffer) -> None:
+        self._current.invalidate(group, hashes)
+
+    def close(self) -> None:
+        self.is_closed = True
+        for session in self._sessions.values():
+            session.close()
+
+
+class LocalPlaces:
+    """One worker's part of it: all of its client's memory that the test does not withhold."""
+
+    def __init__(self, client: LocalClient) -> None:
+        self.client = client
+        self.unmapped: set[int] = set()
+        """Memories that this worker has not joined yet, or has let go of."""
+        self.is_closed = False
+
+    def places(self) -> tuple[tuple[int, int], ...]:
+        return tuple(place for place in self.client.places() if place[0] not in self.unmapped)
+
+    def may_copy(self, held: Placed) -> bool:
+        return (held.memory_id, held.session) in self.places()
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        if memory_id in self.unmapped:
+            raise ValueError(f"memory {memory_id} is not mapped here")
+        return self.client.memory(memory_id)
+
+    def retire(self, memory_id: int) -> None:
+        self.unmapped.add(memory_id)
+
+    def close(self) -> None:
+        self.is_closed = True

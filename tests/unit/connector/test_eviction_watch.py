@@ -1,0 +1,284 @@
+"""The policy `on_evict`, over vLLM's own free queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from kvoffload.connector import eviction_watch, vllm_compat
+from tests.unit.connector.engine_configs import full, window
+from tests.unit.connector.scripted import ScriptedEngine
+from tests.unit.connector.test_saves import DENSE, HYBRID, make_engine, saved_blocks
+from tests.unit.connector.test_saves_ended import MIXED, hashes_of, names_of
+
+TWO = ((["a"], full(4)), (["c"], window(4, tokens=64)))
+"""So that the engine frees all blocks of a group behind those of the one before."""
+
+
+def watching(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
+    return make_engine(groups, extra={"save_policy": "on_evict"}, **changes)
+
+
+@pytest.fixture
+def short_look(monkeypatch: pytest.MonkeyPatch) -> int:
+    """So many blocks are about to be taken."""
+    monkeypatch.setattr(eviction_watch, "MAX_LOOKED_AT", 4)
+    return 4
+
+
+def free_order(engine: ScriptedEngine) -> list[int]:
+    return [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+
+
+def take_bare(engine: ScriptedEngine) -> Sequence[KVCacheBlock]:
+    """Somebody holds every block in which nothing is cached: the next ones that are taken lose something."""
+    bare = [engine.pool.blocks[block] for block in free_order(engine) if engine.pool.blocks[block].block_hash is None]
+    engine.pool.touch(bare)
+    return bare
+
+
+def fill(engine: ScriptedEngine, tokens: range = range(30)) -> list[bytes]:
+    """A request whose blocks are the next that the engine takes; their hashes."""
+    hashes = list(engine.arrive("a", tokens).block_hashes)
+    engine.admit(engine.requests["a"])
+    assert engine.step().saves == ()
+    engine.finish(engine.requests["a"])
+    take_bare(engine)
+    return hashes
+
+
+@pytest.mark.usefixtures("short_look")
+def test_nothing_is_saved_before_the_engine_is_about_to_take_it() -> None:
+    engine = watching()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    assert engine.step().saves == ()
+    engine.preempt(request)
+    assert engine.step().saves == (), "others are taken first"
+    bare = take_bare(engine)
+    engine.pool.free_blocks(bare[:3])
+    order = free_order(engine)
+    assert saved_blocks(engine.step()) == order[3:4]
+
+
+@pytest.mark.usefixtures("short_look")
+def test_what_is_taken_next_is_saved_in_that_order_under_its_name_and_parent() -> None:
+    engine = watching()
+    hashes = fill(engine)
+    before = free_order(engine)
+    plan = engine.step()
+    # The engine frees the deepest block first.
+    assert saved_blocks(plan) == before[:4]
+    assert [engine.pool.blocks[block].ref_cnt for block in before[:5]] == [1, 1, 1, 1, 0]
+    engine.report(plan)
+    assert names_of(engine) == hashes[:2:-1]
+    assert [one.parent for one in engine.cache.published] == hashes[5:1:-1]
+
+
+@pytest.mark.parametrize("groups", [DENSE, TWO, HYBRID])
+def test_what_was_saved_is_taken_next_in_the_same_order(groups: object) -> None:
+    engine = watching(groups)
+    fill(engine)
+    before = free_order(engine)
+    plan = engine.step()
+    assert plan.saves
+    assert engine.pinned == len(before) - len(free_order(engine)) > 2
+    engine.report(plan)
+    assert free_order(engine) == before
+    assert engine.pinned == 0
+
+
+def test_everything_is_there_when_the_engine_has_lost_it() -> None:
+    engine = watching(MIXED)
+    fill(engine)
+    engine.report(engine.step())
+    hog = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    engine.pool.free_blocks(hog)
+    assert engine.match(engine.arrive("b", range(30))) == 28
+
+
+def test_a_block_that_is_being_saved_is_not_taken() -> None:
+    engine = watching()
+    fill(engine)
+    plan = engine.step()
+    assert engine.pool.get_num_free_blocks() == 0
+    engine.report(plan)
+    assert engine.pool.get_num_free_blocks() == 7
+
+
+def test_blocks_in_use_are_not_saved() -> None:
+    engine = watching()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plans = [engine.step()]
+    take_bare(engine)
+    engine.report(engine.step())
+    plans.append(engine.step())
+    assert [plan.saves for plan in plans] == [(), ()]
+
+
+def test_what_is_present_already_is_not_saved() -> None:
+    engine = watching()
+    hashes = fill(engine)
+    engine.report(engine.step())
+    engine.parts.watch.look_again()
+    assert engine.step().saves == ()
+    assert len(names_of(engine)) == len(hashes)
+
+
+def test_the_same_content_in_two_blocks_is_saved_once() -> None:
+    engine = watching()
+    requests = [engine.arrive(name, range(30)) for name in "ab"]
+    for request in requests:
+        engine.admit(request)
+        if request is requests[0]:
+            engine.pool.evict_blocks(set(engine.manager.get_block_ids("a")[0]))
+    engine.manager.cache_blocks(requests[0], 28)
+    assert engine.step().saves == ()
+    for request in requests:
+        engine.finish(request)
+    assert len(saved_blocks(engine.step())) == 7
+
+
+@pytest.mark.parametrize("lacks", ["hash", "whole", "name"])
+def test_a_block_that_holds_no_whole_block_of_ours_is_not_saved(lacks: str) -> None:
+    engine = watching()
+    fill(engine)
+    order = free_order(engine)
+    block = engine.pool.blocks[order[0]]
+    if lacks == "hash":
+        engine.pool.evict_blocks({block.block_id})
+    elif lacks == "whole":
+        block._block_hash_num_tokens = 26
+    else:
+        engine.parts.watch._names.popitem()
+    assert saved_blocks(engine.step()) == order[1:]
+
+
+def test_so_many_names_are_known_and_the_oldest_is_forgotten_first() -> None:
+    engine = watching()
+    assert engine.parts.watch._limit == 2 * engine.config.num_blocks
+    engine.parts.watch._limit = 3
+    hashes = fill(engine)
+    engine.report(engine.step())
+    assert names_of(engine) == hashes[:3:-1]
+
+
+def test_a_name_that_is_noted_again_is_young() -> None:
+    engine = watching()
+    engine.parts.watch._limit = 7
+    engine.serve("a", range(30))
+    hashes = list(engine.arrive("again", range(30)).block_hashes)
+    for name, tokens in (("b", range(12)), ("c", range(100, 116))):
+        engine.admit(engine.arrive(name, tokens))
+        engine.step()
+    known = [name for _, name in engine.parts.watch._names]
+    assert known == [*hashes[:3], *hashes_of(engine, "c")]
+
+
+def test_a_reset_forgets_the_names() -> None:
+    engine = watching()
+    fill(engine)
+    engine.connector.reset_cache()
+    assert engine.step().saves == ()
+
+
+def test_after_a_reset_the_new_names_are_saved() -> None:
+    engine = watching()
+    engine.connector.reset_cache()
+    hashes = fill(engine)
+    engine.report(engine.step())
+    assert len(names_of(engine)) == len(hashes)
+    assert not set(names_of(engine)) & set(hashes)
+    engine.pool.evict_blocks(set(free_order(engine)))
+    engine.pool.free_blocks([block for block in engine.pool.blocks if block.ref_cnt and not block.is_null])
+    assert engine.match(engine.arrive("b", range(30))) == 28
+
+
+def test_the_queue_is_not_looked_at_again_while_its_head_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = watching()
+    fill(engine)
+    looked_at: list[KVCacheBlock] = []
+    key_of = vllm_compat.full_block_key
+    monkeypatch.setattr(vllm_compat, "full_block_key", lambda *given: looked_at.append(given[0]) or key_of(*given))
+    engine.report(engine.step())
+    assert len(looked_at) == 7
+    engine.step()
+    engine.step()
+    assert len(looked_at) == 7
+    hog = engine.pool.get_new_blocks(1)
+    engine.step()
+    assert len(looked_at) == 13
+    engine.pool.free_blocks(hog)
+    engine.step()
+    assert len(looked_at) == 20
+
+
+@pytest.mark.parametrize("lacks", ["pins", "slots"])
+def test_what_there_was_no_room_for_is_saved_as_soon_as_there_is(lacks: str) -> None:
+    """Although the queue looks the same again: what was saved has returned to its head."""
+    engine = watching()
+    fill(engine)
+    order = free_order(engine)
+    if lacks == "pins":
+        engine.parts.pins.limit = 4
+    else:
+        engine.cache.slots_left = 4
+    plan = engine.step()
+    assert saved_blocks(plan) == order[:4]
+    engine.report(plan)
+    assert free_order(engine) == order
+    engine.cache.slots_left = None
+    assert saved_blocks(engine.step()) == order[4:]
+
+
+def test_what_a_fault_kept_from_being_saved_is_saved_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = watching()
+    fill(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cache, "lookup", lambda group, hashes: {}[group])
+        assert engine.step().saves == ()
+    assert engine.connector.faults == {"build_connector_meta": 1}
+    assert len(saved_blocks(engine.step())) == 7
+
+
+def test_windows_that_are_not_worth_saving_are_not_saved() -> None:
+    """The engine keeps all of them here."""
+    engine = watching(MIXED, retention_interval=None)
+    engine.parts.worth._keeps_all_windows = False
+    hashes = fill(engine)
+    engine.report(engine.step())
+    assert names_of(engine, 0) == hashes[::-1]
+    assert sorted(names_of(engine, 1)) == sorted(hashes[5:])
+
+
+@pytest.mark.parametrize("boundary", [0, 16, 28])
+def test_states_and_what_leads_to_them_are_saved_where_they_were_handed_off(boundary: int) -> None:
+    engine = watching(HYBRID)
+    hashes = list(engine.arrive("a", range(30)).block_hashes)
+    engine.admit(engine.requests["a"])
+    end = boundary // 4
+    block = engine.manager.get_block_ids("a")[0][6]
+    assert engine.step(offers={"a": [(0, block, boundary)]} if boundary else {}).saves == ()
+    engine.finish(engine.requests["a"])
+    take_bare(engine)
+    engine.report(engine.step())
+    # The engine keeps the state of the last boundary alone.
+    assert names_of(engine, 0) == (hashes[6:7] if boundary == 28 else [])
+    assert names_of(engine, 1) == hashes[:end][::-1]
+
+
+def test_who_wishes_no_save_is_not_saved() -> None:
+    engine = watching()
+    request = engine.arrive("a", range(30), skip_save=True)
+    engine.admit(request)
+    engine.step()
+    engine.finish(request)
+    take_bare(engine)
+    assert engine.step().saves == ()

@@ -1,0 +1,56 @@
+"""Groups as the scheduler side counts them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from kvoffload.cache import GroupRule
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.step_plan import GroupFacts
+from kvoffload.errors import BlockAlignmentError
+from kvoffload.kvspec import ReuseRule
+
+
+def facts(index: int, reuse: ReuseRule = ReuseRule.PREFIX, *, block_size: int = 4, window: int = 0) -> GroupFacts:
+    rule = GroupRule(block_size=block_size, reuse=reuse, window=window)
+    return GroupFacts(index=index, name=f"group {index}", rule=rule, record_bytes=64)
+
+
+def test_groups_are_found_by_what_they_keep() -> None:
+    table = GroupTable(
+        [
+            facts(1, ReuseRule.WINDOW, window=6),
+            facts(2, block_size=8),
+            facts(4, ReuseRule.CHUNK, window=8),
+            facts(5),
+        ],
+        hash_block_size=4,
+        alignment=8,
+    )
+    assert len(table) == 4
+    assert table.windows == (0, 2)
+    assert table.prefixes == (1, 3)
+    assert table.first_prefix == 1
+    assert not table.with_states
+    assert table.hashes_per_block == (1, 2, 1, 1)
+    assert table.of_table == {1: 0, 2: 1, 4: 2, 5: 3}
+
+
+def test_without_full_attention_nothing_is_a_parent() -> None:
+    table = GroupTable(
+        [facts(0, ReuseRule.EXACT_BOUNDARY), facts(1, ReuseRule.WINDOW, window=6)], hash_block_size=4, alignment=4
+    )
+    assert table.first_prefix is None
+    assert table.with_states
+
+
+@pytest.mark.parametrize(("tokens", "aligned"), [(0, 0), (7, 0), (8, 8), (15, 8), (16, 16)])
+def test_a_hit_is_a_multiple_of_the_engines_alignment(tokens: int, aligned: int) -> None:
+    assert GroupTable([facts(0)], hash_block_size=4, alignment=8).align(tokens) == aligned
+
+
+def test_a_block_size_that_hashes_do_not_divide_is_refused_with_both_numbers() -> None:
+    with pytest.raises(BlockAlignmentError, match=r"group 1.*6 tokens.*4 tokens.*prefix caching"):
+        GroupTable([facts(0, block_size=8), facts(1, block_size=6)], hash_block_size=4, alignment=8)

@@ -1,0 +1,154 @@
+"""What the scheduler side is put together from, by what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.v1.core.block_pool import BlockPool
+
+from kvoffload.connector import vllm_compat
+from kvoffload.connector.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.scheduler_parts import SchedulerParts, SchedulerTerms, assemble
+from kvoffload.connector.step_plan import Place
+from kvoffload.protocol import Register
+from tests.unit.connector.local_client import MEMORY, LocalClient
+from tests.unit.connector.scripted import ScriptedEngine
+from tests.unit.connector.test_saves import DENSE, make_engine
+from tests.unit.connector.test_scheduler_side import facts
+
+NUM_BLOCKS = 32
+SHARING = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=1, pipeline_ranks=1)
+
+
+class Opening:
+    """Who opens the cache, and who was to hear of its events."""
+
+    def __init__(self, *, is_there: bool = True, pool_bytes: int = MEMORY.memory_bytes) -> None:
+        self._is_there = is_there
+        self._memory = replace(MEMORY, memory_bytes=pool_bytes, segment_bytes=pool_bytes, extent_bytes=2 << 10)
+        self.heard_by: Any = None
+
+    def __call__(self, register: Register, engine: EngineFacts, on_event: Any) -> LocalClient:
+        self.heard_by = on_event
+        return LocalClient(register, self._memory) if self._is_there else Absent(register)
+
+
+class Absent(LocalClient):
+    """A server that is not there yet."""
+
+    memory_id = 0
+
+
+def put_together(opening: Opening | None = None, *, sharing: SharingTerms = SHARING, **terms: Any) -> SchedulerParts:
+    return assemble(
+        {(0, 0): facts(NUM_BLOCKS)},
+        SchedulerTerms(sharing=sharing, hit_alignment=4, **terms),
+        pool=BlockPool(NUM_BLOCKS, enable_caching=True, hash_block_size=4),
+        open_cache=opening or Opening(),
+        measures=Measures(),
+        clock=lambda: 0.0,
+    )
+
+
+def policy_of(parts: SchedulerParts) -> str:
+    if parts.watch is not None:
+        assert parts.saves.watch == parts.watch.note
+        assert parts.saves.look_again == parts.watch.look_again
+        assert parts.saves.is_wanted is None
+        return "on_evict"
+    assert parts.saves.watch is None
+    return "eager" if parts.saves.is_wanted is None else "second_use"
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        ({}, "eager"),
+        ({"save_policy": "eager"}, "eager"),
+        ({"save_policy": "on_evict"}, "on_evict"),
+        ({"save_policy": "second_use"}, "second_use"),
+        ({"save_policy": "on_evict", "has_prefix_cache": False}, "eager"),
+        ({"save_policy": "second_use", "has_prefix_cache": False}, "second_use"),
+    ],
+)
+def test_the_policy_is_what_was_wished_for_where_that_can_be(terms: dict[str, Any], expected: str) -> None:
+    assert policy_of(put_together(**terms)) == expected
+
+
+@pytest.mark.parametrize(
+    ("opening", "expected"),
+    [
+        (Opening(pool_bytes=12 << 10), "on_evict"),
+        (Opening(), "eager"),
+        (Opening(is_there=False), "eager"),
+    ],
+)
+def test_by_itself_it_goes_by_the_pool_beside_the_engines_own_cache(opening: Opening, expected: str) -> None:
+    assert policy_of(put_together(opening)) == expected
+
+
+def test_memories_of_blocks_are_bounded_by_the_engines_size() -> None:
+    watch = put_together(save_policy="on_evict").watch
+    assert watch is not None
+    assert watch._limit == 2 * NUM_BLOCKS
+    see = put_together(save_policy="second_use").saves.is_wanted
+    assert see is not None
+    for number in range(1000):
+        see(0, number.to_bytes(32, "big"))
+    assert 4 * NUM_BLOCKS <= len(see.__self__) <= 8 * NUM_BLOCKS  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("has_events", [False, True])
+def test_events_are_heard_if_somebody_wants_them(has_events: bool) -> None:
+    opening = Opening()
+    parts = put_together(opening, has_events=has_events)
+    if has_events:
+        assert parts.events is not None
+        assert opening.heard_by == parts.events.hear
+    else:
+        assert parts.events is opening.heard_by is None
+
+
+@pytest.mark.parametrize(("interval", "keeps_all"), [(0, False), (16, False), (None, True)])
+def test_windows_are_retained_as_the_engine_does(interval: int | None, keeps_all: bool) -> None:
+    worth = put_together(retention_interval=interval).worth
+    assert (worth._interval, worth._keeps_all_windows) == (interval or 0, keeps_all)
+
+
+def test_rounds_and_drafts_are_those_of_the_engine() -> None:
+    look_out = put_together(decoded_tokens=5, round_steps=3).saves.look_out
+    assert (look_out._decoded_tokens, look_out._round_steps) == (5, 3)
+
+
+def test_all_parts_go_by_the_same_places() -> None:
+    """Of the ranks, where they may copy."""
+    parts = put_together()
+    here = Place(parts.cache.memory_id, parts.cache.session)
+    for part in (parts.saves, parts.restores):
+        assert not part._is_ready(here)
+    parts.places.note({0: (here,)})
+    for part in (parts.saves, parts.restores):
+        assert part._is_ready(here)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("memory", 1), ("nothing", 0)])
+def test_prefixes_are_kept_in_a_part_of_the_pool(name: str, expected: int) -> None:
+    kept = put_together(Opening(is_there=name == "memory")).kept
+    assert kept._room_bytes == expected * MEMORY.memory_bytes // 8
+
+
+def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_compat, "wants_events", lambda config: True)
+    monkeypatch.setattr(vllm_compat, "draft_tokens", lambda config: 3)
+    engine: ScriptedEngine = make_engine(DENSE, extra={"save_policy": "on_evict", "verify": "always"})
+    parts = engine.parts
+    assert policy_of(parts) == "on_evict"
+    assert parts.events is not None
+    assert parts.saves.look_out._decoded_tokens == 4
+    assert parts.restores._terms.verify_always

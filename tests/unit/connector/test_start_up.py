@@ -1,0 +1,120 @@
+"""An engine's start: its configuration in our terms, refusals before anything is opened, and one line for its log."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from kvoffload.config import Settings
+from kvoffload.connector.agreement import SharingTerms, agree, make_register
+from kvoffload.connector.scheduler_side import SchedulerTerms
+from kvoffload.connector.start_up import EngineStart
+from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.protocol import Role
+from tests.unit.connector.engine_configs import full, make_config, make_vllm_config, window
+from tests.unit.connector.test_agreement import facts
+
+REGISTER = make_register(
+    b"f" * 32, (), SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
+)
+
+
+def make_start(config: Any = None, *, replicas: int = 1, **settings: Any) -> EngineStart:
+    cache = make_config((["a"], full(8)), (["c"], window(4, head_size=16)), num_blocks=8)
+    cache.kv_tp_replicas = replicas
+    return EngineStart(Settings(memory="64MiB", **settings), config or make_vllm_config(), cache)  # type: ignore[arg-type]
+
+
+def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
+    config = make_vllm_config()
+    config.cache_config.prefix_cache_retention_interval = 64
+    terms = make_start(config, verify="always").scheduler_terms()
+    assert terms == SchedulerTerms(sharing=terms.sharing, hit_alignment=8, verify_always=True, retention_interval=64)
+    assert (terms.sharing.hash_block_size, terms.sharing.hash_algorithm, terms.sharing.ranks) == (4, "sha256", 1)
+    assert make_start().scheduler_terms().verify_always is False
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 6)])
+def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int, shards: int) -> None:
+    config = make_vllm_config()
+    config.parallel_config.tensor_parallel_size = tensor
+    config.parallel_config.pipeline_parallel_size = pipeline
+    config.parallel_config.rank = 1
+    start = make_start(config, replicas=replicas, self_test=False, copy_threads=3)
+    sharing = start.scheduler_terms().sharing
+    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.shards) == (tensor, pipeline, shards)
+    assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
+
+
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "nnodes"])
+def test_what_is_not_served_yet_is_refused(what: str) -> None:
+    config = make_vllm_config()
+    setattr(config.parallel_config, what, 2)
+    with pytest.raises(UnsupportedError, match="does not serve"):
+        make_start(config)
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"), [("abc", "abc"), ("abc_dp0", "abc"), ("abc_dp13", "abc"), ("abc_dp1_x", "abc_dp1_x")]
+)
+def test_engines_of_one_deployment_have_a_name_in_common(engine: str, key: str) -> None:
+    config = make_vllm_config()
+    config.kv_transfer_config.engine_id = engine
+    access = make_start(config)._access
+    assert (access.engine, access.machine_key) == (engine, key)
+
+
+class FakeAccess:
+    """Hands out clients that say how much memory there is; None: nobody can be asked."""
+
+    def __init__(self, capacity_bytes: int | None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.opened: list[tuple[Role, int]] = []
+
+    def open(self, register: Any, *, role: Role, rank: int = 0, on_event: object = None) -> FakeAccess:
+        assert register is REGISTER
+        self.opened.append((role, rank))
+        return self
+
+    def stats(self) -> Any:
+        if self.capacity_bytes is None:
+            raise ServerError("stats: did not answer", remedy="")
+        return SimpleNamespace(capacity_bytes=self.capacity_bytes)
+
+
+def test_each_process_joins_as_what_it_is() -> None:
+    config = make_vllm_config()
+    config.parallel_config.rank = 3
+    start = make_start(config)
+    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
+    assert start.open_for_worker(REGISTER) is access
+    assert start.open_for_scheduler(REGISTER, engine, None) is access
+    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
+
+
+@pytest.mark.parametrize(
+    ("capacity_bytes", "server", "line"),
+    [
+        # 16 bytes per token of the first group's 64-byte blocks, 8 of the second's.
+        (24 << 20, "", "of acme/tiny in 24MiB (1,048,576 tokens) of a private server: "),
+        (None, "kv.socket", "of acme/tiny in a server that is not there yet of kv.socket: "),
+    ],
+)
+def test_one_line_says_what_is_kept_and_where(
+    capacity_bytes: int | None, server: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvoffload")
+    start = make_start(server=server)
+    start._access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "kvoffload.connector.start_up"]
+    assert line in message
+    assert "group 0 (prefix, 4 tokens, 64 bytes), group 2 (window, 8 tokens, 64 bytes)" in message
+    assert message.endswith("24 bytes per token, the engine's own cache has 1000B")

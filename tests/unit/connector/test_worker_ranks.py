@@ -1,0 +1,166 @@
+"""The worker side as one of several ranks, and with memories that come and go."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import numpy as np
+
+from kvoffload.connector.agreement import make_register
+from kvoffload.connector.step_plan import StepPlan, WorkerReport
+from kvoffload.native import digest_record
+from tests.unit.connector.workers import (
+    PAGE,
+    Move,
+    SharedCache,
+    block_of,
+    collect,
+    load,
+    load_job,
+    make_worker,
+    memory_of,
+    name_of,
+    replace_engine,
+    save,
+    start,
+)
+from tests.unit.transfer.stand_ins import HeldEngine, PassingEngine
+
+# ---- several ranks ----
+
+
+def test_each_rank_has_its_part_of_a_slot() -> None:
+    shared = SharedCache()
+    ranks = [start(make_worker(rank=rank, ranks=2, shared=shared)) for rank in range(2)]
+    ranks[1][1]["a"].add_(1)
+    before = [memory_of(tensors).clone() for _, tensors in ranks]
+    for worker, _ in ranks:
+        save(worker, Move(1, 1, 0), Move(0, 2, 1))
+    assert not np.array_equal(shared.record(Move(1, 1, 0)), shared.record(Move(1, 1, 0), shard=1))
+    for (worker, tensors), saved in zip(ranks, before, strict=True):
+        memory_of(tensors).fill_(0)
+        assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=True)
+        assert block_of(tensors, 3) == saved[PAGE : 2 * PAGE].tolist()
+        assert block_of(tensors, 4, 152) == saved[2 * PAGE : 2 * PAGE + 152].tolist()
+        worker.close()
+
+
+def test_what_one_rank_finds_damaged_another_may_load() -> None:
+    shared = SharedCache()
+    (first, _), (second, _) = (start(make_worker(rank=rank, ranks=2, shared=shared)) for rank in range(2))
+    for worker in (first, second):
+        save(worker, Move(1, 1, 0))
+    shared.record(Move(1, 1, 0), shard=1)[0] ^= 1
+    assert load(first, Move(1, 3, 0), is_checked=True)
+    assert not load(second, Move(1, 3, 0), is_checked=True)
+    first.close()
+    second.close()
+
+
+def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_read() -> None:
+    shared = SharedCache()
+    ranks = [start(make_worker(rank=rank, ranks=4, replicas=2, shared=shared)) for rank in range(4)]
+    wanted = block_of(ranks[0][1], 1)
+    for shard, (writer, other) in enumerate([(0, 1), (2, 3)]):
+        save(ranks[writer][0], Move(1, 1, 0))
+        memory_of(ranks[other][1]).fill_(0)
+        engine = replace_engine(ranks[other][0], PassingEngine)
+        save(ranks[other][0], Move(1, 1, 0))
+        assert engine.plans == []
+        assert shared.record(Move(1, 1, 0), shard=shard).tolist() == wanted
+        assert load(ranks[other][0], Move(1, 2, 0), is_checked=True)
+        assert block_of(ranks[other][1], 2) == wanted
+    for worker, _ in ranks:
+        worker.close()
+
+
+def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None:
+    """What was in the slot before must be in no digest: whoever loads it would find another."""
+    worker, tensors = start(make_worker(pipeline_ranks=2))
+    assert worker.facts is not None
+    assert worker.shared.registers == []
+    assert worker.facts.places == ()
+    groups = tuple(replace(group, record_bytes=group.record_bytes + 64) for group in worker.facts.groups)
+    register = make_register(b"e" * 32, groups, worker._terms.sharing)
+    worker.submit(StepPlan(register=register))
+    worker.submit(StepPlan(register=register))
+    assert worker.shared.registers == [register]
+    assert worker.take_results(is_idle=False)[2] == WorkerReport(places={0: (worker.shared.place,)})
+    assert worker.take_results(is_idle=False)[2] == WorkerReport()
+    for move in (Move(1, 1, 0), Move(0, 2, 1)):
+        for shard in range(2):
+            worker.shared.record(move, shard=shard)[:] = 255
+    save(worker, Move(1, 1, 0), Move(0, 2, 1))
+    assert worker.shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1) + [0] * 64
+    assert worker.shared.record(Move(0, 2, 1)).tolist() == block_of(tensors, 2, 152) + [0] * 64
+    assert worker.shared.record(Move(1, 1, 0), shard=1).tolist() == [255] * (PAGE + 64)
+    for number, move in enumerate((Move(1, 3, 0), Move(0, 4, 1))):
+        record = worker.shared.record(move)
+        digest = digest_record(record, fingerprint=b"e" * 32, block_hash=name_of(number), group=move.group, shard=0)
+        assert worker.shared.digests[number, 0] == digest
+    assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=True)
+    assert block_of(tensors, 3) == block_of(tensors, 1)
+    worker.close()
+
+
+# ---- memory that comes and goes ----
+
+
+def test_where_it_may_copy_is_told_when_it_changes() -> None:
+    worker, _ = start(make_worker())
+    assert worker.facts is not None
+    first = worker.shared.place
+    assert worker.facts.places == (first,)
+    assert worker.take_results(is_idle=False)[2] == WorkerReport()
+    worker.shared.client.serve_anew()
+    assert worker.take_results(is_idle=False)[2] == WorkerReport(places={0: (first, worker.shared.place)})
+    worker.submit(StepPlan(retired=(first.memory_id,)))
+    assert worker.take_results(is_idle=False)[2] == WorkerReport(places={0: (worker.shared.place,)})
+    worker.close()
+
+
+def test_a_memory_that_is_retired_with_a_plan_serves_the_jobs_of_that_plan() -> None:
+    worker, tensors = start(make_worker())
+    save(worker, Move(1, 1, 0))
+    plan = load_job(worker, Move(1, 2, 0))
+    worker.submit(replace(plan, retired=(worker.shared.place.memory_id,)))
+    assert collect(worker, 1)[:2] == ({"r1"}, set())
+    assert block_of(tensors, 2) == block_of(tensors, 1)
+    assert not load(worker, Move(1, 3, 0), name="late")
+    worker.close()
+
+
+def test_a_memory_stays_mapped_while_a_copy_uses_it() -> None:
+    worker, _ = start(make_worker())
+    save(worker, Move(1, 1, 0))
+    engine = replace_engine(worker, HeldEngine)
+    engine.hold()
+    worker.submit(load_job(worker, Move(1, 2, 0)))
+    client = worker.shared.client
+    memory_id = client.memory_id
+    mapped = weakref.ref(client.memory(memory_id))
+    client.serve_anew()
+    worker.submit(StepPlan(retired=(memory_id,)))
+    del client._sessions[memory_id]
+    gc.collect()
+    assert mapped() is not None
+    engine.release()
+    assert collect(worker, 1)[:2] == ({"r1"}, set())
+    gc.collect()
+    assert mapped() is None
+    worker.close()
+
+
+def test_the_end_of_a_worker_parts_from_the_cache() -> None:
+    worker, _ = start(make_worker())
+    worker.close()
+    worker.close()
+    assert [places.is_closed for places in worker.shared.opened] == [True]
+    worker.submit(StepPlan(doomed=("a",), retired=(1,)))
+    assert worker.take_results(is_idle=True)[:2] == ({"a"}, {"a"})

@@ -1,0 +1,87 @@
+"""A shared cache server for engines, which a test kills, stops and starts again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from tests.vllm.engine import Engine
+
+ADOPT_WAIT_S = 60
+LOOKS = 3000
+LOOK_S = 0.02
+
+
+class SharedServer:
+    """`kvoffload serve` on one socket: at most one process at a time, none at first."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.socket = folder / "s"
+        self._settings: Mapping[str, str] = {"memory": "512MiB", "segment_size": "64MiB", **settings}
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Until it listens. It waits for nobody's memory, but takes over what is offered before it has its own."""
+        self._start(adopt_wait_s=0)
+
+    def succeed(self) -> None:
+        """The same, but it waits until the memory of the one before is offered."""
+        self._start(adopt_wait_s=ADOPT_WAIT_S)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def kill(self) -> None:
+        """It has no time for a last word."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def stop(self) -> None:
+        """It does nothing until it goes on; its connections stay open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def _start(self, *, adopt_wait_s: int) -> None:
+        assert self._process is None
+        command = [sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", str(adopt_wait_s)]
+        for name, value in {"server": str(self.socket), **self._settings}.items():
+            command += ["--set", f"{name}={value}"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith("kvoffload serves")
+
+
+def await_served(engine: Engine) -> None:
+    """Until both sides of an engine in this process are served by the server that there is now."""
+    from tests.vllm import connector_probe as probe
+
+    connector: Any = probe.scheduler_connector(engine)
+    worker: Any = probe.worker_side()
+    clients = (connector._scheduler._parts.cache, worker._cache)
+    for _ in range(LOOKS):
+        if all(client.wait_until_served(LOOK_S) for client in clients) and len({c.boot_id for c in clients}) == 1:
+            return
+    raise AssertionError(f"not served again: {[client.fault for client in clients]}")

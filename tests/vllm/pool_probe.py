@@ -1,0 +1,187 @@
+"""What one engine has in its server's pool. Everything here runs in the process of the engine's scheduler.
+
+A server's index tells whether a name is there, never which names are. So whoever asks must have listened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheStats, GroupRule
+from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import Role
+from kvoffload.types import HASH_BYTES, Fingerprint
+
+if TYPE_CHECKING:
+    from kvoffload.connector.scheduler_side import SchedulerSide
+
+MAX_LOOKS = 1000
+STOCKED_SLOTS = 8
+JOIN_TIMEOUT_S = 30.0
+
+
+class Entry(NamedTuple):
+    """A readable block: its record lies at `address` of the pool, that of each rank behind the one before."""
+
+    group: int
+    name: str
+    address: int
+
+
+class PublishLog:
+    """The blocks that an engine has published since it was told last to forget everything."""
+
+    def __init__(self, side: SchedulerSide) -> None:
+        """From now on."""
+        assert side._parts is not None
+        self._side: Any = side
+        self._client: Any = side._parts.cache
+        self._generation = side._masks.generation
+        self._names: dict[tuple[int, bytes], None] = {}
+        publish = self._client.publish
+
+        def watched(slots: Any, *, hashes: bytes, **more: Any) -> None:
+            self._note(slots.group, bytes(hashes))
+            publish(slots, hashes=hashes, **more)
+
+        self._client.publish = watched
+
+    def names(self) -> list[tuple[int, bytes]]:
+        """(group, name) of those that are readable, as they were published."""
+        if self._generation != self._side._masks.generation:
+            return []
+        settle(self._side)
+        return [(group, name) for group, name in self._names if self._client.lookup(group, name).all()]
+
+    def entries(self) -> list[Entry]:
+        """The same with their addresses. Where the server checks bytes before every lease, it checks them now."""
+        found = []
+        for group, name in self.names():
+            with unhurried(self._client):
+                acquired = self._client.acquire_entries(group, name)
+            if acquired.lease is not None:
+                self._client.release(acquired.lease)
+                found.append(Entry(group, name.hex(), int(acquired.groups[0].addresses[0])))
+        settle(self._side)
+        return found
+
+    def _note(self, group: int, hashes: bytes) -> None:
+        if self._generation != self._side._masks.generation:
+            self._generation = self._side._masks.generation
+            self._names.clear()
+        for at in range(0, len(hashes), HASH_BYTES):
+            self._names[group, hashes[at : at + HASH_BYTES]] = None
+
+
+def follow(side: SchedulerSide) -> PublishLog:
+    """The engine's log, begun now if there is none. Loads are never judged by how long they took, from now on."""
+    assert side._parts is not None
+    client: Any = side._parts.cache
+    if not hasattr(client, "publish_log"):
+        client.publish_log = PublishLog(side)
+        # What a load takes beside others on a busy machine must not decide what a test finds.
+        side._parts.judge.favours_load = lambda tokens, size_bytes: True  # type: ignore[method-assign]
+    log: PublishLog = client.publish_log
+    return log
+
+
+def count_pool(side: SchedulerSide) -> dict[str, int]:
+    """Counts of the server's pool when it has been told everything. Slots that are held ready count as free."""
+    stats, stock = settle(side)
+    return {
+        "readable": stats.readable,
+        "reserved": stats.reserved - stock,
+        "quarantined": stats.quarantined,
+        "leases": stats.leases,
+        "used_bytes": stats.used_bytes,
+        "evicted": stats.evicted,
+        "mismatches": stats.mismatches,
+        "sessions": stats.sessions,
+    }
+
+
+def count_held(side: SchedulerSide) -> dict[str, int]:
+    """What the scheduler side keeps for requests, transfers and their blocks; all of it ends with them."""
+    assert side._parts is not None
+    restores, saves = side._parts.restores, side._parts.saves
+    return {
+        "requests": len(side._requests),
+        "questions": len(restores._questions),
+        "failed": len(restores._failed),
+        "loads": restores.pending,
+        "unsent": len(restores._unsent) + len(restores._doomed),
+        "admission": sum(restores._admission._rest.values()),
+        "saves": saves.pending,
+        "on_the_way": sum(map(len, saves._on_the_way)),
+        "pins": saves._pins.count,
+    }
+
+
+def settle(side: SchedulerSide) -> tuple[CacheStats, int]:
+    """Until the server has had everything and nothing is being asked of it: its counts, and the slots held ready."""
+    assert side._parts is not None
+    client: Any = side._parts.cache
+    for _ in range(MAX_LOOKS):
+        before = _count_stock(client)
+        with unhurried(client):
+            stats = client.stats()
+        if before is not None and before == _count_stock(client):
+            return stats, before
+    raise AssertionError("the client asks for slots without end")
+
+
+@contextmanager
+def unhurried(client: Any) -> Iterator[None]:
+    """Calls within it may take more than is left of the engine's step."""
+    budget_ns, client._budget_ns = client._budget_ns, -1
+    try:
+        yield
+    finally:
+        client._budget_ns = budget_ns
+
+
+def _count_stock(client: Any) -> int | None:
+    with client._lock:
+        stocks = client._engine._stocks
+        return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))
+
+
+class Squatter:
+    """Somebody else on the engine's server, who leaves it little room."""
+
+    def __init__(self, side: SchedulerSide, *, leaves_bytes: int) -> None:
+        """For what the engine has readable, beside the few slots that it holds ready from now on."""
+        assert side._parts is not None
+        self._engine: Any = side._parts.cache
+        (record_bytes,) = {facts.record_bytes for facts in side._parts.groups.facts}
+        self._stocks = [(stock, stock._high) for stock in self._engine._engine._stocks]
+        for stock, _ in self._stocks:
+            stock._high = STOCKED_SLOTS
+            surplus = stock.take(self._engine.memory_id, self._engine.session, max(len(stock) - STOCKED_SLOTS, 0))
+            self._engine.abort(surplus)
+        stats, _ = settle(side)
+        free = (stats.capacity_bytes - leaves_bytes) // record_bytes - stats.reserved
+        rule = GroupRule(block_size=16, reuse=ReuseRule.PREFIX)
+        geometry = CacheGeometry(hash_block_size=16, groups=[CacheGroup(rule=rule, record_bytes=record_bytes)])
+        self._client = Client(
+            ClientTerms(
+                socket=self._engine._wire.path,
+                member=Member(engine="squatter", role=Role.SCHEDULER, pid=os.getpid()),
+                register=describe_blocks(Fingerprint(bytes(32)), geometry, hash_algorithm="sha256"),
+                link=LinkTerms(stock_bytes=0),
+            )
+        ).start()
+        assert self._client.wait_until_served(JOIN_TIMEOUT_S), self._client.fault
+        self._slots = self._client.reserve(0, count=free)
+        assert len(self._slots) == free, f"{len(self._slots)} of {free} slots were to be had"
+
+    def close(self) -> None:
+        """Everything is the engine's again."""
+        for stock, high in self._stocks:
+            stock._high = high
+        self._client.abort(self._slots)
+        self._client.close()

@@ -1,0 +1,83 @@
+"""A shared server outlives its engines: what one has saved, the next one and its neighbours find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.vllm import connector_probe as probe
+from tests.vllm.cache_server import SharedServer
+from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
+from tests.vllm.test_equality import answer, restorable
+from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+    with SharedServer(tmp_path_factory.mktemp("shared")) as server:
+        server.start()
+        yield server
+
+
+def start(engines: EnginePool, server: SharedServer, model: TinyModel, **arguments: object) -> Engine:
+    """A new engine, which has forgotten nothing: it begins with what the server has."""
+    transfer = probe.transfer(server=str(server.socket))
+    engine = start_engine(model, engines.model_folder(model), kv_transfer_config=transfer, **arguments)  # type: ignore[arg-type]
+    probe.prepare(engine)
+    return engine
+
+
+@pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)
+def test_an_engine_that_was_started_again_hits_at_its_first_request(
+    engines: EnginePool, server: SharedServer, model: TinyModel
+) -> None:
+    engines.close()  # only one may run in this process
+    prompt, expected = make_prompt(seed=21, length=1400), restorable(model, 1400)
+    engine = start(engines, server, model)
+    try:
+        assert answer(engine, prompt).cached == 0
+        local = answer(engine, prompt)
+        assert local.cached == expected
+        engine.drain()
+    finally:
+        engine.close()
+    engine = start(engines, server, model)
+    try:
+        restored = answer(engine, prompt)
+        assert restored.cached == expected
+        assert restored == local
+        engine.drain()
+        assert probe.faults(engine) == {}
+        assert probe.pool_stats(engine)["leases"] == 0
+    finally:
+        engine.close()
+
+
+def test_two_engines_on_one_server_find_what_the_other_has_saved(engines: EnginePool, server: SharedServer) -> None:
+    """Each with processes of its own, at the same time."""
+    prompts = {seed: make_prompt(seed, 1400) for seed in (22, 23)}
+    expected = restorable(SLIDING, 1400)
+    both: list[Engine] = []
+    try:
+        for _ in range(2):
+            both.append(start(engines, server, SLIDING, has_own_processes=True, **probe.INSPECTED))
+        one, other = both
+        for saves, finds, seed in ((one, other, 22), (other, one, 23)):
+            assert answer(saves, prompts[seed]).cached == 0
+            local = answer(saves, prompts[seed])
+            saves.drain()
+            restored = answer(finds, prompts[seed])
+            assert (local.cached, restored.cached) == (expected, expected)
+            assert restored == local
+        for engine in both:
+            engine.drain()
+            assert probe.faults(engine) == {}
+            left = probe.ask_core(engine, "inspect_scheduler")
+            assert left["leases"] == left["pins"] == left["faults"] == left["blocks"] == 0
+            assert left["planned_loads"] == 1
+    finally:
+        for engine in both:
+            engine.close()
