@@ -14,7 +14,7 @@ WHEELS ?=
 
 NATIVE_SOURCES := $(shell find native -type f 2>/dev/null)
 CXX_FILES      := $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE_SOURCES))
-PYTHON_ROOTS   := kvoffload tests examples docs
+PYTHON_ROOTS   := kvoffload tests examples benchmarks docs
 
 # The build below is for tests of the core alone: no Python, warnings are errors.
 CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
@@ -119,6 +119,7 @@ sanitize-thread: setup
 
 bench: setup ## every benchmark, beside this machine's limits
 	@$(BIN)/kvoffload bench
+	@$(BIN)/python benchmarks/vllm_connectors.py
 
 campaign: setup ## long fault and fuzz runs
 	$(call say,campaign)

@@ -43,8 +43,13 @@ def measure_timed_pair(value: Callable[[], float], limit: Callable[[], float], *
 def summarize_pairs(values: list[float], limits: list[float]) -> Pair:
     """What was measured in turn, one number of each side a turn."""
     ratios = [a / b for a, b in zip(values, limits, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return Pair(statistics.median(values), statistics.median(limits), (high - low) / middle)
+    return Pair(statistics.median(values), statistics.median(limits), spread_of(ratios))
+
+
+def spread_of(samples: list[float]) -> float:
+    """Width of the middle half, as a share of the median; at least two samples."""
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / middle
 
 
 def calls_per_sample(call: Callable[[], object]) -> int:

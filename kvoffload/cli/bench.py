@@ -38,7 +38,7 @@ def bench(
                     typer.echo(json.dumps(result.as_json()))
     if not as_json:
         # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
-        Console(width=None if sys.stdout.isatty() else 160).print(_table(results))
+        Console(width=None if sys.stdout.isatty() else 160).print(make_table(results))
 
 
 def _explain(names: list[str], as_json: bool) -> None:
@@ -71,7 +71,8 @@ def _find(name: str) -> Benchmark:
     raise ConfigError(f"no benchmark is called {name!r}", remedy=hint)
 
 
-def _table(results: list[Result]) -> Table:
+def make_table(results: list[Result]) -> Table:
+    """What is printed where nobody wants JSON."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("benchmark", "parameters", "value", "limit", "unit", "ratio", "spread", "goal", "met"):
         table.add_column(column, justify="right" if column in ("value", "limit", "ratio", "spread") else "left")
