@@ -87,6 +87,8 @@ class Engine:
         self.has_own_processes = has_own_processes
         self.settle: Callable[[], None] = lambda: None
         """Waits until what the connector has told to others has arrived."""
+        self.lost_slots = 0
+        """Slots of the pool whose answers were lost with a server: they stay with the session until the engine ends."""
 
     def generate(
         self, prompt: list[int], *, max_tokens: int = 8, logprobs: int | None = None, **wishes: Json

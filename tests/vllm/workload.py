@@ -251,10 +251,11 @@ def all_blocks(engine: Engine) -> int:
 def assert_nothing_is_held(engine: Engine, *, lost_leases: int = 0) -> None:
     """After a drain: no block, pin, lease, reservation or memory of a request is left, and no fault was counted.
 
-    `lost_leases`: how many may be left whose answers were lost with a server.
+    `lost_leases`: how many may be left whose answers were lost with a server; of slots the engine knows it.
     """
     pool = probe.pool_stats(engine)
     pool["leases"] = max(pool["leases"] - lost_leases, 0)
+    pool["reserved"] = max(pool["reserved"] - engine.lost_slots, 0)
     left = {
         **probe.held(engine),
         **{name: pool[name] for name in ("leases", "reserved", "quarantined")},
