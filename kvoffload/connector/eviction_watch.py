@@ -13,8 +13,8 @@ import numpy as np
 
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.named_blocks import NamedBlocks
 from kvoffload.connector.save_worth import Candidates
-from kvoffload.connector.saves import NamedBlocks
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -53,6 +53,13 @@ class EvictionWatch:
                 self._names[key] = names[part], parents[part]
         while len(self._names) > self._limit:
             del self._names[next(iter(self._names))]
+
+    def give_up(self, named: NamedBlocks) -> None:
+        """These could not be copied: they are not tried again before they are noted again."""
+        rows = named.hashes
+        bad = {rows[at : at + HASH_BYTES] for at in range(0, len(rows), HASH_BYTES)}
+        for key in [key for key, (name, _) in self._names.items() if name in bad]:
+            del self._names[key]
 
     def forget_all(self) -> None:
         """The names that were noted mean nothing any more."""

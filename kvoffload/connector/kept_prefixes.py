@@ -81,7 +81,8 @@ class KeptPrefixes:
         """Leases what has been saved, and releases what is over."""
         if self._kept:
             now_s = self._clock()
-            for one in [one for one in self._kept if one.end_s <= now_s]:
+            here = self._cache.memory_id
+            for one in [one for one in self._kept if one.end_s <= now_s or one.lease.memory_id != here]:
                 self._kept.remove(one)
                 self._cache.release(one.lease)
         for prefix in list(self._waiting):

@@ -60,6 +60,11 @@ class LookOut:
         """It could not be looked at: it is due in the next step."""
         self._next[tracked.request.request_id] = tracked
 
+    def put_off(self, tracked: TrackedRequest) -> None:
+        """It is looked at in the next round, whatever it does."""
+        self._next.pop(tracked.request.request_id, None)
+        self._put(self._step + 1, tracked)
+
     def forget(self, request_id: str) -> None:
         """It has ended. Where it is to be looked at later, it will not be scheduled any more."""
         self._next.pop(request_id, None)

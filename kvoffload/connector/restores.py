@@ -113,9 +113,9 @@ class Restores:
 
     @property
     def memories(self) -> set[int]:
-        """That loads come from now."""
-        leases = [load.found.lease for load in self._loads.values() if load.found is not None]
-        return {lease.memory_id for lease in leases if lease is not None}
+        """That loads come from now, or may be planned from."""
+        found = [*(load.found for load in self._loads.values()), *(q.pending.found for q in self._questions.values())]
+        return {one.lease.memory_id for one in found if one is not None and one.lease is not None}
 
     def expect(self, tracked: TrackedRequest) -> None:
         """A request has arrived: what is there for it is asked for already, so that the answer is there in time."""

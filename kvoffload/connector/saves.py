@@ -17,6 +17,7 @@ from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.look_out import LookOut
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.named_blocks import NamedBlocks
 from kvoffload.connector.pins import BlockPins
 from kvoffload.connector.save_worth import NULL_BLOCK, Candidates, SaveWorth
 from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
@@ -29,19 +30,6 @@ if TYPE_CHECKING:
 
 _DIGEST_BYTES = 16
 """Of a record's digest sum, as workers report it."""
-
-
-@dataclass(frozen=True, eq=False)
-class NamedBlocks:
-    """Blocks of one group that are to be saved, and their names."""
-
-    group: int
-    hashes: bytes
-    parents: bytes
-    blocks: npt.NDArray[np.int64]
-
-    def choose(self, index: npt.NDArray[np.intp]) -> NamedBlocks:
-        return NamedBlocks(self.group, _choose(self.hashes, index), _choose(self.parents, index), self.blocks[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +107,9 @@ class Saves:
         self.look_again: Callable[[], None] = lambda: None
         """That policy hears of blocks that it gave and that there was no room for."""
 
+        self.give_up_watch: Callable[[NamedBlocks], None] = lambda named: None
+        """That policy hears of blocks that could not be copied."""
+
     @property
     def pending(self) -> int:
         """Save jobs that some rank has not reported, and what waits for the next plan."""
@@ -140,6 +131,11 @@ class Saves:
     ) -> tuple[SaveJob, ...]:
         """One job for all blocks that are to be saved after this step, or none. `evicted` come beside them."""
         due = self.look_out.begin_step(scheduled)
+        if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
+            # Nobody could take anything: they are looked at once in a round until somebody can.
+            for one in due:
+                self.look_out.put_off(one)
+            due = []
         if not (due or self._ended or evicted or state.boundary_state_offloads):
             return ()
         parts, self._ended = self._ended, []
@@ -191,7 +187,9 @@ class Saves:
     def end_jobs(self, report: WorkerReport) -> None:
         """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
         for number, ranks in report.saved.items():
-            job = self._jobs[number]
+            job = self._jobs.get(number)
+            if job is None:
+                continue
             job.waiting_ranks -= ranks
             job.is_dropped |= number in report.failed
             job.digests.update(report.digests.get(number, {}))
@@ -202,6 +200,9 @@ class Saves:
             size_bytes = _DIGEST_BYTES * sum(len(part.slots) for part in job.parts)
             job.is_dropped |= any(len(job.digests.get(at, b"")) != size_bytes for at in range(self._terms.shards))
             self._measures.count("kvoffload_failed_saves_total", number in report.failed)
+            if number in report.failed:
+                for part in job.parts:
+                    self.give_up_watch(part.named)
             if job.is_dropped:
                 self._give_up(job.parts)
             else:
@@ -254,9 +255,10 @@ class Saves:
         if self.watch is None:
             self._reserve(candidates, parts)
         elif candidates:
-            self.watch(candidates)
-            # What is to be kept for a while has to be there first.
-            self._reserve([one for one in candidates if one.tracked.terms.pin_s], parts)
+            # What is to be kept for a while has to be there first; what an adapter holds is known only now.
+            at_once = [one for one in candidates if _wants_to_be_saved(one.tracked)]
+            self._reserve(at_once, parts)
+            self.watch([one for one in candidates if not _wants_to_be_saved(one.tracked)])
 
     def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave]) -> None:
         """Pins and slots for as many as there is room for. They are the caller's as soon as they are had."""
@@ -368,18 +370,17 @@ class Saves:
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
 
 
+def _wants_to_be_saved(tracked: TrackedRequest) -> bool:
+    """Whatever the policy."""
+    return tracked.terms.pin_s > 0 or tracked.request.lora_request is not None
+
+
 def _put_back(candidates: Sequence[Candidates], index: int) -> None:
     """`index` counts over all of them."""
     for one in candidates:
         if index < len(one.blocks):
             one.put_back(max(index, 0))
         index -= len(one.blocks)
-
-
-def _choose(rows: bytes, index: npt.NDArray[np.intp]) -> bytes:
-    if len(index) * HASH_BYTES == len(rows):
-        return rows
-    return np.frombuffer(rows, np.uint8).reshape(-1, HASH_BYTES)[index].tobytes()
 
 
 def _without_blocks(part: _GroupSave) -> _GroupSave:

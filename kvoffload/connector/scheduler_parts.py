@@ -142,5 +142,5 @@ def _apply_policy(
     if policy != "on_evict":
         return None
     watch = EvictionWatch(pool, saves.groups, limit=2 * engine.num_blocks)
-    saves.watch, saves.look_again = watch.note, watch.look_again
+    saves.watch, saves.look_again, saves.give_up_watch = watch.note, watch.look_again, watch.give_up
     return watch

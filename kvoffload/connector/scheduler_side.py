@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvoffload.connector import vllm_compat
 from kvoffload.connector.agreement import Rank
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
 from kvoffload.connector.measures import Measures
@@ -57,6 +58,8 @@ class SchedulerSide:
         self._memory_id = 0
         self._former: set[int] = set()
         self._notes = 0
+        self._is_mixed = False
+        """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
         self._measures = measures or Measures()
 
     @property
@@ -113,7 +116,7 @@ class SchedulerSide:
             BlockChain(self._parts.groups, mask or NO_MASK),
             terms,
             self._parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
-            is_tainted=mask is None,
+            is_tainted=mask is None or self._is_mixed,
         )
         self._requests[request.request_id] = tracked
         self._parts.restores.expect(tracked)
@@ -124,7 +127,7 @@ class SchedulerSide:
         if tracked is None or self._parts is None:
             return 0
         mask = self._masks.find(request, tracked.terms)
-        tracked.is_tainted = mask is None
+        tracked.is_tainted = mask is None or self._is_mixed
         if mask is not None and mask != tracked.chain.mask:
             tracked.chain = BlockChain(self._parts.groups, mask)
             self._parts.restores.forget(request.request_id)
@@ -158,16 +161,17 @@ class SchedulerSide:
             return StepPlan()
         self._steps_waited = self._steps_waited + 1 if self.has_pending_saves else 0
         parts.restores.settle(output.num_scheduled_tokens)
-        state = output.kv_connector_block_state
-        saves: tuple[SaveJob, ...] = ()
-        if state is not None:
-            evicted = parts.watch.find() if parts.watch is not None else ()
-            saves = parts.saves.plan_step(self._requests, output.num_scheduled_tokens, state, evicted=evicted)
         parts.kept.step(are_saves_pending=parts.saves.pending > 0)
-        loads, doomed = parts.restores.take_jobs()
-        parts.cache.begin_step()
         self._steps.append((self._clock(), output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)))
         retired = self._find_retired()
+        evicted = parts.watch.find() if parts.watch is not None else ()
+        parts.cache.begin_step()
+        state = output.kv_connector_block_state
+        saves: tuple[SaveJob, ...] = ()
+        # From here on nothing may go wrong that is not seen to there: what is planned has to be sent.
+        if state is not None:
+            saves = parts.saves.plan_step(self._requests, output.num_scheduled_tokens, state, evicted=evicted)
+        loads, doomed = parts.restores.take_jobs()
         if not (loads or saves or doomed or retired or parts.register):
             return NOTHING_TO_DO
         return StepPlan(loads, saves, doomed, retired, parts.register)
@@ -184,14 +188,17 @@ class SchedulerSide:
         parts = self._parts
         if parts is None:
             return
-        self._note_step(parts)
-        if finished or failed:
-            parts.restores.end_loads(finished, failed, alive=self._requests)
-        if report is not None:
-            parts.places.note(report.places)
-            if report.saved:
-                parts.saves.end_jobs(report)
-                self._steps_waited = 0
+        try:
+            self._note_step(parts)
+            if finished or failed:
+                parts.restores.end_loads(finished, failed, alive=self._requests)
+        finally:
+            # Whatever goes wrong with loads: pins of saves that are not ended here stay for ever.
+            if report is not None:
+                parts.places.note(report.places)
+                if report.saved:
+                    parts.saves.end_jobs(report)
+                    self._steps_waited = 0
 
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """It has finished or was aborted; its blocks are freed after this."""
@@ -218,11 +225,22 @@ class SchedulerSide:
         for tracked in self._requests.values():
             tracked.is_tainted = True
         if self._parts is not None:
+            self._is_mixed = self._has_old_blocks(self._parts)
+            if self._is_mixed:
+                logger.warning(
+                    "the connector was reset while the engine's own cache was not: nothing is saved or restored before "
+                    "a reset of both (let the engine go idle, and reset again)"
+                )
             self._parts.saves.drop_all()
             self._parts.restores.drop_answers()
             self._parts.kept.let_go()
             if self._parts.watch is not None:
                 self._parts.watch.forget_all()
+
+    def _has_old_blocks(self, parts: SchedulerParts) -> bool:
+        """Whether the engine may still find blocks of the old weights in its own cache, for requests to come."""
+        assert self._pool is not None
+        return parts.restores.pending > 0 or vllm_compat.has_cached_blocks(self._pool)
 
     def close(self) -> None:
         """The engine ends."""

@@ -116,6 +116,11 @@ def _refuse_unsupported(config: VllmConfig) -> None:
     parallel = config.parallel_config
     wrong: list[tuple[bool, str, str]] = [
         (parallel.decode_context_parallel_size > 1, "decode context parallel engines", "use tensor parallelism"),
+        (
+            getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+            "prefill context parallel engines",
+            "use tensor parallelism",
+        ),
         (getattr(parallel, "nnodes", 1) > 1, "engines with ranks on several machines", "keep an engine on one machine"),
     ]
     for is_wrong, what, remedy in wrong:

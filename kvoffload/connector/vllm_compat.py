@@ -60,6 +60,11 @@ def next_free_blocks(pool: BlockPool, limit: int) -> list[KVCacheBlock]:
     return list(islice(queue.iter_blocks_after(None), limit))
 
 
+def has_cached_blocks(pool: BlockPool) -> bool:
+    """Whether the engine's own cache knows any block."""
+    return any(block.block_hash is not None for block in pool.blocks)
+
+
 def full_block_key(block: KVCacheBlock, block_sizes: Mapping[int, int]) -> tuple[int, bytes] | None:
     """Group and hash of a block that is cached as a whole one; None for any other, and for groups without a size."""
     key = block.block_hash

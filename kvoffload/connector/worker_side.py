@@ -22,7 +22,7 @@ from kvoffload.connector.step_plan import (
     WorkerFacts,
     WorkerReport,
 )
-from kvoffload.errors import NativeError, RegistrationError, StorageError
+from kvoffload.errors import KVOffloadError, NativeError, RegistrationError, StorageError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry, PageMap, Registration
 from kvoffload.native import finish_digests
@@ -168,9 +168,13 @@ class WorkerSide:
 
     def submit(self, plan: StepPlan) -> None:
         """After the step's forward was launched."""
-        if plan.register is not None:
-            self.join(plan.register)
         self._doomed += plan.doomed
+        if plan.register is not None:
+            try:
+                self.join(plan.register)
+            except KVOffloadError as fault:
+                # The engine runs: its blocks are not saved until this works.
+                self._note_line("the cache cannot be joined", str(fault))
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
         for job in jobs:
             try:
@@ -368,10 +372,13 @@ class WorkerSide:
             self._copies = {}
 
     def _note_fault(self, ended: _Ended) -> None:
+        self._note_line(f"{_show(ended.job)} failed", ended.fault)
+
+    def _note_line(self, what: str, why: str) -> None:
         self._faults += 1
         if self._faults <= MAX_FAULT_LINES:
             last = ", no further ones are logged" if self._faults == MAX_FAULT_LINES else ""
-            logger.warning("%s failed: %s%s", _show(ended.job), ended.fault, last)
+            logger.warning("%s: %s%s", what, why, last)
 
 
 def _group_facts(geometry: KVGeometry, index: int) -> GroupFacts:

@@ -282,3 +282,22 @@ def test_who_wishes_no_save_is_not_saved() -> None:
     engine.finish(request)
     take_bare(engine)
     assert engine.step().saves == ()
+
+
+def test_blocks_that_cannot_be_copied_are_not_tried_for_ever() -> None:
+    engine = watching()
+    fill(engine)
+    plan = engine.step()
+    assert saved_blocks(plan)
+    engine.report(plan, bad_saves=True)
+    assert engine.step().saves == ()
+    assert not engine.connector.has_pending_push_work()
+
+
+def test_what_an_adapter_computes_is_saved_at_once_as_its_content_may_change() -> None:
+    engine = watching()
+    request = engine.arrive("a", range(30))
+    request.lora_request = object()  # type: ignore[assignment]
+    engine.parts.saves.is_known = lambda tracked: True
+    engine.admit(request)
+    assert len(saved_blocks(engine.step())) == 7

@@ -186,3 +186,12 @@ def test_who_has_nothing_to_keep_waits_for_nothing(begin: Any) -> None:
     assert engine.parts.kept.pending == 0
     engine.step()
     engine.assert_at_rest()
+
+
+def test_memory_of_a_server_that_is_gone_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    keep(engine, "a", range(30))
+    assert (engine.parts.kept.kept, leases(engine)) == (1, 1)
+    monkeypatch.setattr(type(engine.cache), "memory_id", engine.cache.memory_id + 1)
+    engine.step()
+    assert engine.parts.kept.kept == 0

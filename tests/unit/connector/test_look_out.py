@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 
@@ -186,3 +187,12 @@ def test_what_it_holds_does_not_grow_with_steps() -> None:
             note(out, tracked, tracked.request.num_tokens)
         assert sum(len(requests) for requests in out._later.values()) == 1
         assert len(out._later) == 1
+
+
+@pytest.mark.parametrize("begins", [LookOut.admit, begin_decoding])
+def test_who_is_put_off_is_looked_at_in_the_next_round(begins: Callable[[LookOut, TrackedRequest], None]) -> None:
+    out, tracked = LookOut(round_steps=4), track()
+    begins(out, tracked)
+    out.put_off(tracked)
+    seen = [look(out, "a") for _ in range(5)]
+    assert seen.count(["a"]) == 1

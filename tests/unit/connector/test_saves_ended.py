@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.saves import NamedBlocks
+from kvoffload.connector.named_blocks import NamedBlocks
 from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.native import finish_digests
 from tests.unit.connector.engine_configs import full, recurrent, window
@@ -246,7 +246,26 @@ def test_a_block_on_its_way_at_a_reset_is_saved_anew() -> None:
     engine.connector.reset_cache()
     engine.finish(engine.requests["a"])
     engine.forget()
+    engine.connector.reset_cache()
     assert len(saved_blocks(save_prompt(engine, "b", range(30)))) == 7
+
+
+def test_nothing_is_saved_or_found_while_the_engine_has_blocks_of_old_weights(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own hits would be saved under names of the new ones."""
+    engine = make_engine()
+    engine.serve("a", range(30))
+    published = len(engine.cache.published)
+    engine.connector.reset_cache()
+    assert "reset while the engine's own cache was not" in caplog.text
+    engine.serve("b", range(40))
+    assert len(engine.cache.published) == published
+    engine.forget()
+    assert engine.match(engine.arrive("c", range(40))) == 0
+    engine.finish(engine.requests["c"])
+    engine.connector.reset_cache()
+    engine.serve("d", range(40))
+    assert len(engine.cache.published) == published + 10
+    engine.assert_at_rest()
 
 
 @pytest.mark.parametrize("groups", [DENSE, WINDOW, MIXED, HYBRID])
@@ -263,6 +282,7 @@ def test_who_runs_at_a_reset_saves_nothing_until_it_is_asked_about_again(groups:
         assert engine.step(offers={"a": [(0, 3, 28)]}).saves == ()
     engine.preempt(request)
     engine.forget()
+    engine.connector.reset_cache()
     assert engine.admit(request) == Admission(0, 0)
     engine.report(engine.step())
     assert len(engine.cache.published) > published

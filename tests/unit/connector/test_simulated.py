@@ -38,6 +38,15 @@ def make_prompt(random: Random) -> list[int]:
     return [*shared, *(random.randrange(1000) for _ in range(random.randint(1, 20)))]
 
 
+def empty(engine: SimulatedEngine) -> None:
+    """Everybody ends, and the engine's own cache is reset, as it should be before the connector is."""
+    holds_answers, engine.cache.holds_answers = engine.cache.holds_answers, False
+    engine.cache.answer()
+    engine.drain()
+    engine.forget()
+    engine.cache.holds_answers = holds_answers
+
+
 def play(
     engine: SimulatedEngine,
     random: Random,
@@ -58,6 +67,9 @@ def play(
         if random.random() < damage:
             engine.damage_record()
         if random.random() < reset:
+            engine.connector.reset_cache()
+        if engine.side._is_mixed and random.random() < 0.6:
+            empty(engine)
             engine.connector.reset_cache()
         if random.random() < 0.3:
             engine.lose_cache()
@@ -91,7 +103,7 @@ def test_every_block_that_is_read_is_right_and_every_request_ends(model: str, se
 def test_a_cache_that_must_evict_never_gives_wrong_bytes(model: str, seed: int) -> None:
     random = Random(seed)
     engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random, memory=TINY)
-    play(engine, random, reset=0.05)
+    play(engine, random, turns=90, reset=0.05)
     assert engine.cache.stats().evicted > 0
 
 
@@ -101,7 +113,7 @@ def test_a_cache_whose_answers_are_late_never_gives_wrong_bytes(model: str, seed
     random = Random(seed)
     engine = SimulatedEngine(*MODELS[model], num_blocks=48, random=random)
     engine.cache.holds_answers = True
-    play(engine, random, answers=0.3, reset=0.05)
+    play(engine, random, turns=90, answers=0.3, reset=0.05)
     assert engine.cache.asked
 
 

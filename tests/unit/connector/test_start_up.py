@@ -52,7 +52,7 @@ def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int
     assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
 
 
-@pytest.mark.parametrize("what", ["decode_context_parallel_size", "nnodes"])
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"])
 def test_what_is_not_served_yet_is_refused(what: str) -> None:
     config = make_vllm_config()
     setattr(config.parallel_config, what, 2)
