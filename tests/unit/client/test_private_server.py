@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -136,10 +136,12 @@ def test_nothing_is_left_however_an_engine_ends(
     def run_round(number: int) -> None:
         room = tmp_path / str(number)
         room.mkdir()
-        with running(engines, room, workers=workers) as (group, server):
+        with running(engines, room, workers=workers) as (group, server), ExitStack() as watched:
             assert {worker.server for worker in group.workers} == {server.pid}
             assert str(server.pid) in find_memory(set(group.workers[0].memory))
+            processes = [watched.enter_context(closing(Watched(worker.pid, ()))) for worker in group.workers]
             end(group)
+            assert all(process.is_gone() for process in processes), "the engine itself has not ended"
             server.assert_nothing_is_left(room)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
