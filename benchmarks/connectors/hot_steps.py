@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ from kvoffload.connector.step_plan import GroupFacts, Place, StepPlan, WorkerFac
 from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Register, Role
+from kvoffload.protocol.message import Event
 
 NUM_BLOCKS = (1 << 30) // (BLOCK_TOKENS * TOKEN_BYTES)
 DIGEST_BYTES = 16
@@ -71,8 +73,12 @@ class HotScheduler:
         access = CacheAccess(settings=settings, engine=name, machine_key=name)
         self._clients: list[Client] = []
 
-        def open_cache(register: Register, engine: EngineFacts) -> Client:
-            self._clients = [access.open(register, role=role) for role in (Role.WORKER, Role.SCHEDULER)]
+        def open_cache(
+            register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
+        ) -> Client:
+            self._clients = [
+                access.open(register, role=role, on_event=on_event) for role in (Role.WORKER, Role.SCHEDULER)
+            ]
             for client in self._clients:
                 if not client.wait_until_served(JOIN_S):
                     raise BenchmarkError(f"the server does not serve: {client.fault}", remedy="see its log")

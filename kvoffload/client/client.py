@@ -49,6 +49,8 @@ class Client(Connection):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._changed = threading.Condition(self._lock)
         self._keeper = threading.Thread(target=self._keep, name="kvoffload-client", daemon=True)
+        budget_ns = int(terms.step_budget_s * SECOND_NS)
+        self._step_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
         self._budget_ns = -1
         """Left of the step; -1: there are no steps."""
         self._is_closing = False
@@ -95,8 +97,7 @@ class Client(Connection):
 
     def begin_step(self) -> None:
         """From here on waiting calls share a new step's budget."""
-        budget_ns = int(self._terms.step_budget_s * SECOND_NS)
-        self._budget_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
+        self._budget_ns = self._step_ns
 
     def start_acquire(
         self,

@@ -35,7 +35,9 @@ class BlockChain:
             return
         if count < self._count:
             self.data, self._count = b"", 0
-        new = b"".join(_fill(name) for name in hashes[self._count :])
+        new = b"".join(hashes[self._count :])
+        if len(new) != (count - self._count) * HASH_BYTES:
+            new = b"".join(_fill(name) for name in hashes[self._count :])
         if self.mask != NO_MASK:
             mask = np.frombuffer(self.mask, np.uint8)
             new = (np.frombuffer(new, np.uint8).reshape(-1, HASH_BYTES) ^ mask).tobytes()

@@ -6,7 +6,7 @@ as many blocks as the next few steps may take. What is saved returns to the head
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +28,8 @@ _Key = tuple[int, bytes]
 
 
 class EvictionWatch:
-    """Owned by the scheduler's thread. Knows the names of blocks that are worth saving: at most `limit` of them, the
-    oldest is forgotten first."""
+    """A `SavePolicy`. Knows the names of blocks that are worth saving: at most `limit` of them, the oldest is forgotten
+    first."""
 
     def __init__(self, pool: BlockPool, groups: GroupTable, *, limit: int) -> None:
         self._pool = pool
@@ -39,34 +39,30 @@ class EvictionWatch:
         """Of blocks that were worth saving when they became full: name and parent."""
         self._head: tuple[int, int] = (-1, -1)
 
-    def note(self, candidates: Iterable[Candidates]) -> None:
-        """These blocks would be saved now if the policy was `eager`."""
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        """What is to be kept for a while has to be there first; what an adapter holds is known only now."""
+        at_once = []
         for one in candidates:
-            index = self._groups.facts[one.group].index
-            per_block = self._groups.hashes_per_block[one.group]
-            chain, hashes = one.tracked.chain, one.tracked.request.block_hashes
-            names, parents = chain.names(one.group, one.positions), chain.parents(one.group, one.positions)
-            for at, position in enumerate(one.positions):
-                part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
-                key = (index, bytes(hashes[(position + 1) * per_block - 1]))
-                self._names.pop(key, None)
-                self._names[key] = names[part], parents[part]
+            if one.tracked.terms.pin_s > 0 or one.tracked.request.lora_request is not None:
+                at_once.append(one)
+            else:
+                self._note(one)
         while len(self._names) > self._limit:
             del self._names[next(iter(self._names))]
+        return at_once
 
     def give_up(self, named: NamedBlocks) -> None:
-        """These could not be copied: they are not tried again before they are noted again."""
+        """They are not tried again before they are offered again."""
         rows = named.hashes
         bad = {rows[at : at + HASH_BYTES] for at in range(0, len(rows), HASH_BYTES)}
         for key in [key for key, (name, _) in self._names.items() if name in bad]:
             del self._names[key]
 
     def forget_all(self) -> None:
-        """The names that were noted mean nothing any more."""
         self._names.clear()
 
     def look_again(self) -> None:
-        """Something that was found could not be saved: what is saved returns to the head, which looks the same then."""
+        """What is saved returns to the head, which looks the same then."""
         self._head = (-1, -1)
 
     def find(self) -> list[NamedBlocks]:
@@ -91,3 +87,14 @@ class EvictionWatch:
             )
             for group, rows in sorted(found.items())
         ]
+
+    def _note(self, one: Candidates) -> None:
+        index = self._groups.facts[one.group].index
+        per_block = self._groups.hashes_per_block[one.group]
+        chain, hashes = one.tracked.chain, one.tracked.request.block_hashes
+        names, parents = chain.names(one.group, one.positions), chain.parents(one.group, one.positions)
+        for at, position in enumerate(one.positions):
+            part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
+            key = (index, bytes(hashes[(position + 1) * per_block - 1]))
+            self._names.pop(key, None)
+            self._names[key] = names[part], parents[part]

@@ -1,7 +1,7 @@
 """Which requests may have something to save in a step, so that a step does not look at all that run.
 
-A request that computes its prompt is looked at in each step. One that decodes is looked at when its next block can be
-full, and all of them together, once in a round of steps: what a look costs is shared by all that is found.
+A request that computes its prompt is looked at in each step. One that decodes is looked at when some more of its blocks
+can be full, and all of them together, once in a round of steps: what a look costs is shared by all that is found.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from kvoffload.connector.tracked_request import NEVER, TrackedRequest
 
-ROUND_STEPS = 8
+ROUND_STEPS = 16
 
 
 class LookOut:
@@ -52,8 +52,8 @@ class LookOut:
             self._next[tracked.request.request_id] = tracked
             return
         self._next.pop(tracked.request.request_id, None)
-        if tracked.progress.due < NEVER:
-            missing = max(tracked.progress.due - tokens, 0)
+        if tracked.progress.decoded_due < NEVER:
+            missing = max(tracked.progress.decoded_due - tokens, 0)
             self._put(self._step + max(-(-missing // self._decoded_tokens), 1), tracked)
 
     def look_again(self, tracked: TrackedRequest) -> None:

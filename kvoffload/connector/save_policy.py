@@ -2,14 +2,89 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, Protocol
 
-SavePolicy = Literal["auto", "eager", "on_evict", "second_use"]
-SEEN_PER_BLOCK = 8
-"""Blocks that `second_use` remembers to have seen, for each that the engine has room for."""
+import numpy as np
+
+from kvoffload.connector.named_blocks import NamedBlocks
+from kvoffload.connector.save_worth import NULL_BLOCK, Candidates
+from kvoffload.connector.seen_blocks import SeenBlocks
+from kvoffload.types import HASH_BYTES
+
+PolicyName = Literal["auto", "eager", "on_evict", "second_use"]
 
 
-def choose_policy(wish: SavePolicy, *, pool_bytes: int, engine_bytes: int, has_prefix_cache: bool) -> SavePolicy:
+class SavePolicy(Protocol):
+    """Owned by the scheduler's thread."""
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Of blocks that are worth saving those that are saved now. Each is offered once, and again when it is put
+        back."""
+        ...
+
+    def find(self) -> Sequence[NamedBlocks]:
+        """What has to be saved now of what was offered before; by group."""
+        ...
+
+    def look_again(self) -> None:
+        """There was no room for some of what was found."""
+        ...
+
+    def give_up(self, named: NamedBlocks) -> None:
+        """These could not be copied."""
+        ...
+
+    def forget_all(self) -> None:
+        """What was offered so far means nothing any more."""
+        ...
+
+
+class Eager:
+    """Whatever is worth saving, at once."""
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        return candidates
+
+    def find(self) -> Sequence[NamedBlocks]:
+        return ()
+
+    def look_again(self) -> None:
+        """What there was no room for is offered again."""
+
+    def give_up(self, named: NamedBlocks) -> None:
+        """It is offered again by the next request that computes it."""
+
+    def forget_all(self) -> None:
+        """There is nothing."""
+
+
+class SecondUse(Eager):
+    """What a second request uses, and what is to be kept for a while: that has to be there first."""
+
+    def __init__(self, *, limit: int) -> None:
+        """Remembers at most so many blocks."""
+        self._seen = SeenBlocks(limit)
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        return [chosen for one in candidates if (chosen := self._choose(one)) is not None]
+
+    def forget_all(self) -> None:
+        self._seen.forget_all()
+
+    def _choose(self, one: Candidates) -> Candidates | None:
+        names = one.tracked.chain.names(one.group, one.positions)
+        user = one.tracked.request.request_id
+        is_wanted = [
+            self._seen.see(one.group, names[at : at + HASH_BYTES], user) for at in range(0, len(names), HASH_BYTES)
+        ]
+        if all(is_wanted) or one.tracked.terms.pin_s > 0:
+            return one
+        return replace(one, blocks=np.where(is_wanted, one.blocks, NULL_BLOCK)) if any(is_wanted) else None
+
+
+def choose_policy(wish: PolicyName, *, pool_bytes: int, engine_bytes: int, has_prefix_cache: bool) -> PolicyName:
     """What `auto` means here: a pool that is smaller than the engine's own cache would only repeat it, unless it takes
     what the engine loses. An engine that caches nothing itself has nothing to lose: its blocks are saved at once."""
     if not has_prefix_cache:

@@ -10,7 +10,7 @@ is of use.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,9 @@ from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.tracked_request import NEVER, SaveProgress, TrackedRequest
 
 NULL_BLOCK = 0
+GATHERED_TOKENS = 128
+"""What a request decodes is saved in pieces of so many tokens, and at its end: a look at a request costs more than all
+that it finds."""
 Tables = Sequence[Sequence[int]]
 
 
@@ -47,54 +50,63 @@ class Candidates:
 class SaveWorth:
     """Pure. `interval` is the engine's own: tokens between boundaries that it retains; 0 is none there, None is all."""
 
-    def __init__(self, groups: GroupTable, *, interval: int | None = 0) -> None:
+    def __init__(self, groups: GroupTable, *, interval: int | None = 0, gathered_tokens: int = GATHERED_TOKENS) -> None:
         self._groups = groups
+        self._gathered = [max(gathered_tokens // rule.block_size, 1) * rule.block_size for rule in groups.rules]
         self._interval = interval if interval and interval % groups.alignment == 0 else 0
         self._keeps_all_windows = interval is None
+
+    @property
+    def _goes_by_ends(self) -> bool:
+        return bool(self._groups.windows) and not self._keeps_all_windows
 
     def begin(self, *, prompt_tokens: int, branch: int = 0) -> SaveProgress:
         """Of a request without blocks. `branch`: where it parts from what is cached, 0 if that is not known."""
         progress = SaveProgress(next=[0] * len(self._groups), interval_end=self._interval)
-        if self._groups.windows and not self._groups.with_states:
+        if self._goes_by_ends and not self._groups.with_states:
             # A repetition of the prompt computes its last token at least; what continues it may use all of it.
             ends = {self._groups.align(prompt_tokens - 1), self._groups.align(prompt_tokens), branch}
             progress.ends = sorted(ends - {0})
-        progress.due = self._find_due(progress)
+        self._find_due(progress)
         return progress
 
     def note_state(self, progress: SaveProgress, boundary: int) -> None:
         """A state was handed off at this boundary: what leads up to it is of use from now on."""
         progress.states_end = max(progress.states_end, boundary)
-        if self._groups.windows and boundary not in progress.ends:
+        if self._goes_by_ends and boundary not in progress.ends:
             insort(progress.ends, boundary)
         progress.due = 0
 
     def note_end(self, progress: SaveProgress, tokens: int) -> None:
         """The request ends with so many tokens computed."""
         end = self._groups.align(tokens)
-        if end and self._groups.windows and not self._groups.with_states and end not in progress.ends:
+        if end and self._goes_by_ends and not self._groups.with_states and end not in progress.ends:
             insort(progress.ends, end)
             progress.due = 0
 
-    def collect(self, tracked: TrackedRequest, full_tokens: int, tables: Tables) -> Iterator[Candidates]:
+    def collect(self, tracked: TrackedRequest, full_tokens: int, tables: Tables) -> list[Candidates]:
         """Everything below `full_tokens` that was not looked at before."""
         progress, groups = tracked.progress, self._groups
+        found: list[Candidates] = []
         useful = min(full_tokens, progress.states_end) if groups.with_states else full_tokens
         for group in groups.prefixes:
             end = useful // groups.rules[group].block_size
             if progress.next[group] < end:
-                yield from self._take(tracked, group, range(progress.next[group], end), tables)
+                found += self._take(tracked, group, range(progress.next[group], end), tables)
         if groups.windows:
-            yield from self._collect_windows(tracked, full_tokens, tables)
-        progress.due = self._find_due(progress)
+            self._collect_windows(found, tracked, full_tokens, tables)
+        self._find_due(progress)
+        return found
 
-    def _collect_windows(self, tracked: TrackedRequest, full_tokens: int, tables: Tables) -> Iterator[Candidates]:
+    def _collect_windows(
+        self, found: list[Candidates], tracked: TrackedRequest, full_tokens: int, tables: Tables
+    ) -> None:
         progress, groups = tracked.progress, self._groups
         if self._keeps_all_windows:
             for group in groups.windows:
                 end = full_tokens // groups.rules[group].block_size
                 if progress.next[group] < end:
-                    yield from self._take(tracked, group, range(progress.next[group], end), tables)
+                    found += self._take(tracked, group, range(progress.next[group], end), tables)
             return
         while self._interval and progress.interval_end <= full_tokens and not groups.with_states:
             if progress.interval_end not in progress.ends:
@@ -106,29 +118,29 @@ class SaveWorth:
                 needed = needed_blocks(groups.rules[group], local=0, boundary=end)
                 missing = range(max(needed.start, progress.next[group]), needed.stop)
                 if missing:
-                    yield from self._take(tracked, group, missing, tables, end)
+                    found += self._take(tracked, group, missing, tables, end)
 
     def _take(
         self, tracked: TrackedRequest, group: int, positions: range, tables: Tables, end: int = 0
-    ) -> Iterator[Candidates]:
+    ) -> list[Candidates]:
         table = tables[self._groups.facts[group].index]
         positions = range(positions.start, min(positions.stop, len(table)))
-        if positions:
-            tracked.progress.next[group] = positions.stop
-            blocks = np.array(table[positions.start : positions.stop], np.int64)
-            yield Candidates(tracked, group, positions, blocks, end)
+        if not positions:
+            return []
+        tracked.progress.next[group] = positions.stop
+        return [Candidates(tracked, group, positions, np.array(table[positions.start : positions.stop], np.int64), end)]
 
-    def _find_due(self, progress: SaveProgress) -> int:
+    def _find_due(self, progress: SaveProgress) -> None:
         groups = self._groups
-        due = NEVER
-        if not groups.with_states:
-            for group in groups.prefixes:
+        due = progress.ends[0] if progress.ends else NEVER
+        if not groups.with_states and self._keeps_all_windows:
+            for group in groups.windows:
                 due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
-            if self._keeps_all_windows:
-                for group in groups.windows:
-                    due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
-            elif groups.windows and self._interval:
-                due = min(due, progress.interval_end)
-        if progress.ends:
-            due = min(due, progress.ends[0])
-        return due
+        elif not groups.with_states and groups.windows and self._interval:
+            due = min(due, progress.interval_end)
+        # A window moves on, and its blocks with it; a prefix stays.
+        progress.due = progress.decoded_due = due
+        for group in groups.prefixes if not groups.with_states else ():
+            size = groups.rules[group].block_size
+            progress.due = min(progress.due, (progress.next[group] + 1) * size)
+            progress.decoded_due = min(progress.decoded_due, progress.next[group] * size + self._gathered[group])

@@ -19,6 +19,7 @@ from kvoffload.connector.look_out import LookOut
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.named_blocks import NamedBlocks
 from kvoffload.connector.pins import BlockPins
+from kvoffload.connector.save_policy import SavePolicy
 from kvoffload.connector.save_worth import NULL_BLOCK, Candidates, SaveWorth
 from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
@@ -75,13 +76,18 @@ class Saves:
         *,
         pins: BlockPins,
         terms: SaveTerms,
+        policy: SavePolicy,
         is_ready: Callable[[Place], bool],
+        is_known: Callable[[TrackedRequest], bool],
         look_out: LookOut | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_ready`: whether every rank may copy there."""
+        """`is_ready`: whether every rank may copy there. `is_known`: whether the blocks of a request with an adapter
+        still hold what their names say."""
         self._is_ready = is_ready
+        self._is_known = is_known
+        self._policy = policy
         self.look_out = look_out or LookOut()
         self._measures = measures or Measures()
         self._clock = clock
@@ -98,17 +104,6 @@ class Saves:
         """Of requests that have ended since the last plan; their blocks are pinned."""
         self.version = 0
         """Changes when something was published."""
-        self.is_wanted: Callable[[int, bytes], bool] | None = None
-        """A policy's further word on a block that would be saved; hears (group, name)."""
-        self.is_known: Callable[[TrackedRequest], bool] = lambda tracked: True
-        """Whether the blocks of a request with an adapter still hold what their names say."""
-        self.watch: Callable[[Sequence[Candidates]], None] | None = None
-        """A policy that saves blocks later; hears of them instead."""
-        self.look_again: Callable[[], None] = lambda: None
-        """That policy hears of blocks that it gave and that there was no room for."""
-
-        self.give_up_watch: Callable[[NamedBlocks], None] = lambda named: None
-        """That policy hears of blocks that could not be copied."""
 
     @property
     def pending(self) -> int:
@@ -126,17 +121,16 @@ class Saves:
         requests: Mapping[str, TrackedRequest],
         scheduled: Mapping[str, int],
         state: KVConnectorBlockState,
-        *,
-        evicted: Sequence[NamedBlocks] = (),
     ) -> tuple[SaveJob, ...]:
-        """One job for all blocks that are to be saved after this step, or none. `evicted` come beside them."""
+        """One job for all blocks that are to be saved after this step, or none."""
+        found = self._policy.find()
         due = self.look_out.begin_step(scheduled)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
             for one in due:
                 self.look_out.put_off(one)
             due = []
-        if not (due or self._ended or evicted or state.boundary_state_offloads):
+        if not (due or self._ended or found or state.boundary_state_offloads):
             return ()
         parts, self._ended = self._ended, []
         candidates: list[Candidates] = []
@@ -147,7 +141,7 @@ class Saves:
                 if tracked is not None and self._may_save(tracked):
                     if tracked not in due and request_id in scheduled:
                         due.append(tracked)
-                    self._accept(list(self._find_states(tracked, offers)), parts)
+                    self._reserve(list(self._find_states(tracked, offers)), parts)
             looked_at = [
                 (tracked, tracked.request.num_computed_tokens + scheduled[tracked.request.request_id])
                 for tracked in due
@@ -157,18 +151,18 @@ class Saves:
                     tables = state.get_block_ids(tracked.request.request_id)
                     if tables is not None:
                         candidates += self._collect(tracked, full, tables)
-            self._accept(candidates, parts)
+            self._reserve(candidates, parts)
             for tracked, full in looked_at:
                 self.look_out.note(tracked, full)
-            for named in evicted:
-                parts += self._reserve_named(named, lambda _: self.look_again(), is_next=True)
+            for named in found:
+                parts += self._reserve_named(named, lambda _: self._policy.look_again(), is_next=True)
         except BaseException:
             # Nobody will report what is not sent: its pins and slots must not wait for that.
             self._give_up(parts)
             _put_back(candidates, 0)
             for tracked in due:
                 self.look_out.look_again(tracked)
-            self.look_again()
+            self._policy.look_again()
             raise
         return self._make_jobs(parts) if parts else ()
 
@@ -182,7 +176,7 @@ class Saves:
         tracked.chain.follow(tracked.request.block_hashes)
         self._worth.note_end(tracked.progress, min(computed, tracked.chain.tokens))
         if computed >= tracked.progress.due:
-            self._accept(self._collect(tracked, computed, tables), self._ended)
+            self._reserve(self._collect(tracked, computed, tables), self._ended)
 
     def end_jobs(self, report: WorkerReport) -> None:
         """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
@@ -202,7 +196,7 @@ class Saves:
             self._measures.count("kvoffload_failed_saves_total", number in report.failed)
             if number in report.failed:
                 for part in job.parts:
-                    self.give_up_watch(part.named)
+                    self._policy.give_up(part.named)
             if job.is_dropped:
                 self._give_up(job.parts)
             else:
@@ -228,14 +222,14 @@ class Saves:
     # ---- inside ----
 
     def _may_save(self, tracked: TrackedRequest) -> bool:
-        if tracked.request.lora_request is not None and not self.is_known(tracked):
+        if tracked.request.lora_request is not None and not self._is_known(tracked):
             tracked.is_tainted = True
         return not (tracked.is_tainted or tracked.terms.skip_save)
 
     def _collect(self, tracked: TrackedRequest, full_tokens: int, tables: Sequence[Sequence[int]]) -> list[Candidates]:
         # Tokens without a hash are drafts or placeholders; what a hash covers is computed by the end of this step.
         tracked.chain.follow(tracked.request.block_hashes)
-        return list(self._worth.collect(tracked, min(full_tokens, tracked.chain.tokens), tables))
+        return self._worth.collect(tracked, min(full_tokens, tracked.chain.tokens), tables)
 
     def _find_states(self, tracked: TrackedRequest, offers: Iterable[tuple[int, int, int]]) -> Iterator[Candidates]:
         """A recurrent state may be saved only from the block and at the boundary that the engine hands off."""
@@ -250,19 +244,11 @@ class Saves:
                 end = boundary // block_size
                 yield Candidates(tracked, group, range(end - 1, end), np.array([block], np.int64))
 
-    def _accept(self, candidates: Sequence[Candidates], parts: list[_GroupSave]) -> None:
-        """To be saved, now or when the policy says so."""
-        if self.watch is None:
-            self._reserve(candidates, parts)
-        elif candidates:
-            # What is to be kept for a while has to be there first; what an adapter holds is known only now.
-            at_once = [one for one in candidates if _wants_to_be_saved(one.tracked)]
-            self._reserve(at_once, parts)
-            self.watch([one for one in candidates if not _wants_to_be_saved(one.tracked)])
-
     def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave]) -> None:
-        """Pins and slots for as many as there is room for. They are the caller's as soon as they are had."""
-        for group in range(len(self.groups)):
+        """Pins and slots for what the policy wants, as far as there is room. They are the caller's as soon as they are
+        had."""
+        candidates = self._policy.choose(candidates)
+        for group in range(len(self.groups)) if candidates else ():
             mine = [one for one in candidates if one.group == group]
             if mine:
                 named = NamedBlocks(
@@ -305,13 +291,12 @@ class Saves:
         on_the_way = self._on_the_way[named.group]
         firsts = np.frombuffer(named.hashes, np.uint64)[:: HASH_BYTES // 8]
         words: list[int] = firsts[index].tolist()
-        if self.is_wanted is None and on_the_way.isdisjoint(words) and len(set(words)) == len(words):
+        if on_the_way.isdisjoint(words) and len(set(words)) == len(words):
             on_the_way.update(words)
             return index, words
         chosen = []
         for at, word in zip(index.tolist(), words, strict=True):
-            name = named.hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]
-            if word not in on_the_way and (self.is_wanted is None or self.is_wanted(named.group, name)):
+            if word not in on_the_way:
                 on_the_way.add(word)
                 chosen.append((at, word))
         return np.array([at for at, _ in chosen], np.intp), [word for _, word in chosen]
@@ -368,11 +353,6 @@ class Saves:
         for part in reversed(parts):
             self._on_the_way[part.named.group].difference_update(part.words)
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
-
-
-def _wants_to_be_saved(tracked: TrackedRequest) -> bool:
-    """Whatever the policy."""
-    return tracked.terms.pin_s > 0 or tracked.request.lora_request is not None
 
 
 def _put_back(candidates: Sequence[Candidates], index: int) -> None:

@@ -19,11 +19,11 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.pins import BlockPins
 from kvoffload.connector.rank_places import RankPlaces
 from kvoffload.connector.restores import Restores, RestoreTerms
-from kvoffload.connector.save_policy import SEEN_PER_BLOCK, SavePolicy, choose_policy
-from kvoffload.connector.save_worth import SaveWorth
+from kvoffload.connector.save_policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
+from kvoffload.connector.save_worth import GATHERED_TOKENS, SaveWorth
 from kvoffload.connector.saves import Saves, SaveTerms
-from kvoffload.connector.seen_blocks import SeenBlocks
 from kvoffload.connector.step_plan import WorkerFacts
+from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
 from kvoffload.protocol.message import Event
 
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 PIN_SHARE = 8
 """At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
+
+SEEN_PER_BLOCK = 8
+"""Blocks that `second_use` remembers to have seen, for each that the engine has room for."""
 
 OpenCache = Callable[[Register, EngineFacts, Callable[[Event, int], None] | None], CacheClient]
 """Hears how to register, what the ranks said, and who wants to hear of the server's events."""
@@ -46,7 +49,7 @@ class SchedulerTerms:
     sharing: SharingTerms
     hit_alignment: int
     verify_always: bool = False
-    save_policy: SavePolicy = "auto"
+    save_policy: PolicyName = "auto"
     has_events: bool = False
     """Somebody wants to hear what becomes of cached blocks."""
     has_prefix_cache: bool = True
@@ -54,6 +57,7 @@ class SchedulerTerms:
     decoded_tokens: int = 1
     """That a request gains in a step at most when its prompt is computed."""
     round_steps: int = ROUND_STEPS
+    gathered_tokens: int = GATHERED_TOKENS
     retention_interval: int | None = 0
     """Tokens between boundaries that the engine retains in windows; 0: none at intervals, None: all."""
 
@@ -70,8 +74,7 @@ class SchedulerParts:
     saves: Saves
     pins: BlockPins
     places: RankPlaces
-    watch: EvictionWatch | None
-    """With the policy `on_evict`."""
+    policy: SavePolicy
     kept: KeptPrefixes
     events: CacheEvents | None
     register: Register | None
@@ -86,8 +89,9 @@ def assemble(
     open_cache: OpenCache,
     measures: Measures,
     clock: Callable[[], float],
+    is_known: Callable[[TrackedRequest], bool] = lambda tracked: True,
 ) -> SchedulerParts:
-    """Raises where ranks disagree, and what keeps the cache from being opened."""
+    """`is_known`: as `Saves` asks. Raises where ranks disagree, and what keeps the cache from being opened."""
     sharing = terms.sharing
     engine = agree(facts, sharing)
     groups = GroupTable(engine.groups, hash_block_size=sharing.hash_block_size, alignment=terms.hit_alignment)
@@ -97,15 +101,18 @@ def assemble(
     pool_bytes = cache.memory(cache.memory_id).size_bytes if cache.memory_id else 0
     places = RankPlaces(sharing.ranks)
     places.note({rank.rank: rank.places for rank in facts.values()})
-    worth = SaveWorth(groups, interval=terms.retention_interval)
+    worth = SaveWorth(groups, interval=terms.retention_interval, gathered_tokens=terms.gathered_tokens)
     pins = BlockPins(pool, limit=max(len(groups), engine.num_blocks // PIN_SHARE))
+    policy = _make_policy(terms, groups, pool, engine, pool_bytes=pool_bytes)
     saves = Saves(
         cache,
         groups,
         worth,
         pins=pins,
         terms=SaveTerms(fingerprint=engine.fingerprint, ranks=sharing.ranks, shards=sharing.shards),
+        policy=policy,
         is_ready=places.has_all,
+        is_known=is_known,
         look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=terms.round_steps),
         measures=measures,
         clock=clock,
@@ -122,25 +129,20 @@ def assemble(
         clock=clock,
     )
     late = register if sharing.pipeline_ranks > 1 else None
-    watch = _apply_policy(terms, saves, pool, engine, pool_bytes=pool_bytes)
     kept = KeptPrefixes(cache, groups, shards=sharing.shards, pool_bytes=pool_bytes, clock=clock)
-    return SchedulerParts(cache, groups, worth, judge, restores, saves, pins, places, watch, kept, events, late)
+    return SchedulerParts(cache, groups, worth, judge, restores, saves, pins, places, policy, kept, events, late)
 
 
-def _apply_policy(
-    terms: SchedulerTerms, saves: Saves, pool: BlockPool, engine: EngineFacts, *, pool_bytes: int
-) -> EvictionWatch | None:
-    policy = choose_policy(
+def _make_policy(
+    terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, *, pool_bytes: int
+) -> SavePolicy:
+    name = choose_policy(
         terms.save_policy,
         pool_bytes=pool_bytes,
         engine_bytes=engine.cache_bytes,
         has_prefix_cache=terms.has_prefix_cache,
     )
-    logger.debug("blocks are saved by the policy %s", policy)
-    if policy == "second_use":
-        saves.is_wanted = SeenBlocks(max(SEEN_PER_BLOCK * engine.num_blocks, 2)).see
-    if policy != "on_evict":
-        return None
-    watch = EvictionWatch(pool, saves.groups, limit=2 * engine.num_blocks)
-    saves.watch, saves.look_again, saves.give_up_watch = watch.note, watch.look_again, watch.give_up
-    return watch
+    logger.debug("blocks are saved by the policy %s", name)
+    if name == "second_use":
+        return SecondUse(limit=max(SEEN_PER_BLOCK * engine.num_blocks, 2))
+    return EvictionWatch(pool, groups, limit=2 * engine.num_blocks) if name == "on_evict" else Eager()

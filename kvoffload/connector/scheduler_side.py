@@ -97,8 +97,8 @@ class SchedulerSide:
             open_cache=self._open_cache,
             measures=self._measures,
             clock=self._clock,
+            is_known=self._is_known,
         )
-        self._parts.saves.is_known = self._is_known
         self._memory_id = self._parts.cache.memory_id
         self._parts.cache.begin_step()
 
@@ -159,18 +159,18 @@ class SchedulerSide:
         parts = self._parts
         if parts is None:
             return StepPlan()
-        self._steps_waited = self._steps_waited + 1 if self.has_pending_saves else 0
+        are_saves_pending = parts.saves.pending > 0
+        self._steps_waited = self._steps_waited + 1 if are_saves_pending else 0
         parts.restores.settle(output.num_scheduled_tokens)
-        parts.kept.step(are_saves_pending=parts.saves.pending > 0)
+        parts.kept.step(are_saves_pending=are_saves_pending)
         self._steps.append((self._clock(), output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)))
         retired = self._find_retired()
-        evicted = parts.watch.find() if parts.watch is not None else ()
         parts.cache.begin_step()
         state = output.kv_connector_block_state
         saves: tuple[SaveJob, ...] = ()
         # From here on nothing may go wrong that is not seen to there: what is planned has to be sent.
         if state is not None:
-            saves = parts.saves.plan_step(self._requests, output.num_scheduled_tokens, state, evicted=evicted)
+            saves = parts.saves.plan_step(self._requests, output.num_scheduled_tokens, state)
         loads, doomed = parts.restores.take_jobs()
         if not (loads or saves or doomed or retired or parts.register):
             return NOTHING_TO_DO
@@ -234,8 +234,7 @@ class SchedulerSide:
             self._parts.saves.drop_all()
             self._parts.restores.drop_answers()
             self._parts.kept.let_go()
-            if self._parts.watch is not None:
-                self._parts.watch.forget_all()
+            self._parts.policy.forget_all()
 
     def _has_old_blocks(self, parts: SchedulerParts) -> bool:
         """Whether the engine may still find blocks of the old weights in its own cache, for requests to come."""

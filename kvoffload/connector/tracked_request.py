@@ -22,6 +22,8 @@ class SaveProgress:
     """By group: the first block that has not been looked at."""
     due: int = 0
     """Tokens at which there may be something to save again."""
+    decoded_due: int = 0
+    """The same while it decodes: what that fills is saved several blocks at a time."""
     ends: list[int] = field(default_factory=list)
     """Boundaries whose windows are still to be saved, ascending."""
     interval_end: int = 0

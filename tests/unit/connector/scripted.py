@@ -118,6 +118,8 @@ class ScriptedEngine:
         memory: CacheTerms = MEMORY,
         retention_interval: int | None = None,
         extra: dict[str, Any] | None = None,
+        round_steps: int = 1,
+        gathered_tokens: int = 1,
     ) -> None:
         self.config = make_config(*groups, num_blocks=num_blocks)
         self.config.kv_tp_replicas = replicas
@@ -141,7 +143,11 @@ class ScriptedEngine:
         scheduler_terms = EngineStart.scheduler_terms
         with (
             patch.object(EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.cache),
-            patch.object(EngineStart, "scheduler_terms", lambda start: replace(scheduler_terms(start), round_steps=1)),
+            patch.object(
+                EngineStart,
+                "scheduler_terms",
+                lambda start: replace(scheduler_terms(start), round_steps=round_steps, gathered_tokens=gathered_tokens),
+            ),
             patch.object(facade, "SchedulerSide", partial(SchedulerSide, clock=lambda: self.now_s)),
         ):
             self.connector = KVOffloadConnector(self.vllm_config, KVConnectorRole.SCHEDULER, self.config)

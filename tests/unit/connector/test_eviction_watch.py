@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvoffload.connector import eviction_watch, vllm_compat
+from kvoffload.connector.eviction_watch import EvictionWatch
 from tests.unit.connector.engine_configs import full, window
 from tests.unit.connector.scripted import ScriptedEngine
 from tests.unit.connector.test_saves import DENSE, HYBRID, make_engine, saved_blocks
@@ -23,6 +24,11 @@ TWO = ((["a"], full(4)), (["c"], window(4, tokens=64)))
 
 def watching(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
     return make_engine(groups, extra={"save_policy": "on_evict"}, **changes)
+
+
+def watch_of(engine: ScriptedEngine) -> EvictionWatch:
+    assert isinstance(engine.parts.policy, EvictionWatch)
+    return engine.parts.policy
 
 
 @pytest.fixture
@@ -127,7 +133,7 @@ def test_what_is_present_already_is_not_saved() -> None:
     engine = watching()
     hashes = fill(engine)
     engine.report(engine.step())
-    engine.parts.watch.look_again()
+    watch_of(engine).look_again()
     assert engine.step().saves == ()
     assert len(names_of(engine)) == len(hashes)
 
@@ -157,14 +163,14 @@ def test_a_block_that_holds_no_whole_block_of_ours_is_not_saved(lacks: str) -> N
     elif lacks == "whole":
         block._block_hash_num_tokens = 26
     else:
-        engine.parts.watch._names.popitem()
+        watch_of(engine)._names.popitem()
     assert saved_blocks(engine.step()) == order[1:]
 
 
 def test_so_many_names_are_known_and_the_oldest_is_forgotten_first() -> None:
     engine = watching()
-    assert engine.parts.watch._limit == 2 * engine.config.num_blocks
-    engine.parts.watch._limit = 3
+    assert watch_of(engine)._limit == 2 * engine.config.num_blocks
+    watch_of(engine)._limit = 3
     hashes = fill(engine)
     engine.report(engine.step())
     assert names_of(engine) == hashes[:3:-1]
@@ -172,13 +178,13 @@ def test_so_many_names_are_known_and_the_oldest_is_forgotten_first() -> None:
 
 def test_a_name_that_is_noted_again_is_young() -> None:
     engine = watching()
-    engine.parts.watch._limit = 7
+    watch_of(engine)._limit = 7
     engine.serve("a", range(30))
     hashes = list(engine.arrive("again", range(30)).block_hashes)
     for name, tokens in (("b", range(12)), ("c", range(100, 116))):
         engine.admit(engine.arrive(name, tokens))
         engine.step()
-    known = [name for _, name in engine.parts.watch._names]
+    known = [name for _, name in watch_of(engine)._names]
     assert known == [*hashes[:3], *hashes_of(engine, "c")]
 
 
@@ -298,6 +304,6 @@ def test_what_an_adapter_computes_is_saved_at_once_as_its_content_may_change() -
     engine = watching()
     request = engine.arrive("a", range(30))
     request.lora_request = object()  # type: ignore[assignment]
-    engine.parts.saves.is_known = lambda tracked: True
+    engine.parts.saves._is_known = lambda tracked: True
     engine.admit(request)
     assert len(saved_blocks(engine.step())) == 7

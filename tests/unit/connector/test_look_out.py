@@ -22,7 +22,7 @@ def track(request_id: str = "a", *, num_tokens: int = 10) -> TrackedRequest:
         SimpleNamespace(request_id=request_id, num_tokens=num_tokens),  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]
         RequestTerms(),
-        SaveProgress(next=[0], due=BLOCK),
+        SaveProgress(next=[0], due=BLOCK, decoded_due=BLOCK),
     )
 
 
@@ -33,7 +33,7 @@ def look(out: LookOut, *scheduled: str) -> list[str]:
 def note(out: LookOut, tracked: TrackedRequest, tokens: int) -> None:
     """What `Saves` does with one that it looked at: all full blocks are dealt with."""
     if tokens >= tracked.progress.due:
-        tracked.progress.due = (tokens // BLOCK + 1) * BLOCK
+        tracked.progress.due = tracked.progress.decoded_due = (tokens // BLOCK + 1) * BLOCK
     out.note(tracked, tokens)
 
 
@@ -105,7 +105,7 @@ def test_all_that_decode_are_looked_at_together() -> None:
 def test_more_decoded_tokens_are_looked_at_earlier() -> None:
     def first_look(decoded: int) -> int:
         out, tracked = LookOut(decoded_tokens=decoded, round_steps=1), track(num_tokens=10)
-        tracked.progress.due = 34
+        tracked.progress.decoded_due = 34
         out.admit(tracked)
         look(out, "a")
         out.note(tracked, 10)
@@ -127,7 +127,7 @@ def test_who_is_never_due_is_not_looked_at() -> None:
     out, tracked = LookOut(round_steps=1), track()
     out.admit(tracked)
     look(out, "a")
-    tracked.progress.due = NEVER
+    tracked.progress.due = tracked.progress.decoded_due = NEVER
     out.note(tracked, 10)
     assert [look(out, "a") for _ in range(5)] == [[]] * 5
     assert not out._later

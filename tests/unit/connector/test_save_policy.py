@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.save_policy import SavePolicy, choose_policy
+from kvoffload.connector.named_blocks import NamedBlocks
+from kvoffload.connector.save_policy import Eager, PolicyName, choose_policy
+from kvoffload.connector.save_worth import Candidates
 from tests.unit.connector.scripted import Admission, ScriptedEngine
 from tests.unit.connector.test_saves import DENSE, TWO_SIZES, make_engine, saved_blocks
 from tests.unit.connector.test_saves_ended import hashes_of, names_of, save_prompt
 
-WISHES: tuple[SavePolicy, ...] = ("eager", "on_evict", "second_use")
+WISHES: tuple[PolicyName, ...] = ("eager", "on_evict", "second_use")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ def test_a_pool_that_is_smaller_than_the_engines_own_cache_takes_what_that_loses
 
 @pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize("pool_bytes", [0, 1, 1000])
-def test_a_wish_is_granted_whatever_the_pool(wish: SavePolicy, pool_bytes: int) -> None:
+def test_a_wish_is_granted_whatever_the_pool(wish: PolicyName, pool_bytes: int) -> None:
     assert choose_policy(wish, pool_bytes=pool_bytes, engine_bytes=100, has_prefix_cache=True) == wish
 
 
@@ -37,8 +42,49 @@ def test_a_wish_is_granted_whatever_the_pool(wish: SavePolicy, pool_bytes: int) 
     ("wish", "expected"),
     [("auto", "eager"), ("eager", "eager"), ("on_evict", "eager"), ("second_use", "second_use")],
 )
-def test_an_engine_that_caches_nothing_itself_has_nothing_to_lose(wish: SavePolicy, expected: str) -> None:
+def test_an_engine_that_caches_nothing_itself_has_nothing_to_lose(wish: PolicyName, expected: str) -> None:
     assert choose_policy(wish, pool_bytes=1, engine_bytes=100, has_prefix_cache=False) == expected
+
+
+# ---- any policy ----
+
+
+class EverySecond(Eager):
+    """Of the blocks that are worth saving."""
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        return [replace(one, blocks=np.where(np.arange(len(one.blocks)) % 2, one.blocks, 0)) for one in candidates]
+
+
+class Finding(Eager):
+    """The same blocks in every step."""
+
+    def __init__(self, found: list[NamedBlocks]) -> None:
+        self._found = found
+
+    def find(self) -> Sequence[NamedBlocks]:
+        return self._found
+
+
+def test_a_policy_may_refuse_blocks() -> None:
+    engine = make_engine()
+    engine.parts.saves._policy = EverySecond()
+    plan = save_prompt(engine, "a", range(30))
+    assert saved_blocks(plan) == engine.manager.get_block_ids("a")[0][1:7:2]
+    engine.report(plan)
+    assert names_of(engine) == hashes_of(engine, "a")[1::2]
+
+
+def test_blocks_that_the_engine_evicts_may_be_saved_beside_the_others() -> None:
+    engine = make_engine()
+    engine.serve("a", range(30))
+    blocks = np.array([1, 2], np.int64)
+    engine.parts.saves._policy = Finding([NamedBlocks(0, b"x" * 32 + b"y" * 32, bytes(64), blocks)])
+    plan = engine.step()
+    assert saved_blocks(plan) == [1, 2]
+    engine.report(plan)
+    assert names_of(engine)[-2:] == [b"x" * 32, b"y" * 32]
+    assert engine.step().saves == ()
 
 
 # ---- second_use ----
@@ -98,3 +144,34 @@ def test_blocks_that_one_request_is_asked_about_again_and_again_are_seen_once() 
     engine.finish(request)
     assert [plan.saves for plan in [*plans, engine.step()]] == [()] * 22
     engine.assert_at_rest()
+
+
+def save_all(engine: ScriptedEngine, request_id: str, tokens: range) -> list[int]:
+    """Its blocks that are saved while it runs, with few pins."""
+    request = engine.arrive(request_id, tokens)
+    engine.admit(request)
+    saved = []
+    for _ in range(6):
+        plan = engine.step()
+        saved += saved_blocks(plan)
+        engine.report(plan)
+        engine.decode(request)
+        engine.run(request, 1)
+    return saved
+
+
+def test_what_a_request_had_no_room_for_is_not_used_again_by_itself() -> None:
+    engine = second_use(num_blocks=32)  # four pins
+    engine.serve("first", range(24))
+    assert save_all(engine, "second", range(60)) == engine.manager.get_block_ids("second")[0][:6]
+
+
+def test_what_is_used_a_second_time_and_finds_no_room_is_saved_later() -> None:
+    engine = second_use(num_blocks=64)  # eight pins
+    engine.serve("first", range(60))
+    assert save_all(engine, "second", range(60)) == engine.manager.get_block_ids("second")[0][:15]
+
+
+def test_what_is_to_be_kept_for_a_while_is_saved_at_its_first_use() -> None:
+    engine = second_use()
+    assert len(saved_blocks(save_prompt(engine, "a", range(30), pin_s=10))) == 7

@@ -28,9 +28,9 @@ TABLES = tuple([100 * (group + 1) + at for at in range(40)] for group in range(3
 class Way:
     """One request, as far as it has come."""
 
-    def __init__(self, *groups: Any, prompt: int = 30, interval: int | None = 0, branch: int = 0) -> None:
+    def __init__(self, *groups: Any, prompt: int = 30, branch: int = 0, **terms: Any) -> None:
         self.table = GroupTable(groups, hash_block_size=4, alignment=4)
-        self.worth = SaveWorth(self.table, interval=interval)
+        self.worth = SaveWorth(self.table, **terms)
         self.tracked = TrackedRequest(
             SimpleNamespace(request_id="a"),  # type: ignore[arg-type]
             BlockChain(self.table),
@@ -43,7 +43,7 @@ class Way:
         return self.tracked.progress.due
 
     def collect(self, tokens: int, tables: Any = TABLES) -> list[Candidates]:
-        return list(self.worth.collect(self.tracked, tokens, tables))
+        return self.worth.collect(self.tracked, tokens, tables)
 
     def go(self, tokens: int, tables: Any = TABLES) -> dict[int, list[int]]:
         """Positions by group, of what is worth saving now."""
@@ -185,6 +185,21 @@ def test_what_is_put_back_is_offered_again_from_there_on() -> None:
     window.put_back(0)
     assert way.go(31) == {1: [5, 6]}
     assert way.due == 32
+
+
+@pytest.mark.parametrize(("gathered", "dues"), [(1, 16), (8, 20), (11, 20), (16, 28), (0, 16)])
+def test_what_decoding_fills_is_gathered_in_whole_blocks(gathered: int, dues: int) -> None:
+    way = Way(FULL, prompt=14, gathered_tokens=gathered)
+    assert way.go(14) == {0: [0, 1, 2]}
+    assert (way.due, way.tracked.progress.decoded_due) == (16, dues)
+
+
+@pytest.mark.parametrize("interval", [16, None])
+def test_windows_are_not_gathered(interval: int | None) -> None:
+    """They move on."""
+    way = Way(FULL, WINDOW, prompt=14, interval=interval, gathered_tokens=100)
+    way.go(14)
+    assert way.tracked.progress.decoded_due == way.due == 16
 
 
 def test_a_request_that_begins_anew_offers_everything_again() -> None:

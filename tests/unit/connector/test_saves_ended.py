@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.named_blocks import NamedBlocks
 from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.native import finish_digests
 from tests.unit.connector.engine_configs import full, recurrent, window
@@ -95,30 +94,6 @@ def test_a_request_that_wishes_no_save_saves_nothing() -> None:
     assert save_prompt(engine, "a", range(30), skip_save=True).saves == ()
     engine.finish(engine.requests["a"])
     assert engine.step().saves == ()
-
-
-def test_a_policy_may_refuse_blocks() -> None:
-    engine = make_engine()
-    asked: list[tuple[int, bytes]] = []
-    engine.parts.saves.is_wanted = lambda group, name: asked.append((group, name)) or len(asked) % 2 == 0
-    plan = save_prompt(engine, "a", range(30))
-    assert asked == [(0, name) for name in hashes_of(engine, "a")]
-    assert saved_blocks(plan) == engine.manager.get_block_ids("a")[0][1:7:2]
-    engine.report(plan)
-    assert names_of(engine) == hashes_of(engine, "a")[1::2]
-
-
-def test_blocks_that_the_engine_evicts_may_be_saved_beside_the_others() -> None:
-    engine = make_engine()
-    engine.serve("a", range(30))
-    blocks = np.array([1, 2], np.int64)
-    state = type("State", (), {"boundary_state_offloads": {}})()
-    named = NamedBlocks(0, b"x" * 32 + b"y" * 32, bytes(64), blocks)
-    plan = StepPlan(saves=engine.parts.saves.plan_step({}, {}, state, evicted=[named]))
-    assert saved_blocks(plan) == [1, 2]
-    engine.report(plan)
-    assert names_of(engine)[-2:] == [b"x" * 32, b"y" * 32]
-    assert engine.parts.saves.plan_step({}, {}, state, evicted=[named]) == ()
 
 
 def test_what_failed_is_saved_for_the_next_request() -> None:

@@ -13,7 +13,9 @@ from vllm.v1.core.block_pool import BlockPool
 
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.eviction_watch import EvictionWatch
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.save_policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import Place
 from kvoffload.protocol import Register
@@ -57,13 +59,8 @@ def put_together(opening: Opening | None = None, *, sharing: SharingTerms = SHAR
 
 
 def policy_of(parts: SchedulerParts) -> str:
-    if parts.watch is not None:
-        assert parts.saves.watch == parts.watch.note
-        assert parts.saves.look_again == parts.watch.look_again
-        assert parts.saves.is_wanted is None
-        return "on_evict"
-    assert parts.saves.watch is None
-    return "eager" if parts.saves.is_wanted is None else "second_use"
+    assert parts.saves._policy is parts.policy
+    return {Eager: "eager", EvictionWatch: "on_evict", SecondUse: "second_use"}[type(parts.policy)]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +91,14 @@ def test_by_itself_it_goes_by_the_pool_beside_the_engines_own_cache(opening: Ope
 
 
 def test_memories_of_blocks_are_bounded_by_the_engines_size() -> None:
-    watch = put_together(save_policy="on_evict").watch
-    assert watch is not None
+    watch = put_together(save_policy="on_evict").policy
+    assert isinstance(watch, EvictionWatch)
     assert watch._limit == 2 * NUM_BLOCKS
-    see = put_together(save_policy="second_use").saves.is_wanted
-    assert see is not None
+    second_use = put_together(save_policy="second_use").policy
+    assert isinstance(second_use, SecondUse)
     for number in range(1000):
-        see(0, number.to_bytes(32, "big"))
-    assert 4 * NUM_BLOCKS <= len(see.__self__) <= 8 * NUM_BLOCKS  # type: ignore[attr-defined]
+        second_use._seen.see(0, number.to_bytes(32, "big"), "a")
+    assert 4 * NUM_BLOCKS <= len(second_use._seen) <= 8 * NUM_BLOCKS
 
 
 @pytest.mark.parametrize("has_events", [False, True])
@@ -122,8 +119,9 @@ def test_windows_are_retained_as_the_engine_does(interval: int | None, keeps_all
 
 
 def test_rounds_and_drafts_are_those_of_the_engine() -> None:
-    look_out = put_together(decoded_tokens=5, round_steps=3).saves.look_out
-    assert (look_out._decoded_tokens, look_out._round_steps) == (5, 3)
+    parts = put_together(decoded_tokens=5, round_steps=3, gathered_tokens=9)
+    assert (parts.saves.look_out._decoded_tokens, parts.saves.look_out._round_steps) == (5, 3)
+    assert parts.worth._gathered == [8] * len(parts.groups)
 
 
 def test_all_parts_go_by_the_same_places() -> None:

@@ -1,0 +1,101 @@
+"""What a step costs in the scheduler's process, in bytecode instructions of the connector: they are the same on any
+machine. `benchmarks/vllm_connectors.py` has the time, with the client and on a real engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from kvoffload import connector
+from kvoffload.connector.look_out import ROUND_STEPS
+from kvoffload.connector.save_worth import GATHERED_TOKENS
+from tests.unit.connector.engine_configs import full
+from tests.unit.connector.scripted import ScriptedEngine
+from tests.unit.connector.test_saves import make_engine
+
+DENSE = ((["a"], full(16)),)
+REQUESTS = 32
+CONNECTOR = str(Path(connector.__file__).parent)
+
+
+class Instructions:
+    """Of the connector's own code, while it is entered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        former = sys.gettrace()
+        sys.settrace(self._on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(former)
+
+    def _on_call(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        if not frame.f_code.co_filename.startswith(CONNECTOR):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._on_instruction
+
+    def _on_instruction(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
+        self.count += event == "opcode"
+        return self._on_instruction
+
+
+def make_patient_engine() -> ScriptedEngine:
+    """With the rounds that an engine has."""
+    return make_engine(DENSE, num_blocks=1024, round_steps=ROUND_STEPS, gathered_tokens=GATHERED_TOKENS)
+
+
+def decode_steps(engine: ScriptedEngine, steps: int) -> tuple[list[int], int]:
+    """Instructions of each step in which all requests decode, and how many blocks that saved."""
+    costs, saved = [], 0
+    for _ in range(steps):
+        for request in engine.requests.values():
+            engine.decode(request)
+            assert engine.run(request, 1)
+        spent = Instructions()
+        with spent.counted():
+            plan = engine.step()
+            engine.report(plan)
+        saved += sum(len(job.moves) for job in plan.saves)
+        costs.append(spent.count)
+    return costs, saved
+
+
+def serve_prompt(blocks: int) -> int:
+    """Instructions that one prompt costs, from its arrival to its end."""
+    engine, spent = make_patient_engine(), Instructions()
+    with spent.counted():
+        engine.serve("a", range(blocks * 16 + 1))
+        engine.report(engine.step())
+    assert len(engine.cache.published) == blocks
+    return spent.count
+
+
+def test_steps_that_decode_cost_little() -> None:
+    engine = make_patient_engine()
+    for number in range(REQUESTS):
+        engine.admit(engine.arrive(str(number), range(1000 * number, 1000 * number + 17 + number)))
+        engine.report(engine.step())
+    decode_steps(engine, ROUND_STEPS)
+    costs, saved = decode_steps(engine, 8 * ROUND_STEPS)
+    assert saved >= REQUESTS * 6, "of eight blocks that each fills"
+    assert sorted(costs)[len(costs) // 2] < 400, "one that looks at nobody"
+    assert sum(costs) / len(costs) < 650
+
+
+def test_a_block_costs_little_beside_its_request() -> None:
+    few, many = serve_prompt(2), serve_prompt(15)
+    assert (many - few) / 13 < 33
+    assert few < 5000
