@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from kvoffload.connector.tracked_request import NEVER, TrackedRequest
 
-ROUND_STEPS = 16
+ROUND_STEPS = 32
 
 
 class LookOut:

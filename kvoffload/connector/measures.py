@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvoffload.connector.engine_stats import ConnectorStats
 
-HAND_OVER_S = 0.1
+HAND_OVER_S = 1.0
 """A busy engine asks after each of its steps, and is answered so often."""
 
 _Series = tuple[str, tuple[tuple[str, str], ...]]
