@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -54,6 +55,9 @@ logger = logging.getLogger(__name__)
 
 _MISS: tuple[int | None, bool] = (0, False)
 _FREE_NOW: tuple[bool, dict[str, Any] | None] = (False, None)
+_NOT_RESET: bool | None = False
+_NO_STATS: KVConnectorStats | None = None
+_NO_EVENTS: Iterable[KVCacheEvent] = ()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,6 +130,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Raises: an engine whose cache we cannot account for must not start with us."""
         assert self._worker is not None
+        begun_s = time.monotonic()
         if self._worker.registration.is_registered:
             self._worker.unregister()  # the engine has made its cache anew
         config = self._vllm_config
@@ -148,6 +153,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             scale_views=views,
             identify=lambda described: describe_engine(config, described),
         )
+        self._measures.observe("kvoffload_registration_seconds", time.monotonic() - begun_s)
 
     def unregister_kv_caches(self) -> None:
         """vLLM 0.33: the engine sleeps and frees its cache."""
@@ -252,9 +258,15 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return ()
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """After a fault the load is sent to fail: the hit was reported, and silence would let its request wait."""
+        """After a fault the load is sent to fail: the hit was reported, and silence would let its request wait.
+
+        What goes wrong with what is noted for saves alone is no reason for that.
+        """
         assert self._scheduler is not None
-        self._scheduler.admit(request)
+        try:
+            self._scheduler.admit(request)
+        except Exception as fault:  # noqa: BLE001  (as in _degrade)
+            self.note_fault("update_state_after_alloc", fault)
         if num_external_tokens > 0:
             try:
                 self._scheduler.plan_load(request, blocks.get_block_ids(), num_external_tokens)
@@ -298,12 +310,17 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Keeps an idle engine stepping until every pin is undone."""
         return self._scheduler is not None and self._scheduler.has_pending_work
 
+    @_degrade(lambda self: _NOT_RESET)
     def reset_cache(self) -> bool | None:
-        """The weights have changed, or somebody wants a cold cache: nothing saved so far is used again."""
+        """The weights have changed, or somebody wants a cold cache: nothing saved so far is used again.
+
+        After a fault that is not certain: False, so that whoever resets hears of it.
+        """
         if self._scheduler is not None:
             self._scheduler.clear()
         return True
 
+    @_degrade(lambda self: _NO_STATS)
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What this process has measured since the last call."""
         if not self._measures.is_due and (self._scheduler is None or self._scheduler.is_busy):
@@ -326,9 +343,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorPromMetrics:
         return ConnectorProm(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
+    @_degrade(lambda self: _NO_EVENTS)
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """Blocks that came into the server's memory, and that left it."""
-        return self._scheduler.take_events() if self._scheduler is not None else ()
+        """Blocks that came into the server's memory, and that left it. Made here: later nobody would catch a fault."""
+        return tuple(self._scheduler.take_events()) if self._scheduler is not None else ()
 
     def shutdown(self) -> None:
         if self._worker is not None:

@@ -172,7 +172,7 @@ class WorkerSide:
         if plan.register is not None:
             try:
                 self.join(plan.register)
-            except KVOffloadError as fault:
+            except (KVOffloadError, OSError) as fault:
                 # The engine runs: its blocks are not saved until this works.
                 self._note_line("the cache cannot be joined", str(fault))
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)

@@ -150,7 +150,7 @@ CATALOG: tuple[Metric, ...] = (
         name="kvoffload_registration_seconds",
         kind=Kind.HISTOGRAM,
         unit=Unit.SECONDS,
-        help="Time to check, prove and self-test a registration.",
+        help="Time to check, prove and self-test a registration, and to join the cache server.",
         labels={},
         buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     ),

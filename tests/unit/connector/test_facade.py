@@ -1,4 +1,4 @@
-"""The class that vLLM constructs: every fault is a miss and is counted, and no request waits for ever."""
+"""The class that vLLM constructs: what the engine is told, and what it asks of a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvoffload.connector.facade import KVOffloadConnector
@@ -35,7 +34,7 @@ from tests.unit.connector.engine_configs import (
     recurrent,
     window,
 )
-from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.unit.connector.scripted import ScriptedEngine
 from tests.unit.connector.workers import Move, SharedCache, name_of
 
 FORWARD = SimpleNamespace(attn_metadata={})
@@ -161,88 +160,6 @@ def test_what_is_not_served_yet_is_refused_at_the_start(what: str) -> None:
         KVOffloadConnector(vllm_config, KVConnectorRole.SCHEDULER, make_config((["a"], full())))
 
 
-# ---- faults on the scheduler side ----
-
-
-def break_side(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    def fail(*given: object, **named: object) -> None:
-        raise RuntimeError("a bug")
-
-    for name in names:
-        monkeypatch.setattr(engine.side, name, fail)
-
-
-def test_faults_in_hooks_are_misses_and_are_counted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = warm_engine()
-    request = engine.arrive("b", range(30))
-    break_side(engine, monkeypatch, "add_request", "match", "plan_step", "end_transfers", "end_request")
-    connector = engine.connector
-    for _ in range(3):
-        connector.on_new_request(request)
-        assert connector.get_num_new_matched_tokens(request, 0) == (0, False)
-        assert connector.build_connector_meta(SchedulerOutput.make_empty()) == StepPlan()
-        connector.update_connector_output(KVConnectorOutput())
-        assert connector.request_finished_all_groups(request, ([],)) == (False, None)
-    assert connector.faults == dict.fromkeys(
-        [
-            "on_new_request",
-            "get_num_new_matched_tokens",
-            "build_connector_meta",
-            "update_connector_output",
-            "request_finished_all_groups",
-        ],
-        3,
-    )
-    assert len([record for record in caplog.records if "a bug" in record.getMessage()]) == 5
-
-
-def test_a_plan_that_fails_still_sends_the_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their requests wait for a report and for nothing else."""
-    engine = warm_engine()
-    engine.admit(engine.arrive("b", range(30)))
-    with monkeypatch.context() as patch:
-        break_side(engine, patch, "plan_step")
-        plan = engine.step()
-    assert [load.request_id for load in plan.loads] == ["b"]
-    assert len(plan.loads[0].moves) == 7
-    assert engine.step().loads == ()
-    engine.report(plan)
-    assert engine.connector.faults == {"build_connector_meta": 1}
-
-
-@pytest.mark.parametrize("step_fails", [False, True])
-def test_a_load_whose_planning_fails_is_sent_to_fail(monkeypatch: pytest.MonkeyPatch, step_fails: bool) -> None:
-    engine = warm_engine()
-    request = engine.arrive("b", range(30))
-    with monkeypatch.context() as patch:
-        break_side(engine, patch, "plan_load", *(["plan_step"] if step_fails else []))
-        assert engine.admit(request) == Admission(0, 28)
-        plan = engine.step()
-    assert (plan.loads, plan.doomed) == ((), ("b",))
-    engine.report(plan)
-    assert engine.match(request) == 0
-    assert engine.admit(request) == Admission(0, 0)
-    engine.report(engine.step())
-    engine.finish(request)
-    assert engine.pool.get_num_free_blocks() == engine.all_free
-    assert engine.connector.faults["update_state_after_alloc"] == 1
-
-
-def test_a_fault_inside_planning_a_load_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = warm_engine()
-    request = engine.arrive("b", range(30))
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.parts.restores._admission, "reserve", lambda *given, **named: {}[0])
-        engine.admit(request)
-    plan = engine.step()
-    assert (plan.loads, plan.doomed) == ((), ("b",))
-    engine.report(plan)
-    engine.finish(request)
-    assert engine.cache.stats().leases == 0
-
-
 # ---- the worker ----
 
 
@@ -321,6 +238,16 @@ def test_a_load_that_brings_digests_is_checked() -> None:
     assert not run_until_loaded(connector, load_plan(shared, Move(0, 2, 0), wanted=wanted)).failed_recving
     shared.record(Move(0, 1, 0))[0] ^= 1
     assert run_until_loaded(connector, load_plan(shared, Move(0, 2, 0), wanted=wanted)).failed_recving == {"a"}
+    connector.shutdown()
+
+
+def test_each_registration_is_measured() -> None:
+    connector, tensors, _ = make_worker()
+    connector.register_kv_caches(tensors)
+    stats = connector.get_kv_connector_stats()
+    assert stats is not None
+    ((counts, _),) = stats.data["kvoffload_registration_seconds"].values()
+    assert sum(counts) == 2
     connector.shutdown()
 
 

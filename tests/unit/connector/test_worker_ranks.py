@@ -13,8 +13,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.connector.agreement import make_register
+from kvoffload.connector.cache_client import CopyPlaces
 from kvoffload.connector.step_plan import StepPlan, WorkerReport
+from kvoffload.errors import ServerError
 from kvoffload.native import digest_record
+from kvoffload.protocol import Register
 from tests.unit.connector.workers import (
     PAGE,
     Move,
@@ -106,6 +109,28 @@ def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None
         assert worker.shared.digests[number, 0] == digest
     assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=True)
     assert block_of(tensors, 3) == block_of(tensors, 1)
+    worker.close()
+
+
+@pytest.mark.parametrize("fault", [ServerError("refused", remedy=""), FileNotFoundError("no such socket")])
+def test_a_cache_that_cannot_be_joined_yet_is_joined_with_a_later_plan(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Meanwhile the engine runs, and jobs of the same plan are answered."""
+
+    def refuse(register: Register) -> CopyPlaces:
+        raise fault
+
+    worker, _ = start(make_worker(pipeline_ranks=2))
+    assert worker.facts is not None
+    register = make_register(b"e" * 32, worker.facts.groups, worker._terms.sharing)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_open_cache", refuse)
+        worker.submit(StepPlan(register=register, doomed=("a",)))
+    assert worker.take_results(is_idle=False)[:2] == ({"a"}, {"a"})
+    assert f"the cache cannot be joined: {fault}" in caplog.text
+    worker.submit(StepPlan(register=register))
+    assert worker.shared.registers == [register]
     worker.close()
 
 
