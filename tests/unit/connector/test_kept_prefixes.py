@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector import kept_prefixes
-from kvoffload.connector.step_plan import StepPlan
+from kvoffload.connector.step_plan import StepPlan, WorkerReport
 from tests.unit.connector.engine_configs import full
 from tests.unit.connector.local_client import MEMORY
 from tests.unit.connector.scripted import Admission, ScriptedEngine
@@ -88,6 +88,19 @@ def test_at_most_an_eighth_of_the_pool_is_kept(tokens: int, kept: int, caplog: p
     keep(engine, "b", range(100, 105))
     assert engine.parts.kept.kept == leases(engine) == 1, "one record more than there is room for, or the only one"
     assert caplog.text.count("a prefix is not kept for its pin_s: they would be more than 512 bytes") == 1
+
+
+@pytest.mark.parametrize(("records", "kept"), [(16, 0), (32, 1)])
+def test_the_pool_is_that_of_the_server_that_leases(records: int, kept: int) -> None:
+    """It may have come after the engine had started, with more memory or less."""
+    engine = make_engine(memory=SIXTEEN, extra={"save_policy": "eager"})
+    size_bytes = records * RECORD_BYTES
+    engine.cache.serve_anew(
+        replace(SIXTEEN, memory_bytes=size_bytes, segment_bytes=size_bytes, extent_bytes=size_bytes)
+    )
+    engine.hear(WorkerReport(places={0: engine.places}))
+    keep(engine, "a", range(13))
+    assert engine.parts.kept.kept == leases(engine) == kept
 
 
 def test_shards_count() -> None:
