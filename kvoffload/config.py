@@ -97,7 +97,7 @@ class Settings(BaseModel):
 
     memory: SizeOrAuto = _setting(
         "auto",
-        room="connector",
+        room="cli",
         allowed=f"auto, or {SIZE_FORM}, at least 64MiB",
         description="Host memory for cached blocks, all ranks together. auto is half of what is free, at most 16GiB.",
     )
