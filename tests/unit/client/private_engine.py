@@ -141,6 +141,8 @@ def serve() -> None:
 def _lead(order: dict[str, object], say: int, ended: int) -> None:
     try:
         os.setpgid(0, 0)
+        # Whoever runs the tests in the background of a shell has it ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         for _ in range(int(str(order["workers"])) - 1):
             if os.fork() == 0:
                 break
@@ -169,5 +171,17 @@ def _work(room: Path, linger: str, say: int, ended: int) -> None:
     }
     os.write(say, json.dumps(joined).encode() + b"\n")
     os.close(say)
-    os.read(ended, 1)
+    _await(ended)
     client.close()
+
+
+def _await(ended: int) -> None:
+    """Until its other end is closed, or a signal is handled.
+
+    Python notes a signal and handles it between two of its own instructions: one that comes just before a read that
+    waits would be noted, and wait with it. Noting also writes to a pipe, and that is waited for as well.
+    """
+    noted, note = os.pipe()
+    os.set_blocking(note, False)
+    signal.set_wakeup_fd(note)
+    select.select([ended, noted], [], [])

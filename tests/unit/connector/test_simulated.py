@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -80,21 +81,24 @@ def play(
     engine.assert_at_rest()
 
 
-def choose_interval(model: str, random: Random) -> int | None:
-    """Of the engine's own retention, which must have windows or states."""
-    return random.choice([None, 0, 16]) if model in ("window", "recurrent", "blocks of two sizes") else None
+def make_any(model: str, random: Random, **options: Any) -> SimulatedEngine:
+    """Of any size, with any retention of the engine's own, which must have windows or states."""
+    return SimulatedEngine(
+        *MODELS[model],
+        num_blocks=random.choice([40, 48, 96]),
+        random=random,
+        retention_interval=random.choice([None, 0, 16])
+        if model in ("window", "recurrent", "blocks of two sizes")
+        else None,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("model", MODELS)
 def test_every_block_that_is_read_is_right_and_every_request_ends(model: str, seed: int) -> None:
     random = Random(seed)
-    engine = SimulatedEngine(
-        *MODELS[model],
-        num_blocks=random.choice([40, 48, 96]),
-        random=random,
-        retention_interval=choose_interval(model, random),
-    )
+    engine = make_any(model, random)
     play(engine, random)
 
 
@@ -199,13 +203,7 @@ def test_what_is_saved_when_the_engine_loses_it_is_right(
 ) -> None:
     monkeypatch.setattr(eviction_watch, "MAX_LOOKED_AT", looked_at)
     random = Random(seed)
-    engine = SimulatedEngine(
-        *MODELS[model],
-        num_blocks=random.choice([40, 48, 96]),
-        random=random,
-        retention_interval=choose_interval(model, random),
-        extra={"save_policy": "on_evict"},
-    )
+    engine = make_any(model, random, extra={"save_policy": "on_evict"})
     play(engine, random, reset=0.02)
 
 
@@ -213,13 +211,7 @@ def test_what_is_saved_when_the_engine_loses_it_is_right(
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_saved_at_its_second_use_is_right(model: str, seed: int) -> None:
     random = Random(seed)
-    engine = SimulatedEngine(
-        *MODELS[model],
-        num_blocks=random.choice([40, 48, 96]),
-        random=random,
-        retention_interval=choose_interval(model, random),
-        extra={"save_policy": "second_use"},
-    )
+    engine = make_any(model, random, extra={"save_policy": "second_use"})
     play(engine, random, reset=0.02)
 
 
