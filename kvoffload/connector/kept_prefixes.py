@@ -46,14 +46,11 @@ class KeptPrefixes:
         groups: GroupTable,
         *,
         shards: int,
-        pool_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._groups = groups
         self._shards = shards
-        self._room_bytes = pool_bytes // KEPT_SHARE
-        """Of the server that leased last. One that is there at start may be gone by then."""
         self._clock = clock
         self._waiting: list[_Prefix] = []
         self._kept: list[_Kept] = []
@@ -115,10 +112,10 @@ class KeptPrefixes:
             len(leased.addresses) * facts.record_bytes
             for leased, facts in zip(found.groups, self._groups.facts, strict=True)
         )
-        self._room_bytes = self._cache.memory(lease.memory_id).size_bytes // KEPT_SHARE
-        if size_bytes + sum(one.size_bytes for one in self._kept) > self._room_bytes:
+        room_bytes = self._cache.memory(lease.memory_id).size_bytes // KEPT_SHARE
+        if size_bytes + sum(one.size_bytes for one in self._kept) > room_bytes:
             self._cache.release(lease)
-            self._refuse(f"they would be more than {self._room_bytes:,} bytes, 1/{KEPT_SHARE} of the pool")
+            self._refuse(f"they would be more than {room_bytes:,} bytes, 1/{KEPT_SHARE} of the pool")
             return
         self._kept.append(_Kept(lease, size_bytes, self._clock() + seconds))
 

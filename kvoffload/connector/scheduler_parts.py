@@ -129,7 +129,7 @@ def assemble(
         clock=clock,
     )
     late = register if sharing.pipeline_ranks > 1 else None
-    kept = KeptPrefixes(cache, groups, shards=sharing.shards, pool_bytes=pool_bytes, clock=clock)
+    kept = KeptPrefixes(cache, groups, shards=sharing.shards, clock=clock)
     return SchedulerParts(cache, groups, worth, judge, restores, saves, pins, places, policy, kept, events, late)
 
 

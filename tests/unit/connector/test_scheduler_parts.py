@@ -135,12 +135,6 @@ def test_all_parts_go_by_the_same_places() -> None:
         assert part._is_ready(here)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("memory", 1), ("nothing", 0)])
-def test_prefixes_are_kept_in_a_part_of_the_pool(name: str, expected: int) -> None:
-    kept = put_together(Opening(is_there=name == "memory")).kept
-    assert kept._room_bytes == expected * MEMORY.memory_bytes // 8
-
-
 def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_compat, "wants_events", lambda config: True)
     monkeypatch.setattr(vllm_compat, "draft_tokens", lambda config: 3)
