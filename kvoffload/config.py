@@ -163,6 +163,13 @@ class Settings(BaseModel):
         allowed="tiers or always",
         description="When a record's digest is checked: as its bytes cross a tier, or on every load as well.",
     )
+    whole_prompts: Switch = _setting(
+        False,
+        room="connector",
+        allowed="true or false",
+        description="Restore a prompt to its end where all of it is cached, and compute one token, in models of full "
+        "attention alone. Faster where blocks are long; logits may differ in the last bits from those of a local hit.",
+    )
     self_test: Switch = _setting(
         True,
         room="kvspec",

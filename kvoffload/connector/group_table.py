@@ -12,7 +12,9 @@ from kvoffload.kvspec import ReuseRule
 class GroupTable:
     """Constant. Groups whose blocks are whole multiples of what the engine hashes."""
 
-    def __init__(self, groups: Sequence[GroupFacts], *, hash_block_size: int, alignment: int) -> None:
+    def __init__(
+        self, groups: Sequence[GroupFacts], *, hash_block_size: int, alignment: int, whole_prompts: bool = False
+    ) -> None:
         for facts in groups:
             size = facts.rule.block_size
             if size % hash_block_size:
@@ -37,6 +39,8 @@ class GroupTable:
             group for group, rule in enumerate(self.rules) if rule.reuse in (ReuseRule.WINDOW, ReuseRule.CHUNK)
         )
         self.prefixes = tuple(prefix)
+        # A window before a boundary lacks what the token before it sees first, and a state cannot be rewound.
+        self._computed_tokens = 0 if whole_prompts and len(prefix) == len(groups) else 1
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -44,3 +48,8 @@ class GroupTable:
     def align(self, tokens: int) -> int:
         """The longest hit of at most so many tokens."""
         return tokens // self.alignment * self.alignment
+
+    def longest_hit(self, tokens: int) -> int:
+        """Of a prompt of so many. One token has to be computed. Where a prompt is restored to its end, the engine
+        computes its last token once more, in a step of another shape than its own hit's, which computes a block."""
+        return self.align(tokens - self._computed_tokens)

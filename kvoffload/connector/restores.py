@@ -277,9 +277,7 @@ class Restores:
 
     def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
         tracked.chain.follow(tracked.request.block_hashes)
-        # Never the whole prompt: one token must be computed, and a recurrent state cannot be rewound for it. In models
-        # without states it would do, but the engine's own hit ends before it too, and ours is to equal that bit by bit.
-        limit = self._groups.align(min(tracked.request.num_tokens - 1, tracked.chain.tokens))
+        limit = min(self._groups.longest_hit(tracked.request.num_tokens), self._groups.align(tracked.chain.tokens))
         most = tracked.terms.max_load_tokens
         return limit if most is None else min(limit, local + self._groups.align(most))
 

@@ -54,6 +54,7 @@ class SchedulerTerms:
     """Somebody wants to hear what becomes of cached blocks."""
     has_prefix_cache: bool = True
     """Of the engine's own."""
+    whole_prompts: bool = False
     decoded_tokens: int = 1
     """That a request gains in a step at most when its prompt is computed."""
     round_steps: int = ROUND_STEPS
@@ -94,7 +95,12 @@ def assemble(
     """`is_known`: as `Saves` asks. Raises where ranks disagree, and what keeps the cache from being opened."""
     sharing = terms.sharing
     engine = agree(facts, sharing)
-    groups = GroupTable(engine.groups, hash_block_size=sharing.hash_block_size, alignment=terms.hit_alignment)
+    groups = GroupTable(
+        engine.groups,
+        hash_block_size=sharing.hash_block_size,
+        alignment=terms.hit_alignment,
+        whole_prompts=terms.whole_prompts,
+    )
     register = make_register(engine.fingerprint, engine.groups, sharing)
     events = CacheEvents(engine.fingerprint, groups) if terms.has_events else None
     cache = open_cache(register, engine, None if events is None else events.hear)

@@ -321,6 +321,22 @@ def test_restored_latents_give_the_answers_of_an_engine_without_connector(engine
     assert probe.faults(engine) == {}
 
 
+def test_a_prompt_may_be_restored_to_its_end(engines: EnginePool) -> None:
+    """One token is computed, in a step of another shape than any other: in float32 that makes no other answer."""
+    engine = engines.acquire(DENSE, kv_transfer_config=probe.transfer(whole_prompts=True), **CHUNKS, dtype="float32")
+    for length in (128, 129, 256, 640, 1280):
+        prompt = make_prompt(length, length)
+        cold = answer(engine, prompt)
+        assert cold.margin > MIN_MARGIN, f"the prompt of {length} tokens has two answers, choose another seed"
+        with probe.watch_loads(engine) as loads:
+            restored = restored_answer(engine, prompt)
+        assert (cold.cached, loads) == (0, [length // DENSE.block_size * DENSE.block_size])
+        assert restored.cached == loads[0]
+        assert restored.tokens == cold.tokens, length
+        assert restored.distance(cold) < FLOAT32_ROUNDING, length
+    assert probe.faults(engine) == {}
+
+
 def test_a_record_with_a_flipped_bit_ends_the_hit_before_it_and_is_saved_again(engines: EnginePool) -> None:
     """One bit of one record out of five, found before the hit is reported: no request fails by it."""
     engine = engines.acquire(DENSE, kv_transfer_config=probe.transfer(verify="always"), **CHUNKS)

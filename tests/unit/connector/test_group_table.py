@@ -51,6 +51,23 @@ def test_a_hit_is_a_multiple_of_the_engines_alignment(tokens: int, aligned: int)
     assert GroupTable([facts(0)], hash_block_size=4, alignment=8).align(tokens) == aligned
 
 
+WINDOW = facts(1, ReuseRule.WINDOW, window=6)
+CHUNK = facts(1, ReuseRule.CHUNK, window=8)
+STATE = facts(1, ReuseRule.EXACT_BOUNDARY)
+
+
+@pytest.mark.parametrize("others", [(), (facts(1),), (WINDOW,), (CHUNK,), (STATE,)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_prompt_is_restored_to_its_end_only_if_that_is_wished_and_all_of_it_is_full_attention(
+    others: tuple[GroupFacts, ...], whole: bool
+) -> None:
+    table = GroupTable([facts(0), *others], hash_block_size=4, alignment=8, whole_prompts=whole)
+    to_the_end = whole and others in ((), (facts(1),))
+    assert [table.longest_hit(tokens) for tokens in (1, 8, 9, 16, 17, 23)] == (
+        [0, 8, 8, 16, 16, 16] if to_the_end else [0, 0, 8, 8, 16, 16]
+    )
+
+
 def test_a_block_size_that_hashes_do_not_divide_is_refused_with_both_numbers() -> None:
     with pytest.raises(BlockAlignmentError, match=r"group 1.*6 tokens.*4 tokens.*prefix caching"):
         GroupTable([facts(0, block_size=8), facts(1, block_size=6)], hash_block_size=4, alignment=8)

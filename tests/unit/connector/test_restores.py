@@ -47,6 +47,17 @@ def test_never_a_full_prompt(tokens: int, external: int) -> None:
     assert engine.match(engine.arrive("second", range(tokens))) == external
 
 
+@pytest.mark.parametrize(("tokens", "external"), [(24, 24), (25, 24), (7, 4), (4, 4), (3, 0)])
+def test_a_full_prompt_if_that_is_wished(tokens: int, external: int) -> None:
+    engine = warm_engine(DENSE, tokens=40, extra={"whole_prompts": True})
+    request = engine.arrive("second", range(tokens))
+    assert engine.match(request) == external
+    if external:
+        assert engine.admit(request) == Admission(0, external)
+        (load,) = engine.step().loads
+        assert len(load.moves) == external // 4
+
+
 def test_matching_many_times_changes_nothing() -> None:
     engine = warm_engine()
     request = engine.arrive("second", range(30))
