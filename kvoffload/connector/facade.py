@@ -33,6 +33,7 @@ from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide
+from kvoffload.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -237,9 +238,14 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Raises where ranks disagree: the engine must not start."""
         assert self._scheduler is not None
-        self._scheduler.accept_facts(
-            {rank: facts for rank, facts in metadata.items() if isinstance(facts, WorkerFacts)}
-        )
+        facts = {rank: one for rank, one in metadata.items() if isinstance(one, WorkerFacts)}
+        if metadata and not facts:
+            # vLLM's MultiConnector passes on what the first of its children has to say.
+            raise UnsupportedError(
+                "the ranks told what another connector registered",
+                remedy="name KVOffloadConnector first among MultiConnector's connectors",
+            )
+        self._scheduler.accept_facts(facts)
 
     @_degrade(lambda self: None)
     def on_new_request(self, request: Request) -> None:

@@ -50,9 +50,15 @@ TWO_RANKS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 700, **INSPECT
 
 def scheduler_connector(engine: Engine) -> KVOffloadConnector:
     """The connector's scheduler side, of an engine in this process."""
-    connector = engine.core.scheduler.connector
-    assert connector is not None
-    return connector  # type: ignore[return-value]
+    return find_ours(engine.core.scheduler.connector)
+
+
+def find_ours(connector: Any) -> KVOffloadConnector:
+    """A connector, or the one of its children that is ours."""
+    from kvoffload.connector.facade import KVOffloadConnector
+
+    (ours,) = (one for one in getattr(connector, "sub_connectors", [connector]) if isinstance(one, KVOffloadConnector))
+    return ours
 
 
 def prepare(engine: Engine) -> None:
@@ -180,7 +186,7 @@ def worker_side() -> WorkerSide:
     """This process's worker side; for functions that run in a worker."""
     from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
 
-    side = get_kv_transfer_group()._worker  # type: ignore[attr-defined]
+    side = find_ours(get_kv_transfer_group())._worker
     assert side is not None
     return side
 
@@ -285,4 +291,4 @@ def flip_bit(_worker: Any, group: int, address: int, position: int) -> Json:
 def _worker_faults(_worker: Any) -> Json:
     from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
 
-    return get_kv_transfer_group().faults  # type: ignore[attr-defined]
+    return dict(find_ours(get_kv_transfer_group()).faults)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
     SupportsHMA,
@@ -299,3 +300,13 @@ def test_both_sides_agree_over_the_handshake() -> None:
     engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts})
     assert [group.index for group in engine.parts.groups.facts] == [0, 1, 2]
     worker.shutdown()
+
+
+def test_beside_a_connector_whose_ranks_speak_first_it_says_who_must_be_first() -> None:
+    class Others(KVConnectorHandshakeMetadata):
+        pass
+
+    engine = warm_engine()
+    with pytest.raises(UnsupportedError, match="another connector") as caught:
+        engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): Others()})
+    assert "first among MultiConnector's connectors" in str(caught.value)
