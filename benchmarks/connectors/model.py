@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.vllm.tiny_models import GDN, SEED, SLIDING, GroupShape, TinyModel
+from tests.vllm.tiny_models import GDN, SLIDING, GroupShape, TinyModel, save_random_weights
 
 LAYERS = 12
 BLOCK_TOKENS = 128
@@ -16,7 +16,6 @@ VOCABULARY = 4096
 
 def build(folder: Path) -> None:
     """86 million parameters, without a tokenizer."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -30,10 +29,7 @@ def build(folder: Path) -> None:
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16)  # type: ignore[no-untyped-call, arg-type]
-    model.save_pretrained(folder)
+    save_random_weights(folder, config, Qwen3ForCausalLM)
 
 
 DENSE_86M = TinyModel(

@@ -186,13 +186,18 @@ def _shared_shape() -> dict[str, object]:
     }
 
 
-def _save(folder: Path, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
+def save_random_weights(folder: Path, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
+    """The same ones in every run."""
     import torch
 
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         model = model_class(config).to(torch.bfloat16)
     model.save_pretrained(folder)
+
+
+def _save(folder: Path, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
+    save_random_weights(folder, config, model_class)
     _build_tokenizer(TOKENIZER_TEXT).save_pretrained(folder)
 
 
