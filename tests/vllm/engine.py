@@ -262,10 +262,12 @@ def cache_shapes(engine: Engine) -> list[CacheShape]:
 
 
 def _describe_cache(worker: Any) -> Json:
+    from kvoffload.connector import vllm_compat
+
     config = worker.model_runner.kv_cache_config
     return {
         "num_blocks": config.num_blocks,
-        "hash_block_size": config.hash_block_size,
+        "hash_block_size": vllm_compat.hash_block_size(worker.vllm_config, config),
         "layout": config.kv_cache_layout,
         "groups": [
             {
