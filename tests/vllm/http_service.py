@@ -1,0 +1,98 @@
+"""`vllm serve` in a process of its own, and what a client of it asks."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+from tests.vllm.tiny_models import DENSE
+
+START_S = 180.0
+CONNECTOR = {
+    "kv_connector": "KVOffloadConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"memory": "256MiB"},
+}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running `vllm serve`, and what it has written."""
+
+    port: int
+    log: Path
+
+    def ask(self, path: str, body: dict[str, object] | None = None, *, headers: Mapping[str, str] | None = None) -> str:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(
+                "GET" if body is None else "POST",
+                path,
+                None if body is None else json.dumps(body),
+                {"Content-Type": "application/json", **(headers or {})},
+            )
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            assert answer.status == 200, text
+            return text
+        finally:
+            connection.close()
+
+    def stream(self, prompt: list[int], *, data_parallel_rank: int | None = None) -> list[str]:
+        """The pieces of text that came, one after the other."""
+        body = {
+            "model": DENSE.name,
+            "prompt": prompt,
+            "max_tokens": 6,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        headers = {} if data_parallel_rank is None else {"X-data-parallel-rank": str(data_parallel_rank)}
+        lines = self.ask("/v1/completions", body, headers=headers).split("\n\n")
+        assert lines[-2] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-2]]
+
+    def metric(self, name: str, *, engine: int | None = None) -> float:
+        """Over all of its labels, or over those of one engine."""
+        rows = re.findall(rf"^{name}(?:\{{([^}}]*)\}})? (\S+)$", self.ask("/metrics"), re.MULTILINE)
+        assert rows, f"{name} is not there"
+        return sum(float(value) for labels, value in rows if engine is None or f'engine="{engine}"' in labels)
+
+
+@contextmanager
+def serving(model: Path, log: Path, *arguments: str) -> Iterator[Service]:
+    """Of the dense tiny model in this folder, with an engine's cache for two prompts or so."""
+    with socket.socket() as end:
+        end.bind(("127.0.0.1", 0))
+        port = end.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--model", str(model), "--served-model-name", DENSE.name, "--enforce-eager"]
+    command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20)]
+    command += ["--kv-transfer-config", json.dumps(CONNECTOR), *arguments]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            one = Service(port, log)
+            until = time.monotonic() + START_S
+            while True:
+                with suppress(OSError):
+                    one.ask("/health")
+                    break
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < until, log.read_text()
+                time.sleep(0.2)
+            yield one
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
