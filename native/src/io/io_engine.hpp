@@ -1,0 +1,57 @@
+// Reads and writes of files that go on while the caller does something else: what every way of doing that has in
+// common.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvo {
+
+// What offsets, addresses and lengths of O_DIRECT files are multiples of.
+inline constexpr std::size_t kIoAlignment = 4096;
+
+enum class IoKind : std::uint8_t {
+    read,
+    write,
+    sync,  // fdatasync: of what had been written when it was submitted
+};
+
+struct IoRequest {
+    IoKind kind = IoKind::read;
+    int file = -1;
+    std::uint64_t offset = 0;
+    std::byte* address = nullptr;
+    std::uint32_t length = 0;
+    std::uint64_t token = 0;  // the caller's, comes back with the end
+};
+
+struct IoEnd {
+    std::uint64_t token = 0;
+    std::int64_t outcome = 0;  // bytes, which may be fewer than asked for, or minus an errno
+};
+
+// For one thread at a time. Ends come in any order. The memory of a request is the engine's until its end was polled.
+class IoEngine {
+public:
+    virtual ~IoEngine() = default;
+
+    virtual const char* name() const noexcept = 0;
+    virtual std::size_t depth() const noexcept = 0;  // requests that may be under way
+
+    // Takes requests in their order until there is no room; how many were taken. Never waits for a file.
+    virtual std::size_t submit(std::span<const IoRequest> requests) = 0;
+
+    // Appends what has ended since the last call, each told once, and makes `file` unreadable if nothing came
+    // meanwhile.
+    virtual void poll(std::vector<IoEnd>& ended) = 0;
+
+    // An eventfd, readable from the end of a request on until it is polled.
+    virtual int file() const noexcept = 0;
+
+    // Waits for what is under way. False: some of it still is, and its memory must stay for good.
+    virtual bool close(int timeout_ms) = 0;
+};
+
+}  // namespace kvo

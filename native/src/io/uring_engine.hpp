@@ -1,0 +1,35 @@
+// The I/O engine of kernels with io_uring, by raw system calls.
+#pragma once
+
+#include <memory>
+
+#include "base/status.hpp"
+#include "io/io_engine.hpp"
+
+namespace kvo {
+
+class UringEngine final : public IoEngine {
+public:
+    // Code::unavailable, with the reason in words: the kernel refuses a ring, or one that can read and write (5.6).
+    static Result<std::unique_ptr<IoEngine>> create(std::size_t depth);
+
+    // What is still under way keeps the memory that the caller gave it.
+    ~UringEngine() override;
+    UringEngine(const UringEngine&) = delete;
+    UringEngine& operator=(const UringEngine&) = delete;
+
+    const char* name() const noexcept override { return "io_uring"; }
+    std::size_t depth() const noexcept override;
+    std::size_t submit(std::span<const IoRequest> requests) override;
+    void poll(std::vector<IoEnd>& ended) override;
+    int file() const noexcept override;
+    bool close(int timeout_ms) override;
+
+private:
+    class Ring;
+    explicit UringEngine(std::unique_ptr<Ring> ring);
+
+    std::unique_ptr<Ring> ring_;
+};
+
+}  // namespace kvo
