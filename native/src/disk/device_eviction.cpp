@@ -1,0 +1,119 @@
+// Device: a segment is given up, so that there is one to write to.
+#include <algorithm>
+#include <utility>
+
+#include "disk/device.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr std::size_t kSpareSegments = 2;
+constexpr std::chrono::seconds kMoveTimeout{60};
+
+}  // namespace
+
+std::size_t Device::empty_count() const {
+    return static_cast<std::size_t>(std::ranges::count_if(segments_, [this](const SegmentFile& segment) {
+        return segment.state == SegmentState::empty || (segment.state == SegmentState::none && !is_full_);
+    }));
+}
+
+void Device::pump_eviction() {
+    if (mover_ && mover_->step()) {
+        mover_.reset();
+    }
+    if (leaving_ && !mover_) {
+        end_eviction();
+    }
+    if (!leaving_ && can_write() && empty_count() < kSpareSegments) {
+        begin_eviction();
+    }
+}
+
+void Device::begin_eviction() {
+    std::vector<Candidate> candidates;
+    {
+        const std::lock_guard hold(index_.lock);
+        for (std::uint32_t number = 0; number < segments_.size(); ++number) {
+            if (segments_[number].state == SegmentState::full) {
+                const SegmentUse& use = index_.index.use(number);
+                candidates.push_back({number, segments_[number].life.generation, use.live_bytes, use.hot_bytes});
+            }
+        }
+    }
+    const std::optional<Candidate> victim = choose_victim(candidates);
+    if (!victim) {
+        return;
+    }
+    leaving_ = victim->segment;
+    SegmentFile& segment = segments_[victim->segment];
+    segment.state = SegmentState::leaving;
+    std::vector<FooterEntry> kept;
+    if (segment.has_footer && (victim->hot_bytes > 0 || segment.removals > 0)) {
+        kept = choose_moves(victim->segment);
+    }
+    if (!kept.empty()) {
+        const auto give = [this](const BatchPointer& batch) {
+            std::vector<std::uint32_t> items(batch->size());
+            for (std::uint32_t i = 0; i < items.size(); ++i) {
+                items[i] = i;
+            }
+            add({batch, std::move(items)});
+        };
+        mover_.emplace(std::move(kept), give, give, give, [this] { return terms_.now() + kMoveTimeout; });
+    } else {
+        end_eviction();
+    }
+}
+
+// Of a segment's records those that were read since they were written, as far as they may be written again; and what
+// says that records of older segments are gone.
+std::vector<FooterEntry> Device::choose_moves(std::uint32_t number) {
+    const SegmentFile& segment = segments_[number];
+    const int file = segment.file.number();
+    const auto read = [this, file](std::uint64_t offset, std::span<std::byte> target) {
+        return read_exactly(file, offset, target);
+    };
+    std::optional<std::vector<FooterEntry>> entries = find_footer(read, segment.life, terms_.segment_bytes);
+    if (!entries || !can_write()) {
+        return {};
+    }
+    const bool has_older = std::ranges::any_of(segments_, [&segment](const SegmentFile& other) {
+        return other.state == SegmentState::full && other.life.generation < segment.life.generation;
+    });
+    std::vector<FooterEntry> kept;
+    const std::lock_guard hold(index_.lock);
+    for (const FooterEntry& entry : *entries) {
+        const KeyMark mark = mark_of(entry.key);
+        if (entry.flag == RecordFlag::removal) {
+            if (has_older && !index_.index.find(mark)) {
+                kept.push_back(entry);
+            }
+            continue;
+        }
+        const RecordPlace place{number, entry.offset, static_cast<std::uint32_t>(entry.length)};
+        if (index_.index.find(mark) == place && index_.index.is_hot(mark) &&
+            moves_allowed_.take(record_footprint(entry.length))) {
+            kept.push_back(entry);
+        }
+    }
+    return kept;
+}
+
+// The segment is empty when the last read of it has ended.
+void Device::end_eviction() {
+    SegmentFile& segment = segments_[*leaving_];
+    {
+        const std::lock_guard hold(index_.lock);
+        const std::uint64_t dropped = index_.index.drop_segment(*leaving_);
+        counts_.evicted_records += dropped;
+    }
+    if (segment.readers == 0) {
+        segment.state = SegmentState::empty;
+        segment.life = {};
+        ++counts_.evicted_segments;
+        leaving_.reset();
+    }
+}
+
+}  // namespace kvo

@@ -1,0 +1,185 @@
+#include "disk/device_reader.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace kvo {
+
+DeviceReader::DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
+                           SegmentTable& segments, SharedIndex& index, DeviceCounts& counts)
+    : seat_(std::move(seat)),
+      terms_(terms),
+      runner_(runner),
+      pool_(buffers),
+      segments_(segments),
+      index_(index),
+      counts_(counts) {}
+
+void DeviceReader::add(const BatchPointer& batch, const std::vector<std::uint32_t>& items) {
+    auto job = std::make_shared<Job>();
+    job->batch = batch;
+    std::vector<WantedRange> ranges;
+    std::vector<Wanted> found;
+    for (const std::uint32_t number : items) {
+        const DiskItem& item = batch->item(number);
+        const KeyMark mark = mark_of(item.key);
+        std::unique_lock hold(index_.lock);
+        const std::optional<RecordPlace> place = index_.index.find(mark);
+        hold.unlock();
+        if (!place || place->length != item.length) {
+            batch->end(number, DiskOutcome::missing);
+            continue;
+        }
+        Wanted wanted;
+        wanted.item = number;
+        wanted.place = *place;
+        wanted.life = segments_[place->segment].life;
+        wanted.mark = mark;
+        wanted.missing = kRecordHeaderBytes + place->length;
+        ranges.push_back(
+            {place->segment, place->offset, place->offset + wanted.missing, static_cast<std::uint32_t>(found.size())});
+        found.push_back(wanted);
+        ++segments_[place->segment].readers;
+    }
+    if (found.empty()) {
+        return;
+    }
+    job->reads = plan_reads(ranges, {terms_.gap_bytes, terms_.read_piece_bytes});
+    for (const WantedRange& range : ranges) {
+        job->wanted.push_back(found[range.item]);
+    }
+    jobs_.push_back(std::move(job));
+}
+
+void DeviceReader::pump() {
+    while (!jobs_.empty() && pool_.free_count() > 0) {
+        const JobPointer job = jobs_.front();
+        const PlannedRead& read = job->reads[job->begun++];
+        if (job->begun == job->reads.size()) {
+            jobs_.pop_front();
+        }
+        const bool is_wanted = std::any_of(job->wanted.begin() + static_cast<std::ptrdiff_t>(read.first),
+                                           job->wanted.begin() + static_cast<std::ptrdiff_t>(read.last),
+                                           [&](const Wanted& one) { return !one.has_ended; });
+        if (is_wanted) {
+            begin(job, read);
+        }
+    }
+}
+
+void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
+    std::byte* const memory = pool_.take();
+    const auto length = static_cast<std::uint32_t>(read.end - read.begin);
+    // A batch that nobody waits for any more is not worth more of the device than that.
+    const Instant deadline = std::min(job->batch->deadline, terms_.now() + terms_.io_timeout);
+    ++under_way_;
+    runner_.run(
+        {IoKind::read, segments_[read.segment].file.number(), read.begin, memory, length, 0}, deadline,
+        [this, job, read, memory, length](int error) {
+            --under_way_;
+            if (error == 0) {
+                counts_.read_bytes += length;
+                take_in(*job, read, memory);
+                seat_.told(read.segment, 0);
+                return;
+            }
+            for (std::size_t i = read.first; i < read.last; ++i) {
+                end(*job, job->wanted[i], error == ETIMEDOUT ? DiskOutcome::late : DiskOutcome::failed);
+            }
+            seat_.told(read.segment, error);
+        },
+        [&pool = pool_, memory] { pool.give(memory); });
+}
+
+void DeviceReader::take_in(Job& job, const PlannedRead& read, const std::byte* bytes) {
+    for (std::size_t i = read.first; i < read.last; ++i) {
+        Wanted& wanted = job.wanted[i];
+        if (!wanted.has_ended) {
+            copy_part(job, wanted, read, bytes);
+        }
+    }
+}
+
+// What of one record lies in what was read.
+void DeviceReader::copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes) {
+    const std::uint64_t payload = wanted.place.offset + kRecordHeaderBytes;
+    const std::uint64_t record_end = payload + wanted.place.length;
+    const std::uint64_t begin = std::max(wanted.place.offset, read.begin), stop = std::min(record_end, read.end);
+    if (begin >= stop) {
+        return;
+    }
+    const std::uint64_t header_end = std::min(stop, payload);
+    if (begin < header_end) {
+        std::memcpy(wanted.header.data() + (begin - wanted.place.offset), bytes + (begin - read.begin),
+                    header_end - begin);
+    }
+    const std::uint64_t from = std::max(begin, payload);
+    if (from < stop) {
+        if (!job.batch->claim(wanted.item)) {
+            end(job, wanted, DiskOutcome::late);
+            return;
+        }
+        const auto* const source = reinterpret_cast<const std::uint8_t*>(bytes + (from - read.begin));
+        auto* const target = reinterpret_cast<std::uint8_t*>(job.batch->item(wanted.item).address) + (from - payload);
+        wanted.sum = combine(wanted.sum, copy_with_digest(target, {source, stop - from}, from - payload));
+        job.batch->release(wanted.item);
+    }
+    wanted.missing -= stop - begin;
+    if (wanted.missing == 0) {
+        finish_record(job, wanted);
+    }
+}
+
+void DeviceReader::finish_record(Job& job, Wanted& wanted) {
+    RecordHeader header;
+    std::memcpy(&header, wanted.header.data(), sizeof header);
+    if (!job.batch->claim(wanted.item)) {
+        end(job, wanted, DiskOutcome::late);
+        return;
+    }
+    DiskItem& item = job.batch->item(wanted.item);
+    const bool is_record = is_record_header(header, wanted.life, terms_.segment_bytes - wanted.place.offset) &&
+                           header.length == wanted.place.length && header.flag == RecordFlag::none;
+    if (is_record && !(header.key == item.key)) {
+        end(job, wanted, DiskOutcome::missing);  // another key with the same mark
+        return;
+    }
+    const bool is_whole = is_record && finish(wanted.sum, name_of(item.key), header.length) == header.digest;
+    if (!is_whole) {
+        ++counts_.damaged_records;
+        std::unique_lock hold(index_.lock);
+        index_.index.erase_at(wanted.mark, wanted.place);
+        hold.unlock();
+        end(job, wanted, DiskOutcome::damaged);
+        return;
+    }
+    item.digest = header.digest;
+    item.parent = header.parent;
+    if (!job.batch->is_move) {
+        ++counts_.found_records;
+        counts_.found_bytes += header.length;
+        const std::lock_guard hold(index_.lock);
+        index_.index.touch(wanted.mark, wanted.place);
+    }
+    end(job, wanted, DiskOutcome::found);
+}
+
+void DeviceReader::end(Job& job, Wanted& wanted, DiskOutcome outcome) {
+    if (!wanted.has_ended) {
+        wanted.has_ended = true;
+        --segments_[wanted.place.segment].readers;
+        job.batch->end(wanted.item, outcome);
+    }
+}
+
+void DeviceReader::give_up(DiskOutcome outcome) {
+    for (const JobPointer& job : std::exchange(jobs_, {})) {
+        for (Wanted& wanted : job->wanted) {
+            end(*job, wanted, outcome);
+        }
+    }
+}
+
+}  // namespace kvo

@@ -1,0 +1,78 @@
+// The reads of a device: batches become few large reads, whose bytes are checked while they are copied out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "disk/buffer_pool.hpp"
+#include "disk/device_terms.hpp"
+#include "disk/disk_batch.hpp"
+#include "disk/io_runner.hpp"
+#include "disk/read_plan.hpp"
+#include "disk/segment_table.hpp"
+
+namespace kvo {
+
+struct ReaderSeat {
+    std::uint64_t store = 0;
+    // A read of the segment failed by this errno: 0 says that one succeeded.
+    std::function<void(std::uint32_t segment, int error)> told;
+};
+
+// For the device's thread.
+class DeviceReader {
+public:
+    DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
+                 SegmentTable& segments, SharedIndex& index, DeviceCounts& counts);
+
+    // These items of a batch of gets.
+    void add(const BatchPointer& batch, const std::vector<std::uint32_t>& items);
+
+    // Begins reads while there are buffers for them.
+    void pump();
+
+    // Ends what has not begun; what is under way ends by itself.
+    void give_up(DiskOutcome outcome);
+    bool is_idle() const noexcept { return jobs_.empty() && under_way_ == 0; }
+
+private:
+    struct Wanted {
+        std::uint32_t item = 0;
+        RecordPlace place;
+        SegmentLife life;
+        KeyMark mark;
+        std::array<std::byte, kRecordHeaderBytes> header{};
+        RunDigest sum;
+        std::uint64_t missing = 0;  // bytes that have not come
+        bool has_ended = false;
+    };
+    struct Job {
+        BatchPointer batch;
+        std::vector<Wanted> wanted;  // in the order of the plan
+        std::vector<PlannedRead> reads;
+        std::size_t begun = 0;
+    };
+    using JobPointer = std::shared_ptr<Job>;
+
+    void begin(const JobPointer& job, const PlannedRead& read);
+    void take_in(Job& job, const PlannedRead& read, const std::byte* bytes);
+    void copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes);
+    void finish_record(Job& job, Wanted& wanted);
+    void end(Job& job, Wanted& wanted, DiskOutcome outcome);
+
+    const ReaderSeat seat_;
+    const DeviceTerms& terms_;
+    IoRunner& runner_;
+    BufferPool& pool_;
+    SegmentTable& segments_;
+    SharedIndex& index_;
+    DeviceCounts& counts_;
+    std::deque<JobPointer> jobs_;  // with reads that have not begun
+    std::size_t under_way_ = 0;
+};
+
+}  // namespace kvo

@@ -1,0 +1,258 @@
+// Device: records on their way to a segment.
+#include <algorithm>
+#include <utility>
+
+#include "disk/device.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr std::size_t kSealingLimit = 3;  // segments that are not durable beside the open one
+
+}  // namespace
+
+void Device::pump_writes() {
+    pump(moves_);
+    pump(puts_);
+}
+
+// Until something must wait: for a buffer, or for a segment to be empty.
+void Device::pump(WriteQueue& queue) {
+    while (!queue.parts.empty() && can_write() && write_problem_.empty()) {
+        const DevicePart& part = queue.parts.front();
+        for (; queue.next < part.items.size(); ++queue.next) {
+            const std::uint32_t item = part.items[queue.next];
+            const bool is_removal = part.batch->verb == DiskVerb::remove;
+            const bool is_done = is_end(part.batch->item(item).outcome) ||
+                                 (is_removal ? write_removal(part.batch, item) : write_item(part.batch, item));
+            if (!is_done) {
+                return;
+            }
+        }
+        queue.parts.pop_front();
+        queue.next = 0;
+    }
+}
+
+void Device::give_up(WriteQueue& queue, DiskOutcome outcome) {
+    for (const DevicePart& part : std::exchange(queue.parts, {})) {
+        for (const std::uint32_t item : part.items) {
+            // Those in front of `next` are the writers'.
+            if (queue.next == 0) {
+                part.batch->end(item, outcome);
+            } else {
+                --queue.next;
+            }
+        }
+    }
+    queue.next = 0;
+}
+
+// False: it must wait.
+bool Device::write_item(const BatchPointer& batch, std::uint32_t number) {
+    const DiskItem& item = batch->item(number);
+    const std::uint64_t footprint = record_footprint(item.length);
+    const bool is_too_large = item.length > terms_.record_limit_bytes ||
+                              kHeadBytes + round_up(footprint, kIoAlignment) + footer_bytes(1) > terms_.segment_bytes;
+    if (batch->deadline <= terms_.now() || is_too_large) {
+        batch->end(number, is_too_large ? DiskOutcome::too_large : DiskOutcome::late);
+        return true;
+    }
+    std::unique_lock hold(index_.lock);
+    const std::optional<RecordPlace> place = index_.index.find(mark_of(item.key));
+    hold.unlock();
+    if (batch->is_move && !place) {
+        batch->end(number, DiskOutcome::missing);  // removed while it was on its way
+        return true;
+    }
+    if (!batch->is_move && place && place->length == item.length) {
+        return end_present(batch, number, *place);
+    }
+    if (!batch->is_move && !budget_.allows(footprint, terms_.now())) {
+        ++counts_.over_budget_records;
+        batch->end(number, DiskOutcome::over_budget);
+        return true;
+    }
+    if (!has_writer_for(item.length, batch->is_move)) {
+        return false;
+    }
+    if (!batch->claim(number)) {
+        return true;
+    }
+    if (!writer_->append(batch, number)) {
+        ++counts_.damaged_records;
+        batch->end(number, DiskOutcome::damaged);
+        return true;
+    }
+    batch->release(number);
+    (batch->is_move ? counts_.moved_bytes : counts_.put_bytes) += item.length;
+    counts_.put_records += batch->is_move ? 0 : 1;
+    if (!batch->is_move) {
+        moves_allowed_.add_put(item.length);
+    }
+    return true;
+}
+
+bool Device::end_present(const BatchPointer& batch, std::uint32_t item, const RecordPlace& place) {
+    const auto writes_it = [&](const std::unique_ptr<SegmentWriter>& writer) {
+        return writer && writer->segment() == place.segment && !writer->has_failed() &&
+               place.offset >= writer->durable_end();
+    };
+    const auto sealing = std::ranges::find_if(sealing_, writes_it);
+    if (!batch->wants_durable || (!writes_it(writer_) && sealing == sealing_.end())) {
+        batch->end(item, batch->wants_durable ? DiskOutcome::durable : DiskOutcome::written);
+    } else {
+        (writes_it(writer_) ? writer_ : *sealing)->await_durable(batch, item);
+    }
+    return true;
+}
+
+bool Device::write_removal(const BatchPointer& batch, std::uint32_t number) {
+    const KeyMark mark = mark_of(batch->item(number).key);
+    std::unique_lock hold(index_.lock);
+    const bool is_there = index_.index.find(mark).has_value();
+    hold.unlock();
+    const bool is_written_again = is_there || (writer_ && writer_->has_appended(mark));
+    if (batch->is_move ? is_written_again : !is_there) {
+        batch->end(number, batch->is_move ? DiskOutcome::removed : DiskOutcome::missing);
+        return true;
+    }
+    if (!has_writer_for(0, batch->is_move)) {
+        return false;
+    }
+    hold.lock();
+    index_.index.erase(mark);
+    hold.unlock();
+    writer_->append_removal(batch, number);
+    return true;
+}
+
+bool Device::has_writer_for(std::uint64_t length, bool is_move) {
+    if (writer_ && !writer_->has_room(length)) {
+        writer_->seal();
+        sealing_.push_back(std::move(writer_));
+    }
+    if (!writer_ && !begin_segment(is_move)) {
+        return false;
+    }
+    return writer_->has_buffers(length);
+}
+
+// The last empty segment is for moves, by which the others get theirs.
+bool Device::begin_segment(bool is_move) {
+    if (sealing_.size() >= kSealingLimit || empty_count() < (is_move ? 1 : 2) || write_pool_.free_count() == 0) {
+        return false;
+    }
+    const auto is_in = [](SegmentState state) {
+        return [state](const SegmentFile& segment) { return segment.state == state; };
+    };
+    auto chosen = std::ranges::find_if(segments_, is_in(SegmentState::empty));
+    if (chosen == segments_.end()) {
+        chosen = std::ranges::find_if(segments_, is_in(SegmentState::none));
+        const auto number = static_cast<std::uint32_t>(chosen - segments_.begin());
+        Result<FileDescriptor> file = folder_->create_segment(number);
+        if (!file.ok()) {
+            is_full_ = file.fault().code() == Code::unavailable;
+            const bool has_segments = std::ranges::any_of(segments_, is_in(SegmentState::full));
+            if (!is_full_ || !has_segments) {
+                write_problem_ = file.fault().message();
+            }
+            return false;
+        }
+        chosen->file = std::move(file.value());
+        chosen->state = SegmentState::empty;
+        ++file_count_;
+    }
+    begin_writer(static_cast<std::uint32_t>(chosen - segments_.begin()));
+    return true;
+}
+
+void Device::begin_writer(std::uint32_t number) {
+    SegmentFile& segment = segments_[number];
+    segment.state = SegmentState::writing;
+    segment.life = {store_, ++generation_};
+    segment.removals = 0;
+    segment.has_footer = false;
+    WriterSeat seat;
+    seat.segment = number;
+    seat.file = segment.file.number();
+    seat.life = segment.life;
+    seat.written = [this](const AppendedRecord& record) { told_written(record); };
+    seat.durable = [](const AppendedRecord& record) {
+        if (record.batch) {
+            record.batch->end(record.item,
+                              record.flag == RecordFlag::removal ? DiskOutcome::removed : DiskOutcome::durable);
+        }
+    };
+    seat.spent = [this](std::uint64_t bytes) {
+        counts_.written_bytes += bytes;
+        budget_.charge(bytes);
+    };
+    seat.failed = [this, number](const std::string& what) { told_failed(number, what); };
+    writer_ = std::make_unique<SegmentWriter>(std::move(seat), terms_, runner_, write_pool_);
+}
+
+void Device::told_written(const AppendedRecord& record) {
+    {
+        const std::lock_guard hold(index_.lock);
+        const bool is_there = index_.index.find(record.mark).has_value();
+        if (record.flag == RecordFlag::removal) {
+            if (!record.batch->is_move) {
+                index_.index.erase(record.mark);
+            }
+        } else if (!record.batch->is_move || is_there) {
+            index_.index.put(record.mark, record.place);
+        }
+    }
+    segments_[record.place.segment].removals += record.flag == RecordFlag::removal ? 1 : 0;
+    if (!record.batch->wants_durable) {
+        record.batch->end(record.item,
+                          record.flag == RecordFlag::removal ? DiskOutcome::removed : DiskOutcome::written);
+    }
+}
+
+// Whether what was written since the last good fdatasync is there nobody knows any more.
+void Device::told_failed(std::uint32_t segment, const std::string& what) {
+    ++counts_.io_errors;
+    const auto writes_it = [segment](const std::unique_ptr<SegmentWriter>& writer) {
+        return writer && writer->segment() == segment;
+    };
+    const SegmentWriter& writer = writes_it(writer_) ? *writer_ : **std::ranges::find_if(sealing_, writes_it);
+    {
+        const std::lock_guard hold(index_.lock);
+        index_.index.drop_segment(segment, writer.durable_end());
+    }
+    write_problem_ = "disk folder " + terms_.path + ": " + segment_file_name(segment) + ": " + what;
+}
+
+// Nothing is written any more. What is not durable yet goes with its writer; what is stays readable.
+void Device::drop_writers(DiskOutcome outcome) {
+    give_up(puts_, DiskOutcome::unavailable);
+    give_up(moves_, DiskOutcome::unavailable);
+    mover_.reset();
+    if (leaving_) {
+        segments_[*std::exchange(leaving_, std::nullopt)].state = SegmentState::full;
+    }
+    if (writer_) {
+        sealing_.push_back(std::move(writer_));
+    }
+    for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
+        if (!writer->has_failed()) {
+            writer->give_up(outcome);
+        }
+    }
+}
+
+void Device::end_writers() {
+    std::erase_if(sealing_, [this](const std::unique_ptr<SegmentWriter>& writer) {
+        if (!writer->is_done()) {
+            return false;
+        }
+        SegmentFile& segment = segments_[writer->segment()];
+        segment.state = SegmentState::full;
+        segment.has_footer = writer->has_footer() && !writer->has_failed();
+        return true;
+    });
+}
+
+}  // namespace kvo

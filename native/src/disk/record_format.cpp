@@ -1,0 +1,104 @@
+#include "disk/record_format.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace kvo {
+namespace {
+
+constexpr std::uint32_t kRecordMagic = 0x524f564b;   // "KVOR"
+constexpr std::uint32_t kSegmentMagic = 0x534f564b;  // "KVOS"
+constexpr std::uint32_t kFooterMagic = 0x464f564b;   // "KVOF"
+
+// Of everything in front of the checksum, which is the last word.
+template <typename Block>
+std::uint64_t own_checksum(const Block& block) {
+    static_assert(offsetof(Block, checksum) + sizeof block.checksum == sizeof(Block));
+    return checksum_of(std::as_bytes(std::span(&block, 1)).first(offsetof(Block, checksum)));
+}
+
+bool is_known_flag(RecordFlag flag) { return flag == RecordFlag::none || flag == RecordFlag::removal; }
+
+}  // namespace
+
+std::uint64_t checksum_of(std::span<const std::byte> bytes) {
+    const RunDigest sum = digest_run({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, 0);
+    return digest_field::mix(sum.low);
+}
+
+RecordHeader make_record_header(const SegmentLife& life, const RecordKey& key, const Name32& parent,
+                                std::uint64_t length, std::uint64_t digest, RecordFlag flag) {
+    RecordHeader header;
+    header.magic = kRecordMagic;
+    header.version = kDiskVersion;
+    header.flag = flag;
+    header.life = life;
+    header.length = length;
+    header.digest = digest;
+    header.key = key;
+    header.parent = parent;
+    header.checksum = own_checksum(header);
+    return header;
+}
+
+SegmentHead make_segment_head(const SegmentLife& life, std::uint64_t segment_bytes) {
+    SegmentHead head;
+    head.magic = kSegmentMagic;
+    head.version = kDiskVersion;
+    head.life = life;
+    head.segment_bytes = segment_bytes;
+    head.checksum = own_checksum(head);
+    return head;
+}
+
+FooterTail make_footer_tail(const SegmentLife& life, std::uint64_t entry_count, std::uint64_t segment_bytes,
+                            std::span<const std::byte> entries) {
+    FooterTail tail;
+    tail.magic = kFooterMagic;
+    tail.version = kDiskVersion;
+    tail.life = life;
+    tail.entry_count = entry_count;
+    tail.entries_offset = segment_bytes - footer_bytes(entry_count);
+    tail.entries_checksum = checksum_of(entries);
+    tail.checksum = own_checksum(tail);
+    return tail;
+}
+
+bool is_record_header(const RecordHeader& header, const SegmentLife& life, std::uint64_t bytes_left) {
+    return header.magic == kRecordMagic && header.version == kDiskVersion && header.life == life &&
+           header.checksum == own_checksum(header) && is_known_flag(header.flag) &&
+           header.length <= kMaxDiskRecordBytes && record_footprint(header.length) <= bytes_left;
+}
+
+bool is_segment_head(const SegmentHead& head, std::uint64_t store, std::uint64_t segment_bytes) {
+    return head.magic == kSegmentMagic && head.version == kDiskVersion && head.life.store == store &&
+           head.segment_bytes == segment_bytes && head.checksum == own_checksum(head);
+}
+
+bool is_footer_tail(const FooterTail& tail, const SegmentLife& life, std::uint64_t segment_bytes) {
+    const std::uint64_t most = segment_bytes / sizeof(FooterEntry);
+    return tail.magic == kFooterMagic && tail.version == kDiskVersion && tail.life == life &&
+           tail.checksum == own_checksum(tail) && tail.entry_count <= most &&
+           footer_bytes(tail.entry_count) <= segment_bytes - kHeadBytes &&
+           tail.entries_offset == segment_bytes - footer_bytes(tail.entry_count);
+}
+
+bool are_entries(std::span<const std::byte> entries, const FooterTail& tail) {
+    if (entries.size() != footer_bytes(tail.entry_count) - sizeof(FooterTail) ||
+        checksum_of(entries) != tail.entries_checksum) {
+        return false;
+    }
+    for (std::uint64_t i = 0; i < tail.entry_count; ++i) {
+        FooterEntry entry;
+        std::memcpy(&entry, entries.data() + i * sizeof entry, sizeof entry);
+        const bool fits = entry.offset >= kHeadBytes && entry.offset % kRecordAlignment == 0 &&
+                          entry.length <= kMaxDiskRecordBytes && entry.offset <= tail.entries_offset &&
+                          record_footprint(entry.length) <= tail.entries_offset - entry.offset;
+        if (!fits || !is_known_flag(entry.flag)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace kvo

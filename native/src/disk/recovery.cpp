@@ -1,0 +1,142 @@
+#include "disk/recovery.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "io/aligned_memory.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+
+// A part of the file in memory, moved along as it is looked at.
+class Window {
+public:
+    Window(const ReadExactly& read, std::uint64_t segment_bytes, std::uint64_t record_limit_bytes)
+        : read_(read), segment_bytes_(segment_bytes) {
+        const std::uint64_t most = record_footprint(record_limit_bytes) + 2 * kIoAlignment;
+        bytes_ = std::min(segment_bytes, std::max(kWindowBytes, round_up(most, kIoAlignment)));
+        if (Result<AlignedMemory> made = AlignedMemory::create(bytes_); made.ok()) {
+            memory_ = std::move(made.value());
+        }
+    }
+    // These bytes of the file; null: they cannot be had.
+    const std::byte* see(std::uint64_t begin, std::uint64_t length) {
+        const bool is_there = begin >= start_ && begin + length <= start_ + filled_;
+        if (!is_there && !move_to(begin, length)) {
+            return nullptr;
+        }
+        return memory_.start() + (begin - start_);
+    }
+
+private:
+    bool move_to(std::uint64_t begin, std::uint64_t length) {
+        start_ = begin / kIoAlignment * kIoAlignment;
+        filled_ = 0;
+        if (memory_.bytes() == 0 || start_ >= segment_bytes_) {
+            return false;
+        }
+        const std::uint64_t wanted = std::min(bytes_, segment_bytes_ - start_);
+        if (begin + length > start_ + wanted || !read_(start_, memory_.span().first(wanted))) {
+            return false;
+        }
+        filled_ = wanted;
+        return true;
+    }
+
+    const ReadExactly& read_;
+    const std::uint64_t segment_bytes_;
+    std::uint64_t bytes_ = 0;
+    AlignedMemory memory_;
+    std::uint64_t start_ = 0;
+    std::uint64_t filled_ = 0;
+};
+
+std::optional<RecordHeader> see_record(Window& window, std::uint64_t at, const SegmentLife& life,
+                                       std::uint64_t segment_bytes) {
+    if (at + kRecordHeaderBytes > segment_bytes) {
+        return std::nullopt;
+    }
+    const std::byte* bytes = window.see(at, kRecordHeaderBytes);
+    if (bytes == nullptr) {
+        return std::nullopt;
+    }
+    RecordHeader header;
+    std::memcpy(&header, bytes, sizeof header);
+    if (!is_record_header(header, life, segment_bytes - at)) {
+        return std::nullopt;
+    }
+    if (header.flag == RecordFlag::removal) {
+        return header;
+    }
+    bytes = window.see(at, kRecordHeaderBytes + header.length);
+    if (bytes == nullptr) {
+        return std::nullopt;
+    }
+    const auto* const record = reinterpret_cast<const std::uint8_t*>(bytes + kRecordHeaderBytes);
+    const bool is_whole = digest_record({record, header.length}, name_of(header.key)) == header.digest;
+    return is_whole ? std::optional(header) : std::nullopt;
+}
+
+std::vector<FooterEntry> scan(const ReadExactly& read, const SegmentLife& life, std::uint64_t segment_bytes,
+                              std::uint64_t record_limit_bytes) {
+    Window window(read, segment_bytes, record_limit_bytes);
+    std::vector<FooterEntry> entries;
+    for (std::uint64_t at = kHeadBytes; at + kRecordHeaderBytes <= segment_bytes;) {
+        const std::optional<RecordHeader> header = see_record(window, at, life, segment_bytes);
+        if (!header) {
+            at += kRecordAlignment;  // behind what was written together, or within what was damaged
+            continue;
+        }
+        entries.push_back({at, header->length, header->digest, header->key, header->parent, header->flag, {}});
+        at += record_footprint(header->length);
+    }
+    return entries;
+}
+
+}  // namespace
+
+std::optional<std::vector<FooterEntry>> find_footer(const ReadExactly& read, const SegmentLife& life,
+                                                    std::uint64_t segment_bytes) {
+    Result<AlignedMemory> block = AlignedMemory::create(sizeof(FooterTail));
+    if (!block.ok() || !read(segment_bytes - sizeof(FooterTail), block.value().span())) {
+        return std::nullopt;
+    }
+    FooterTail tail;
+    std::memcpy(&tail, block.value().start(), sizeof tail);
+    if (!is_footer_tail(tail, life, segment_bytes)) {
+        return std::nullopt;
+    }
+    std::vector<FooterEntry> entries(tail.entry_count);
+    const std::uint64_t bytes = footer_bytes(tail.entry_count) - sizeof tail;
+    if (bytes == 0) {
+        return are_entries({}, tail) ? std::optional(entries) : std::nullopt;
+    }
+    Result<AlignedMemory> memory = AlignedMemory::create(bytes);
+    if (!memory.ok() || !read(tail.entries_offset, memory.value().span()) ||
+        !are_entries(memory.value().span(), tail)) {
+        return std::nullopt;
+    }
+    std::memcpy(entries.data(), memory.value().start(), entries.size() * sizeof(FooterEntry));
+    return entries;
+}
+
+std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t store, std::uint64_t segment_bytes,
+                                         std::uint64_t record_limit_bytes) {
+    Result<AlignedMemory> block = AlignedMemory::create(kHeadBytes);
+    if (!block.ok() || !read(0, block.value().span())) {
+        return std::nullopt;
+    }
+    SegmentHead head;
+    std::memcpy(&head, block.value().start(), sizeof head);
+    if (!is_segment_head(head, store, segment_bytes)) {
+        return std::nullopt;
+    }
+    if (std::optional<std::vector<FooterEntry>> entries = find_footer(read, head.life, segment_bytes)) {
+        return FoundSegment{head.life, true, std::move(*entries)};
+    }
+    return FoundSegment{head.life, false, scan(read, head.life, segment_bytes, record_limit_bytes)};
+}
+
+}  // namespace kvo

@@ -1,0 +1,42 @@
+// The segment files of a device and what each is used for.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "disk/record_format.hpp"
+#include "disk/record_index.hpp"
+#include "shim/file_descriptor.hpp"
+
+namespace kvo {
+
+enum class SegmentState : std::uint8_t {
+    none,     // no file
+    empty,    // a file without records
+    writing,  // the open one, and those that are being sealed
+    full,
+    leaving,  // being evicted
+};
+
+struct SegmentFile {
+    FileDescriptor file;
+    SegmentState state = SegmentState::none;
+    SegmentLife life;
+    std::uint32_t readers = 0;   // wanted ranges of it that have not ended
+    std::uint32_t removals = 0;  // records that say what is gone from older segments
+    bool has_footer = false;
+};
+
+// By number. For the device's thread.
+using SegmentTable = std::vector<SegmentFile>;
+
+// The index, looked into by any thread and changed by the device's.
+struct SharedIndex {
+    explicit SharedIndex(std::uint32_t segment_count) : index(segment_count) {}
+
+    std::mutex lock;
+    RecordIndex index;
+};
+
+}  // namespace kvo

@@ -1,0 +1,95 @@
+#include "disk/record_format.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "check.hpp"
+
+using namespace kvo;
+
+namespace {
+
+constexpr SegmentLife kLife{0x1122334455667788, 7};
+constexpr std::uint64_t kSegment = 64 << 10;
+
+RecordHeader header() {
+    RecordKey key;
+    key.group = 3;
+    return make_record_header(kLife, key, {}, 100, 42, RecordFlag::none);
+}
+
+std::vector<std::byte> two_entries() {
+    std::vector<std::byte> bytes(kIoAlignment);
+    const FooterEntry first{kHeadBytes, 100, 42, {}, {}, RecordFlag::none, {}};
+    const FooterEntry second{kHeadBytes + 320, 0, 0, {}, {}, RecordFlag::removal, {}};
+    std::memcpy(bytes.data(), &first, sizeof first);
+    std::memcpy(bytes.data() + sizeof first, &second, sizeof second);
+    return bytes;
+}
+
+// Whether the check refuses every change of one bit.
+template <typename Block, typename Check>
+bool sees_every_bit(const Block& good, Check check) {
+    CHECK(check(good));
+    for (std::size_t bit = 0; bit < 8 * sizeof good; ++bit) {
+        Block changed = good;
+        reinterpret_cast<std::uint8_t*>(&changed)[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
+        if (check(changed)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+TEST(a_changed_bit_of_a_header_is_seen) {
+    CHECK(sees_every_bit(header(), [](const RecordHeader& one) { return is_record_header(one, kLife, 1 << 20); }));
+}
+
+TEST(a_changed_bit_of_a_head_is_seen) {
+    const auto check = [](const SegmentHead& one) { return is_segment_head(one, kLife.store, kSegment); };
+    CHECK(sees_every_bit(make_segment_head(kLife, kSegment), check));
+}
+
+TEST(a_changed_bit_of_a_footer_is_seen) {
+    const std::vector<std::byte> entries = two_entries();
+    const FooterTail tail = make_footer_tail(kLife, 2, kSegment, entries);
+    CHECK(sees_every_bit(tail, [](const FooterTail& one) { return is_footer_tail(one, kLife, kSegment); }));
+    CHECK(are_entries(entries, tail));
+    for (std::size_t bit = 0; bit < 8 * entries.size(); ++bit) {
+        std::vector<std::byte> changed = entries;
+        changed[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+        CHECK(!are_entries(changed, tail));
+    }
+}
+
+TEST(another_life_is_not_ours) {
+    CHECK(!is_record_header(header(), {kLife.store, 8}, 1 << 20));
+    CHECK(!is_record_header(header(), {kLife.store + 1, 7}, 1 << 20));
+    CHECK(!is_segment_head(make_segment_head(kLife, kSegment), kLife.store + 1, kSegment));
+    CHECK(!is_segment_head(make_segment_head(kLife, kSegment), kLife.store, 2 * kSegment));
+    const FooterTail tail = make_footer_tail(kLife, 2, kSegment, two_entries());
+    CHECK(!is_footer_tail(tail, {kLife.store, 6}, kSegment));
+}
+
+TEST(a_record_ends_within_its_segment) {
+    CHECK(is_record_header(header(), kLife, record_footprint(100)));
+    CHECK(!is_record_header(header(), kLife, record_footprint(100) - 1));
+    // Entries whose checksum is right and whose records are nowhere: from somebody who knows the format.
+    std::vector<std::byte> entries(kIoAlignment);
+    for (const std::uint64_t offset : {std::uint64_t{0}, kHeadBytes + 1, kSegment, kSegment - 8192 - 64}) {
+        const FooterEntry wrong{offset, 100, 42, {}, {}, RecordFlag::none, {}};
+        std::memcpy(entries.data(), &wrong, sizeof wrong);
+        CHECK(!are_entries(entries, make_footer_tail(kLife, 1, kSegment, entries)));
+    }
+}
+
+TEST(sizes_are_what_the_format_says) {
+    CHECK_EQUAL(record_footprint(0), std::uint64_t{192});
+    CHECK_EQUAL(record_footprint(32), std::uint64_t{192});
+    CHECK_EQUAL(record_footprint(33), std::uint64_t{256});
+    CHECK_EQUAL(footer_bytes(0), std::uint64_t{4096});
+    CHECK_EQUAL(footer_bytes(30), std::uint64_t{8192});
+    CHECK_EQUAL(footer_bytes(31), std::uint64_t{12288});
+}
