@@ -221,6 +221,69 @@ PageRunsTuple = tuple[
 ]
 """Bytes of a record, and of its runs: base, stride, length, offset in the record, number of the allocation."""
 
+class DeviceHealth(TypedDict):
+    state: str
+    reason: str
+    io_engine: str
+    capacity_bytes: int
+    segments: int
+    records: int
+    live_bytes: int
+    index_bytes: int
+    put_records: int
+    put_bytes: int
+    written_bytes: int
+    moved_bytes: int
+    found_records: int
+    found_bytes: int
+    read_bytes: int
+    damaged_records: int
+    over_budget_records: int
+    evicted_segments: int
+    evicted_records: int
+    io_errors: int
+    dropped_segments: int
+    recovered_records: int
+    recovered_segments: int
+    scanned_segments: int
+    recovery_us: int
+
+class DiskStore:
+    def submit(
+        self,
+        verb: int,
+        fingerprint: bytes,
+        hashes: Buffer,
+        group: int,
+        shard: int,
+        slots: npt.NDArray[np.uint64],
+        record_bytes: int,
+        digests: npt.NDArray[np.uint64],
+        parents: bytes,
+        wants_durable: bool,
+        timeout_ms: int,
+    ) -> int | None: ...
+    def poll(self) -> list[tuple[int, bytes, bytes, bytes]]: ...
+    def contains(self, fingerprint: bytes, hashes: Buffer, group: int, shard: int, /) -> bytes: ...
+    def scan(self, cursor: int, timeout_ms: int, /) -> tuple[int, bytes, bytes, bytes, bytes, bytes, bytes, bytes]: ...
+    def health(self) -> list[DeviceHealth]: ...
+    def wait_open(self, timeout_ms: int, /) -> bool: ...
+    def close(self, timeout_ms: int, /) -> None: ...
+    def file(self) -> int: ...
+
+def create_disk_store(
+    devices: list[tuple[str, int]],
+    *,
+    segment_bytes: int,
+    daily_bytes: int,
+    record_limit_bytes: int,
+    may_create: bool,
+    io_engine: str,
+    probe_ms: int,
+    batch_limit: int,
+    memory: object,
+) -> DiskStore: ...
+
 class CopyEngine:
     def submit(
         self,

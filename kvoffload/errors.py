@@ -22,6 +22,7 @@
     ├── ProtocolError                 protocol
     ├── PacketError                   packet
     ├── ServerError                   server
+    ├── TierError                     tier
     └── BenchmarkError                benchmark
 
 Misses, pending answers and refusals that are part of normal work are values, not exceptions. The texts of codes are
@@ -184,6 +185,12 @@ class ServerError(KVOffloadError):
     """The cache server cannot be asked, did not answer in time, or refused."""
 
     code = "server"
+
+
+class TierError(KVOffloadError):
+    """A tier below memory cannot be made with these settings, is closed, or does not answer."""
+
+    code = "tier"
 
 
 class BenchmarkError(KVOffloadError):

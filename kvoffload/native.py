@@ -56,6 +56,9 @@ open_index_reader = _native.open_index_reader
 SegmentMap = _native.SegmentMap
 open_segment_map = _native.open_segment_map
 
+DiskStore = _native.DiskStore
+create_disk_store = _native.create_disk_store
+
 CopyEngine = _native.CopyEngine
 CudaCopyEngine = _native.CudaCopyEngine
 create_host_engine = _native.create_host_engine

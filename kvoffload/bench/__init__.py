@@ -7,6 +7,7 @@ from kvoffload.bench.base import Benchmark
 from kvoffload.bench.block_hash import BlockHashBenchmark
 from kvoffload.bench.copy import CopyBenchmark
 from kvoffload.bench.digest import DigestBenchmark
+from kvoffload.bench.disk import DiskBenchmark
 from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
 from kvoffload.bench.rpc import RpcBenchmark
@@ -17,6 +18,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     BlockHashBenchmark(),
     CopyBenchmark(),
     DigestBenchmark(),
+    DiskBenchmark(),
     IndexBenchmark(),
     PageMapBenchmark(),
     RpcBenchmark(),

@@ -136,7 +136,8 @@ private:
     std::string read_problem_;
     Instant next_probe_;
     std::uint32_t failed_reads_ = 0;  // in a row
-    bool is_full_ = false;            // the file system gave no room for a segment that the capacity allows
+    Instant full_since_;
+    bool is_full_ = false;  // the file system gave no room for a segment that the capacity allows
 
     std::atomic<bool> can_read_ = false;
     std::atomic<bool> can_write_ = false;

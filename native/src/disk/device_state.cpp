@@ -10,6 +10,7 @@
 namespace kvo {
 namespace {
 
+constexpr std::chrono::seconds kFullRetry{60};
 constexpr std::uint32_t kFailedReadLimit = 8;  // in a row, until the device is taken for gone
 
 }  // namespace
@@ -32,7 +33,7 @@ void Device::look_after(Instant now) {
         const Status probed = folder_->try_writing();
         is_full_ = false;
         set_state(probed.ok() ? DeviceState::ready : DeviceState::read_only, probed.message());
-    } else {
+    } else if (is_full_ && now >= full_since_ + kFullRetry) {
         is_full_ = false;  // somebody may have made room
     }
     next_probe_ = terms_.now() + terms_.probe_interval;

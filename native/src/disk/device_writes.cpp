@@ -153,6 +153,7 @@ bool Device::begin_segment(bool is_move) {
         Result<FileDescriptor> file = folder_->create_segment(number);
         if (!file.ok()) {
             is_full_ = file.fault().code() == Code::unavailable;
+            full_since_ = terms_.now();
             const bool has_segments = std::ranges::any_of(segments_, is_in(SegmentState::full));
             if (!is_full_ || !has_segments) {
                 write_problem_ = file.fault().message();

@@ -1,0 +1,190 @@
+"""What every tier is to its callers: batches of records in, tickets out, and later what became of each record.
+
+Records lie in the caller's memory, by address, from the call on until its ticket was polled; no bytes pass through
+Python. A tier that does not answer costs the timeout of each call and nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.errors import TierError
+
+HASH_BYTES = 32
+CLOSE_TIMEOUT_S = 30.0
+BATCH_LIMIT = 1024
+"""Batches submitted and not yet polled; the next one is refused."""
+
+Ticket = int
+Addresses = npt.NDArray[np.uint64]
+Digests = npt.NDArray[np.uint64]
+
+
+class RecordOutcome(IntEnum):
+    """How a record of a batch ended; the native core has the same numbers."""
+
+    WRITTEN = 2
+    """Put: it survives this process, however that ends."""
+    DURABLE = 3
+    """Put: it survives a loss of power, as far as the tier can say."""
+    FOUND = 4
+    """Get: the bytes are in the slot and have their digest."""
+    MISSING = 5
+    """Get, remove: no such record."""
+    REMOVED = 6
+    DAMAGED = 7
+    """Put: the bytes did not have their digest. Get: those of the tier did not; the record is gone."""
+    LATE = 8
+    """The timeout is over. A put may still take effect; no slot is touched any more."""
+    OVER_BUDGET = 9
+    """Put: as many bytes as may be written today are."""
+    TOO_LARGE = 10
+    UNAVAILABLE = 11
+    """The tier cannot do it now; its health says why."""
+    FAILED = 12
+    """The tier tried and could not."""
+
+
+class TierState(Enum):
+    """What a tier, or one device of it, can do now."""
+
+    OPENING = "opening"
+    READY = "ready"
+    READ_ONLY = "read_only"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordNames:
+    """What records of one identity, group and shard are called: their block hashes, 32 bytes each, in one blob."""
+
+    fingerprint: bytes
+    hashes: bytes
+    group: int = 0
+    shard: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.fingerprint) != HASH_BYTES or len(self.hashes) % HASH_BYTES:
+            raise TierError(
+                f"a fingerprint of {len(self.fingerprint)} bytes and hashes of {len(self.hashes)} name no records",
+                remedy="give 32 bytes of fingerprint and 32 of each hash",
+            )
+
+    def __len__(self) -> int:
+        return len(self.hashes) // HASH_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinishedBatch:
+    """One entry a record. `digests` and `parents` (32 bytes each) are those of the records that were found."""
+
+    ticket: Ticket
+    outcomes: npt.NDArray[np.uint8]
+    digests: Digests
+    parents: bytes
+
+    def count(self, outcome: RecordOutcome) -> int:
+        """How many records ended so."""
+        return int(np.count_nonzero(self.outcomes == outcome))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScanPage:
+    """Live records: parallel blobs and arrays. `cursor` goes on with the scan; 0 at its end."""
+
+    cursor: int
+    fingerprints: bytes
+    hashes: bytes
+    groups: npt.NDArray[np.uint32]
+    shards: npt.NDArray[np.uint32]
+    record_bytes: npt.NDArray[np.uint64]
+    digests: Digests
+    parents: bytes
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierHealth:
+    """One line of a tier: of a device, where it has several. `reason` is one line, empty when ready."""
+
+    name: str
+    state: TierState
+    reason: str = ""
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    records: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    """What happened since it was opened, by name."""
+
+
+class Tier(Protocol):
+    """Safe to call from any thread. Nothing here waits for the tier's place but `scan` and `close`.
+
+    `put`, `get` and `remove` return None where BATCH_LIMIT batches are under way; TierError once it is closed.
+    """
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What it takes at most, whatever is put."""
+        ...
+
+    def put(
+        self,
+        names: RecordNames,
+        slots: Addresses,
+        *,
+        record_bytes: int,
+        digests: Digests,
+        parents: bytes = b"",
+        is_durable: bool = False,
+        timeout_s: float,
+    ) -> Ticket | None:
+        """Records of one size, consecutive blocks of a prefix in their order. `parents`: the hashes before theirs.
+
+        A record whose bytes don't have their digest is not stored. `is_durable`: ended only when it is.
+        """
+        ...
+
+    def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
+        """What is found is what was put under that name, with that length; else the slot's bytes mean nothing."""
+        ...
+
+    def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        """Removed records don't come back after a restart."""
+        ...
+
+    def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        """Without a question to the place: what is there now, as far as is known."""
+        ...
+
+    def poll(self) -> list[FinishedBatch]:
+        """Batches that have ended, or whose timeout is over, each told once."""
+        ...
+
+    def scan(self, cursor: int = 0, *, timeout_s: float) -> ScanPage:
+        """Some of the live records, from the beginning or from where a page ended. TierError: no answer in time."""
+        ...
+
+    def health(self) -> list[TierHealth]:
+        """At least one."""
+        ...
+
+    def fileno(self) -> int:
+        """Readable when `poll` may have something to tell."""
+        ...
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Ends what is under way. No slot is touched afterwards, also if TierError says that the place hangs."""
+        ...
+
+
+def milliseconds(timeout_s: float) -> int:
+    """Rounded up, so that a short timeout is not none at all."""
+    return max(0, min(2**31 - 1, -int(-timeout_s * 1000 // 1)))

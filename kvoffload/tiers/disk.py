@@ -1,0 +1,205 @@
+"""The disk tier: log-structured segments on one or several devices. docs/disk.md says what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import native
+from kvoffload.errors import TierError
+from kvoffload.tiers.base import (
+    BATCH_LIMIT,
+    CLOSE_TIMEOUT_S,
+    Addresses,
+    Digests,
+    FinishedBatch,
+    RecordNames,
+    ScanPage,
+    Ticket,
+    TierHealth,
+    TierState,
+    milliseconds,
+)
+from kvoffload.units import format_size
+
+PUT, GET, REMOVE = range(3)
+"""The native core's verbs."""
+
+_NO_NUMBERS = np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskFolder:
+    """One device: a folder that is there, ours alone (mode 0700), and what its segments may take together."""
+
+    path: Path
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskTerms:
+    """`daily_bytes`: what each device may be given in 24 hours; 0 for any. `may_create`: an empty folder is taken."""
+
+    folders: Sequence[DiskFolder]
+    segment_bytes: int = 256 << 20
+    daily_bytes: int = 0
+    record_limit_bytes: int = 32 << 20
+    may_create: bool = True
+    io_engine: str = "auto"
+    """`io_uring`, `threads`, or `auto` for the first where the kernel has it."""
+    probe_interval_s: float = 2.0
+    batch_limit: int = BATCH_LIMIT
+
+
+class DiskTier:
+    """A Tier. A folder that cannot be had is no fault: `health` tells why, and it is tried again at intervals."""
+
+    def __init__(self, terms: DiskTerms, *, memory: object = None) -> None:
+        """Starts a thread a device. `memory`: whatever owns the slots; held until the tier is closed.
+
+        TierError: the terms cannot be kept.
+        """
+        self._terms = terms
+        try:
+            self._core = native.create_disk_store(
+                [(str(folder.path), folder.capacity_bytes) for folder in terms.folders],
+                segment_bytes=terms.segment_bytes,
+                daily_bytes=terms.daily_bytes,
+                record_limit_bytes=terms.record_limit_bytes,
+                may_create=terms.may_create,
+                io_engine=terms.io_engine,
+                probe_ms=milliseconds(terms.probe_interval_s),
+                batch_limit=terms.batch_limit,
+                memory=memory,
+            )
+        except (ValueError, RuntimeError) as fault:
+            raise TierError(f"the disk tier cannot be made: {fault}") from fault
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(folder.capacity_bytes for folder in self._terms.folders)
+
+    def put(
+        self,
+        names: RecordNames,
+        slots: Addresses,
+        *,
+        record_bytes: int,
+        digests: Digests,
+        parents: bytes = b"",
+        is_durable: bool = False,
+        timeout_s: float,
+    ) -> Ticket | None:
+        return self._submit(
+            PUT,
+            names,
+            slots,
+            record_bytes=record_bytes,
+            digests=digests,
+            parents=parents,
+            is_durable=is_durable,
+            timeout_s=timeout_s,
+        )
+
+    def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
+        return self._submit(GET, names, slots, record_bytes=record_bytes, timeout_s=timeout_s)
+
+    def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        return self._submit(REMOVE, names, _NO_NUMBERS, timeout_s=timeout_s)
+
+    def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        found = self._core.contains(names.fingerprint, names.hashes, names.group, names.shard)
+        return np.frombuffer(found, np.bool_)
+
+    def poll(self) -> list[FinishedBatch]:
+        return [
+            FinishedBatch(
+                ticket=ticket,
+                outcomes=np.frombuffer(outcomes, np.uint8),
+                digests=np.frombuffer(digests, np.uint64),
+                parents=parents,
+            )
+            for ticket, outcomes, digests, parents in self._core.poll()
+        ]
+
+    def scan(self, cursor: int = 0, *, timeout_s: float) -> ScanPage:
+        try:
+            page = self._core.scan(cursor, milliseconds(timeout_s))
+        except RuntimeError as fault:
+            raise TierError(f"the disk tier cannot be listed: {fault}") from fault
+        following, fingerprints, hashes, groups, shards, lengths, digests, parents = page
+        return ScanPage(
+            cursor=following,
+            fingerprints=fingerprints,
+            hashes=hashes,
+            groups=np.frombuffer(groups, np.uint32),
+            shards=np.frombuffer(shards, np.uint32),
+            record_bytes=np.frombuffer(lengths, np.uint64),
+            digests=np.frombuffer(digests, np.uint64),
+            parents=parents,
+        )
+
+    def health(self) -> list[TierHealth]:
+        return [
+            TierHealth(
+                name=str(folder.path),
+                state=TierState(found["state"]),
+                reason=found["reason"],
+                capacity_bytes=found["capacity_bytes"],
+                used_bytes=found["live_bytes"],
+                records=found["records"],
+                counts={name: number for name, number in found.items() if isinstance(number, int)},
+            )
+            for folder, found in zip(self._terms.folders, self._core.health(), strict=True)
+        ]
+
+    def wait_open(self, timeout_s: float) -> bool:
+        """Until every device has been opened, or refused; False if that takes longer."""
+        return self._core.wait_open(milliseconds(timeout_s))
+
+    def fileno(self) -> int:
+        return self._core.file()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        try:
+            self._core.close(milliseconds(timeout_s))
+        except RuntimeError as fault:
+            raise TierError(f"the disk tier was not closed: {fault}") from fault
+
+    def _submit(
+        self,
+        verb: int,
+        names: RecordNames,
+        slots: Addresses,
+        *,
+        record_bytes: int = 0,
+        digests: Digests = _NO_NUMBERS,
+        parents: bytes = b"",
+        is_durable: bool = False,
+        timeout_s: float,
+    ) -> Ticket | None:
+        try:
+            return self._core.submit(
+                verb,
+                names.fingerprint,
+                names.hashes,
+                names.group,
+                names.shard,
+                np.ascontiguousarray(slots, np.uint64),
+                record_bytes,
+                np.ascontiguousarray(digests, np.uint64),
+                parents,
+                is_durable,
+                milliseconds(timeout_s),
+            )
+        except ValueError as fault:
+            raise TierError(f"these records cannot be asked for: {fault}") from fault
+        except RuntimeError as fault:
+            raise TierError(f"the disk tier took no batch: {fault}") from fault
+
+    def __str__(self) -> str:
+        return f"disk tier of {format_size(self.capacity_bytes)} in {len(self._terms.folders)} folders"

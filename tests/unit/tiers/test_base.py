@@ -1,0 +1,54 @@
+"""The contract on the simplest tier, and on one that goes wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvoffload.errors import TierError
+from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, milliseconds
+from tests.unit.tiers.memory_tier import FaultyTier, MemoryTier
+from tests.unit.tiers.tier_contract import Records, TierContract, get, put
+
+
+class TestMemoryTier(TierContract):
+    @pytest.fixture
+    def tier(self) -> Tier:
+        return MemoryTier()
+
+
+class TestFaultyTierWithoutFaults(TierContract):
+    @pytest.fixture
+    def tier(self) -> Tier:
+        return FaultyTier(MemoryTier(), lambda verb, place: None)  # type: ignore[return-value]
+
+
+def test_faults_are_of_single_records_and_of_any_kind() -> None:
+    inner = MemoryTier()
+    faulty: Tier = FaultyTier(inner, lambda verb, i: RecordOutcome.FAILED if (verb, i) == ("put", 1) else None)  # type: ignore[assignment]
+    records = Records(0, 4, 100, filled=True)
+    assert put(faulty, records).outcomes.tolist() == [2, RecordOutcome.FAILED, 2, 2]
+    assert inner.contains(records.names).tolist() == [True, False, True, True]
+    late: Tier = FaultyTier(inner, lambda verb, i: RecordOutcome.LATE if i in (0, 3) else None)  # type: ignore[assignment]
+    read = Records(0, 4, 100, filled=False)
+    assert get(late, read).outcomes.tolist() == [
+        RecordOutcome.LATE,
+        RecordOutcome.MISSING,
+        RecordOutcome.FOUND,
+        RecordOutcome.LATE,
+    ]
+    assert np.array_equal(read.memory[2], records.memory[2])
+    assert not read.memory[0].any()
+
+
+def test_names_have_whole_hashes() -> None:
+    assert len(RecordNames(fingerprint=bytes(32), hashes=bytes(96))) == 3
+    with pytest.raises(TierError, match="31 bytes"):
+        RecordNames(fingerprint=bytes(31), hashes=b"")
+    with pytest.raises(TierError, match="hashes of 33"):
+        RecordNames(fingerprint=bytes(32), hashes=bytes(33))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0), (0.0001, 1), (1.5, 1500), (-3.0, 0), (1e12, 2**31 - 1)])
+def test_timeouts_are_rounded_up(seconds: float, expected: int) -> None:
+    assert milliseconds(seconds) == expected

@@ -1,0 +1,126 @@
+"""The disk tier passes the contract, keeps what it says over restarts, and is told to be gone where it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.errors import TierError
+from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
+from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
+from tests.children import child
+from tests.unit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, get, hashes_of, put
+
+SEGMENT_BYTES = 1 << 20
+CAPACITY_BYTES = 32 << 20
+
+
+def make_tier(*folders: Path, **changes: object) -> DiskTier:
+    for folder in folders:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    terms = DiskTerms(
+        folders=[DiskFolder(path=folder, capacity_bytes=CAPACITY_BYTES) for folder in folders],
+        segment_bytes=SEGMENT_BYTES,
+        record_limit_bytes=512 << 10,
+        probe_interval_s=0.01,
+        **changes,  # type: ignore[arg-type]
+    )
+    tier = DiskTier(terms)
+    assert tier.wait_open(TIMEOUT_S)
+    return tier
+
+
+class TestDiskTier(TierContract):
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+        tier = make_tier(tmp_path / "disk")
+        yield tier
+        tier.close()
+
+
+class TestDiskTierOfTwoDevicesByThreads(TierContract):
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+        tier = make_tier(tmp_path / "one", tmp_path / "two", io_engine="threads")
+        yield tier
+        tier.close()
+
+
+def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
+    written = Records(0, 40, 20_000, filled=True)
+    tier = make_tier(tmp_path / "disk")
+    assert put(tier, written, is_durable=True).count(RecordOutcome.DURABLE) == 40
+    gone = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(7, 1))
+    tier.remove(gone, timeout_s=TIMEOUT_S)
+    tier.close()
+    tier = make_tier(tmp_path / "disk", may_create=False)
+    read = Records(0, 40, 20_000, filled=False)
+    ended = get(tier, read)
+    assert ended.count(RecordOutcome.FOUND) == 39
+    found = ended.outcomes == RecordOutcome.FOUND
+    assert np.array_equal(read.memory[found], written.memory[found])
+    assert tier.health()[0].counts["recovered_records"] >= 39
+    tier.close()
+
+
+def test_a_second_tier_on_the_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    first, second = make_tier(tmp_path / "disk"), make_tier(tmp_path / "disk")
+    health = second.health()[0]
+    assert health.state is TierState.ABSENT
+    assert "another server uses it" in health.reason
+    assert "\n" not in health.reason
+    assert put(second, Records(0, 1, 10, filled=True)).count(RecordOutcome.UNAVAILABLE) == 1
+    first.close()
+    while second.health()[0].state is not TierState.READY:
+        os.sched_yield()
+    assert put(second, Records(0, 1, 10, filled=True)).count(RecordOutcome.WRITTEN) == 1
+    second.close()
+
+
+VICTIM = """
+import sys
+from pathlib import Path
+from tests.unit.tiers.test_disk import make_tier
+from tests.unit.tiers.tier_contract import Records, put
+tier = make_tier(Path(sys.argv[1]))
+put(tier, Records(0, 20, 30_000, filled=True), is_durable=True)
+print("durable", flush=True)
+for first in range(100, 100_000):
+    put(tier, Records(first, 1, 30_000, filled=True))
+"""
+
+
+def test_what_is_durable_survives_kill_9(tmp_path: Path) -> None:
+    with child(["-c", VICTIM, str(tmp_path / "disk")], says="durable") as victim:
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+    tier = make_tier(tmp_path / "disk")
+    read = Records(0, 20, 30_000, filled=False)
+    assert get(tier, read).count(RecordOutcome.FOUND) == 20
+    assert np.array_equal(read.memory, Records(0, 20, 30_000, filled=True).memory)
+    tier.close()
+
+
+def test_terms_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TierError, match="4 segments"):
+        DiskTier(DiskTerms(folders=[DiskFolder(path=tmp_path, capacity_bytes=1 << 20)]))
+    with pytest.raises(TierError, match="at least one device"):
+        DiskTier(DiskTerms(folders=[]))
+    with pytest.raises(TierError, match="auto, io_uring or threads"):
+        make_tier(tmp_path / "disk", io_engine="aio")
+
+
+def test_what_is_no_batch_is_refused(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path / "disk")
+    records = Records(0, 2, 10, filled=True)
+    with pytest.raises(TierError, match="slots must be one for each record"):
+        tier.get(records.names, records.slots[:1], record_bytes=10, timeout_s=1.0)
+    with pytest.raises(TierError, match="digests must be one for each record"):
+        tier.put(records.names, records.slots, record_bytes=10, digests=records.digests[:1], timeout_s=1.0)
+    assert str(tier) == "disk tier of 32MiB in 1 folders"
+    tier.close()

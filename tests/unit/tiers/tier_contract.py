@@ -1,0 +1,160 @@
+"""What every tier must do: one list of tests, run on each kind by a class that makes one."""
+
+from __future__ import annotations
+
+import hashlib
+import select
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvoffload import native
+from kvoffload.errors import TierError
+from kvoffload.tiers.base import FinishedBatch, RecordNames, RecordOutcome, Ticket, Tier, TierState
+
+FINGERPRINT = b"F" * 32
+TIMEOUT_S = 60.0
+
+
+def hashes_of(first: int, count: int) -> bytes:
+    return b"".join(hashlib.sha256(number.to_bytes(8, "little")).digest() for number in range(first, first + count))
+
+
+class Records:
+    """Memory for records of one size, their names, and what they hold when they are made to be put."""
+
+    def __init__(self, first: int, count: int, record_bytes: int, *, filled: bool, group: int = 0) -> None:
+        self.record_bytes = record_bytes
+        self.names = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(first, count), group=group)
+        self.parents = hashes_of(first + 1000, count)
+        self.memory = np.zeros((count, record_bytes), np.uint8)
+        if filled:
+            for i in range(count):
+                self.memory[i] = np.random.default_rng([first + i, group]).integers(0, 256, record_bytes, np.uint8)
+        self.slots = np.uint64(self.memory.ctypes.data) + np.arange(count, dtype=np.uint64) * np.uint64(record_bytes)
+        self.digests = np.frombuffer(
+            native.digest_records(
+                self.memory.reshape(-1),
+                record_bytes,
+                fingerprint=FINGERPRINT,
+                block_hashes=self.names.hashes,
+                group=group,
+                shard=0,
+            ),
+            np.uint64,
+        )
+
+
+def finish(tier: Tier, ticket: Ticket | None) -> FinishedBatch:
+    assert ticket is not None
+    while True:
+        ended = tier.poll()
+        if ended:
+            assert [batch.ticket for batch in ended] == [ticket]
+            return ended[0]
+        assert select.select([tier], [], [], TIMEOUT_S)[0]
+
+
+def put(tier: Tier, records: Records, *, is_durable: bool = False) -> FinishedBatch:
+    ticket = tier.put(
+        records.names,
+        records.slots,
+        record_bytes=records.record_bytes,
+        digests=records.digests,
+        parents=records.parents,
+        is_durable=is_durable,
+        timeout_s=TIMEOUT_S,
+    )
+    return finish(tier, ticket)
+
+
+def get(tier: Tier, records: Records) -> FinishedBatch:
+    return finish(tier, tier.get(records.names, records.slots, record_bytes=records.record_bytes, timeout_s=TIMEOUT_S))
+
+
+class TierContract:
+    """A subclass has a fixture `tier`, an empty one of at least 16 MiB."""
+
+    @pytest.mark.parametrize("record_bytes", [1, 4096, 65536, 300_001])
+    def test_what_is_put_is_found(self, tier: Tier, record_bytes: int) -> None:
+        written = Records(0, 5, record_bytes, filled=True)
+        assert put(tier, written).count(RecordOutcome.WRITTEN) == 5
+        read = Records(0, 6, record_bytes, filled=False)
+        ended = get(tier, read)
+        assert ended.outcomes.tolist() == [RecordOutcome.FOUND] * 5 + [RecordOutcome.MISSING]
+        assert np.array_equal(read.memory[:5], written.memory)
+        assert ended.digests[:5].tolist() == written.digests.tolist()
+        assert ended.parents[: 5 * 32] == written.parents
+
+    def test_durable_is_said_when_it_is_asked_for(self, tier: Tier) -> None:
+        records = Records(0, 3, 5000, filled=True)
+        assert put(tier, records, is_durable=True).count(RecordOutcome.DURABLE) == 3
+        assert put(tier, records, is_durable=True).count(RecordOutcome.DURABLE) == 3
+
+    def test_a_name_is_all_its_parts(self, tier: Tier) -> None:
+        put(tier, Records(0, 1, 100, filled=True, group=1))
+        assert get(tier, Records(0, 1, 100, filled=False, group=1)).count(RecordOutcome.FOUND) == 1
+        assert get(tier, Records(0, 1, 100, filled=False, group=2)).count(RecordOutcome.MISSING) == 1
+        assert get(tier, Records(0, 1, 101, filled=False, group=1)).count(RecordOutcome.MISSING) == 1
+
+    def test_a_record_without_its_digest_is_not_stored(self, tier: Tier) -> None:
+        records = Records(0, 3, 5000, filled=True)
+        records.memory[1, 4321] ^= 16
+        ended = put(tier, records)
+        assert ended.outcomes.tolist() == [RecordOutcome.WRITTEN, RecordOutcome.DAMAGED, RecordOutcome.WRITTEN]
+        assert tier.contains(records.names).tolist() == [True, False, True]
+
+    def test_removed_is_gone(self, tier: Tier) -> None:
+        put(tier, Records(0, 4, 500, filled=True))
+        some = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(1, 2) + hashes_of(77, 1))
+        ended = finish(tier, tier.remove(some, timeout_s=TIMEOUT_S))
+        assert ended.outcomes.tolist() == [RecordOutcome.REMOVED, RecordOutcome.REMOVED, RecordOutcome.MISSING]
+        everything = Records(0, 4, 500, filled=False)
+        assert tier.contains(everything.names).tolist() == [True, False, False, True]
+        assert get(tier, everything).count(RecordOutcome.FOUND) == 2
+
+    def test_an_empty_batch_ends(self, tier: Tier) -> None:
+        assert len(get(tier, Records(0, 0, 10, filled=False)).outcomes) == 0
+
+    def test_a_scan_lists_all_that_is_there(self, tier: Tier) -> None:
+        records = Records(0, 30, 700, filled=True)
+        put(tier, records)
+        finish(tier, tier.remove(RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(3, 1)), timeout_s=TIMEOUT_S))
+        listed: dict[bytes, int] = {}
+        cursor, is_over = 0, False
+        while not is_over:
+            page = tier.scan(cursor, timeout_s=TIMEOUT_S)
+            assert page.fingerprints == FINGERPRINT * len(page)
+            assert page.record_bytes.tolist() == [700] * len(page)
+            listed |= {page.hashes[32 * i : 32 * i + 32]: int(page.digests[i]) for i in range(len(page))}
+            cursor, is_over = page.cursor, page.cursor == 0
+        wanted = {hashes_of(i, 1): int(records.digests[i]) for i in range(30) if i != 3}
+        assert listed == wanted
+
+    def test_batches_are_bounded(self, tier: Tier) -> None:
+        records = Records(0, 1, 10, filled=False)
+        taken = 0
+        while tier.get(records.names, records.slots, record_bytes=10, timeout_s=TIMEOUT_S) is not None:
+            taken += 1
+            assert taken <= 4096
+        left = taken
+        while left:
+            assert select.select([tier], [], [], TIMEOUT_S)[0]
+            left -= len(tier.poll())
+        assert tier.get(records.names, records.slots, record_bytes=10, timeout_s=TIMEOUT_S) is not None
+
+    def test_health_is_told(self, tier: Tier) -> None:
+        put(tier, Records(0, 3, 5000, filled=True))
+        health = tier.health()
+        assert [one.state for one in health] == [TierState.READY] * len(health)
+        assert sum(one.capacity_bytes for one in health) <= tier.capacity_bytes
+
+    def test_a_closed_tier_says_so(self, tier: Tier) -> None:
+        records = Records(0, 1, 10, filled=False)
+        tier.close()
+        with pytest.raises(TierError, match="closed"):
+            tier.get(records.names, records.slots, record_bytes=10, timeout_s=TIMEOUT_S)
+
+
+Tiers = Iterator[Tier]
