@@ -82,7 +82,7 @@ def _result(found: FirstTokens, name: str, tokens: int) -> Result:
         limit=found.pair.limit_s * 1e3,
         unit="ms",
         spread=found.pair.spread,
-        goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.05) if name in {OURS, WHOLE} else None,
+        goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.05) if name == OURS else None,
         params={
             "connector": name,
             "prompt": tokens,
