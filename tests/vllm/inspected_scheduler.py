@@ -12,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
+from tests.open_files import count_open_files
 from tests.vllm import pool_probe
 
 
@@ -59,6 +60,7 @@ class InspectedScheduler(AsyncScheduler):
             "blocks": blocks.num_gpu_blocks - 1 - blocks.get_num_free_blocks(),
             "engine_requests": len(self.requests),
             "faults": sum(self.connector.faults.values()),  # type: ignore[union-attr]
+            "open_files": count_open_files(),
         }
 
     def list_entries(self) -> list[pool_probe.Entry]:

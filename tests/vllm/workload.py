@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvoffload.types import HASH_BYTES
 from tests.unit.transfer.stand_ins import HeldEngine
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine
@@ -158,18 +159,22 @@ class BlockLedger:
     """By the record's address, read in the engine's own thread right after the step that filled the block. A slot that
     was given back may be planned anew."""
     saved: dict[int, bool] = field(default_factory=dict)
-    """By address: the record is what was planned."""
+    """By address: each record that came there is what was planned."""
+    published: dict[tuple[int, bytes], set[str]] = field(default_factory=dict)
+    """By group and name: what was planned for records that were published so."""
     restored: list[bool] = field(default_factory=list)
-    """Per block: it holds what was planned."""
+    """Per block: it holds what was published under its name. Not at its address: a server moves records."""
 
 
 @contextmanager
 def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
-    """From before the first save on; the worker side's jobs are wrapped meanwhile."""
+    """From before the first save on; the worker side's jobs are wrapped meanwhile. A load that is not verified does not
+    tell names: its records are to be where they were saved."""
     assert not engine.has_own_processes
     ledger = BlockLedger()
     side = probe.worker_side()
-    submit, settle = side.submit, side._settle
+    client: Any = connector_side(engine)._parts.cache
+    submit, settle, publish = side.submit, side._settle, client.publish
 
     def watched_submit(plan: StepPlan) -> None:
         for job in plan.saves:
@@ -183,21 +188,32 @@ def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
         if ended.fault:
             return ended
         if hasattr(copy.job, "request_id"):
-            ledger.restored += [digest == ledger.planned.get(address) for address, digest in _digests(moves).items()]
+            groups, wanted = moves.groups.tolist(), copy.job.wanted
+            names = [None] * len(groups) if wanted is None else _cut_names(wanted.hashes)
+            for group, name, (address, found) in zip(groups, names, _digests(moves).items(), strict=True):
+                known = {ledger.planned.get(address)} if name is None else ledger.published.get((group, name), set())
+                ledger.restored.append(found in known)
         else:
             addresses = moves.addresses.tolist()
             records = probe.record_digests(None, list(zip(moves.groups.tolist(), addresses, strict=True)))
             assert isinstance(records, list)
-            found = zip(addresses, records, strict=True)
-            ledger.saved.update({address: digest == ledger.planned[address] for address, digest in found})
+            for address, digest in zip(addresses, records, strict=True):
+                ledger.saved[address] = ledger.saved.get(address, True) and digest == ledger.planned[address]
         return ended
 
+    def watched_publish(slots: Any, *, hashes: bytes, **more: Any) -> None:
+        for name, address in zip(_cut_names(bytes(hashes)), slots.addresses.tolist(), strict=True):
+            ledger.published.setdefault((slots.group, name), set()).add(ledger.planned[address])
+        publish(slots, hashes=hashes, **more)
+
     side.submit, side._settle = watched_submit, watched_settle  # type: ignore[method-assign]
+    client.publish = watched_publish
     try:
         yield ledger
     finally:
         engine.drain()
         del side.submit, side._settle  # type: ignore[method-assign]
+        client.publish = publish
 
 
 @contextmanager
@@ -275,8 +291,12 @@ def describe_scheduler(engine: Engine) -> str:
     return f"{free_blocks(engine)} free blocks, {probe.held(engine)}, requests {requests}"
 
 
+def _cut_names(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+
+
 def _digests(moves: BlockMoves) -> dict[int, str]:
-    """By address, what its block holds now."""
+    """By address, what its block holds now, in the order of the moves, which is that of groups."""
     found: dict[int, str] = {}
     for group in sorted(set(moves.groups.tolist())):
         mine = moves.groups == group
