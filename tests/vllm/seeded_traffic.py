@@ -23,7 +23,6 @@ COUNTERS = ("preemptions", "planned_loads", "doomed_loads", "evicted", "mismatch
 LEAST = {
     "preemptions": 2,
     "planned_loads": 4,
-    "evicted": 1,
     "aborted": 5,
     "compared_tokens": 80,
     "equal_to_own_hits": 1,
