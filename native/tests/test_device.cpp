@@ -182,6 +182,20 @@ TEST(all_that_is_hot_is_more_than_may_be_written_again) {
     CHECK(static_cast<double>(counts.written_bytes) <= 1.2 * static_cast<double>(counts.put_bytes));
 }
 
+TEST(puts_that_come_faster_than_moves_do_not_take_their_room) {
+    DeviceScene scene("device_room");
+    scene.terms.move_share = 1.0;
+    scene.terms.segment_bytes = 12 * kSmallSegment;  // so much that moves come in several parts
+    scene.terms.capacity_bytes = 5 * scene.terms.segment_bytes;
+    scene.open();
+    for (std::uint64_t first = 0; first < 2000; first += 1000) {
+        scene.put(range(first, 300), 100000, false);
+        scene.get(range(first, 300), 100000);
+        CHECK(scene.put(range(first + 300, 700), 100000, false).are_all(DiskOutcome::written));
+    }
+    CHECK(scene.health().counts.moved_bytes > 0);
+}
+
 TEST(a_smaller_capacity_takes_files_away) {
     DeviceScene scene("device_smaller");
     scene.open();

@@ -152,7 +152,7 @@ TEST(a_record_whose_caller_has_gone_is_not_touched) {
 
 TEST(a_write_that_hangs_is_a_failed_device_and_memory_that_comes_back) {
     DeviceScene scene("faults_write_hang");
-    scene.terms.io_timeout = 30ms;
+    scene.terms.io_timeout = 2s;
     scene.open();
     scene.put({1}, 100);
     scene.plan->set([](const IoRequest& request) {

@@ -74,7 +74,11 @@ bool Device::write_item(const BatchPointer& batch, std::uint32_t number) {
         return true;
     }
     if (!has_writer_for(item.length, batch->is_move)) {
-        return false;
+        const bool has_no_room = batch->is_move && !writer_ && empty_count() == 0;
+        if (has_no_room) {
+            batch->end(number, DiskOutcome::failed);  // it goes with its segment, rather than hold it
+        }
+        return has_no_room;
     }
     if (!batch->claim(number)) {
         return true;
@@ -128,6 +132,10 @@ bool Device::write_removal(const BatchPointer& batch, std::uint32_t number) {
 }
 
 bool Device::has_writer_for(std::uint64_t length, bool is_move) {
+    // What is left of the last segment is for the moves by which there will be another.
+    if (!is_move && mover_ && empty_count() == 0) {
+        return false;
+    }
     if (writer_ && !writer_->has_room(length)) {
         writer_->seal();
         sealing_.push_back(std::move(writer_));
