@@ -43,8 +43,8 @@ class Traffic:
     longest: int
     """Blocks of a prompt."""
     max_running: int
-    different_per_hundred: int = 0
-    """Requests that may say something else than the engine's own hit."""
+    rounds_far: bool = False
+    """A token after a prefill may be another than after decoding, however decided it seems: see `GDN_TRAFFIC`."""
     pool_bytes: int = 0
     """For readable blocks; 0: all that the server has."""
 
@@ -83,12 +83,10 @@ DENSE_TRAFFIC = Traffic(
 SLIDING_TRAFFIC = Traffic(
     SLIDING, 40, max_model_len=768, max_batched_tokens=256, longest=4, max_running=10, pool_bytes=9 << 20
 )
-# Its records are of two sizes, which no neighbour can fill the pool with. Of several thousand requests under pressure,
-# two were seen to say something else after their second block had become full, far beyond rounding, while every
-# restored block was as saved. Why is not known yet, nor whether it is ours.
-GDN_TRAFFIC = Traffic(
-    GDN, 30, max_model_len=2048, max_batched_tokens=1400, longest=3, max_running=4, different_per_hundred=2
-)
+# Its records are of two sizes, which no neighbour can fill the pool with. It rounds far, without any connector too:
+# after one prompt of seed 4 the engine says 149, 10, 273, with a lead of 1.3 at the third token, and after the same
+# prompt with 149, 10 behind it 354. A request that is preempted goes that way.
+GDN_TRAFFIC = Traffic(GDN, 30, max_model_len=2048, max_batched_tokens=1400, longest=3, max_running=4, rounds_far=True)
 
 
 @dataclass(frozen=True)
@@ -181,9 +179,12 @@ def run_traffic(engine: Engine, traffic: Traffic, *, requests: int, prompts: int
     assert _count_files(engine) == files
     assert counts["mismatches"] == counts["doomed_loads"] == 0
     assert probe.faults(engine) == {}
-    engine.reset_local()
     compared, different = _compare_outputs(run, asks, hits)
-    assert 100 * len(different) <= traffic.different_per_hundred * requests, different
+    for ask, place in different:
+        said = run.tokens(ask.name)
+        assert traffic.rounds_far, (ask, place)
+        assert is_said_after_a_prefill(engine, texts[ask.prompt], said, place), (ask, place, said)
+    engine.reset_local()
     return {
         **counts,
         "requests": requests,
@@ -213,8 +214,18 @@ def _compare_restored(engine: Engine, prompts: Mapping[str, list[int]], hits: Ma
     return equal
 
 
-def _compare_outputs(run: Run, asks: list[Ask], hits: Mapping[str, Answer]) -> tuple[int, list[Ask]]:
-    """How many tokens were compared, and who said something else."""
+def is_said_after_a_prefill(engine: Engine, prompt: list[int], said: list[int], place: int) -> bool:
+    """Whether the engine itself, with all caches empty, goes on so after the prompt and some of what was said."""
+    for known in range(1, place + 1):
+        engine.forget()
+        again = answer(engine, prompt + said[:known], max_tokens=place + 1 - known)
+        if list(again.tokens) == said[known : place + 1]:
+            return True
+    return False
+
+
+def _compare_outputs(run: Run, asks: list[Ask], hits: Mapping[str, Answer]) -> tuple[int, list[tuple[Ask, int]]]:
+    """How many tokens were compared, and who said something else from which place on."""
     compared, different = 0, []
     for ask in asks:
         output = run.outputs.get(ask.name)
@@ -225,9 +236,10 @@ def _compare_outputs(run: Run, asks: list[Ask], hits: Mapping[str, Answer]) -> t
         tokens = run.tokens(ask.name)
         assert len(tokens) == ask.max_tokens
         expected = list(decided_tokens(hits[ask.prompt])[: ask.max_tokens])
-        if tokens[: len(expected)] != expected:
-            different.append(ask)
-        compared += len(expected)
+        place = next((at for at, token in enumerate(expected) if tokens[at] != token), len(expected))
+        if place < len(expected):
+            different.append((ask, place))
+        compared += place
     return compared, different
 
 

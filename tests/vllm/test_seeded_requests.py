@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.vllm import connector_probe as probe
@@ -12,8 +14,10 @@ from tests.vllm.seeded_traffic import (
     SLIDING_TRAFFIC,
     Traffic,
     assert_it_was_what_it_claims,
+    is_said_after_a_prefill,
     run_traffic,
 )
+from tests.vllm.test_equality import answer
 from tests.vllm.workload import held_copies
 
 pytestmark = pytest.mark.vllm
@@ -33,6 +37,20 @@ def test_seeded_requests_restore_what_was_saved_and_leave_nothing_behind(
     assert_it_was_what_it_claims(counts)
     assert counts["restored_blocks"] >= 8
     assert counts["evicted"] > 20 or not traffic.pool_bytes
+
+
+def test_what_a_preempted_request_says_is_what_the_engine_says_after_a_prefill(engines: EnginePool) -> None:
+    """The measure for the recurrent model, on the prompt that needs it."""
+    engine = GDN_TRAFFIC.acquire(engines)
+    prompt = GDN_TRAFFIC.make_prompts(random.Random(SEED), 30)["prompt29"]
+    engine.forget()
+    said = list(answer(engine, prompt, max_tokens=2).tokens)
+    engine.forget()
+    (third,) = answer(engine, prompt + said, max_tokens=1).tokens
+    assert is_said_after_a_prefill(engine, prompt, [*said, third], 2)
+    assert not is_said_after_a_prefill(engine, prompt, [*said, third + 1], 2)
+    assert not is_said_after_a_prefill(engine, prompt, said, 0), "its first token comes after a prefill anyway"
+    engine.forget()
 
 
 def test_hundreds_of_requests_to_an_engine_with_its_own_processes_leave_nothing_behind(engines: EnginePool) -> None:
