@@ -96,9 +96,11 @@ inline void check_ends_of_files_and_faults(IoEngine& engine) {
 inline void check_bounded(IoEngine& engine) {
     const MadeUpFiles folder(std::string("io_bound_") + engine.name());
     const FileDescriptor file = page_file(folder, "pages", 1);
-    AlignedMemory memory = aligned(kPage);
-    const std::vector<IoRequest> requests(engine.depth() + 5,
-                                          {IoKind::read, file.number(), 0, memory.start(), kPage, 4});
+    AlignedMemory memory = aligned((engine.depth() + 5) * kPage);
+    std::vector<IoRequest> requests;
+    for (std::size_t i = 0; i < engine.depth() + 5; ++i) {
+        requests.push_back({IoKind::read, file.number(), 0, memory.start() + i * kPage, kPage, 4});
+    }
     CHECK_EQUAL(engine.submit(requests), engine.depth());
     CHECK_EQUAL(engine.submit(requests), std::size_t{0});  // ended or not: room comes by polling
     CHECK_EQUAL(await_ends(engine, engine.depth()).size(), engine.depth());

@@ -106,17 +106,17 @@ TEST(errors_come_as_they_are_and_interruptions_are_repeated) {
 TEST(reads_go_before_writes_that_wait) {
     each_kind([](const char* kind) {
         const Scene scene(kind, 4, 2);
-        AlignedMemory memory = aligned(kPage);
+        AlignedMemory memory = aligned(7 * kPage);
         std::string order;
         scene.plan->set([&order](const IoRequest& request) {
             order += request.kind == IoKind::read ? 'r' : request.kind == IoKind::write ? 'w' : 's';
             return IoFault{};
         });
         for (std::uint64_t token = 0; token < 4; ++token) {
-            scene.order(token == 3 ? IoKind::sync : IoKind::write, 0, memory.start(), kPage, token);
+            scene.order(token == 3 ? IoKind::sync : IoKind::write, 0, memory.start() + token * kPage, kPage, token);
         }
         for (std::uint64_t token = 4; token < 7; ++token) {
-            scene.order(IoKind::read, 1, memory.start(), kPage, token);
+            scene.order(IoKind::read, 1, memory.start() + token * kPage, kPage, token);
         }
         std::vector<IoResult> results;
         scene.queue->poll(Instant(), results);

