@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.errors import TierError
+from kvoffload.types import HASH_BYTES
 
-HASH_BYTES = 32
 CLOSE_TIMEOUT_S = 30.0
 BATCH_LIMIT = 1024
 """Batches submitted and not yet polled; the next one is refused."""

@@ -16,7 +16,6 @@ inline constexpr std::uint8_t kOpRead = 22;
 inline constexpr std::uint8_t kOpWrite = 23;
 inline constexpr std::uint32_t kFsyncDatasync = 1;
 
-inline constexpr unsigned kEnterGetEvents = 1;
 inline constexpr unsigned kRegisterEventfd = 4;
 inline constexpr unsigned kRegisterProbe = 8;
 
