@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 #include <utility>
 
 #include "io/uring_abi.hpp"
@@ -103,10 +102,7 @@ private:
 Status UringEngine::Ring::open(std::size_t depth) {
     ring_ = FileDescriptor(static_cast<int>(syscall(uring::kSetup, depth, &terms_)));
     if (!ring_.is_open()) {
-        const int error = errno;
-        int level = -1;
-        std::ifstream("/proc/sys/kernel/io_uring_disabled") >> level;
-        return {Code::unavailable, explain_io_uring_refusal(error, level)};
+        return io_uring_refusal(errno);
     }
     if (!can_read_and_write(ring_.number())) {
         return {Code::unavailable, "this kernel's io_uring cannot read and write; 5.6 and later can"};

@@ -30,11 +30,14 @@ Status probe_io_uring() {
     SetupParameters parameters{};
     const long ring = syscall(kIoUringSetup, 1, parameters.data());
     if (ring < 0) {
-        const int error = errno;
-        return {Code::unavailable, explain_io_uring_refusal(error, read_disabled_level())};
+        return io_uring_refusal(errno);
     }
     close(static_cast<int>(ring));
     return {};
+}
+
+Status io_uring_refusal(int error) {
+    return {Code::unavailable, explain_io_uring_refusal(error, read_disabled_level())};
 }
 
 std::string explain_io_uring_refusal(int error, int disabled_level) {
