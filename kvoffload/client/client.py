@@ -27,7 +27,7 @@ from kvoffload.protocol.message import Event, Request
 
 _SLICE_S = 0.001
 """How long a waiting call sleeps at most before it looks again."""
-_RETURN_NS = 250_000
+_RETURN_NS = 400_000
 """Of a step's budget, for the way back from a wait that has ended."""
 _KEEPER_S = 0.2
 _ANSWERS_S = 0.02

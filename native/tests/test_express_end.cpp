@@ -217,6 +217,17 @@ TEST(whoever_waits_wakes_up_for_all_that_can_be_done) {
     ends.receive_all();
 }
 
+TEST(looking_before_sleep_pauses_where_it_was_in_vain) {
+    kvo::LookBeforeSleep look;
+    CHECK(look.is_worth());
+    CHECK(look.is_worth());
+    look.was_in_vain();
+    for (unsigned i = 0; i < kvo::LookBeforeSleep::kPause; ++i) {
+        CHECK(!look.is_worth());
+    }
+    CHECK(look.is_worth());
+}
+
 TEST(whoever_waits_hears_of_another_file_too) {
     Ends ends;
     auto [other, writer] = socket_pair(0);

@@ -80,7 +80,7 @@ void bind_express(nb::module_& module) {
         .def("has_unsent", &ExpressEnd::has_unsent)
         .def("receive", &receive_frames, "Frames that have come, and whether any may come still.")
         .def("wait",
-             [](const ExpressEnd& self, int other, std::uint64_t timeout_ns) {
+             [](ExpressEnd& self, int other, std::uint64_t timeout_ns) {
                  const WithoutGil unlocked;
                  self.wait(other, timeout_ns);
              })

@@ -16,6 +16,12 @@ namespace {
 
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
+std::uint64_t now_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * kSecondNs + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
 }  // namespace
 
 bool ExpressEnd::send(std::span<const std::uint8_t> frame) { return add(frame) && flush(); }
@@ -56,11 +62,22 @@ bool ExpressEnd::flush() {
     return true;
 }
 
-void ExpressEnd::wait(int other, std::uint64_t timeout_ns) const {
+void ExpressEnd::wait(int other, std::uint64_t timeout_ns) {
     const auto events = static_cast<short>(has_unsent() ? POLLIN | POLLOUT : POLLIN);
     // A negative file is ignored.
     std::array<pollfd, 2> ready{pollfd{.fd = file(), .events = events, .revents = 0},
                                 pollfd{.fd = other, .events = POLLIN, .revents = 0}};
+    if (timeout_ns > kLookNs && look_.is_worth()) {
+        const timespec none{};
+        const std::uint64_t start_ns = now_ns();
+        while (now_ns() - start_ns < kLookNs) {
+            if (ppoll(ready.data(), ready.size(), &none, nullptr) > 0) {
+                return;
+            }
+        }
+        look_.was_in_vain();
+        timeout_ns -= kLookNs;
+    }
     const timespec timeout{.tv_sec = static_cast<time_t>(timeout_ns / kSecondNs),
                            .tv_nsec = static_cast<long>(timeout_ns % kSecondNs)};
     // Interrupted is as good as ready: the caller looks, and waits again.

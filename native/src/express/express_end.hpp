@@ -12,6 +12,24 @@
 
 namespace kvo {
 
+// Whether to look for an answer for a while before one sleeps. A wake-up costs more than most answers take; but where
+// looking was in vain (the server is late, processes wait for processors) the next waits sleep at once. Of several
+// threads one may be counted for another.
+class LookBeforeSleep {
+public:
+    static constexpr unsigned kPause = 16;  // waits
+
+    bool is_worth() {
+        const unsigned left = pause_.load(std::memory_order_relaxed);
+        pause_.store(left == 0 ? 0 : left - 1, std::memory_order_relaxed);
+        return left == 0;
+    }
+    void was_in_vain() { pause_.store(kPause, std::memory_order_relaxed); }
+
+private:
+    std::atomic<unsigned> pause_ = 0;
+};
+
 // Belongs to whoever holds the client's lock, but for `wait` and `shut`, which any thread may call.
 class ExpressEnd {
 public:
@@ -50,7 +68,7 @@ public:
 
     // Until something has come, or it has ended, or something unsent can go out, or another file is readable (-1:
     // none).
-    void wait(int other, std::uint64_t timeout_ns) const;
+    void wait(int other, std::uint64_t timeout_ns);
 
     // Both ends see that it is over. The descriptor lives as long as this.
     void shut();
@@ -58,6 +76,7 @@ public:
 private:
     static constexpr std::size_t kUnsentBytes = 32UL << 20;
     static constexpr std::size_t kLaterBytes = 4UL << 10;
+    static constexpr std::uint64_t kLookNs = 100'000;
 
     bool add(std::span<const std::uint8_t> frame);
 
@@ -68,6 +87,7 @@ private:
     std::string unsent_;
     std::size_t sent_ = 0;  // of it
     std::atomic<bool> has_unsent_ = false;
+    LookBeforeSleep look_;
 };
 
 }  // namespace kvo
