@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
@@ -46,6 +47,8 @@ class LocalCache:
 
     def __init__(self, core: native.Cache) -> None:
         self._core = core
+        self._bases: Addresses | None = None
+        self._segment_bytes = 0
 
     @classmethod
     def create(cls, terms: CacheTerms, *, progress: Callable[[int, int], None] | None = None) -> Self:
@@ -191,10 +194,21 @@ class LocalCache:
         return _read_acquired(self._core.acquire(session, name_space, chain, local, limit, alignment, shard))
 
     def acquire_entries(
-        self, session: SessionId, name_space: int, group: int, hashes: Buffer, *, shard: int = 0
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        hashes: Buffer,
+        *,
+        shard: int = 0,
+        is_use: bool = True,
     ) -> Acquired:
-        """A lease on these blocks of one group, all or none."""
-        return _read_acquired(self._core.acquire_entries(session, name_space, group, hashes, shard))
+        """A lease on these blocks of one group, all or none. Else than for use it counts for no policy and as no hit."""
+        return _read_acquired(self._core.acquire_entries(session, name_space, group, hashes, shard, is_use))
+
+    def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        """Which blocks are readable and were acquired for use since they are."""
+        return np.frombuffer(self._core.find_used(name_space, group, hashes), dtype=np.bool_)
 
     def release(self, session: SessionId, lease: LeaseId) -> bool:
         """False: the session has no such lease (any more)."""
@@ -265,6 +279,17 @@ class LocalCache:
         A forked child does not have this memory: touching a view there ends it by SIGSEGV.
         """
         return self._core.view(address, size_bytes)
+
+    def pointers(self, addresses: Addresses) -> npt.NDArray[np.uint64]:
+        """Where slots lie in this process. They are anybody's unless they are leased or reserved."""
+        if self._bases is None:
+            count = len(self.files.segments)
+            self._segment_bytes = os.fstat(self.files.segments[0]).st_size
+            first = [self.view(segment * self._segment_bytes, 1).ctypes.data for segment in range(count)]
+            self._bases = np.array(first, np.uint64)
+        segment, offset = np.divmod(np.asarray(addresses, np.uint64), np.uint64(self._segment_bytes))
+        pointers: npt.NDArray[np.uint64] = self._bases[segment] + offset
+        return pointers
 
     @property
     def version(self) -> int:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <random>
 #include <set>
 
@@ -135,6 +136,26 @@ TEST(a_lease_is_released_once_and_by_its_own_session) {
     CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
     CHECK_EQUAL(cache->evict(kSegmentBytes), 3u * 4096);
     CHECK(!cache.take(session, space, chain(1, 3)));  // all or none
+}
+
+TEST(a_lease_for_upkeep_is_no_use) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 2)), 2u);
+    std::array<std::uint8_t, 3> used{};
+    const auto upkeep = value_of(cache->acquire_entries(session, space, chain(1, 2), 0, LeaseFor::upkeep));
+    CHECK(upkeep.outcome == AcquireOutcome::hit);
+    CHECK_EQUAL(cache->evict(kSegmentBytes), 0u);  // it holds, as any
+    CHECK(cache->find_used(space, chain(1, 3), used).ok());
+    CHECK((used == std::array<std::uint8_t, 3>{0, 0, 0}));
+    CHECK(value_of(cache->acquire_entries(session, space, chain(9, 1), 0, LeaseFor::upkeep)).outcome ==
+          AcquireOutcome::miss);
+    CHECK_EQUAL(cache->stats().hits + cache->stats().misses, 0u);
+    CHECK(cache.take(session, space, chain(2, 1)).has_value());
+    CHECK(cache->find_used(space, chain(1, 3), used).ok());
+    CHECK((used == std::array<std::uint8_t, 3>{0, 1, 0}));
+    CHECK(!cache->find_used(space, chain(1, 2), used).ok());
 }
 
 TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {

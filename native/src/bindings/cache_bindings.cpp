@@ -113,13 +113,22 @@ nb::tuple acquire(const Cache& cache, SessionId session, std::uint32_t name_spac
 }
 
 nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
-                          nb::handle hashes, std::uint32_t shard) {
+                          nb::handle hashes, std::uint32_t shard, bool is_use) {
     const Space space = open_space(cache, name_space, group);
     check_shard(shard, cache.core()->shards_of(space));
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
-    return describe(
-        take(without_gil(cache, [&](CacheCore& core) { return core.acquire_entries(session, space, keys, shard); })));
+    const LeaseFor purpose = is_use ? LeaseFor::use : LeaseFor::upkeep;
+    return describe(take(without_gil(
+        cache, [&](CacheCore& core) { return core.acquire_entries(session, space, keys, shard, purpose); })));
+}
+
+nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
+    const Space space = open_space(cache, name_space, group);
+    const BufferView view(hashes);
+    std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
+    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.find_used(space, view.bytes(), found); }));
+    return to_bytes(found);
 }
 
 // Tickets and addresses; fewer than were asked for where there is no room.
@@ -315,6 +324,7 @@ void bind_cache(nb::module_& module) {
         .def("lookup", lookup)
         .def("acquire", acquire)
         .def("acquire_entries", acquire_entries)
+        .def("find_used", find_used)
         .def("release",
              [](const Cache& self, SessionId session, LeaseId lease) {
                  return without_gil(self, [&](CacheCore& core) { return core.release(session, lease); });

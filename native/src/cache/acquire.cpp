@@ -59,7 +59,7 @@ Result<Acquired> CacheCore::acquire(SessionId session, const BoundaryQuery& quer
 }
 
 Result<Acquired> CacheCore::acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
-                                            std::uint32_t shard) {
+                                            std::uint32_t shard, LeaseFor purpose) {
     const Namespace* const name_space = find_space(space);
     if (name_space == nullptr || hashes.size() % kHashBytes != 0) {
         return Status(Code::invalid, "no such group, or hashes that have not 32 bytes each");
@@ -73,6 +73,7 @@ Result<Acquired> CacheCore::acquire_entries(SessionId session, Space space, std:
         }
         Pinned pinned;
         pinned.is_request = false;
+        pinned.purpose = purpose;
         if (pin_all(wanted, pinned.entries) != Pin::held) {
             continue;
         }
@@ -82,8 +83,21 @@ Result<Acquired> CacheCore::acquire_entries(SessionId session, Space space, std:
         acquired.outcome = lease(session, *name_space, pinned, shard, acquired);
         return acquired;
     }
-    misses_.fetch_add(1, kRelaxed);
+    misses_.fetch_add(purpose == LeaseFor::use ? 1 : 0, kRelaxed);
     return acquired;
+}
+
+Status CacheCore::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
+    if (find_space(space) == nullptr || hashes.size() != found.size() * kHashBytes) {
+        return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
+    }
+    std::vector<Found> entries(found.size());
+    find_entries(view_, space, hashes, 1, entries);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const EntryNumber entry = entries[i].entry;
+        found[i] = entry != kNoEntry && (view_.entries[entry].tiers.load(kRelaxed) & kWasUsed) != 0 ? 1 : 0;
+    }
+    return {};
 }
 
 bool CacheCore::release(SessionId session, LeaseId lease) {
@@ -213,13 +227,17 @@ AcquireOutcome CacheCore::lease(SessionId session, const Namespace& name_space, 
     // Whatever is done with the entries is done before the lease is listed: from then on whoever ends the session may
     // give them back.
     describe(name_space, pinned, shard, acquired);
+    const bool is_use = pinned.purpose == LeaseFor::use;
     if (pinned.entries.empty()) {
-        hits_.fetch_add(1, kRelaxed);
+        hits_.fetch_add(is_use ? 1 : 0, kRelaxed);
         return AcquireOutcome::hit;
     }
-    const std::uint32_t clock = view_.header->clock.fetch_add(1, kRelaxed) + 1;
-    for (const EntryNumber entry : pinned.entries) {
-        view_.entries[entry].recency.store(clock, kRelaxed);
+    if (is_use) {
+        const std::uint32_t clock = view_.header->clock.fetch_add(1, kRelaxed) + 1;
+        for (const EntryNumber entry : pinned.entries) {
+            view_.entries[entry].recency.store(clock, kRelaxed);
+            view_.entries[entry].tiers.store(kInMemory | kWasUsed, kRelaxed);
+        }
     }
     const Result<LeaseId> lease = leases_.open(session, pinned.entries);
     if (!lease.ok()) {
@@ -230,8 +248,10 @@ AcquireOutcome CacheCore::lease(SessionId session, const Namespace& name_space, 
         return AcquireOutcome::no_room;
     }
     acquired.lease = lease.value();
-    hits_.fetch_add(1, kRelaxed);
-    note_touches(pinned);
+    if (is_use) {
+        hits_.fetch_add(1, kRelaxed);
+        note_touches(pinned);
+    }
     return AcquireOutcome::hit;
 }
 

@@ -76,6 +76,9 @@ enum class AcquireOutcome : std::uint8_t {
     no_room,     // the index cannot hold another lease
 };
 
+// What a lease is for. A tier's reading or keeping of a block says nothing of its use.
+enum class LeaseFor : std::uint8_t { use, upkeep };
+
 struct Acquired {
     AcquireOutcome outcome = AcquireOutcome::miss;
     std::uint64_t boundary = 0;  // tokens
@@ -160,7 +163,9 @@ public:
 
     // A lease on these entries, all of them or none (then a miss); `boundary` is left 0.
     Result<Acquired> acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
-                                     std::uint32_t shard);
+                                     std::uint32_t shard, LeaseFor purpose = LeaseFor::use);
+    // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes.
+    Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
 
     // False: the session has no such lease (any more).
     bool release(SessionId session, LeaseId lease);
@@ -196,6 +201,7 @@ private:
         std::vector<BlockRange> ranges;  // by group
         std::uint64_t bytes = 0;
         bool is_request = true;  // its entries follow each other; else they are anybody's
+        LeaseFor purpose = LeaseFor::use;
     };
     enum class Pin : std::uint8_t { held, gone, damaged };
 

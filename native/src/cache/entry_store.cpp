@@ -75,7 +75,7 @@ Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumbe
         entry.hash[i].store(hash[i], kRelease);
     }
     entry.parent.store(parent, kRelease);
-    entry.tiers.store(1, kRelease);
+    entry.tiers.store(kInMemory, kRelease);
     if (Status status = table_.insert(number); !status.ok()) {
         return status;
     }

@@ -80,10 +80,12 @@ struct alignas(64) Entry {
     std::atomic<std::uint32_t> space;    // while free: number of the next free entry
     std::atomic<std::uint32_t> recency;  // the core's clock at its last acquire; while reserved: a `Reservation`
     std::atomic<std::uint32_t> parent;   // a hint for eviction; may name an entry that is another one by now
-    std::atomic<std::uint16_t> tiers;    // bit 0: memory; the others belong to the tiers below
+    std::atomic<std::uint16_t> tiers;    // bit 0: in memory; bit 1: acquired since it is
     std::atomic<std::uint16_t> tenant;
 };
 static_assert(sizeof(Entry) == 64);
+constexpr std::uint16_t kInMemory = 1;
+constexpr std::uint16_t kWasUsed = 2;
 
 // Of a reserved entry.
 struct Reservation {
