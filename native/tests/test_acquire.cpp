@@ -152,7 +152,7 @@ TEST(a_lease_for_upkeep_is_no_use) {
     CHECK(value_of(cache->acquire_entries(session, space, chain(9, 1), 0, LeaseFor::upkeep)).outcome ==
           AcquireOutcome::miss);
     CHECK_EQUAL(cache->stats().hits + cache->stats().misses, 0u);
-    CHECK(cache.take(session, space, chain(2, 1)).has_value());
+    CHECK(cache.take(session, space, chain(1, 1, 1)).has_value());
     CHECK(cache->find_used(space, chain(1, 3), used).ok());
     CHECK((used == std::array<std::uint8_t, 3>{0, 1, 0}));
     CHECK(!cache->find_used(space, chain(1, 2), used).ok());
