@@ -12,11 +12,12 @@ from kvoffload.cache.answers import (
     CommitOutcome,
     LeasedGroup,
     LeaseId,
+    PlaceUsage,
     Reservation,
     SessionId,
     TenantUsage,
 )
-from kvoffload.cache.boundary import EntryKey, GroupRule, longest_boundary, needed_blocks
+from kvoffload.cache.boundary import EntryKey, GroupRule, find_reach, longest_boundary, needed_blocks
 from kvoffload.cache.index_reader import IndexReader
 from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
 from kvoffload.cache.local_session import LocalSession
@@ -47,12 +48,14 @@ __all__ = [
     "LocalCache",
     "LocalSession",
     "OffloadCache",
+    "PlaceUsage",
     "Placed",
     "Reservation",
     "ReservedSlots",
     "SegmentMap",
     "SessionId",
     "TenantUsage",
+    "find_reach",
     "longest_boundary",
     "needed_blocks",
 ]

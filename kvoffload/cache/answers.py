@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NewType
 
@@ -89,6 +90,19 @@ class TenantUsage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlaceUsage:
+    """One place of a tier below memory, a disk's folder for example."""
+
+    tier: str
+    name: str
+    state: str
+    reason: str
+    capacity_bytes: int
+    used_bytes: int
+    records: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CacheStats:
     """Counts at one moment; those from `hits` on since the cache was made or adopted."""
 
@@ -111,6 +125,10 @@ class CacheStats:
     moved_bytes: int
     lost_touches: int
     tenants: tuple[TenantUsage, ...]
+    places: tuple[PlaceUsage, ...] = ()
+    """Of tiers below memory, as the server tells them."""
+    traffic: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """With each of them: counts by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import BlockHash
 
@@ -69,6 +72,36 @@ def longest_boundary(
             for group, rule in suffix_rules
             for index in needed_blocks(rule, local=local, boundary=boundary)
         ):
+            return boundary
+        boundary -= step
+    return local
+
+
+def find_reach(
+    rules: Sequence[GroupRule],
+    present: Sequence[npt.NDArray[np.bool_]],
+    *,
+    local: int,
+    limit: int,
+    alignment: int = 1,
+) -> int:
+    """`longest_boundary` of what is present by group and position; beyond the end of an array nothing is."""
+    kept = [at for at, rule in enumerate(rules) if rule.reuse is not ReuseRule.NOTHING]
+    step = lcm(alignment, *(rule.block_size for rule in rules))
+    boundary = min((len(present[at]) * rules[at].block_size for at in kept), default=local)
+    boundary = min(boundary, limit)
+    for at in kept:
+        rule = rules[at]
+        if rule.reuse is ReuseRule.PREFIX:
+            first = local // rule.block_size
+            part = present[at][first : boundary // rule.block_size]
+            count = len(part) if part.all() else int(part.argmin())
+            boundary = min(boundary, (first + count) * rule.block_size)
+    boundary = boundary // step * step
+    sums = {at: np.concatenate(([0], np.cumsum(present[at]))) for at in kept if rules[at].reuse is not ReuseRule.PREFIX}
+    while boundary > local:
+        needed = ((at, needed_blocks(rules[at], local=local, boundary=boundary)) for at in sums)
+        if all(sums[at][part.stop] - sums[at][part.start] == len(part) for at, part in needed):
             return boundary
         boundary -= step
     return local

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -203,7 +203,7 @@ class LocalCache:
         shard: int = 0,
         is_use: bool = True,
     ) -> Acquired:
-        """A lease on these blocks of one group, all or none. Else than for use it counts for no policy and as no hit."""
+        """A lease on these blocks of one group, all or none. If not for use, it counts for no policy, and as no hit."""
         return _read_acquired(self._core.acquire_entries(session, name_space, group, hashes, shard, is_use))
 
     def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
@@ -300,7 +300,7 @@ class LocalCache:
     def stats(self) -> CacheStats:
         """Counts at this moment."""
         found = self._core.stats()
-        counts = {name: value for name, value in found.items() if isinstance(value, int)}
+        counts: dict[str, Any] = {name: value for name, value in found.items() if isinstance(value, int)}
         tenants = tuple(
             TenantUsage(name=name, quota_bytes=quota, used_bytes=used) for name, quota, used in found["tenants"]
         )

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeAlias
 
 from kvoffload.daemon import block_calls
-from kvoffload.daemon.event_feed import EventFeed, Space
+from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.session import Connection
 from kvoffload.protocol import (
     Abort,
@@ -15,7 +15,6 @@ from kvoffload.protocol import (
     AcquireEntries,
     Credits,
     Invalidate,
-    Prefetch,
     Publish,
     Release,
     ServerMessage,
@@ -25,14 +24,20 @@ from kvoffload.types import HASH_BYTES
 LONG_BLOCKS = 4096
 """An acquire of more than these takes half a millisecond and longer."""
 
-BlockMessage: TypeAlias = Acquire | AcquireEntries | Credits | Publish | Abort | Release | Prefetch | Invalidate
+BlockMessage: TypeAlias = Acquire | AcquireEntries | Credits | Publish | Abort | Release | Invalidate
 
 
 class BlockDesk:
     """Belongs to the thread of the server's core."""
 
-    def __init__(self, feed: EventFeed) -> None:
-        self._feed = feed
+    def __init__(
+        self,
+        tell_stored: Callable[[Space, int, bytes, bytes], None],
+        tell_forgotten: Callable[[Space, int, bytes], None],
+    ) -> None:
+        """They hear of blocks that became readable, and of those that are not to be trusted."""
+        self._tell_stored = tell_stored
+        self._tell_forgotten = tell_forgotten
 
     def serve(
         self, connection: Connection, message: BlockMessage
@@ -45,6 +50,11 @@ class BlockDesk:
         refusal = block_calls.check_names(registration, message)
         if refusal is not None:
             return refusal
+        space = Space(
+            domain=connection.session.domain.name,
+            name_space=registration.name_space,
+            fingerprint=registration.register.fingerprint,
+        )
         match message:
             case Acquire() | AcquireEntries():
                 hashes = message.chain if isinstance(message, Acquire) else message.hashes
@@ -54,16 +64,11 @@ class BlockDesk:
             case Credits():
                 return block_calls.grant_credits(cache, session, registration, message)
             case Publish():
-                space = Space(
-                    domain=connection.session.domain.name,
-                    name_space=registration.name_space,
-                    fingerprint=registration.register.fingerprint,
-                )
                 return block_calls.publish(
                     cache,
                     session,
                     message,
-                    lambda hashes, parents: self._feed.tell_stored(space, message.group, hashes, parents),
+                    lambda hashes, parents: self._tell_stored(space, message.group, hashes, parents),
                 )
             case Abort():
                 block_calls.abort(cache, session, message)
@@ -71,6 +76,5 @@ class BlockDesk:
                 block_calls.release(cache, session, message)
             case Invalidate():
                 block_calls.invalidate(cache, message)
-            case Prefetch():
-                pass  # There is no slower tier yet, so there is nothing to bring up.
+                self._tell_forgotten(space, message.group, message.hashes)
         return None

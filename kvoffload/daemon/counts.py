@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import asdict
+from typing import Any
 
 from kvoffload.cache import CacheStats
-from kvoffload.protocol import Counts, Draining, TenantCounts
-from kvoffload.protocol.limits import MAX_TENANTS
+from kvoffload.daemon.tier_traffic import TierTraffic
+from kvoffload.protocol import Counts, Draining, PlaceCounts, TenantCounts, TrafficCounts
+from kvoffload.protocol.limits import LINE_BYTES, MAX_PLACES, MAX_TENANTS, NAME_BYTES
 
-_NAMES = tuple(field.name for field in fields(Counts) if field.name != "tenants")
 
-
-def describe_counts(stats: CacheStats) -> Counts:
+def describe_counts(stats: CacheStats, traffic: TierTraffic | None = None) -> Counts:
     """One domain's."""
     tenants = tuple(
         TenantCounts(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
         for tenant in stats.tenants[:MAX_TENANTS]
     )
-    return Counts(tenants=tenants, **{name: getattr(stats, name) for name in _NAMES})
+    counts: dict[str, Any] = {name: value for name, value in vars(stats).items() if isinstance(value, int)}
+    if traffic is None:
+        return Counts(tenants=tenants, **counts)
+    moved = TrafficCounts(
+        tier=traffic.terms.name,
+        waiting_bytes=traffic.waiting_bytes,
+        waiting_requests=traffic.waiting_requests,
+        **asdict(traffic.counts),
+    )
+    return Counts(tenants=tenants, places=tuple(_describe_places(traffic)), traffic=(moved,), **counts)
 
 
 def describe_draining(every: Iterable[CacheStats], sessions: int) -> Draining:
@@ -26,3 +35,20 @@ def describe_draining(every: Iterable[CacheStats], sessions: int) -> Draining:
     counts = [(stats.leases, stats.reserved) for stats in every]
     leases, reserved = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     return Draining(leases=leases, reserved=reserved, sessions=sessions)
+
+
+def _describe_places(traffic: TierTraffic) -> Iterable[PlaceCounts]:
+    for one in traffic.health()[:MAX_PLACES]:
+        yield PlaceCounts(
+            tier=_cut(traffic.terms.name, NAME_BYTES),
+            name=_cut(one.name, LINE_BYTES),
+            state=one.state.value,
+            reason=_cut(one.reason, LINE_BYTES),
+            capacity_bytes=one.capacity_bytes,
+            used_bytes=one.used_bytes,
+            records=one.records,
+        )
+
+
+def _cut(text: str, size_bytes: int) -> str:
+    return text.encode()[:size_bytes].decode(errors="ignore")

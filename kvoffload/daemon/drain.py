@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
+
+from kvoffload.daemon.refusal import refuse
+from kvoffload.daemon.server_terms import CoreTerms
+from kvoffload.daemon.session import EngineSession
+from kvoffload.protocol import Drain, Error, ErrorCode
+
 _NS_PER_MS = 1_000_000
 
 
@@ -25,3 +32,14 @@ class DrainState:
         """Whether the server may end."""
         is_late = 0 < self._deadline_ns <= now_ns
         return self.is_on and (is_late or not holds_something)
+
+
+def check_drain(terms: CoreTerms, session: EngineSession, message: Drain) -> Error | None:
+    """Who asks for it is an operator, or knows the token."""
+    token = terms.operator_token
+    if token and hmac.compare_digest(message.token.encode(), token.encode()):
+        return None
+    if session.uid in terms.operator_uids if session.guest is None else session.guest.is_operator:
+        return None
+    who = f"user {session.uid}" if session.guest is None else "who comes over TCP with this key"
+    return refuse(message, ErrorCode.NOT_ALLOWED, f"{who} is no operator here")

@@ -81,12 +81,20 @@ class ExpressChannels:
         """Whether somebody wants to hear of blocks that are stored."""
         self._server.watch_stored(is_wanted)
 
-    def take_stored(self, tell: Callable[[Space, int, bytes, bytes], None], tell_lost: Callable[[int], None]) -> None:
-        """Tells what was stored since the last time."""
+    def take_stored(
+        self,
+        tell: Callable[[Space, int, bytes, bytes], None],
+        tell_forgotten: Callable[[Space, int, bytes], None],
+        tell_lost: Callable[[int], None],
+    ) -> None:
+        """Tells what was stored, and what is to be forgotten, since the last time; in that order."""
         spaces = list(self._owners)
         stored, lost = self._server.take_stored()
-        for owner, group, hashes, parents in stored:
-            tell(spaces[owner], group, hashes, parents)
+        for owner, group, hashes, parents, is_forgotten in stored:
+            if is_forgotten:
+                tell_forgotten(spaces[owner], group, hashes)
+            else:
+                tell(spaces[owner], group, hashes, parents)
         if lost:
             tell_lost(lost)
 

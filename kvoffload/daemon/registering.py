@@ -61,10 +61,13 @@ def _open_namespace(domain: Domain, message: Register, namespace_limit: int) -> 
     assert domain.cache is not None
     if message.fingerprint not in domain.registers and len(domain.registers) >= namespace_limit:
         return refuse(message, ErrorCode.BUSY, f"there are {len(domain.registers)} identities")
+    geometry = read_geometry(message)
     try:
-        name_space = domain.cache.open_namespace(Fingerprint(message.fingerprint), read_geometry(message))
+        name_space = domain.cache.open_namespace(Fingerprint(message.fingerprint), geometry)
     except ValueError as fault:
         return refuse(message, ErrorCode.MISMATCH, str(fault))
     domain.registers.setdefault(message.fingerprint, message)
     domain.fingerprints[name_space] = message.fingerprint
+    if domain.traffic is not None:
+        domain.traffic.learn(name_space, message.fingerprint, geometry)
     return name_space

@@ -44,8 +44,19 @@ class ServedCache(Protocol):
     ) -> Acquired: ...
 
     def acquire_entries(
-        self, session: SessionId, name_space: int, group: int, hashes: Buffer, *, shard: int = 0
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        hashes: Buffer,
+        *,
+        shard: int = 0,
+        is_use: bool = True,
     ) -> Acquired: ...
+
+    def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
+
+    def pointers(self, addresses: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]: ...
 
     def release(self, session: SessionId, lease: LeaseId) -> bool: ...
 

@@ -7,29 +7,28 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import zmq
 
-from kvoffload import native
-from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
+from kvoffload.cache import CacheTerms
 from kvoffload.daemon.control_channels import ChannelTerms, ControlChannels
 from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
 from kvoffload.daemon.express_channels import ExpressChannels
 from kvoffload.daemon.lifelines import Lifelines
+from kvoffload.daemon.pools import Pools
 from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
 from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import CoreTerms, RemoteTerms, ServerLimits
 from kvoffload.daemon.session import Peer
+from kvoffload.daemon.tier_terms import TierPlan
+from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
-from kvoffload.errors import CacheMemoryError
-from kvoffload.packets import Credentials, close_all, spare_file
+from kvoffload.packets import Credentials, close_all
 from kvoffload.protocol import (
     CAPABILITIES,
     AdoptVerdict,
@@ -43,6 +42,7 @@ from kvoffload.protocol import (
     ServerTerms,
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
+from kvoffload.tiers.disk import DiskTier
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +73,9 @@ class ServerPlan:
     operator_token: str = field(default="", repr=False)
     remote: RemoteTerms | None = None
     """None: nobody comes over TCP."""
+    tiers: Mapping[str, TierPlan] = field(default_factory=dict)
+    """Below memory, by domain."""
     limits: ServerLimits = field(default_factory=ServerLimits)
-
-
-class _NotWantedError(Exception):
-    """Memory is being taken that nobody needs any more."""
 
 
 @dataclass(eq=False)
@@ -100,9 +98,7 @@ class CacheServer:
         self._clock_ns = clock_ns
         self._boot_id = secrets.randbits(63) | 1
         self._poller = zmq.Poller()
-        self._caches: dict[str, LocalCache] = {}
-        self._taking: dict[str, Future[LocalCache]] = {}
-        self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
+        self._pools = Pools(plan.memory)
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
         self._is_over = False
@@ -126,6 +122,11 @@ class CacheServer:
             listener.close()
             raise
         self._express = ExpressChannels(boot_id=self._boot_id)
+        tiers = {
+            name: TierTraffic(DiskTier(tier.disk), tier.terms, open_pidfd=lambda: os.pidfd_open(os.getpid()))
+            for name, tier in plan.tiers.items()
+        }
+        self._express.watch_stored(bool(tiers))
         self._core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
@@ -139,11 +140,13 @@ class CacheServer:
             ),
             plan.domains,
             draw=lambda: secrets.randbits(32),
-            on_heard=self._express.watch_stored,
+            on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
+            tiers=tiers,
         )
         for socket in self._channels.sockets:
             self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(self._express.fileno(), zmq.POLLIN)
+        for file in (self._express.fileno(), *self._core.tiers.files()):
+            self._poller.register(file, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
         self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
@@ -177,7 +180,8 @@ class CacheServer:
         is_draining = self._is_stopping or self._core.is_draining
         if self._is_stopping:
             self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
-        self._serve_ready(timeout_s)
+        self._serve_ready(self._bound_wait(timeout_s))
+        self._send(self._core.tiers.advance(self._clock_ns()))
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
             for part in (self._core, self._channels, self._express):
@@ -191,21 +195,22 @@ class CacheServer:
     def close(self) -> None:
         """Lets go of everything. Memory stays for as long as engines have it mapped."""
         self._is_stopping = True
-        self._pool.shutdown()
-        for taking in self._taking.values():
-            if taking.exception() is None:
-                taking.result().close()
+        self._pools.stop()
         self._lifelines.close()
         self._express.close()
         self._channels.close()
         for offered in self._offered.values():
             offered.close()
-        for cache in self._caches.values():
-            cache.close()
+        self._core.tiers.close(self._clock_ns)
+        self._pools.close()
         # The last of all: a successor makes files of the same names.
         self._listener.close()
         if self._life is not None:
             self._life.close(is_clean=self._is_over)
+
+    def _bound_wait(self, timeout_s: float) -> float:
+        due_ns = self._core.tiers.next_ns()
+        return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)
 
     def _serve_ready(self, timeout_s: float) -> bool:
         """False: nothing was ready."""
@@ -214,7 +219,8 @@ class CacheServer:
             if isinstance(ready, int) and ready == self._channels.long_file:
                 self._channels.finish_long(self._core, self._send, self._clock_ns)
             elif isinstance(ready, int) and ready == self._express.fileno():
-                self._express.take_stored(self._core.tell_stored, self._core.tell_lost)
+                core = self._core
+                self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
             elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
@@ -290,57 +296,23 @@ class CacheServer:
     # ---- memory ----
 
     def _take_memory(self) -> None:
-        """Of each domain that has none and is not waited for any more: half a second per GiB, on another thread."""
-        for name, taking in list(self._taking.items()):
-            if not taking.done():
-                continue
-            del self._taking[name]
-            try:
-                cache = taking.result()
-            except _NotWantedError:
-                continue
-            if name in self._caches:
-                cache.close()
-            else:
-                self._attach(name, cache, 0)
-        if self._clock_ns() < self._adopt_until_ns or self._is_stopping:
-            return
-        for name, terms in self._plan.memory.items():
-            if name not in self._caches and name not in self._taking:
-                progress = partial(self._check_wanted, name)
-                self._taking[name] = self._pool.submit(LocalCache.create, terms, progress=progress)
+        """Of each domain that has none and is not waited for any more."""
+        for name in self._pools.take_ready():
+            self._attach(name, 0)
+        if self._clock_ns() >= self._adopt_until_ns and not self._is_stopping:
+            self._pools.begin()
 
-    def _check_wanted(self, domain: str, _done_bytes: int, _total_bytes: int) -> None:
-        """An old server's memory may have come, or the end."""
-        if self._is_stopping or domain in self._caches:
-            raise _NotWantedError
-
-    def _attach(self, domain: str, cache: LocalCache, adopted_boot_id: int) -> None:
-        self._caches[domain] = cache
-        spare_file(cache.files.lock)
-        self._send(self._core.attach_memory(domain, cache, adopted_boot_id=adopted_boot_id))
+    def _attach(self, domain: str, adopted_boot_id: int) -> None:
+        self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
 
     def _adopt(self, lifeline: int, former_boot_id: int) -> None:
         session = self._core.sessions.find_lifeline(lifeline)
         assert session is not None
-        lock, index, *segments = self._offered[lifeline].files
-        try:
-            verdict = AdoptVerdict.OWNER_LIVES if native.find_lock_owner(lock) else None
-        except RuntimeError:
-            verdict = AdoptVerdict.NOT_USABLE
-        if verdict is not None:
-            self._forget_offer(lifeline, verdict)
-            return
-        del self._offered[lifeline]
-        files = CacheFiles(lock=lock, index=index, segments=tuple(segments))
-        try:
-            cache = LocalCache.adopt(files, self._plan.memory[session.domain.name])
-        except CacheMemoryError as fault:
-            logger.warning("memory of an old server was not adopted: %s", fault)
-            self._core.refuse_offer(session.domain.name, AdoptVerdict.NOT_USABLE)
-            return
-        logger.info("adopted the memory of server %x: %s", former_boot_id, cache.adoption)
-        self._attach(session.domain.name, cache, former_boot_id)
+        verdict = self._pools.adopt(session.domain.name, self._offered.pop(lifeline).files, former_boot_id)
+        if verdict is None:
+            self._attach(session.domain.name, former_boot_id)
+        else:
+            self._core.refuse_offer(session.domain.name, verdict)
 
     def _forget_offer(self, lifeline: int, verdict: AdoptVerdict) -> None:
         session = self._core.sessions.find_lifeline(lifeline)
@@ -372,20 +344,20 @@ class CacheServer:
                 self._lifelines.send_event(one.lifeline, one.message)
 
     def _open_express(self, wanted: OpenExpress) -> None:
-        end = self._express.open(wanted, self._caches[wanted.space.domain].core)
+        end = self._express.open(wanted, self._pools.caches[wanted.space.domain].core)
         if end is not None and not self._lifelines.send_own(wanted.lifeline, Express(), end):
             self._express.end(wanted.lifeline)
 
     def _send_events(self) -> None:
         """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
-        for connection in self._core.ready_events():
-            for event, number in self._core.take_events(connection, EVENTS_AT_ONCE):
+        for connection in self._core.feed.ready():
+            for event, number in self._core.feed.take(connection, EVENTS_AT_ONCE):
                 if not self._channels.send(connection, event, number):
                     self._core.close_connection(connection)
                     break
 
     def _send_memory(self, wanted: SendMemory) -> None:
-        files = self._caches[wanted.domain].files
+        files = self._pools.caches[wanted.domain].files
         sizes = [os.fstat(file).st_size for file in files.segments]
         for first in range(0, max(len(sizes), 1), MAX_PACKET_SEGMENTS):
             part = slice(first, first + MAX_PACKET_SEGMENTS)

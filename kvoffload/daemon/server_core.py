@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias, get_args
 
 from kvoffload.daemon.adoption import AdoptionDesk
 from kvoffload.daemon.block_desk import BlockDesk, BlockMessage
 from kvoffload.daemon.counts import describe_counts, describe_draining
 from kvoffload.daemon.domain import Domain, DomainTerms
-from kvoffload.daemon.drain import DrainState
+from kvoffload.daemon.drain import DrainState, check_drain
 from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.fault_log import FaultLog
 from kvoffload.daemon.refusal import refuse
@@ -21,6 +21,8 @@ from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
 from kvoffload.daemon.session_table import SessionTable
+from kvoffload.daemon.tier_desk import TierDesk
+from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.protocol import (
     Acquire,
@@ -44,6 +46,8 @@ from kvoffload.protocol import (
     Greeting,
     Hello,
     Mark,
+    Prefetch,
+    Promote,
     ProtocolFault,
     Quarantine,
     Register,
@@ -57,9 +61,9 @@ from kvoffload.protocol import (
     answer_fault,
     check_call,
 )
-from kvoffload.protocol.message import Event, OneWay
+from kvoffload.protocol.message import OneWay
 
-_ENDS_WITH_DRAIN = (Acquire, AcquireEntries, Credits, Adopt)
+_ENDS_WITH_DRAIN = (Acquire, AcquireEntries, Credits, Adopt, Promote)
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 
 _Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage] | None
@@ -80,11 +84,12 @@ class ServerCore:
         *,
         draw: Callable[[], int],
         on_heard: Callable[[bool], None] = lambda _: None,
+        tiers: Mapping[str, TierTraffic] = MappingProxyType({}),
     ) -> None:
         """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether
-        anybody wants to hear of blocks that are stored."""
+        anybody wants to hear of blocks that are stored; `tiers`, by domain, always do."""
         self._terms = terms
-        self._domains = {domain.name: Domain(domain, terms.handshake) for domain in domains}
+        self._domains = {domain.name: Domain(domain, terms.handshake, tiers.get(domain.name)) for domain in domains}
         self._feed = EventFeed(terms.limits, on_heard)
         self._sessions = SessionTable(
             self._domains,
@@ -97,7 +102,8 @@ class ServerCore:
         self._drain = DrainState()
         self._closing: Closing | None = None
         self._faults = FaultLog()
-        self._blocks = BlockDesk(self._feed)
+        self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
+        self._blocks = BlockDesk(self.tell_stored, self._tiers.forget)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
@@ -112,10 +118,21 @@ class ServerCore:
         """To be read only."""
         return self._sessions
 
+    @property
+    def feed(self) -> EventFeed:
+        """What subscribers are to be told."""
+        return self._feed
+
+    @property
+    def tiers(self) -> TierDesk:
+        """The traffic with what lies below memory, which the loop keeps going."""
+        return self._tiers
+
     def attach_memory(self, domain: str, cache: ServedCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
         """The domain serves from here on: memory was taken, or that of an old server adopted."""
         self._adoption.give_up(self._domains[domain])
         self._domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
+        self._tiers.attach(domain, cache)
         waiting = self._sessions.attach(self._domains[domain])
         return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
 
@@ -235,6 +252,7 @@ class ServerCore:
         subscribers have to be told."""
         self._faults.attempt("reclaim", self._sessions.reclaim)
         self._faults.attempt("sweep", self._sweep)
+        self._faults.attempt("look", self._tiers.look)
 
     def clear(self, domain: str, name_space: int) -> int:
         """Forgets all blocks of a registered identity; how many there were."""
@@ -245,20 +263,9 @@ class ServerCore:
         return count
 
     def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
-        """Blocks became readable without this core."""
+        """An engine's blocks became readable."""
         self._feed.tell_stored(space, group, hashes, parents)
-
-    def tell_lost(self, count: int) -> None:
-        """So many more did, and which is not known."""
-        self._feed.tell_lost(count)
-
-    def ready_events(self) -> list[bytes]:
-        """Connections that have events to be taken."""
-        return self._feed.ready()
-
-    def take_events(self, connection: bytes, limit: int) -> list[tuple[Event, int]]:
-        """The next ones with their numbers. What is not taken waits; beyond the bound it is lost, and that is told."""
-        return self._feed.take(connection, limit)
+        self._tiers.note_stored(space, group, hashes, parents)
 
     def start_drain(
         self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0
@@ -305,11 +312,10 @@ class ServerCore:
             arrival = connection.one_way.accept(call.number)
             if arrival is not Arrival.IN_ORDER:
                 return self._reset(connection, arrival, message.op, behind)
-        return None if call.is_late(now_ns) else self._serve_connection(connection, message, now_ns, behind)
+        return None if call.is_late(now_ns) else self._serve_connection(connection, call, now_ns, behind)
 
-    def _serve_connection(
-        self, connection: Connection, message: ClientMessage, now_ns: int, behind: list[Sendable]
-    ) -> _Answer:
+    def _serve_connection(self, connection: Connection, call: Call, now_ns: int, behind: list[Sendable]) -> _Answer:
+        message = call.message
         refusal = check_call(connection.agreed, message)
         if refusal is not None:
             return refusal
@@ -319,6 +325,8 @@ class ServerCore:
             return self._part(connection, message, behind)
         if isinstance(message, Drain):
             return self._serve_drain(connection, message, now_ns, behind)
+        if isinstance(message, Promote | Prefetch):
+            return self._tiers.serve(connection, call, now_ns)
         answer = self._handlers[type(message)](connection, message)
         if isinstance(answer, Registered):
             behind += open_express(connection.session)
@@ -360,10 +368,10 @@ class ServerCore:
         return AdoptAnswer(verdict=self._adoption.judge(connection.session, message))
 
     def _count(self, connection: Connection, message: Stats) -> ServerMessage:
-        cache = connection.session.domain.cache
-        if cache is None:
+        domain = connection.session.domain
+        if domain.cache is None:
             return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
-        return describe_counts(cache.stats)
+        return describe_counts(domain.cache.stats, domain.traffic)
 
     def _subscribe(self, connection: Connection, message: Subscribe) -> ServerMessage:
         if not self._feed.subscribe(connection.key, connection.session.domain.name, message.name_spaces):
@@ -373,15 +381,9 @@ class ServerCore:
     def _serve_drain(
         self, connection: Connection, message: Drain, now_ns: int, behind: list[Sendable]
     ) -> ServerMessage:
-        terms = self._terms
-        knows_token = terms.operator_token != "" and hmac.compare_digest(
-            message.token.encode(), terms.operator_token.encode()
-        )
-        session = connection.session
-        is_operator = session.uid in terms.operator_uids if session.guest is None else session.guest.is_operator
-        if not (knows_token or is_operator):
-            who = f"user {session.uid}" if session.guest is None else "who comes over TCP with this key"
-            return refuse(message, ErrorCode.NOT_ALLOWED, f"{who} is no operator here")
+        refusal = check_drain(self._terms, connection.session, message)
+        if refusal is not None:
+            return refusal
         behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
         return self._count_draining()
 

@@ -36,6 +36,19 @@ class Outcome(IntEnum):
     """The index cannot hold another lease."""
 
 
+class PromotionOutcome(IntEnum):
+    """What slower tiers could do for a request."""
+
+    NOTHING = 0
+    """They have nothing that would make its boundary longer."""
+    COMPLETE = 1
+    """All that they have is in memory now, or was there already by the time it came."""
+    PARTLY = 2
+    """Some of it: the time is over, there is no room, or a record was not what it should be."""
+    TOO_SLOW = 3
+    """To compute it is estimated to be faster."""
+
+
 class InvalidReason(IntEnum):
     """Why blocks are not to be trusted."""
 
@@ -88,6 +101,37 @@ class Acquire(Request):
     limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
     alignment: Annotated[int, Whole(2**32 - 1, minimum=1), "a boundary is a multiple of it, in tokens"] = 1
     shards: Annotated[Shards, "whose digests are wanted"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promoted(Reply):
+    """An acquire finds now what has come up; it is held for it for half a second."""
+
+    op = 74
+
+    outcome: Annotated[PromotionOutcome, Choice(PromotionOutcome), "what was done"]
+    boundary: Annotated[U64, "in tokens, that memory and slower tiers have together; `local` again where it is none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promote(Request):
+    """Bring up from slower tiers what an acquire of this chain would then find, and say when that is done.
+
+    The answer comes after `wait_ms` at the latest, and what has come by then is of use. It comes at once where there is
+    nothing to be done, or where that is estimated to take longer than to compute the tokens.
+    """
+
+    op = 12
+    capability = "promote"
+    reply = Promoted
+
+    name_space: Annotated[U32, "from registered"]
+    chain: Annotated[Chain, "the request's hashes from its first token on"]
+    local: Annotated[U64, "tokens that the engine has itself"] = 0
+    limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
+    alignment: Annotated[int, Whole(2**32 - 1, minimum=1), "a boundary is a multiple of it, in tokens"] = 1
+    wait_ms: Annotated[U32, "how long the request waits at most"] = 0
+    prefill_ns: Annotated[U64, "what the engine takes to compute one token; 0: unknown"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ MESSAGES: tuple[type[Message], ...] = (
     blocks.Acquire,
     blocks.AcquireEntries,
     blocks.Acquired,
+    blocks.Promote,
+    blocks.Promoted,
     blocks.Credits,
     blocks.CreditsGranted,
     blocks.Publish,
@@ -48,5 +50,5 @@ MESSAGES: tuple[type[Message], ...] = (
     lifeline.Farewell,
 )
 
-CAPABILITIES = frozenset({"adopt", "events", "prefetch"})
-"""Parts of this version that a peer may lack."""
+CAPABILITIES = frozenset({"adopt", "events", "prefetch", "promote"})
+"""Parts of this version that a peer may lack. `promote` a server has where there are tiers below memory."""

@@ -18,6 +18,8 @@ MAX_SHARDS = 64
 MAX_CAPABILITIES = 64
 MAX_IDENTITY = 64
 MAX_TENANTS = 256
+MAX_PLACES = 64
+MAX_TIERS = 8
 MAX_SEGMENTS = 65_536
 MAX_PACKET_SEGMENTS = 250
 """The kernel passes at most 253 descriptors at once; lock and index go with the first ones."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from kvoffload.protocol.fields import U16, U32, U64, AsMany, Choice, Digest, Hashes, Name, Several, Whole
-from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_TENANTS
+from kvoffload.protocol.fields import U16, U32, U64, AsMany, Choice, Digest, Hashes, Line, Name, Several, Whole
+from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_PLACES, MAX_TENANTS, MAX_TIERS
 from kvoffload.protocol.message import Event, Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
 
@@ -27,6 +27,40 @@ class TenantCounts:
     name: Annotated[Name, "empty: those without one"]
     quota_bytes: Annotated[U64, "0: no share of its own"]
     used_bytes: Annotated[U64, "now"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceCounts:
+    """One place of a tier below memory, a disk's folder for example."""
+
+    tier: Annotated[Name, "its kind"]
+    name: Annotated[Line, "which one"]
+    state: Annotated[Name, "opening, ready, read_only or absent"]
+    reason: Annotated[Line, "why it is not ready, in one line"]
+    capacity_bytes: Annotated[U64, "it takes at most"]
+    used_bytes: Annotated[U64, "of live records"]
+    records: Annotated[U64, "live"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficCounts:
+    """Between memory and a tier below it, since the server has that. In blocks, unless it says something else."""
+
+    tier: Annotated[Name, "its kind"]
+    waiting_bytes: Annotated[U64, "to be written, now"] = 0
+    waiting_requests: Annotated[U64, "for blocks that come up, now"] = 0
+    written: Annotated[U64, "acknowledged by the tier"] = 0
+    written_bytes: Annotated[U64, "of them"] = 0
+    dropped_full: Annotated[U64, "not written: the queue was too long"] = 0
+    dropped_gone: Annotated[U64, "not written: memory had lost them"] = 0
+    failed: Annotated[U64, "not written: the tier did not take them"] = 0
+    promoted: Annotated[U64, "brought up"] = 0
+    promoted_bytes: Annotated[U64, "of them"] = 0
+    missing: Annotated[U64, "asked for, and not there any more"] = 0
+    quarantined: Annotated[U64, "records whose bytes were not what they should be"] = 0
+    late: Annotated[U64, "requests whose time was over before all had come"] = 0
+    too_slow: Annotated[U64, "requests that computing was estimated to serve sooner"] = 0
+    without_room: Annotated[U64, "requests that found no room in memory"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +87,8 @@ class Counts(Reply):
     moved_bytes: Annotated[U64, "to close holes"]
     lost_touches: Annotated[U64, "uses that the eviction policy did not hear of"]
     tenants: Annotated[tuple[TenantCounts, ...], Several(Shape(TenantCounts), MAX_TENANTS), "of the pool"] = ()
+    places: Annotated[tuple[PlaceCounts, ...], Several(Shape(PlaceCounts), MAX_PLACES), "of tiers below memory"] = ()
+    traffic: Annotated[tuple[TrafficCounts, ...], Several(Shape(TrafficCounts), MAX_TIERS), "with each tier"] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,15 @@ class DiskTerms:
     probe_interval_s: float = 2.0
     batch_limit: int = BATCH_LIMIT
 
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(folder.capacity_bytes for folder in self.folders)
+
+    def describe(self) -> str:
+        """In a few words."""
+        folders = f"{len(self.folders)} folders" if len(self.folders) > 1 else str(self.folders[0].path)
+        return f"{format_size(self.capacity_bytes)} of disk in {folders}"
+
 
 class DiskTier:
     """A Tier. A folder that cannot be had is no fault: `health` tells why, and it is tried again at intervals."""
@@ -81,7 +90,7 @@ class DiskTier:
 
     @property
     def capacity_bytes(self) -> int:
-        return sum(folder.capacity_bytes for folder in self._terms.folders)
+        return self._terms.capacity_bytes
 
     def put(
         self,
@@ -202,4 +211,4 @@ class DiskTier:
             raise TierError(f"the disk tier took no batch: {fault}") from fault
 
     def __str__(self) -> str:
-        return f"disk tier of {format_size(self.capacity_bytes)} in {len(self._terms.folders)} folders"
+        return self._terms.describe()

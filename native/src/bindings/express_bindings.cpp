@@ -24,7 +24,8 @@ nb::tuple take_stored(ExpressServer& server) {
     const StoredLog::Taken taken = server.log().take();
     nb::list stored;
     for (const StoredBlocks& blocks : taken.stored) {
-        stored.append(nb::make_tuple(blocks.owner, blocks.group, to_bytes(blocks.hashes), to_bytes(blocks.parents)));
+        stored.append(nb::make_tuple(blocks.owner, blocks.group, to_bytes(blocks.hashes), to_bytes(blocks.parents),
+                                     blocks.is_forgotten));
     }
     return nb::make_tuple(stored, taken.lost);
 }
@@ -62,8 +63,9 @@ void bind_express(nb::module_& module) {
             nb::arg("name_space"), nb::arg("tenant"), nb::arg("owner"), "Takes the descriptor.")
         .def("log_file", [](ExpressServer& self) { return self.log().file(); })
         .def("watch_stored", [](ExpressServer& self, bool is_wanted) { self.log().watch(is_wanted); })
-        .def("take_stored", &take_stored,
-             "Owner, group, hashes and parents of each batch, and how many blocks were lost.")
+        .def(
+            "take_stored", &take_stored,
+            "Owner, group, hashes, parents of each batch and whether it is to be forgotten; how many blocks were lost.")
         .def("end", &ExpressServer::end)
         .def("tick", &ExpressServer::tick)
         .def("start_drain", &ExpressServer::start_drain)

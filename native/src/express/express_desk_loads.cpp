@@ -74,6 +74,11 @@ void ExpressDesk::invalidate(Fields& fields) {
     // The one call that names no session to the core.
     if (core_->sessions().is_open(rights_.cache_session)) {
         core_->invalidate(space, hashes);
+        log_.add({.owner = rights_.owner,
+                  .group = group_of(space),
+                  .hashes = {hashes.begin(), hashes.end()},
+                  .parents = {},
+                  .is_forgotten = true});
     }
 }
 

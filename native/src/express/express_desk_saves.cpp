@@ -75,7 +75,8 @@ void ExpressDesk::publish(Fields& fields) {
     if (!log_.is_wanted()) {
         return;
     }
-    StoredBlocks stored{.owner = rights_.owner, .group = group_of(space), .hashes = {}, .parents = {}};
+    StoredBlocks stored{
+        .owner = rights_.owner, .group = group_of(space), .hashes = {}, .parents = {}, .is_forgotten = false};
     for (std::size_t item = 0; item < outcomes.size(); ++item) {
         if (outcomes[item] == CommitOutcome::readable) {
             const std::size_t at = item * kHashBytes;

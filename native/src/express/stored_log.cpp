@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace kvo {
+namespace {
+
+constexpr std::size_t kForgottenTimes = 16;  // what is not to be trusted weighs more than what is merely there
+
+}  // namespace
 
 StoredLog::StoredLog(std::size_t limit) : limit_(limit), ready_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
@@ -27,7 +32,7 @@ void StoredLog::add(StoredBlocks stored) {
     if (count == 0 || !is_wanted()) {
         return;
     }
-    if (blocks_ + count > limit_) {
+    if (blocks_ + count > (stored.is_forgotten ? kForgottenTimes * limit_ : limit_)) {
         kept_.lost += count;
     } else {
         blocks_ += count;

@@ -1,4 +1,4 @@
-// Blocks that became readable, kept for whoever tells others of them.
+// Blocks that became readable, or that a process wants to be forgotten, kept for whoever tells others of them.
 #pragma once
 
 #include <atomic>
@@ -18,12 +18,13 @@ struct StoredBlocks {
     std::uint32_t group = 0;
     std::vector<std::uint8_t> hashes;
     std::vector<std::uint8_t> parents;  // none, or as many
+    bool is_forgotten = false;          // by a process's wish
 };
 
 // Safe to call from any thread.
 class StoredLog {
 public:
-    // Beyond so many blocks they are only counted.
+    // Beyond so many blocks those that were stored are only counted; beyond 16 times as many all are.
     explicit StoredLog(std::size_t limit);
 
     // Readable when there is something to be taken. The log's own.

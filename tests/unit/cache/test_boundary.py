@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import lcm
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.cache import GroupRule, longest_boundary, needed_blocks
+from kvoffload.cache import GroupRule, find_reach, longest_boundary, needed_blocks
 from kvoffload.kvspec import ReuseRule
 
 Present = set[tuple[int, int]]
@@ -206,3 +207,12 @@ def test_every_block_of_a_found_boundary_is_present(cache: tuple[list[GroupRule]
     if found > local:
         for group, rule in enumerate(chosen):
             assert {(group, index) for index in needed_blocks(rule, local=local, boundary=found)} <= present
+
+
+@given(caches())
+def test_arrays_of_what_is_present_reach_as_far(cache: tuple[list[GroupRule], int, int, int, Present]) -> None:
+    chosen, local, limit, alignment, present = cache
+    counts = [max((i for g, i in present if g == group), default=-1) + 1 for group in range(len(chosen))]
+    arrays = [np.array([(group, i) in present for i in range(count)], np.bool_) for group, count in enumerate(counts)]
+    found = find_reach(chosen, arrays, local=local, limit=limit, alignment=alignment)
+    assert found == search(chosen, local=local, limit=limit, present=present, alignment=alignment)

@@ -39,8 +39,8 @@ def serve_all(data: bytes) -> None:
             session = (engine.session, 0, 1)[who % 3]
             _act(server, kind, connections[who % 3], session, frame)
             assert len(server.core.sessions) <= LIMITS.sessions
-        for key in server.core.ready_events():
-            server.core.take_events(key, 1000)
+        for key in server.core.feed.ready():
+            server.core.feed.take(key, 1000)
         server.core.tick()
 
 

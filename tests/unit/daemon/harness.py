@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
@@ -32,6 +32,7 @@ from kvoffload.daemon import (
     ToConnection,
     ToLifeline,
 )
+from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import OpenExpress, Sendable
 from kvoffload.protocol import (
     CAPABILITIES,
@@ -160,12 +161,13 @@ class Server:
         domains: Sequence[DomainTerms] = (DomainTerms(name="main"),),
         memory: CacheTerms | None = SMALL,
         limits: ServerLimits | None = None,
+        tiers: Mapping[str, TierTraffic] | None = None,
     ) -> None:
         terms = terms or core_terms()
         if limits is not None:
             terms = replace(terms, limits=limits)
         self.terms = terms
-        self.core = ServerCore(terms, domains, draw=_draw())
+        self.core = ServerCore(terms, domains, draw=_draw(), tiers=tiers or {})
         self.caches: dict[str, CacheWithoutProcesses] = {}
         self.told: dict[int, list[ServerMessage]] = {}
         """Events by lifeline."""

@@ -362,7 +362,7 @@ class Schedule:
         self.server.core.tick()
 
     def watch(self) -> None:
-        for _, number in self.server.core.take_events(self.router.key, self.random.randint(1, 10)):
+        for _, number in self.server.core.feed.take(self.router.key, self.random.randint(1, 10)):
             assert number == self.event_number + 1
             self.event_number = number
 

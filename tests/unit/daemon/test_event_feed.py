@@ -45,7 +45,7 @@ def router(server: Server, engine: Client) -> Client:
 
 
 def take(client: Client, limit: int = 100) -> list[Event]:
-    taken = client.server.core.take_events(client.key, limit)
+    taken = client.server.core.feed.take(client.key, limit)
     client.number = 0
     return [event for event, _ in taken]
 
@@ -57,20 +57,20 @@ def kinds(events: list[Event]) -> list[str]:
 def test_stored_blocks_are_told_with_their_parents(server: Server, engine: Client, router: Client) -> None:
     chain = make_chain(1, 3)
     save_chain(server.cache, engine, chain, PLAIN)
-    assert server.core.ready_events() == [router.key]
+    assert server.core.feed.ready() == [router.key]
     opened, stored = take(router)
     assert opened == NamespaceOpened(name_space=engine.name_space, fingerprint=fingerprint("model"))
     assert isinstance(stored, Stored)
     assert (stored.hashes, stored.parents) == (chain, bytes(32) + chain[:-32])
-    assert server.core.ready_events() == []
+    assert server.core.feed.ready() == []
 
 
 def test_numbers_have_no_holes(server: Server, engine: Client, router: Client) -> None:
     numbers = []
     for conversation in range(3):
         save_chain(server.cache, engine, make_chain(conversation, 2), PLAIN)
-        numbers += [number for _, number in server.core.take_events(router.key, 1)]
-    numbers += [number for _, number in server.core.take_events(router.key, 100)]
+        numbers += [number for _, number in server.core.feed.take(router.key, 1)]
+    numbers += [number for _, number in server.core.feed.take(router.key, 100)]
     assert numbers == [1, 2, 3, 4]
 
 
@@ -231,7 +231,7 @@ def test_once_more_replaces_the_subscription(server: Server, engine: Client, rou
     router.ask(Subscribe())
     assert take(router) == []
     save_chain(server.cache, engine, make_chain(2, 2), PLAIN)
-    assert [number for _, number in server.core.take_events(router.key, 100)] == [1, 2]
+    assert [number for _, number in server.core.feed.take(router.key, 100)] == [1, 2]
 
 
 @pytest.mark.parametrize("how", ["hello", "close", "lifeline"])
@@ -246,8 +246,8 @@ def test_a_subscription_ends_with_its_connection(server: Server, engine: Client,
             server.core.close_connection(key)
         case "lifeline":
             server.core.close_lifeline(router.lifeline)
-    assert server.core.take_events(key, 10) == []
-    assert server.core.ready_events() == []
+    assert server.core.feed.take(key, 10) == []
+    assert server.core.feed.ready() == []
 
 
 def test_subscribers_are_bounded() -> None:
@@ -312,8 +312,8 @@ def test_what_was_stored_without_the_core_is_told_likewise(server: Server, engin
 def test_what_is_not_known_is_lost_to_all(server: Server, router: Client) -> None:
     other = server.process("other").watch()
     assert other.ask(Subscribe(name_spaces=(99,))) == Subscribed()
-    server.core.tell_lost(3)
-    server.core.tell_lost(4)
+    server.core.feed.tell_lost(3)
+    server.core.feed.tell_lost(4)
     for client in (router, other):
         assert take(client) == [EventsLost(count=7)]
         assert take(client) == []

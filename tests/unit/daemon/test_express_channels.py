@@ -78,7 +78,7 @@ class Served:
     def take(self) -> tuple[Told, list[int]]:
         told: Told = []
         lost: list[int] = []
-        self.channels.take_stored(lambda *stored: told.append(stored), lost.append)
+        self.channels.take_stored(lambda *stored: told.append(stored), lambda *gone: told.append(gone), lost.append)
         return told, lost
 
     @property

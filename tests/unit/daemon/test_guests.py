@@ -63,13 +63,13 @@ def test_a_guest_is_an_observer(server: Server, engine: Client) -> None:
     assert isinstance(visitor.ask(Stats()), Counts)
     assert visitor.ask(Subscribe()) == Subscribed()
     save_chain(server.cache, engine, make_chain(1, 4))
-    assert server.core.take_events(visitor.key, 10)
+    assert server.core.feed.take(visitor.key, 10)
     assert code_of(visitor.ask(register_of())) is ErrorCode.NOT_ALLOWED
     assert len(server.core.sessions) == 2
     assert [sent.lifeline for sent in server.memory_sent] == [engine.lifeline]
     assert visitor.ask(Bye()) == Done()
     assert len(server.core.sessions) == 1
-    assert server.core.ready_events() == []
+    assert server.core.feed.ready() == []
 
 
 def test_nothing_is_served_before_hello_and_nothing_kept(server: Server) -> None:
@@ -145,8 +145,8 @@ def test_guests_see_their_own_domain_only() -> None:
             visitor.ask(HELLO)
             visitor.ask(Subscribe())
         save_chain(server.caches["red"], red, make_chain(1, 4))
-        assert server.core.take_events(visitors["red"].key, 10)
-        assert server.core.take_events(visitors["blue"].key, 10) == []
+        assert server.core.feed.take(visitors["red"].key, 10)
+        assert server.core.feed.take(visitors["blue"].key, 10) == []
         assert (visitors["red"].ask(Stats()).readable > 0, visitors["blue"].ask(Stats()).readable) == (True, 0)
 
 

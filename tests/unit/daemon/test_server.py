@@ -296,7 +296,7 @@ def test_greetings_are_answered_while_memory_is_taken(
     def turn() -> None:
         server.turn(0.001)
         if server._core.sessions and not may_go_on.is_set():
-            assert not server._caches
+            assert not server._pools.caches
             may_go_on.set()
 
     joined.append(RawClient(tmp_path / "s", register_of(), turn=turn))

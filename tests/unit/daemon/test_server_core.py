@@ -262,9 +262,9 @@ def test_no_domain_hears_of_another() -> None:
         observer = server.process("router", uid=2).watch()
         observer.ask(Subscribe())
         save_chain(server.caches["red"], red, make_chain(1, 4))
-        assert server.core.take_events(observer.key, 10) == []
+        assert server.core.feed.take(observer.key, 10) == []
         save_chain(server.caches["blue"], blue, make_chain(1, 4))
-        assert server.core.take_events(observer.key, 10) != []
+        assert server.core.feed.take(observer.key, 10) != []
 
 
 def test_every_kind_of_message_has_somebody_who_serves_it(engine: Client) -> None:

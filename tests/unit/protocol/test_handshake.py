@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.protocol import (
+    CAPABILITIES,
     CODEC,
     MESSAGES,
     Acquire,
@@ -243,5 +244,5 @@ class TestOperations:
 
     @given(draw_message(tuple(kind for kind in MESSAGES if issubclass(kind, ClientMessage))), st.sampled_from(Phase))
     def test_with_everything_agreed_only_the_phase_counts(self, message: ClientMessage, phase: Phase) -> None:
-        agreed = Agreement(phase=phase, protocol=1, capabilities=frozenset({"adopt", "events", "prefetch"}))
+        agreed = Agreement(phase=phase, protocol=1, capabilities=CAPABILITIES)
         assert (check_call(agreed, message) is None) is (message.needs <= phase)

@@ -122,5 +122,5 @@ def test_what_is_no_batch_is_refused(tmp_path: Path) -> None:
         tier.get(records.names, records.slots[:1], record_bytes=10, timeout_s=1.0)
     with pytest.raises(TierError, match="digests must be one for each record"):
         tier.put(records.names, records.slots, record_bytes=10, digests=records.digests[:1], timeout_s=1.0)
-    assert str(tier) == "disk tier of 32MiB in 1 folders"
+    assert str(tier) == f"32MiB of disk in {tmp_path / 'disk'}"
     tier.close()

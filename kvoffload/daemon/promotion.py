@@ -1,0 +1,351 @@
+"""Blocks on their way from a tier below to memory, for requests that wait for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import CommitOutcome, LeaseId, SessionId, find_reach, needed_blocks
+from kvoffload.daemon.bad_records import BadRecords
+from kvoffload.daemon.served_cache import ServedCache
+from kvoffload.daemon.tier_rate import TierRate
+from kvoffload.daemon.tier_terms import FindSpace, Rows, TierCounts, TierSpace, TierTerms, as_rows, cut_pieces
+from kvoffload.protocol import Promote, Promoted, PromotionOutcome
+from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
+
+_GET_TIMEOUT_S = 10.0
+
+Answer = Callable[[Promoted], None]
+OnStored = Callable[[TierSpace, int, bytes, bytes], None]
+"""Of a group: hashes, and their parents."""
+
+
+@dataclass(eq=False)
+class _Piece:
+    """Blocks of one group that are read together, for whoever needs them."""
+
+    space: TierSpace
+    group: int
+    hashes: Rows
+    first_token: int
+    waiters: set[_Promotion] = field(default_factory=set)
+    read: Rows | None = None
+    """Those that were not in memory when it was begun; None: it was not."""
+    tickets: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Of their slots."""
+    is_good: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    digests: dict[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    """By shard."""
+    parents: bytes = b""
+    waits_for: int = 0
+    """Batches: one a shard."""
+
+    def __post_init__(self) -> None:
+        self.size_bytes = len(self.hashes) * self.space.block_bytes(self.group)
+        self.keys = [(self.space.number, self.group, row.tobytes()) for row in self.hashes]
+
+
+@dataclass(eq=False)
+class _Promotion:
+    """One request that waits."""
+
+    answer: Answer
+    boundary: int
+    deadline_s: float
+    pieces: set[_Piece] = field(default_factory=set)
+    leases: list[LeaseId] = field(default_factory=list)
+    is_partly: bool = False
+
+
+class Promotions:
+    """Belongs to the thread of the server's core. Nothing here waits."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        terms: TierTerms,
+        find_space: FindSpace,
+        *,
+        counts: TierCounts,
+        bad: BadRecords,
+        on_stored: OnStored,
+    ) -> None:
+        """`on_stored` hears of blocks that can be read in memory again."""
+        self.rate = TierRate()
+        self._tier = tier
+        self._terms = terms
+        self._find_space = find_space
+        self._counts = counts
+        self._on_stored = on_stored
+        self._bad = bad
+        self._cache: ServedCache | None = None
+        self._session = SessionId(0)
+        self._waiting: set[_Promotion] = set()
+        self._queue: deque[_Piece] = deque()
+        self._queued_bytes = 0
+        self._coming: dict[tuple[int, int, bytes], _Piece] = {}
+        self._reading: dict[int, tuple[_Piece, int]] = {}
+        """By the tier's ticket: the piece, and which shard."""
+        self._held: deque[tuple[float, list[LeaseId]]] = deque()
+        """Until when, and what."""
+
+    def attach(self, cache: ServedCache, session: SessionId) -> None:
+        self._cache, self._session = cache, session
+
+    @property
+    def waiting(self) -> int:
+        """Requests."""
+        return len(self._waiting)
+
+    def next_s(self) -> float | None:
+        """When `expire` is due."""
+        times = [promotion.deadline_s for promotion in self._waiting]
+        return min([*times, *(until_s for until_s, _ in self._held)], default=None)
+
+    def ask(self, message: Promote, now_s: float, answer: Answer) -> None:
+        """A request waits. `answer` is called once: now, or from a later call of this object."""
+        cache, space = self._cache, self._find_space(message.name_space)
+        if cache is None or space is None or len(self._waiting) >= self._terms.promotion_limit:
+            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
+            return
+        groups = range(len(space.rules))
+        rows = [space.chain_rows(group, message.chain, message.limit) for group in groups]
+        in_memory = [cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
+        below = [self._find_below(space, group, rows[group].tobytes()) for group in groups]
+        terms = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
+        reached = find_reach(space.rules, in_memory, **terms)
+        boundary = find_reach(space.rules, [a | b for a, b in zip(in_memory, below, strict=True)], **terms)
+        if boundary <= reached:
+            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=boundary))
+            return
+        promotion = _Promotion(answer, boundary, now_s + message.wait_ms / 1000)
+        needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
+        missing = [np.array([at for at in needed[group] if not in_memory[group][at]], np.int64) for group in groups]
+        size_bytes = sum(len(missing[group]) * space.block_bytes(group) for group in groups)
+        computing_s = (boundary - reached) * message.prefill_ns / 1e9
+        if self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes):
+            self._counts.too_slow += 1
+            answer(Promoted(outcome=PromotionOutcome.TOO_SLOW, boundary=boundary))
+            return
+        self._waiting.add(promotion)
+        for group in groups:
+            # What is there already is not to give way to what comes.
+            part = rows[group][needed[group].start : needed[group].stop]
+            self._hold(promotion, space, group, part[in_memory[group][needed[group].start : needed[group].stop]])
+        self._queue_pieces(promotion, space, rows, missing)
+        self.advance(now_s)
+        self._settle(promotion, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """Gives the tier what it may have."""
+        while self._queue and self.rate.queued_bytes < self._terms.under_way_bytes:
+            piece = self._queue[0]
+            if piece.waiters and not self._begin(piece, now_s):
+                return
+            self._queue.popleft()
+            self._queued_bytes -= piece.size_bytes
+            if not piece.waits_for:
+                self._end(piece, now_s)
+
+    def expire(self, now_s: float) -> None:
+        """Answers those whose time is over, with what has come, and lets go of what nobody has come for."""
+        for promotion in [one for one in self._waiting if one.deadline_s <= now_s]:
+            self._counts.late += 1
+            self._leave(promotion, list(promotion.pieces))
+            self._settle(promotion, now_s)
+        while self._held and self._held[0][0] <= now_s:
+            self._release(self._held.popleft()[1])
+
+    def finish(self, batch: FinishedBatch, now_s: float) -> bool:
+        """A batch has ended. False: it is not one of these."""
+        found = self._reading.pop(batch.ticket, None)
+        if found is None:
+            return False
+        piece, shard = found
+        record_bytes = piece.space.record_bytes(piece.group)
+        is_found = batch.outcomes == RecordOutcome.FOUND
+        count = len(is_found)
+        self.rate.end(count * record_bytes, now_s, moved_bytes=int(is_found.sum()) * record_bytes)
+        assert piece.read is not None
+        damaged = batch.outcomes == RecordOutcome.DAMAGED
+        if damaged.any():
+            self._counts.quarantined += int(damaged.sum())
+            self._bad.add(piece.space.names(piece.group, piece.read[damaged].tobytes(), shard))
+        self._counts.missing += int((batch.outcomes == RecordOutcome.MISSING).sum())
+        piece.is_good &= is_found
+        piece.digests[shard] = batch.digests
+        piece.parents = batch.parents
+        piece.waits_for -= 1
+        if not piece.waits_for:
+            self._store(piece)
+            self._end(piece, now_s)
+        return True
+
+    def forget(self, space: TierSpace, group: int, hashes: bytes) -> None:
+        """Removed from the tier, and not stored if they are on their way."""
+        for shard in range(space.shards(group)):
+            self._bad.add(space.names(group, hashes, shard))
+        names = {row.tobytes() for row in as_rows(hashes)}
+        for piece, _ in self._reading.values():
+            if (piece.space.number, piece.group) == (space.number, group) and piece.read is not None:
+                piece.is_good &= np.array([row.tobytes() not in names for row in piece.read])
+
+    def end_all(self, now_s: float) -> None:
+        """Everybody is answered, and nothing is held for anybody: the server ends."""
+        for promotion in list(self._waiting):
+            self._leave(promotion, list(promotion.pieces))
+            self._settle(promotion, now_s)
+        while self._held:
+            self._release(self._held.popleft()[1])
+
+    # ---- a request ----
+
+    def _estimate_s(self, size_bytes: int) -> float:
+        return self.rate.estimate_s(self._queued_bytes + size_bytes)
+
+    def _find_below(self, space: TierSpace, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
+        found = np.ones(len(hashes) // 32, np.bool_)
+        for shard in range(space.shards(group)):
+            names = space.names(group, hashes, shard)
+            found &= self._tier.contains(names)
+            self._bad.leave_out(names, found)
+        return found
+
+    def _queue_pieces(
+        self, promotion: _Promotion, space: TierSpace, rows: list[Rows], missing: list[npt.NDArray[np.int64]]
+    ) -> None:
+        """Those that are on their way are waited for, the others are queued in the order of their tokens."""
+        pieces = []
+        for group, positions in enumerate(missing):
+            keys = [(space.number, group, rows[group][at].tobytes()) for at in positions.tolist()]
+            for key in keys:
+                if (coming := self._coming.get(key)) is not None:
+                    promotion.pieces.add(coming)
+                    coming.waiters.add(promotion)
+            fresh = positions[[key not in self._coming for key in keys]] if keys else positions
+            for part in cut_pieces(len(fresh), space.block_bytes(group), self._terms.piece_bytes):
+                first_token = int(fresh[part.start]) * space.rules[group].block_size
+                pieces.append(_Piece(space, group, rows[group][fresh[part]], first_token, {promotion}))
+        for piece in sorted(pieces, key=lambda piece: piece.first_token):
+            promotion.pieces.add(piece)
+            self._queue.append(piece)
+            self._queued_bytes += piece.size_bytes
+            self._coming.update(dict.fromkeys(piece.keys, piece))
+
+    def _leave(self, promotion: _Promotion, pieces: list[_Piece]) -> None:
+        """It does not wait for these any more."""
+        promotion.is_partly = True
+        for piece in pieces:
+            promotion.pieces.discard(piece)
+            piece.waiters.discard(promotion)
+
+    def _settle(self, promotion: _Promotion, now_s: float) -> None:
+        """Answers it when it waits for nothing more."""
+        if promotion.pieces or promotion not in self._waiting:
+            return
+        self._waiting.discard(promotion)
+        if promotion.leases:
+            self._held.append((now_s + self._terms.hold_s, promotion.leases))
+        outcome = PromotionOutcome.PARTLY if promotion.is_partly else PromotionOutcome.COMPLETE
+        promotion.answer(Promoted(outcome=outcome, boundary=promotion.boundary))
+
+    # ---- a piece ----
+
+    def _begin(self, piece: _Piece, now_s: float) -> bool:
+        """False: the tier takes no more batches now."""
+        cache, space, group = self._cache, piece.space, piece.group
+        assert cache is not None
+        reserved = cache.reserve(self._session, space.number, group, hashes=piece.hashes.tobytes())
+        piece.read = piece.hashes[:0]
+        if len(reserved) < len(piece.hashes):
+            self._counts.without_room += len(piece.waiters)
+            cache.abort(self._session, reserved.tickets)
+            return True
+        wanted = reserved.tickets != 0
+        tickets, hashes = reserved.tickets[wanted], piece.hashes[wanted].tobytes()
+        record_bytes = space.record_bytes(group)
+        pointers = cache.pointers(reserved.addresses[wanted])
+        for shard in range(space.shards(group) if hashes else 0):
+            ticket = self._tier.get(
+                space.names(group, hashes, shard),
+                pointers + np.uint64(shard * record_bytes),
+                record_bytes=record_bytes,
+                timeout_s=_GET_TIMEOUT_S,
+            )
+            if ticket is None:
+                break
+            self._reading[ticket] = piece, shard
+            self.rate.begin(len(tickets) * record_bytes, now_s)
+            piece.waits_for += 1
+        if hashes and not piece.waits_for:
+            cache.abort(self._session, tickets)
+            return False
+        piece.tickets, piece.read = tickets, piece.hashes[wanted]
+        # Without the batches of all shards none of it is whole.
+        piece.is_good = np.full(len(tickets), piece.waits_for == space.shards(group))
+        return True
+
+    def _store(self, piece: _Piece) -> None:
+        """What is whole can be read in memory from here on; other slots are given back."""
+        cache, space, group, good = self._cache, piece.space, piece.group, piece.is_good
+        assert cache is not None
+        assert piece.read is not None
+        cache.abort(self._session, piece.tickets[~good])
+        if not good.any():
+            return
+        hashes = piece.read[good].tobytes()
+        parents = np.frombuffer(piece.parents, np.uint8).reshape(len(good), -1)[good].tobytes()
+        outcomes = np.empty(0, np.uint8)
+        for shard, digests in sorted(piece.digests.items()):
+            outcomes = cache.commit(
+                self._session,
+                space.number,
+                group,
+                piece.tickets[good],
+                hashes=hashes,
+                parents=parents,
+                digests=np.ascontiguousarray(digests[good]),
+                shard=shard,
+            )
+        stored = outcomes == CommitOutcome.READABLE
+        self._counts.promoted += int(stored.sum())
+        self._counts.promoted_bytes += int(stored.sum()) * space.block_bytes(group)
+        if stored.any():
+            rows = np.frombuffer(parents, np.uint8).reshape(len(stored), -1)
+            self._on_stored(space, group, piece.read[good][stored].tobytes(), rows[stored].tobytes())
+
+    def _end(self, piece: _Piece, now_s: float) -> None:
+        """It has come, or what could come of it has."""
+        for key in piece.keys:
+            self._coming.pop(key, None)
+        cache = self._cache
+        assert cache is not None
+        is_there = cache.lookup(piece.space.number, piece.group, piece.hashes.tobytes())
+        for waiter in list(piece.waiters):
+            self._hold(waiter, piece.space, piece.group, piece.hashes[is_there])
+            self._leave_piece(waiter, piece, is_whole=bool(is_there.all()))
+            self._settle(waiter, now_s)
+
+    def _leave_piece(self, waiter: _Promotion, piece: _Piece, *, is_whole: bool) -> None:
+        waiter.pieces.discard(piece)
+        piece.waiters.discard(waiter)
+        if not is_whole:
+            # Its boundary cannot be reached: what has not begun to come would be of no use.
+            self._leave(waiter, [other for other in waiter.pieces if other.read is None])
+
+    def _hold(self, promotion: _Promotion, space: TierSpace, group: int, names: Rows) -> None:
+        assert self._cache is not None
+        if len(names):
+            hashes = names.tobytes()
+            found = self._cache.acquire_entries(self._session, space.number, group, hashes, is_use=False)
+            if found.is_hit:
+                promotion.leases.append(found.lease)
+
+    def _release(self, leases: list[LeaseId]) -> None:
+        assert self._cache is not None
+        for lease in leases:
+            self._cache.release(self._session, lease)

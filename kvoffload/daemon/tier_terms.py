@@ -1,0 +1,134 @@
+"""What a tier below memory is used for, and how much of everything it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import CacheGeometry, GroupRule
+from kvoffload.tiers import RecordNames
+from kvoffload.tiers.disk import DiskTerms
+from kvoffload.types import HASH_BYTES
+from kvoffload.units import MIB
+
+
+class WriteRule(Enum):
+    """When blocks are written down."""
+
+    THROUGH = "write_through"
+    """As soon as they are stored."""
+    BACK = "write_back"
+    """When memory will need their room before long, or the server ends."""
+    SECOND_USE = "second_use"
+    """Likewise, and only those that were loaded since they were stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierTerms:
+    """Of one tier of one domain."""
+
+    name: str = "disk"
+    """As metrics and log lines say it."""
+    write: WriteRule = WriteRule.THROUGH
+    queue_s: float = 2.0
+    """Writes that would wait longer are dropped."""
+    piece_bytes: int = 8 * MIB
+    """Moved at once."""
+    under_way_bytes: int = 64 * MIB
+    """In each direction; what is written is leased for so long, what is read has its slots."""
+    put_timeout_s: float = 30.0
+    hold_s: float = 0.5
+    """How long what was brought up is held for whoever asked for it."""
+    promotion_limit: int = 256
+    """At a time; whoever comes later has what is in memory."""
+    kept_share: float = 0.75
+    """Of memory, that may be filled with blocks that are to be written back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierPlan:
+    """The tier below a domain's memory: where, and what for."""
+
+    disk: DiskTerms
+    terms: TierTerms
+
+
+@dataclass(eq=False)
+class TierCounts:
+    """What happened since the server has it: in blocks, unless the name says something else."""
+
+    written: int = 0
+    written_bytes: int = 0
+    dropped_full: int = 0
+    """The queue was too long."""
+    dropped_gone: int = 0
+    """Memory had lost them before their turn came."""
+    failed: int = 0
+    """Writes that the tier did not take."""
+    promoted: int = 0
+    promoted_bytes: int = 0
+    missing: int = 0
+    """Asked for, and not there any more."""
+    quarantined: int = 0
+    """Records whose bytes were not what they should be."""
+    late: int = 0
+    """Requests whose time was over before all had come."""
+    too_slow: int = 0
+    """Requests for which computing was estimated to be faster."""
+    without_room: int = 0
+    """Requests that found no room in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TierSpace:
+    """A namespace whose blocks are moved."""
+
+    number: int
+    fingerprint: bytes
+    geometry: CacheGeometry
+
+    @property
+    def rules(self) -> list[GroupRule]:
+        return [group.rule for group in self.geometry.groups]
+
+    def record_bytes(self, group: int) -> int:
+        """Of one shard of a block."""
+        return self.geometry.groups[group].record_bytes
+
+    def block_bytes(self, group: int) -> int:
+        """Of all shards."""
+        return self.record_bytes(group) * self.shards(group)
+
+    def shards(self, group: int) -> int:
+        return self.geometry.groups[group].shards
+
+    def names(self, group: int, hashes: bytes, shard: int = 0) -> RecordNames:
+        return RecordNames(fingerprint=self.fingerprint, hashes=hashes, group=group, shard=shard)
+
+    def chain_rows(self, group: int, chain: bytes, limit: int) -> Rows:
+        """The names of a request's blocks up to `limit` tokens."""
+        rows = as_rows(chain)
+        every = self.geometry.groups[group].rule.block_size // self.geometry.hash_block_size
+        count = min(len(rows), limit // self.geometry.hash_block_size) // every
+        return rows[every - 1 : count * every : every]
+
+
+Rows = npt.NDArray[np.uint8]
+"""Hashes, one a row."""
+
+
+def as_rows(hashes: bytes) -> Rows:
+    return np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
+
+
+def cut_pieces(count: int, block_bytes: int, piece_bytes: int) -> Iterator[slice]:
+    """Parts of `count` blocks of at most so many bytes, of at least one block each."""
+    step = max(piece_bytes // max(block_bytes, 1), 1)
+    return (slice(first, min(first + step, count)) for first in range(0, count, step))
+
+
+FindSpace = Callable[[int], TierSpace | None]
