@@ -1,16 +1,17 @@
 """A process's way to a cache server: join, look up in mapped memory, ask within a budget. Knows no engine."""
 
 from kvoffload.client.async_client import AsyncClient
-from kvoffload.client.block_calls import PendingAcquire
 from kvoffload.client.client import Client
 from kvoffload.client.describing import describe_blocks
 from kvoffload.client.joining import Member
+from kvoffload.client.pending import FarTerms, PendingAcquire
 from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms
 
 __all__ = [
     "AsyncClient",
     "Client",
     "ClientTerms",
+    "FarTerms",
     "LinkState",
     "LinkTerms",
     "Member",

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
-from kvoffload.client.block_calls import PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
 from kvoffload.client.link import SECOND_NS
-from kvoffload.client.pending import Pending
+from kvoffload.client.pending import FarTerms, Pending, PendingAcquire, PendingSlots
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
 from kvoffload.protocol import Stats, Subscribe
@@ -78,7 +77,9 @@ class AsyncClient(Connection):
         limit: int = NO_LIMIT,
         alignment: int = 1,
         shards: Sequence[int] = (),
+        far: FarTerms | None = None,
     ) -> AcquiredBlocks:
+        """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
         over = asyncio.Event()
         pending = self._engine.start_acquire(
             chain,
@@ -88,6 +89,7 @@ class AsyncClient(Connection):
             limit=limit,
             alignment=alignment,
             shards=shards,
+            far=far,
             on_over=over.set,
         )
         return await self._finish(pending, over)
@@ -160,6 +162,13 @@ class AsyncClient(Connection):
             self._turn()
             try:
                 await over.wait()
+                if not pending.is_over:
+                    # What slower tiers could do is done.
+                    over.clear()
+                    self._engine.go_on(pending, time.monotonic_ns())
+                    self._turn()
+                    while not pending.is_over:
+                        await over.wait()
             except asyncio.CancelledError:
                 self._engine.cancel(pending, time.monotonic_ns())
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -16,30 +16,27 @@ from kvoffload.cache import (
     AcquiredBlocks,
     AcquireOutcome,
     BlockLease,
-    CacheStats,
     LeasedGroup,
     Placed,
     ReservedSlots,
     SegmentMap,
-    TenantUsage,
 )
 from kvoffload.client.blobs import choose_rows, count_hashes, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import CreditStock, plan_stocks
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import SharedMemory
-from kvoffload.client.pending import Pending
+from kvoffload.client.pending import AcquireAsk, FarTerms, Pending, PendingAcquire, PendingSlots
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import (
     Abort,
     Acquire,
     Acquired,
     AcquireEntries,
-    Counts,
     Credits,
     CreditsGranted,
-    Error,
     Invalidate,
     Prefetch,
+    Promote,
     Publish,
     Register,
     Release,
@@ -52,29 +49,6 @@ _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
 _STOCK_SHARE = 16
 """One part in so many of a pool is held ready at most, in slots."""
-
-
-@dataclass(eq=False)
-class PendingAcquire:
-    """An acquire on its way. A hit is held from the moment on at which it is over."""
-
-    local: int
-    found: AcquiredBlocks | None = None
-    request: Pending | None = None
-    """None: nobody was asked."""
-
-    @property
-    def is_over(self) -> bool:
-        return self.found is not None
-
-
-@dataclass(eq=False)
-class PendingSlots:
-    """Slots that were asked for."""
-
-    slots: ReservedSlots
-    request: Pending | None = None
-    is_over: bool = False
 
 
 class BlockCalls:
@@ -140,26 +114,43 @@ class BlockCalls:
         limit: int = NO_LIMIT,
         alignment: int = 1,
         shards: Sequence[int] = (),
+        far: FarTerms | None = None,
         on_over: Callable[[], None] | None = None,
     ) -> PendingAcquire:
-        """Only what the index says is a hit is asked for."""
+        """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can."""
         pending = PendingAcquire(local=local)
         mapped = self._mapped
         boundary = self.find_boundary(chain, local=local, limit=limit, alignment=alignment)
-        if mapped is None or boundary == local or not self._link.is_serving:
-            pending.found = AcquiredBlocks(AcquireOutcome.MISS, local)
+        ask = AcquireAsk(bytes(chain), limit, alignment, tuple(shards), wait_ns, on_over)
+        most = min(count_hashes(chain) * self._hash_block_size, limit) // alignment * alignment
+        if far is None or mapped is None or boundary >= most or not self._link.can_promote:
+            self._acquire(pending, ask, now_ns, boundary)
             return pending
-        # The chain as far as it matters; what a later block would add, the server could not lease now either.
-        data = memoryview(chain).cast("B")[: HASH_BYTES * min(-(-boundary // self._hash_block_size), MAX_BLOCKS)]
-        message = Acquire(
+        message = Promote(
             name_space=mapped[1],
-            chain=bytes(data),
+            chain=ask.chain[: HASH_BYTES * MAX_BLOCKS],
             local=local,
-            limit=boundary,
+            limit=most,
             alignment=alignment,
-            shards=tuple(shards),
+            wait_ms=int(far.wait_s * 1000),
+            prefill_ns=far.token_ns,
         )
-        return self._start(pending, message, now_ns, wait_ns, on_over)
+        pending.then = ask
+        pending.promotion = self._link.ask(message, now_ns, int(far.wait_s * SECOND_NS) + wait_ns)
+        pending.request = pending.promotion
+        if on_over is not None:
+            pending.promotion.when_over(on_over)
+        self.go_on(pending, now_ns)
+        return pending
+
+    def go_on(self, pending: PendingAcquire, now_ns: int) -> None:
+        """Asks for what has come up meanwhile."""
+        ask, request = pending.then, pending.request
+        if ask is not None and request is not None and request.is_over:
+            pending.then = None
+            boundary = self.find_boundary(ask.chain, local=pending.local, limit=ask.limit, alignment=ask.alignment)
+            if not pending.is_over:
+                self._acquire(pending, ask, now_ns, boundary)
 
     def start_acquire_entries(
         self,
@@ -326,6 +317,22 @@ class BlockCalls:
         for stock in () if goes_on else self._stocks:
             stock.clear()
 
+    def _acquire(self, pending: PendingAcquire, ask: AcquireAsk, now_ns: int, boundary: int) -> None:
+        mapped = self._mapped
+        if mapped is None or boundary == pending.local or not self._link.is_serving:
+            pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
+            return
+        message = Acquire(
+            name_space=mapped[1],
+            # As far as it matters; what a later block would add, the server could not lease now either.
+            chain=ask.chain[: HASH_BYTES * min(-(-boundary // self._hash_block_size), MAX_BLOCKS)],
+            local=pending.local,
+            limit=boundary,
+            alignment=ask.alignment,
+            shards=ask.shards,
+        )
+        self._start(pending, message, now_ns, ask.wait_ns, ask.on_over)
+
     def _start(
         self,
         pending: PendingAcquire,
@@ -373,15 +380,3 @@ class BlockCalls:
     def _check_group(self, group: int) -> None:
         if not 0 <= group < len(self._groups):
             raise ValueError(f"there is no group {group}, there are {len(self._groups)}")
-
-
-def read_counts(answer: ServerMessage | None) -> CacheStats | str:
-    """Or what went wrong, in one line."""
-    if isinstance(answer, Counts):
-        counts = {name: value for name, value in vars(answer).items() if name != "tenants"}
-        tenants = tuple(
-            TenantUsage(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
-            for tenant in answer.tenants
-        )
-        return CacheStats(tenants=tenants, **counts)
-    return answer.message if isinstance(answer, Error) else "the cache server did not answer in time"

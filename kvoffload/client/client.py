@@ -17,9 +17,9 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
-from kvoffload.client.block_calls import PendingAcquire
 from kvoffload.client.connection import Connection
 from kvoffload.client.link import SECOND_NS
+from kvoffload.client.pending import FarTerms, PendingAcquire
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError, ServerError
 from kvoffload.protocol import Drain, Draining, Error, ServerMessage, Stats, Subscribe
@@ -107,8 +107,9 @@ class Client(Connection):
         limit: int = NO_LIMIT,
         alignment: int = 1,
         shards: Sequence[int] = (),
+        far: FarTerms | None = None,
     ) -> PendingAcquire:
-        """An `acquire` to be polled. Its deadline makes it a miss."""
+        """An `acquire` to be polled. Its deadline makes it a miss. With `far`, tiers below memory are waited for."""
         with self._lock:
             return self._engine.start_acquire(
                 chain,
@@ -118,19 +119,22 @@ class Client(Connection):
                 limit=limit,
                 alignment=alignment,
                 shards=shards,
+                far=far,
             )
 
     def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
         """None: there is no answer yet."""
         if pending.found is None:
             with self._lock:
-                self._look(time.monotonic_ns())
+                now_ns = time.monotonic_ns()
+                self._look(now_ns)
+                self._engine.go_on(pending, now_ns)
         return pending.found
 
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
         """The same, but waits: for what is left of the step's budget at most."""
         if pending.found is None:
-            self._wait(lambda: pending.is_over)
+            self._wait(lambda: self.poll(pending) is not None)
         return pending.found
 
     def cancel(self, pending: PendingAcquire) -> None:
@@ -146,9 +150,10 @@ class Client(Connection):
         limit: int = NO_LIMIT,
         alignment: int = 1,
         shards: Sequence[int] = (),
+        far: FarTerms | None = None,
     ) -> AcquiredBlocks:
-        """Waits, for the acquire deadline at most."""
-        pending = self.start_acquire(chain, local=local, limit=limit, alignment=alignment, shards=shards)
+        """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
+        pending = self.start_acquire(chain, local=local, limit=limit, alignment=alignment, shards=shards, far=far)
         return self._finish(pending)
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
@@ -231,7 +236,7 @@ class Client(Connection):
     # ---- inside ----
 
     def _finish(self, pending: PendingAcquire) -> AcquiredBlocks:
-        self._wait(lambda: pending.is_over)
+        self._wait(lambda: self.poll(pending) is not None)
         if pending.found is None:
             # The step's budget is spent.
             self.cancel(pending)

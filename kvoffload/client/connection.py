@@ -7,20 +7,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, CacheStats, Placed, SegmentMap
-from kvoffload.client.block_calls import BlockCalls, read_counts
+from kvoffload.cache import NO_LIMIT, CacheStats, Placed, PlaceUsage, SegmentMap, TenantUsage
+from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
 from kvoffload.client.pending import Pending
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Bye, Error, Role, ServerMessage
+from kvoffload.protocol import Bye, Counts, Error, Role, ServerMessage
 from kvoffload.protocol.message import Event
 
 PARTING_S = 0.2
@@ -66,6 +67,11 @@ class Connection:
     def refusal(self) -> Error | None:
         """What the server said, if that is why."""
         return self._link.refusal
+
+    @property
+    def has_tiers(self) -> bool:
+        """The server has something below its memory, which an acquire may wait for."""
+        return self._link.can_promote
 
     @property
     def boot_id(self) -> int:
@@ -149,3 +155,17 @@ class Connection:
             now_ns = time.monotonic_ns()
             self._wire.receive_all(self._link, now_ns)
             self._link.on_time(now_ns)
+
+
+def read_counts(answer: ServerMessage | None) -> CacheStats | str:
+    """Or what went wrong, in one line."""
+    if isinstance(answer, Counts):
+        counts: dict[str, Any] = {name: value for name, value in vars(answer).items() if isinstance(value, int)}
+        tenants = tuple(
+            TenantUsage(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
+            for tenant in answer.tenants
+        )
+        places = tuple(PlaceUsage(**vars(place)) for place in answer.places)
+        traffic = {one.tier: {k: v for k, v in vars(one).items() if isinstance(v, int)} for one in answer.traffic}
+        return CacheStats(tenants=tenants, places=places, traffic=traffic, **counts)
+    return answer.message if isinstance(answer, Error) else "the cache server did not answer in time"

@@ -84,6 +84,7 @@ class Link:
         self.joins = 0
         self.on_joined: Callable[[bool], None] = lambda _: None
         """Hears whether everything goes on as it was: the same memory, and a session that holds what it held."""
+        self._capabilities: tuple[str, ...] = ()
         self._session = 0
         self._joining: Joining | None = None
         self._step = Step.WELCOME
@@ -101,12 +102,17 @@ class Link:
         return self.state is LinkState.SERVING and not self._lanes.blocks.breaker.is_open
 
     @property
+    def can_promote(self) -> bool:
+        """The server has tiers below its memory."""
+        return self.state is LinkState.SERVING and "promote" in self._capabilities
+
+    @property
     def awaits_answers(self) -> bool:
         return self.state is LinkState.JOINING or any(len(lane.pending) for lane in self._lanes)
 
     @property
     def awaits_control(self) -> bool:
-        """Something on the control channel is of interest to whoever waits."""
+        """Something on the control channel is of interest."""
         return len(self._lanes.control.pending) > 0 or self._on_event is not None
 
     @property
@@ -126,7 +132,6 @@ class Link:
             self._watch_answers(now_ns)
 
     def is_dial_due(self, now_ns: int) -> bool:
-        """The next `on_time` dials."""
         return self.state is LinkState.DOWN and now_ns >= self._dial_ns
 
     def cannot_dial(self, now_ns: int, line: str) -> None:
@@ -315,6 +320,7 @@ class Link:
         self.state = LinkState.SERVING
         self.fault = ""
         self.refusal = None
+        self._capabilities = () if joining.accepted is None else joining.accepted.capabilities
         self.joins += 1
         self._joining = None
         self._redial.reset()

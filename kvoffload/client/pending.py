@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvoffload.protocol import ClientMessage, ServerMessage
+from kvoffload.cache import AcquiredBlocks, ReservedSlots
+from kvoffload.protocol import ClientMessage, Promoted, PromotionOutcome, ServerMessage
 
 MAX_PENDING = 4096
 """Of one connection; beyond it nothing is asked."""
@@ -39,6 +40,65 @@ class Pending:
         self.is_over = True
         if self._on_over is not None:
             self._on_over()
+
+
+@dataclass(frozen=True)
+class AcquireAsk:
+    """What is asked of memory, now or when slower tiers have done what they can."""
+
+    chain: bytes
+    limit: int
+    alignment: int
+    shards: tuple[int, ...]
+    wait_ns: int
+    on_over: Callable[[], None] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarTerms:
+    """How much a request would give for what lies below the server's memory."""
+
+    wait_s: float
+    token_ns: int = 0
+    """What the engine takes to compute a token; 0: unknown."""
+
+
+@dataclass(eq=False)
+class PendingAcquire:
+    """An acquire on its way. A hit is held from the moment on at which it is over."""
+
+    local: int
+    found: AcquiredBlocks | None = None
+    request: Pending | None = None
+    """None: nobody was asked."""
+    then: AcquireAsk | None = None
+    """To be asked when the request is over."""
+    promotion: Pending | None = None
+    """What was asked of slower tiers."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.found is not None
+
+    @property
+    def came_late(self) -> bool:
+        """Slower tiers had more than came in time."""
+        if self.promotion is None:
+            return False
+        answer = self.promotion.answer
+        return not isinstance(answer, Promoted) or answer.outcome in (
+            PromotionOutcome.PARTLY,
+            PromotionOutcome.TOO_SLOW,
+        )
+
+
+@dataclass(eq=False)
+class PendingSlots:
+    """Slots that were asked for."""
+
+    slots: ReservedSlots
+    request: Pending | None = None
+    is_over: bool = False
 
 
 def make_ended(message: ClientMessage, now_ns: int) -> Pending:

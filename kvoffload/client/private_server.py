@@ -29,7 +29,17 @@ from kvoffload.file_lock import FileLock
 START_TIMEOUT_S = 60.0
 LAUNCHER = Path(__file__).with_name("launcher.py")
 _REASON_BYTES = 4096
-_SERVED = ("memory", "segment_size", "verify", "linger")
+_SERVED = (
+    "memory",
+    "segment_size",
+    "verify",
+    "linger",
+    "disk",
+    "disk_size",
+    "disk_write",
+    "disk_queue",
+    "disk_daily",
+)
 """The settings that make one server what it is; engines that differ in them have one each."""
 
 

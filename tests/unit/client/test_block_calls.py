@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import AcquireOutcome, BlockLease, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls, read_counts
+from kvoffload.client.block_calls import BlockCalls
+from kvoffload.client.connection import read_counts
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
