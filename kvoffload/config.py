@@ -60,6 +60,16 @@ def _socket_path(value: str) -> str:
     return value
 
 
+def _folders(value: str) -> str:
+    parts = split_folders(value)
+    for part in parts:
+        if not part.startswith("/") or not part.isprintable():
+            raise ValueError(f"{part!r} is no absolute path")
+    if len(set(parts)) < len(parts):
+        raise ValueError("a folder is named twice")
+    return value
+
+
 def _tcp_address(value: str) -> str:
     return str(parse_tcp_address(value)) if value else value
 
@@ -78,6 +88,7 @@ SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_size_or_auto)]
 Duration = Annotated[float, BeforeValidator(_duration)]
 Switch = Annotated[StrictBool, BeforeValidator(_switch)]
 SocketPath = Annotated[str, AfterValidator(_socket_path)]
+Folders = Annotated[str, AfterValidator(_folders)]
 TcpEndpoint = Annotated[str, AfterValidator(_tcp_address)]
 Count = Annotated[StrictInt, BeforeValidator(_count)]
 
@@ -149,6 +160,47 @@ class Settings(BaseModel):
         description="Size of one shared memory segment; memory is taken and handed over in whole segments.",
         ge=64 * MIB,
         le=64 * GIB,
+    )
+    disk: Folders = _setting(
+        "",
+        room="tiers",
+        allowed="absolute paths of folders of this user alone (mode 0700), with commas between them, or empty",
+        description="Folders below memory for blocks that memory loses, one on each device. Empty: none.",
+    )
+    disk_size: Size = _setting(
+        0,
+        room="tiers",
+        allowed=f"{SIZE_FORM}; at least 1GiB where disk is set",
+        description="What each folder's files may take together, at most.",
+    )
+    disk_write: Literal["write_through", "write_back", "second_use"] = _setting(
+        "write_through",
+        room="daemon",
+        allowed="write_through, write_back or second_use",
+        description="When blocks are written to disk: as soon as they are stored, when memory will need their room, or "
+        "then and only if they were loaded since.",
+    )
+    disk_queue: Duration = _setting(
+        2.0,
+        room="daemon",
+        allowed="a duration from 10ms to 60s",
+        description="How far writes may lie behind, by the disk's measured speed; beyond it blocks are not written.",
+        ge=0.01,
+        le=60.0,
+    )
+    disk_daily: Size = _setting(
+        0,
+        room="tiers",
+        allowed=f"{SIZE_FORM}; 0 for any",
+        description="What each folder may be written in a day.",
+    )
+    promote_deadline: Duration = _setting(
+        2.0,
+        room="connector",
+        allowed="a duration from 0s to 60s; 0 for not at all",
+        description="How long a request waits for blocks that come up from disk; what has come by then is used.",
+        ge=0.0,
+        le=60.0,
     )
     save_policy: Literal["auto", "eager", "on_evict", "second_use"] = _setting(
         "auto",
@@ -232,6 +284,11 @@ class LoadedSettings:
 
     settings: Settings
     sources: Mapping[str, Source]
+
+
+def split_folders(value: str) -> list[str]:
+    """Of the setting `disk`."""
+    return [part.strip().rstrip("/") for part in value.split(",") if part.strip()]
 
 
 def describe_settings() -> tuple[SettingRow, ...]:
