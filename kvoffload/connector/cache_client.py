@@ -10,7 +10,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, BlockLease, Placed, ReservedSlots, SegmentMap
-from kvoffload.client import PendingAcquire
+from kvoffload.client import FarTerms, PendingAcquire
 
 
 class CacheClient(Protocol):
@@ -26,8 +26,17 @@ class CacheClient(Protocol):
     def begin_step(self) -> None: ...
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
     def find_boundary(self, chain: Buffer, *, local: int, limit: int, alignment: int) -> int: ...
+    @property
+    def has_tiers(self) -> bool: ...
     def start_acquire(
-        self, chain: Buffer, *, local: int, limit: int, alignment: int, shards: Sequence[int]
+        self,
+        chain: Buffer,
+        *,
+        local: int,
+        limit: int,
+        alignment: int,
+        shards: Sequence[int],
+        far: FarTerms | None = None,
     ) -> PendingAcquire: ...
     def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None: ...
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None: ...

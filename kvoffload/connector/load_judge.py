@@ -38,6 +38,11 @@ class LoadJudge:
         """So many prompt tokens were computed in that time."""
         self._prefills.note(tokens, seconds)
 
+    @property
+    def token_ns(self) -> int:
+        """What the engine takes to compute a token of a prompt; 0: not known yet."""
+        return int(self._prefills.seconds_per_unit * 1e9) if self._prefills.samples >= MIN_SAMPLES else 0
+
     def favours_load(self, tokens: int, size_bytes: int) -> bool:
         """Whether to load. To be asked once for each request: refusals are counted."""
         if min(self._loads.samples, self._prefills.samples) < MIN_SAMPLES:

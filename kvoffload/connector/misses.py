@@ -15,4 +15,5 @@ class MissReason(StrEnum):
     SLOW_TO_ANSWER = "slow_to_answer"
     NO_ROOM = "no_room"
     SLOWER_THAN_COMPUTING = "slower_than_computing"
+    TIER_TOO_SLOW = "tier_too_slow"
     SKIPPED = "skipped"

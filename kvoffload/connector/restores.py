@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvoffload.cache import AcquiredBlocks, AcquireOutcome, LeasedGroup, needed_blocks
-from kvoffload.client import PendingAcquire
+from kvoffload.cache import AcquiredBlocks, AcquireOutcome, needed_blocks
+from kvoffload.client import FarTerms, PendingAcquire
 from kvoffload.connector.admission import LoadAdmission
 from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.engine_prefix import EnginePrefix
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.load_judge import LoadJudge
 from kvoffload.connector.measures import Measures
@@ -41,6 +42,8 @@ class RestoreTerms:
 
     shards: int
     verify_always: bool = False
+    promote_wait_s: float = 0.0
+    """How long a request waits for what lies below the server's memory."""
 
 
 @dataclass(eq=False)
@@ -52,6 +55,8 @@ class _Question:
     num_tokens: int
     version: int
     pending: PendingAcquire
+    in_memory: int
+    """The boundary that the server's memory had then."""
     waits_since_s: float | None = None
     miss: MissReason | None = None
     """Why there is nothing to report, once that is known."""
@@ -94,6 +99,7 @@ class Restores:
         self._terms = terms
         self._judge = judge
         self._is_ready = is_ready
+        self._engine_prefix = EnginePrefix(pool, groups)
         self._admission = LoadAdmission([rule.block_size for rule in groups.rules])
         self._questions: dict[str, _Question] = {}
         self._loads: dict[str, _Load] = {}
@@ -122,8 +128,13 @@ class Restores:
         if not _may_load(tracked) or len(self._questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
+        if self._cache.has_tiers:
+            local = self._engine_prefix.find(tracked.request.block_hashes, limit)
+            if local < limit:
+                self._ask(tracked, local, limit=limit, version=-1)
+            return
         boundary = self._cache.find_boundary(tracked.chain.data, local=0, limit=limit, alignment=self._groups.alignment)
-        if boundary and not self._engine_has(tracked, boundary):
+        if boundary and not self._engine_prefix.has(tracked.request.block_hashes, boundary):
             self._ask(tracked, 0, limit=boundary, version=-1)
 
     def match(self, tracked: TrackedRequest, local: int, *, version: int) -> int | None:
@@ -151,24 +162,11 @@ class Restores:
         boundary = question.pending.found.boundary
         return boundary - local if self._admits(tracked, boundary) else 0
 
-    def find_branch(self, tracked: TrackedRequest, boundary: int) -> int:
-        """Where this prompt parts from what is cached of full attention, if no window was kept there: 0 if that is not
-        beyond `boundary`, which its hit reached."""
-        groups, chain = self._groups, tracked.chain
-        if not groups.windows or groups.with_states or not groups.prefixes:
-            return 0
-        end = chain.tokens
-        for group in groups.prefixes:
-            block_size = groups.rules[group].block_size
-            present = self._cache.lookup(group, chain.names(group, range(end // block_size)))
-            end = block_size * (len(present) if present.all() else int(present.argmin()))
-        end = groups.align(end)
-        return end if end > boundary else 0
-
     def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
         """The engine has allocated blocks for the hit that `match` reported: the job is queued."""
         request_id = tracked.request.request_id
-        found = self._questions[request_id].pending.found
+        question = self._questions[request_id]
+        found = question.pending.found
         assert found is not None
         assert found.lease is not None
         boundary = found.boundary
@@ -195,7 +193,10 @@ class Restores:
         self._admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
         prompt = tracked.request.num_tokens - local
         self._measures.count("kvoffload_queries_total", external)
-        self._measures.count("kvoffload_hits_total", external, tier="memory")
+        lower = max(boundary - max(question.in_memory, local), 0)
+        self._measures.count("kvoffload_hits_total", external - lower, tier="memory")
+        if lower:
+            self._measures.count("kvoffload_hits_total", lower, tier="lower")
         self._note_miss(tracked, boundary, prompt - external, MissReason.NEVER_SEEN)
         size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
         self._loads[request_id] = _Load(found, tuple(names), len(moves), size_bytes, self._clock())
@@ -293,14 +294,21 @@ class Restores:
         )
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
+        chain, far, in_memory = tracked.chain.data, None, limit
+        if self._cache.has_tiers:
+            in_memory = self._cache.find_boundary(chain, local=local, limit=limit, alignment=self._groups.alignment)
+            if self._terms.promote_wait_s and not tracked.was_promoted:
+                far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)
+                tracked.was_promoted = True
         pending = self._cache.start_acquire(
-            tracked.chain.data,
+            chain,
             local=local,
             limit=limit,
             alignment=self._groups.alignment,
             shards=range(self._terms.shards) if self._terms.verify_always else (),
+            far=far,
         )
-        question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
+        question = _Question(tracked, local, tracked.request.num_tokens, version, pending, in_memory)
         self._questions[tracked.request.request_id] = question
         return question
 
@@ -349,26 +357,30 @@ class Restores:
         return question.version == version and question.local == local
 
     def _judge_hit(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason | None:
-        found, request = question.pending.found, question.pending.request
+        found = question.pending.found
         assert found is not None
         if not found.is_hit:
-            if found.outcome in (AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM):
-                return MissReason.REFUSED
-            if not self._cache.is_served:
-                return MissReason.NOT_SERVED
-            if request is not None and request.answer is None:
-                return MissReason.SLOW_TO_ANSWER
-            return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
+            return self._explain_miss(tracked, question, local)
         size_bytes = sum(
-            self._count_needed(group, leased, local, found.boundary) * facts.record_bytes
-            for group, (leased, facts) in enumerate(zip(found.groups, self._groups.facts, strict=True))
+            min(len(needed_blocks(facts.rule, local=local, boundary=found.boundary)), len(leased.addresses))
+            * facts.record_bytes
+            for leased, facts in zip(found.groups, self._groups.facts, strict=True)
         )
         if not self._judge.favours_load(found.boundary - local, size_bytes * self._terms.shards):
             return MissReason.SLOWER_THAN_COMPUTING
         return None
 
-    def _count_needed(self, group: int, leased: LeasedGroup, local: int, boundary: int) -> int:
-        return min(len(needed_blocks(self._groups.rules[group], local=local, boundary=boundary)), len(leased.addresses))
+    def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason:
+        pending = question.pending
+        if pending.found is not None and pending.found.outcome in (AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM):
+            return MissReason.REFUSED
+        if not self._cache.is_served:
+            return MissReason.NOT_SERVED
+        if pending.came_late:
+            return MissReason.TIER_TOO_SLOW
+        if pending.request is not None and pending.request.answer is None:
+            return MissReason.SLOW_TO_ANSWER
+        return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
 
     def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
         first_blocks = [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
@@ -377,16 +389,6 @@ class Restores:
             first_blocks=first_blocks,
             free_blocks=self._pool.get_num_free_blocks(),
         )
-
-    def _engine_has(self, tracked: TrackedRequest, boundary: int) -> bool:
-        """Whether the engine itself has the last block before it: then it most likely has those before, too."""
-        prefix = self._groups.first_prefix
-        if prefix is None:
-            return False
-        facts = self._groups.facts[prefix]
-        last = boundary // self._groups.hash_block_size - 1
-        name = tracked.request.block_hashes[last]
-        return self._pool.get_cached_block(name, [facts.index]) is not None
 
     def _drop(self, request_id: str) -> None:
         question = self._questions.pop(request_id, None)

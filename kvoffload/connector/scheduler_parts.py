@@ -49,6 +49,7 @@ class SchedulerTerms:
     sharing: SharingTerms
     hit_alignment: int
     verify_always: bool = False
+    promote_wait_s: float = 0.0
     save_policy: PolicyName = "auto"
     has_events: bool = False
     """Somebody wants to hear what becomes of cached blocks."""
@@ -128,7 +129,9 @@ def assemble(
         cache,
         groups,
         pool=pool,
-        terms=RestoreTerms(shards=sharing.shards, verify_always=terms.verify_always),
+        terms=RestoreTerms(
+            shards=sharing.shards, verify_always=terms.verify_always, promote_wait_s=terms.promote_wait_s
+        ),
         judge=judge,
         is_ready=places.has_all,
         measures=measures,

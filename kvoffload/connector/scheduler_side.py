@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.agreement import Rank
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
+from kvoffload.connector.engine_prefix import find_branch
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.request_masks import RequestMasks
 from kvoffload.connector.request_terms import read_terms
@@ -133,7 +134,8 @@ class SchedulerSide:
             self._parts.restores.forget(request.request_id)
         found = self._parts.restores.match(tracked, local, version=self._parts.saves.version)
         # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
-        branch = self._parts.restores.find_branch(tracked, local + found) if found is not None else 0
+        parts = self._parts
+        branch = 0 if found is None else find_branch(parts.cache, parts.groups, tracked, local + found)
         tracked.progress = self._parts.worth.begin(prompt_tokens=request.num_prompt_tokens, branch=branch)
         return found
 

@@ -49,6 +49,7 @@ class EngineStart:
             sharing=self._sharing_terms(),
             hit_alignment=vllm_compat.hit_alignment(self._config, self._cache),
             verify_always=self._settings.verify == "always",
+            promote_wait_s=self._settings.promote_deadline,
             has_events=vllm_compat.wants_events(self._config),
             save_policy=self._settings.save_policy,
             has_prefix_cache=bool(self._config.cache_config.enable_prefix_caching),

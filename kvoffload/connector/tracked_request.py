@@ -42,6 +42,8 @@ class TrackedRequest:
     progress: SaveProgress
     has_run: bool = False
     """Since it was given blocks it was part of a step: whoever loaded blocks for it has done so."""
+    was_promoted: bool = False
+    """Slower tiers were asked for it."""
     was_skipped: bool = False
     """That it is not loaded was noted."""
     is_tainted: bool = False

@@ -91,7 +91,7 @@ CATALOG: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit=Unit.NONE,
         help="Prompt tokens that were promised to the engine, by the tier that held them.",
-        labels={"tier": "memory"},
+        labels={"tier": "memory or lower"},
     ),
     Metric(
         name="kvoffload_leased_blocks",
@@ -121,8 +121,8 @@ CATALOG: tuple[Metric, ...] = (
         unit=Unit.NONE,
         help="Prompt tokens that were asked about and not promised, by why; with the hits they add up to the queries.",
         labels={
-            "reason": "never_seen, too_short, not_served, refused, slow_to_answer, no_room, slower_than_computing "
-            "or skipped"
+            "reason": "never_seen, too_short, not_served, refused, slow_to_answer, no_room, slower_than_computing, "
+            "tier_too_slow or skipped"
         },
     ),
     Metric(

@@ -25,7 +25,7 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import PendingAcquire
+from kvoffload.client import FarTerms, PendingAcquire
 from kvoffload.client.pending import Pending
 from kvoffload.connector.step_plan import Place
 from kvoffload.daemon.domain import read_geometry
@@ -74,6 +74,8 @@ class LocalClient:
         """How many `take` still gives; None: as many as there is room for."""
         self.steps = 0
         self.asked: list[tuple[int, int]] = []
+        self.far: list[FarTerms | None] = []
+        self.has_tiers = False
         """(local, limit) of everything that a server would have heard."""
         self.published: list[Published] = []
         self.aborted: list[ReservedSlots] = []
@@ -138,9 +140,17 @@ class LocalClient:
         return self._current.find_boundary(chain, local=local, limit=limit, alignment=alignment)
 
     def start_acquire(
-        self, chain: Buffer, *, local: int, limit: int, alignment: int, shards: Sequence[int]
+        self,
+        chain: Buffer,
+        *,
+        local: int,
+        limit: int,
+        alignment: int,
+        shards: Sequence[int],
+        far: FarTerms | None = None,
     ) -> PendingAcquire:
         """As `Client` does, only what is there is asked for."""
+        self.far.append(far)
         pending = PendingAcquire(local=local)
         boundary = self.find_boundary(chain, local=local, limit=limit, alignment=alignment)
         if not self.is_served or boundary == local:

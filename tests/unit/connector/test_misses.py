@@ -14,5 +14,6 @@ def test_labels_are_what_they_were() -> None:
         "slow_to_answer",
         "no_room",
         "slower_than_computing",
+        "tier_too_slow",
         "skipped",
     ]

@@ -1,0 +1,115 @@
+"""Engine and server are started again over a disk that has what was saved: the first request hits, bit-equal to the
+engine's own hit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm import connector_probe as probe
+from tests.vllm.cache_server import SharedServer
+from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.test_equality import answer, restorable
+from tests.vllm.test_restart import start
+from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
+
+pytestmark = pytest.mark.vllm
+
+WAIT_S = 60.0
+LENGTH = 1400
+
+
+@contextmanager
+def disk_server(room: Path) -> Iterator[SharedServer]:
+    with SharedServer(room, disk=str(room / "disk"), disk_size="1GiB", promote_deadline="30s") as server:
+        server.start()
+        yield server
+
+
+def traffic_of(engine: Engine) -> dict[str, int]:
+    connector: Any = probe.scheduler_connector(engine)
+    return dict(connector._scheduler._parts.cache.stats().traffic["disk"])
+
+
+def await_written(engine: Engine) -> int:
+    """Until the disk has all that memory has; how many blocks that is."""
+    connector: Any = probe.scheduler_connector(engine)
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        stats = connector._scheduler._parts.cache.stats()
+        ((place),) = stats.places
+        if place.records == stats.readable > 0:
+            return int(stats.readable)
+        assert time.monotonic() < end_s, (place, stats)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)
+def test_the_first_request_after_a_restart_is_read_from_disk(
+    engines: EnginePool, tmp_path: Path, model: TinyModel
+) -> None:
+    engines.close()  # only one may run in this process
+    (tmp_path / "disk").mkdir(mode=0o700)
+    prompt, expected = make_prompt(seed=31, length=LENGTH), restorable(model, LENGTH)
+    with disk_server(tmp_path) as server:
+        engine = start(engines, server, model)
+        try:
+            assert answer(engine, prompt).cached == 0
+            local = answer(engine, prompt)
+            assert local.cached == expected
+            engine.drain()
+            assert await_written(engine) > 0
+        finally:
+            engine.close()
+    # That was kill -9: what the next server has, it has from the disk.
+    with disk_server(tmp_path) as server:
+        engine = start(engines, server, model)
+        try:
+            assert probe.pool_stats(engine)["readable"] == 0
+            restored = answer(engine, prompt)
+            assert restored.cached == expected
+            assert restored == local
+            engine.drain()
+            counts = traffic_of(engine)
+            assert counts["promoted"] > 0
+            assert counts["quarantined"] == counts["late"] == counts["missing"] == 0
+            assert probe.faults(engine) == {}
+        finally:
+            engine.close()
+
+
+def test_a_record_that_was_damaged_on_disk_is_computed_again(engines: EnginePool, tmp_path: Path) -> None:
+    engines.close()
+    (tmp_path / "disk").mkdir(mode=0o700)
+    prompt = make_prompt(seed=32, length=LENGTH)
+    with disk_server(tmp_path) as server:
+        engine = start(engines, server, DENSE)
+        try:
+            answer(engine, prompt)
+            local = answer(engine, prompt)
+            engine.drain()
+            await_written(engine)
+        finally:
+            engine.close()
+    (segment,) = (file for file in (tmp_path / "disk").iterdir() if file.stat().st_size > 1 << 20)
+    with segment.open("r+b") as stream:
+        # Somewhere in the middle of what was written.
+        stream.seek(1 << 19)
+        damaged = bytes(byte ^ 0x10 for byte in stream.read(64))
+        stream.seek(1 << 19)
+        stream.write(damaged)
+    with disk_server(tmp_path) as server:
+        engine = start(engines, server, DENSE)
+        try:
+            restored = answer(engine, prompt)
+            assert restored.cached < local.cached
+            assert restored.tokens == local.tokens
+            engine.drain()
+            assert probe.faults(engine) == {}
+        finally:
+            engine.close()
