@@ -1,44 +1,49 @@
 // The native tests' own tool: a test is a function, a failed check says where and what and ends the test.
 #pragma once
 
-#include <functional>
-#include <sstream>
-#include <stdexcept>
+#include <concepts>
 #include <string>
 #include <vector>
 
 namespace kvo::test {
 
 struct Test {
-    std::string name;
-    std::function<void()> body;
+    const char* name;
+    void (*body)();
 };
 
 // In the order of the file.
-inline std::vector<Test>& all_tests() {
-    static std::vector<Test> tests;
-    return tests;
-}
+std::vector<Test>& all_tests();
 
 struct Registration {
-    Registration(const char* name, void (*body)()) { all_tests().push_back({name, body}); }
+    Registration(const char* name, void (*body)());
 };
 
-[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
-    throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + what);
+// In check.cpp: the macros are expanded some thousand times, and inline this would be compiled as often.
+[[noreturn]] void fail(const char* file, int line, const std::string& what);
+[[noreturn]] void fail(const char* file, int line, const char* what);
+[[noreturn]] void fail_equal(const char* file, int line, const char* text, const std::string& left,
+                             const std::string& right);
+
+std::string shown(double value);
+
+template <typename Value>
+std::string shown(const Value& value) {
+    if constexpr (std::integral<Value>) {
+        return std::to_string(value);
+    } else if constexpr (std::floating_point<Value>) {
+        return shown(static_cast<double>(value));
+    } else if constexpr (requires { std::string(value); }) {
+        return std::string(value);
+    } else {
+        return "?";
+    }
 }
 
 template <typename Left, typename Right>
 void check_equal(const Left& left, const Right& right, const char* text, const char* file, int line) {
     if (!(left == right)) {
-        std::ostringstream what;
-        what << text << ": ";
-        if constexpr (requires { what << left << right; }) {
-            what << left << " is not " << right;
-        } else {
-            what << "not equal";
-        }
-        fail(file, line, what.str());
+        fail_equal(file, line, text, shown(left), shown(right));
     }
 }
 

@@ -9,10 +9,10 @@ int main() {
     for (const auto& [name, body] : kvo::test::all_tests()) {
         try {
             body();
-            std::printf("ok    %s\n", name.c_str());
+            std::printf("ok    %s\n", name);
         } catch (const std::exception& fault) {
             ++failed;
-            std::printf("FAIL  %s: %s\n", name.c_str(), fault.what());
+            std::printf("FAIL  %s: %s\n", name, fault.what());
         }
     }
     const bool ran_any = !kvo::test::all_tests().empty();
