@@ -2,7 +2,10 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+# Not in a sanitizer build: -fPIC for libraries and -fPIE for programs would part what shares a precompiled header.
+if(NOT KVOFFLOAD_SANITIZE)
+  set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+endif()
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
@@ -32,3 +35,17 @@ if(KVOFFLOAD_SANITIZE)
     $<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-O1;-g1;-UNDEBUG>)
   target_link_options(kvoffload_settings INTERFACE ${sanitize_flags})
 endif()
+
+# What many files include, parsed once. In sanitizer builds alone: the plain ones go without, and so find a missing #include.
+function(kvoffload_share_headers)
+  if(NOT KVOFFLOAD_SANITIZE)
+    return()
+  endif()
+  target_precompile_headers(kvoffload_core PRIVATE
+    <algorithm> <array> <atomic> <bit> <cerrno> <chrono> <condition_variable> <cstdint> <cstdio> <cstring> <deque>
+    <filesystem> <fstream> <functional> <limits> <list> <map> <memory> <mutex> <optional> <random> <set> <span> <sstream>
+    <stdexcept> <string> <string_view> <system_error> <thread> <utility> <vector>)
+  foreach(target IN LISTS ARGN)
+    target_precompile_headers(${target} REUSE_FROM kvoffload_core)
+  endforeach()
+endfunction()
