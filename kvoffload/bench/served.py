@@ -14,9 +14,11 @@ from kvoffload.bench.child import say_ready
 from kvoffload.cache import AcquiredBlocks, CacheTerms
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.daemon.tier_terms import TierPlan, TierTerms
 from kvoffload.errors import BenchmarkError
 from kvoffload.protocol import GroupTerms, Register, Reuse, Role
 from kvoffload.protocol.limits import MAX_BATCH
+from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB
 
@@ -30,18 +32,23 @@ PATIENT = LinkTerms(acquire_deadline_s=10.0, stock_bytes=0)
 @contextmanager
 def join(path: Path | str, engine: str, *, record_bytes: int = 64, link: LinkTerms = PATIENT) -> Iterator[Client]:
     """All of one identity. BenchmarkError: it is not served."""
-    register = Register(
+    register = make_register(record_bytes)
+    member = Member(engine=engine, role=Role.WORKER, pid=os.getpid(), uid=os.getuid())
+    with Client(ClientTerms(socket=Path(path), member=member, register=register, link=link)) as client:
+        if not client.wait_until_served(JOIN_S):
+            raise BenchmarkError(f"the server does not serve: {client.fault}")
+        yield client
+
+
+def make_register(record_bytes: int) -> Register:
+    """Of the one identity that all have, with one group."""
+    return Register(
         fingerprint=bytes(HASH_BYTES),
         hash_algorithm="sha256",
         hash_seed=b"",
         hash_block_size=BLOCK_TOKENS,
         groups=(GroupTerms(record_bytes=record_bytes, block_size=BLOCK_TOKENS, reuse=Reuse.PREFIX),),
     )
-    member = Member(engine=engine, role=Role.WORKER, pid=os.getpid(), uid=os.getuid())
-    with Client(ClientTerms(socket=Path(path), member=member, register=register, link=link)) as client:
-        if not client.wait_until_served(JOIN_S):
-            raise BenchmarkError(f"the server does not serve: {client.fault}")
-        yield client
 
 
 def make_chain(blocks: int, seed: int = 1) -> bytes:
@@ -68,11 +75,17 @@ def acquire(client: Client, chain: bytes) -> AcquiredBlocks:
     return found
 
 
-def main(path: str, memory_mib: str, adopt_wait_s: str) -> None:
-    """The server, until SIGTERM."""
+def main(path: str, memory_mib: str, adopt_wait_s: str, disk: str = "", disk_mib: str = "0") -> None:
+    """The server, until SIGTERM; with a folder, there is a disk below its memory."""
     size = int(memory_mib) * MIB
     memory = CacheTerms(memory_bytes=size, segment_bytes=size)
-    server = CacheServer(ServerPlan(socket=Path(path), memory={"": memory}, adopt_wait_s=float(adopt_wait_s)))
+    tiers = {}
+    if disk:
+        folder = DiskFolder(path=Path(disk), capacity_bytes=int(disk_mib) * MIB)
+        terms = DiskTerms(folders=[folder], segment_bytes=64 * MIB, record_limit_bytes=4 * MIB)
+        tiers[""] = TierPlan(disk=terms, terms=TierTerms())
+    plan = ServerPlan(socket=Path(path), memory={"": memory}, adopt_wait_s=float(adopt_wait_s), tiers=tiers)
+    server = CacheServer(plan)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     say_ready()
     try:

@@ -1,0 +1,40 @@
+"""Requests that wait for the disk, so many at once, over and over: what a benchmark measures something else beside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+from kvoffload.bench.child import say_ready
+from kvoffload.bench.served import JOIN_S, PATIENT, make_chain, make_register
+from kvoffload.bench.tiered import HIT_BLOCKS, HIT_RECORD_BYTES, PROMOTIONS
+from kvoffload.client import AsyncClient, ClientTerms, FarTerms, Member
+from kvoffload.errors import BenchmarkError
+from kvoffload.protocol import Role
+
+FAR = FarTerms(wait_s=5.0)
+
+
+def main(path: str, chains: str) -> None:
+    """Until SIGTERM."""
+    asyncio.run(_promote(Path(path), int(chains)))
+
+
+async def _promote(path: Path, chains: int) -> None:
+    member = Member(engine="promoter", role=Role.WORKER, pid=os.getpid(), uid=os.getuid())
+    terms = ClientTerms(socket=path, member=member, register=make_register(HIT_RECORD_BYTES), link=PATIENT)
+    async with AsyncClient(terms) as client:
+        if not await client.wait_until_served(JOIN_S):
+            raise BenchmarkError(f"the server does not serve: {client.fault}")
+        say_ready()
+        await asyncio.gather(*(_wait_for(client, chains, random.Random(number)) for number in range(PROMOTIONS)))
+
+
+async def _wait_for(client: AsyncClient, chains: int, choice: random.Random) -> None:
+    while True:
+        found = await client.acquire(make_chain(HIT_BLOCKS, 1000 + choice.randrange(chains)), far=FAR)
+        if found.lease is not None:
+            client.release(found.lease)
+        await asyncio.sleep(0)

@@ -1,0 +1,140 @@
+"""What an engine notices of the disk below its server's memory: a saturated one while it saves, and blocks that come up
+for others while it hits."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
+from kvoffload.bench.child import Child
+from kvoffload.bench.measure import measure_timed_pair, summarize_pairs
+from kvoffload.bench.record_mover import RecordMover
+from kvoffload.bench.served import PATIENT, acquire, join, make_chain, save_chain
+from kvoffload.client import Client, LinkTerms
+from kvoffload.errors import BenchmarkError
+from kvoffload.units import MIB
+
+MEMORY_MIB = 256
+DISK_MIB = 4096
+RECORDS = 32
+"""Of 1 MiB, in a sample of saves."""
+FILLING_SAVES = 4
+"""Before each sample: the disk has work for longer than that takes."""
+PAIRS = 15
+HIT_BLOCKS = 64
+HIT_RECORD_BYTES = 64 << 10
+HIT_CALLS = 500
+HIT_ROUNDS = 7
+COLD_CHAINS = 96
+"""Of as many blocks: more than memory has room for, so that they come up again and again."""
+PROMOTIONS = 8
+SAVE_GOAL = Goal(Measure.RATIO, Bound.AT_LEAST, 0.98)
+HIT_GOAL = Goal(Measure.VALUE, Bound.AT_MOST, 1.0)
+WAIT_S = 60.0
+
+
+def measure_engine(name: str, folder: Path, progress: Progress) -> Iterator[Result]:
+    """Beside a server without a disk, or without promotions."""
+    progress("saves while the disk has more to write than it can")
+    yield _measure_saves(name, folder)
+    progress(f"hits while {PROMOTIONS} requests wait for the disk")
+    yield _measure_hits(name, folder)
+
+
+def _measure_saves(name: str, folder: Path) -> Result:
+    size = RECORDS * MIB
+    link = LinkTerms(acquire_deadline_s=PATIENT.acquire_deadline_s, stock_bytes=4 * size)
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        movers: list[RecordMover] = []
+        for disk in ("", _make_folder(folder / "saves")):
+            path = folder / f"socket{len(movers)}"
+            stack.enter_context(Child("kvoffload.bench.served", path, MEMORY_MIB, 0, disk, DISK_MIB))
+            client = stack.enter_context(join(path, "saves", record_bytes=MIB, link=link))
+            movers.append(RecordMover(client, pool, records=RECORDS, record_bytes=MIB, threads=1))
+        plain, tiered = movers
+
+        def save_down() -> float:
+            for _ in range(FILLING_SAVES):
+                tiered.save(1)
+            return tiered.save(1)
+
+        pair = measure_timed_pair(save_down, lambda: plain.save(1), pairs=PAIRS)
+        written = client.stats().traffic["disk"]
+    return Result(
+        name=name,
+        value=size / pair.value_s,
+        unit="B/s",
+        limit=size / pair.limit_s,
+        spread=pair.spread,
+        goal=SAVE_GOAL,
+        params={
+            "what": "save, disk saturated",
+            "record_bytes": MIB,
+            "written": written["written"],
+            "dropped": written["dropped_full"] + written["dropped_gone"],
+        },
+    )
+
+
+def _measure_hits(name: str, folder: Path) -> Result:
+    path, disk = folder / "socket", _make_folder(folder / "hits")
+    with (
+        Child("kvoffload.bench.served", path, MEMORY_MIB, 0, disk, DISK_MIB),
+        join(path, "hits", record_bytes=HIT_RECORD_BYTES) as client,
+    ):
+        for seed in range(COLD_CHAINS):
+            save_chain(client, make_chain(HIT_BLOCKS, 1000 + seed))
+            _await_written(client)
+        hot = make_chain(HIT_BLOCKS)
+        save_chain(client, hot)
+        _await_written(client)
+        beside, alone = [], []
+        for _ in range(HIT_ROUNDS):
+            alone.append(_find_p99(client, hot))
+            with Child("kvoffload.bench.promoter", path, COLD_CHAINS):
+                beside.append(_find_p99(client, hot))
+        pair = summarize_pairs(beside, alone)
+        promoted = client.stats().traffic["disk"]["promoted"]
+        if not promoted:
+            raise BenchmarkError("nothing came up from the disk meanwhile")
+    added = statistics.median(beside) - statistics.median(alone)
+    return Result(
+        name=name,
+        value=added * 1e3,
+        unit="ms added",
+        limit=pair.limit_s * 1e3,
+        spread=pair.spread,
+        goal=HIT_GOAL,
+        params={"what": "memory hit, p99, beside promotions", "promotions": PROMOTIONS, "promoted": promoted},
+    )
+
+
+def _find_p99(client: Client, chain: bytes) -> float:
+    seconds = []
+    for _ in range(HIT_CALLS):
+        start = time.perf_counter()
+        found = acquire(client, chain)
+        seconds.append(time.perf_counter() - start)
+        assert found.lease is not None
+        client.release(found.lease)
+    return statistics.quantiles(seconds, n=100)[98]
+
+
+def _await_written(client: Client) -> None:
+    """BenchmarkError: the disk does not take what it is given."""
+    end_s = time.monotonic() + WAIT_S
+    while client.stats().traffic["disk"]["waiting_bytes"]:
+        if time.monotonic() > end_s:
+            raise BenchmarkError("the disk tier does not write", remedy="run in a folder with free space")
+        time.sleep(0.001)
+
+
+def _make_folder(folder: Path) -> str:
+    folder.mkdir(mode=0o700)
+    return str(folder)
