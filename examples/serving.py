@@ -11,12 +11,14 @@ from pathlib import Path
 
 
 @contextmanager
-def serve(*, memory: str) -> Iterator[Path]:
+def serve(*, memory: str, **settings: str) -> Iterator[Path]:
     """`kvoffload serve` on a socket in a folder of its own; gives the socket."""
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "kvoffload.sock"
         command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", "serve", "--adopt-wait", "0"]
         command += ["--set", f"server={socket}", "--set", f"memory={memory}", "--set", "segment_size=64MiB"]
+        for name, value in settings.items():
+            command += ["--set", f"{name}={value}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None

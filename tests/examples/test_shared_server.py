@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from mini_engine.model import LAYER_SETS, ModelConfig
 from mini_engine.shared_store import SharedStore, identify
 from serving import serve
 
-from tests.examples.serve import EXAMPLES, assert_equal, make_prompt
+from kvoffload.client import FarTerms
+from kvoffload.keys.block_hash import BlockHasher
+from tests.examples.serve import EXAMPLES, QUANTS, assert_equal, make_prompt
 
 MODEL, CACHE = ModelConfig(layers=LAYER_SETS["hybrid"]), CacheConfig(blocks=32)
 PROMPT = make_prompt(8 * CACHE.block_tokens + 3)
@@ -35,9 +38,9 @@ def test_the_example_runs(script: str, says: str) -> None:
     assert done.stderr == ""
 
 
-def start(socket: Path, *, is_served: bool = True) -> tuple[Engine, SharedStore]:
-    store = SharedStore(socket, MODEL, CACHE)
-    engine = Engine(MODEL, CACHE, torch.device("cpu"), store)
+def start(socket: Path, *, is_served: bool = True, cache: CacheConfig = CACHE) -> tuple[Engine, SharedStore]:
+    store = SharedStore(socket, MODEL, cache)
+    engine = Engine(MODEL, cache, torch.device("cpu"), store)
     assert store.client.wait_until_served(60 if is_served else 0) == is_served
     return engine, store
 
@@ -60,6 +63,33 @@ def test_what_one_engine_saved_another_restores_and_the_lost_is_computed() -> No
         assert_equal(cold, computed)
         assert other.client.stats().leases == 0
         first.sleep()
+        second.sleep()
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_a_restarted_engine_and_server_restore_from_disk(tmp_path: Path, quant: str) -> None:
+    """With scales per token and head: they are part of what comes back."""
+    cache = CacheConfig(blocks=32, quant=quant)
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    with serve(memory="64MiB", disk=str(disk), disk_size="1GiB") as socket:
+        first, store = start(socket, cache=cache)
+        cold = first.run(PROMPT, max_tokens=3)
+        while (stats := store.client.stats()).places[0].records < stats.readable:
+            time.sleep(0.01)
+        first.sleep()
+    with serve(memory="64MiB", disk=str(disk), disk_size="1GiB") as socket:
+        second, store = start(socket, cache=cache)
+        hasher = BlockHasher(second.cache.geometry.hash_block_size)
+        chain = b"".join(hasher.hash_blocks(PROMPT, parent=hasher.root()))
+        assert store.client.find_boundary(chain) == 0
+        found = store.client.acquire(chain, far=FarTerms(wait_s=60))
+        assert found.boundary == 64
+        assert found.lease is not None
+        store.client.release(found.lease)
+        restored = second.run(PROMPT, max_tokens=3)
+        assert restored.reused == 64
+        assert_equal(cold, restored)
         second.sleep()
 
 
