@@ -7,6 +7,7 @@ sends.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ class Pipe:
     def __init__(self, timeline: Timeline, receive: Callable[[Any], None]) -> None:
         self._timeline = timeline
         self._receive = receive
+        self._on_way: deque[tuple[Any, int]] = deque()
+        """With the position of each."""
         self._last_ns = 0
         self._sent = 0
         self._survives = -1
@@ -45,11 +48,11 @@ class Pipe:
         wait_ns = timeline.between_ms(5, 80) if timeline.chance(0.02) else timeline.between_ms(0.02, 0.3)
         self._last_ns = max(self._last_ns + 1, timeline.now_ns + wait_ns, self._lags_until_ns)
         self._sent += 1
-        timeline.at(self._last_ns, self._arrive, item, self._sent)
+        self._add(item, self._sent, self._last_ns)
 
     def send_end(self, item: Any) -> None:
         """Behind whatever still arrives."""
-        self._timeline.at(max(self._last_ns + 1, self._timeline.now_ns), self._arrive, item, -1)
+        self._add(item, -1, max(self._last_ns + 1, self._timeline.now_ns))
 
     def lag(self, until_ns: int) -> None:
         """Nothing passes until then."""
@@ -60,13 +63,18 @@ class Pipe:
         survives = self._timeline.random.randint(0, self._sent) if arrived < 0 else arrived
         self._survives = survives if self._survives < 0 else min(self._survives, survives)
 
-    def _arrive(self, item: Any, position: int) -> None:
-        if 0 <= self._survives < position:
-            return
+    def _add(self, item: Any, position: int, at_ns: int) -> None:
+        self._on_way.append((item, position))
+        self._timeline.at(at_ns, self._arrive)
+
+    def _arrive(self) -> None:
+        """Once for each item; the oldest goes. Those that a lag has put off have their turns in any order."""
         if self._timeline.now_ns < self._lags_until_ns:
-            self._timeline.at(self._lags_until_ns, self._arrive, item, position)
+            self._timeline.at(self._lags_until_ns, self._arrive)
             return
-        self._receive(item)
+        item, position = self._on_way.popleft()
+        if not 0 <= self._survives < position:
+            self._receive(item)
 
 
 class Connection:

@@ -11,9 +11,12 @@ from contextlib import ExitStack
 import pytest
 
 from tests.children import child
+from tests.simulation.runner import run_all
 
 SCHEDULES = 10_000
 CAMPAIGN_SCHEDULES = 1_000_000
+FOUND = (79_444, 202_784, 444_814)
+"""That failed in a campaign once."""
 
 
 def run(first: int, end: int) -> None:
@@ -30,6 +33,11 @@ def run(first: int, end: int) -> None:
 
 def test_in_ten_thousand_schedules_all_is_well_in_the_end() -> None:
     run(0, SCHEDULES)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_has_failed_once_goes_well(seed: int) -> None:
+    run_all([seed])
 
 
 @pytest.mark.campaign
