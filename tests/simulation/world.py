@@ -201,8 +201,10 @@ class World:
         while True:
             self.timeline.run_until(self.timeline.now_ns + 200 * MILLISECOND_NS)
             self._operate()
+            # A process may outlive its engine: it came back alone while the others were on their way to start anew.
             members = [process for engine in self.engines for process in engine.processes]
-            unserved = [process.name for process in members if not process.is_answered()]
+            awaited = dict.fromkeys([*members, *self.living])
+            unserved = [process.name for process in awaited if not process.is_answered()]
             working = [scheduler.name for scheduler in self.schedulers if not scheduler.is_idle]
             if not unserved and not working:
                 break
