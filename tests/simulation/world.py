@@ -66,11 +66,6 @@ class Engine:
             self.workers[self.workers.index(process)] = self._make_worker(process.rank)
             self.scheduler.workers = self.workers
 
-    def on_exit(self, process: Process) -> None:
-        if isinstance(process, Worker):
-            process.end_copies()
-            self.scheduler.on_worker_exit(process)
-
     def _make_worker(self, rank: int) -> Worker:
         terms = replace(self._world.terms, stock_bytes=0)
         return self._world.add(Worker(self._world, self._name, Role.WORKER, rank, self._register, terms)).start()
@@ -160,8 +155,10 @@ class World:
         self.timeline.note(process.name, "has exited")
         self._maker.exit_process(process.pid)
         self.ledger.exited.add(process.pid)
-        for engine in self.engines:
-            engine.on_exit(process)
+        if isinstance(process, Worker):
+            process.end_copies()
+            for scheduler in self.schedulers:
+                scheduler.on_worker_exit(process)
 
     def has_fault(self, _kind: str, probability: float) -> bool:
         """Whether the wire does something to a message."""
