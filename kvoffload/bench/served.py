@@ -12,6 +12,7 @@ import numpy as np
 
 from kvoffload.bench.child import say_ready
 from kvoffload.cache import AcquiredBlocks, CacheTerms
+from kvoffload.cache.terms import DEFAULT_POLICY
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms
@@ -75,13 +76,13 @@ def acquire(client: Client, chain: bytes) -> AcquiredBlocks:
     return found
 
 
-def main(path: str, memory_mib: str, adopt_wait_s: str, disk: str = "", disk_mib: str = "0") -> None:
-    """The server, until SIGTERM; with a folder, there is a disk below its memory."""
+def main(path: str, memory_mib: str, adopt_wait_s: str, policy: str = DEFAULT_POLICY, *disk: str) -> None:
+    """The server, until SIGTERM. `disk`: a folder and its MiB, for one below memory."""
     size = int(memory_mib) * MIB
-    memory = CacheTerms(memory_bytes=size, segment_bytes=size)
+    memory = CacheTerms(memory_bytes=size, segment_bytes=size, policy=policy)
     tiers = {}
     if disk:
-        folder = DiskFolder(path=Path(disk), capacity_bytes=int(disk_mib) * MIB)
+        folder = DiskFolder(path=Path(disk[0]), capacity_bytes=int(disk[1]) * MIB)
         terms = DiskTerms(folders=[folder], segment_bytes=64 * MIB, record_limit_bytes=4 * MIB)
         tiers[""] = TierPlan(disk=terms, terms=TierTerms())
     plan = ServerPlan(socket=Path(path), memory={"": memory}, adopt_wait_s=float(adopt_wait_s), tiers=tiers)

@@ -19,18 +19,20 @@ from kvoffload.client import Client, LinkTerms
 from kvoffload.errors import BenchmarkError
 from kvoffload.units import MIB
 
-MEMORY_MIB = 256
+MEMORY_MIB = 512
+POLICY = "lru"
+"""What is saved stays until it is the oldest: the default tries out what else it might evict."""
 DISK_MIB = 4096
 RECORDS = 32
 """Of 1 MiB, in a sample of saves."""
 FILLING_SAVES = 4
 """Before each sample: the disk has work for longer than that takes."""
-PAIRS = 15
+PAIRS = 31
 HIT_BLOCKS = 64
 HIT_RECORD_BYTES = 64 << 10
 HIT_CALLS = 500
 HIT_ROUNDS = 7
-COLD_CHAINS = 96
+COLD_CHAINS = 160
 """Of as many blocks: more than memory has room for, so that they come up again and again."""
 PROMOTIONS = 8
 SAVE_GOAL = Goal(Measure.RATIO, Bound.AT_LEAST, 0.98)
@@ -52,9 +54,9 @@ def _measure_saves(name: str, folder: Path) -> Result:
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1))
         movers: list[RecordMover] = []
-        for disk in ("", _make_folder(folder / "saves")):
+        for disk in ((), (_make_folder(folder / "saves"), DISK_MIB)):
             path = folder / f"socket{len(movers)}"
-            stack.enter_context(Child("kvoffload.bench.served", path, MEMORY_MIB, 0, disk, DISK_MIB))
+            stack.enter_context(Child("kvoffload.bench.served", path, MEMORY_MIB, 0, POLICY, *disk))
             client = stack.enter_context(join(path, "saves", record_bytes=MIB, link=link))
             movers.append(RecordMover(client, pool, records=RECORDS, record_bytes=MIB, threads=1))
         plain, tiered = movers
@@ -85,7 +87,7 @@ def _measure_saves(name: str, folder: Path) -> Result:
 def _measure_hits(name: str, folder: Path) -> Result:
     path, disk = folder / "socket", _make_folder(folder / "hits")
     with (
-        Child("kvoffload.bench.served", path, MEMORY_MIB, 0, disk, DISK_MIB),
+        Child("kvoffload.bench.served", path, MEMORY_MIB, 0, POLICY, disk, DISK_MIB),
         join(path, "hits", record_bytes=HIT_RECORD_BYTES) as client,
     ):
         for seed in range(COLD_CHAINS):

@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 EVENTS_AT_ONCE = 16
+LOG_PAUSE_NS = 2_000_000
+"""Between two looks at what was stored: engines that save block by block are not to keep the loop busy."""
 LAST_LOOKS = 64
 """At what has come, before a private server ends."""
 SOFTWARE = "kvoffload"
@@ -103,6 +105,8 @@ class CacheServer:
         self._is_stopping = False
         self._is_over = False
         self._next_tick_ns = 0
+        self._watch_log_ns = 0
+        """When the log of stored blocks is looked at again; 0: it is watched."""
         listener = self._listener = UnixListener(
             plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
         )
@@ -209,7 +213,10 @@ class CacheServer:
             self._life.close(is_clean=self._is_over)
 
     def _bound_wait(self, timeout_s: float) -> float:
-        due_ns = self._core.tiers.next_ns()
+        if self._watch_log_ns and self._clock_ns() >= self._watch_log_ns:
+            self._watch_log_ns = 0
+            self.watch(self._express.fileno(), writes=False)
+        due_ns = min(filter(None, (self._core.tiers.next_ns(), self._watch_log_ns)), default=None)
         return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)
 
     def _serve_ready(self, timeout_s: float) -> bool:
@@ -221,6 +228,8 @@ class CacheServer:
             elif isinstance(ready, int) and ready == self._express.fileno():
                 core = self._core
                 self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
+                self.unwatch(ready)
+                self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
             elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):

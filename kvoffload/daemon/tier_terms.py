@@ -36,6 +36,8 @@ class TierTerms:
     write: WriteRule = WriteRule.THROUGH
     queue_s: float = 2.0
     """Writes that would wait longer are dropped."""
+    queue_share: float = 0.5
+    """Likewise those beyond so much of memory: it would lose them before their turn."""
     piece_bytes: int = 8 * MIB
     """Moved at once."""
     under_way_bytes: int = 64 * MIB

@@ -42,6 +42,15 @@ class _Noted:
     def size_bytes(self) -> int:
         return len(self.hashes) * self.space.block_bytes(self.group)
 
+    def may_have(self, more: _Noted, limit_bytes: int) -> bool:
+        """Whether they make one piece."""
+        is_same = self.space is more.space and self.group == more.group
+        return is_same and self.size_bytes + more.size_bytes <= limit_bytes
+
+    def with_more(self, more: _Noted) -> _Noted:
+        hashes, parents = (self.hashes, more.hashes), (self.parents, more.parents)
+        return _Noted(self.space, self.group, np.concatenate(hashes), np.concatenate(parents))
+
     def part(self, chosen: slice | np.ndarray) -> _Noted:
         return _Noted(self.space, self.group, self.hashes[chosen], self.parents[chosen])
 
@@ -73,7 +82,7 @@ class WriteDown:
         self._counts = counts
         self._cache: ServedCache | None = None
         self._session = SessionId(0)
-        self._kept_limit = 0
+        self._kept_limit = self._queue_limit = 0
         self._kept: deque[_Noted] = deque()
         """To be written back later, the oldest first."""
         self._kept_bytes = 0
@@ -84,7 +93,9 @@ class WriteDown:
 
     def attach(self, cache: ServedCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
-        self._kept_limit = int(cache.stats.capacity_bytes * self._terms.kept_share)
+        capacity_bytes = cache.stats.capacity_bytes
+        self._kept_limit = int(capacity_bytes * self._terms.kept_share)
+        self._queue_limit = int(capacity_bytes * self._terms.queue_share)
 
     @property
     def waiting_bytes(self) -> int:
@@ -174,14 +185,19 @@ class WriteDown:
 
     def _enqueue(self, noted: _Noted) -> None:
         size_bytes = noted.size_bytes
-        waiting_s = (self.waiting_bytes + size_bytes) / self.rate.bytes_per_s
+        waiting_bytes = self.waiting_bytes + size_bytes
+        limit_bytes = min(self._terms.queue_s * self.rate.bytes_per_s, self._queue_limit)
         # One batch may be more than the bound: it is taken where nothing else waits.
-        if waiting_s > self._terms.queue_s and self.waiting_bytes:
+        if waiting_bytes > limit_bytes and self.waiting_bytes:
             self._counts.dropped_full += len(noted.hashes)
             return
-        block_bytes = noted.space.block_bytes(noted.group)
-        for part in cut_pieces(len(noted.hashes), block_bytes, self._terms.piece_bytes):
-            self._queue.append(noted.part(part))
+        if self._queue and self._queue[-1].may_have(noted, self._terms.piece_bytes):
+            # An engine that saves block by block has them written together all the same.
+            self._queue[-1] = self._queue[-1].with_more(noted)
+        else:
+            block_bytes = noted.space.block_bytes(noted.group)
+            for part in cut_pieces(len(noted.hashes), block_bytes, self._terms.piece_bytes):
+                self._queue.append(noted.part(part))
         self._queued_bytes += size_bytes
 
     def _write(self, noted: _Noted, now_s: float) -> bool:

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,11 @@
 #include "shim/system_fault.hpp"
 
 namespace kvo {
+namespace {
+
+constexpr int kNiceness = 5;
+
+}  // namespace
 
 Result<std::unique_ptr<DeviceThread>> DeviceThread::create(DeviceTerms terms) {
     Result<std::unique_ptr<Device>> device = Device::create(std::move(terms));
@@ -31,6 +37,8 @@ Result<std::unique_ptr<DeviceThread>> DeviceThread::create(DeviceTerms terms) {
     try {
         std::thread([shared] {
             pthread_setname_np(pthread_self(), "kvoffload-disk");
+            // Where processors are short, engines and the server's other threads go first. A thread's own, on Linux.
+            static_cast<void>(setpriority(PRIO_PROCESS, 0, kNiceness));
             shared->run();
         }).detach();
     } catch (const std::system_error& fault) {

@@ -14,7 +14,7 @@ WAIT_S = 60.0
 
 def test_what_memory_has_lost_is_asked_for_over_and_over(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(mode=0o700)
-    arguments = (tmp_path / "s", 64, 0, tmp_path / "disk", 512)
+    arguments = (tmp_path / "s", 64, 0, "lru", tmp_path / "disk", 512)
     with (
         Child("kvoffload.bench.served", *arguments),
         join(tmp_path / "s", "saver", record_bytes=HIT_RECORD_BYTES) as client,
