@@ -319,7 +319,7 @@ class ModelCache:
             "leases": len(self.memory.leases),
             "sessions": len(self.memory.sessions),
         }
-        return CacheStats(**(counts | {"tenants": ()}))
+        return CacheStats(**(counts | {"tenants": (), "places": (), "traffic": {}}))
 
     # ---- inside ----
 
