@@ -34,9 +34,14 @@ def make_start(config: Any = None, *, replicas: int = 1, **settings: Any) -> Eng
 def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
     config = make_vllm_config()
     config.cache_config.prefix_cache_retention_interval = 64
-    terms = make_start(config, verify="always", whole_prompts=True).scheduler_terms()
+    terms = make_start(config, verify="always", whole_prompts=True, promote_deadline="7s").scheduler_terms()
     assert terms == SchedulerTerms(
-        sharing=terms.sharing, hit_alignment=8, verify_always=True, retention_interval=64, whole_prompts=True
+        sharing=terms.sharing,
+        hit_alignment=8,
+        verify_always=True,
+        retention_interval=64,
+        whole_prompts=True,
+        promote_wait_s=7.0,
     )
     assert (terms.sharing.hash_block_size, terms.sharing.hash_algorithm, terms.sharing.ranks) == (4, "sha256", 1)
     assert make_start().scheduler_terms().verify_always is False
