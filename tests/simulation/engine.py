@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvoffload.cache import BlockLease, ReservedSlots
-from kvoffload.client.block_calls import PendingAcquire, PendingSlots
 from kvoffload.client.memories import MAX_FORMER
+from kvoffload.client.pending import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.types import HASH_BYTES
-from tests.simulation.model_memory import PIECES, split
+from tests.simulation.model_entries import PIECES, split
 from tests.simulation.process import Process
+from tests.simulation.tier_model import MARGIN_NS, WAITS_MS
 from tests.simulation.timeline import MILLISECOND_NS
 from tests.unit.cache.cache_model import make_chain
 
@@ -182,6 +183,10 @@ class Scheduler(Process):
         timeline = self.world.timeline
 
         def end() -> None:
+            if self.is_alive:
+                self.blocks.go_on(pending, self.now_ns)
+            if not pending.is_over and self.is_alive:
+                return
             self.acquires.discard(pending)
             found = pending.found
             assert not (is_cancelled and found is not None and found.lease), f"{self.name} has what it has cancelled"
@@ -190,23 +195,27 @@ class Scheduler(Process):
                 job = Job(found.lease.memory_id, names[: len(addresses)], addresses, lease=found.lease)
                 self._hand_out(job)
 
+        far, within_ns = None, ACQUIRE_NS
         on_over = lambda: timeline.after(0, end)  # noqa: E731
         if timeline.chance(0.15):
             names = split(chain)
             pending = self.blocks.start_acquire_entries(0, chain, self.now_ns, ACQUIRE_NS, on_over=on_over)
         else:
             names = split(chain)[local // TOKENS :]
-            pending = self.blocks.start_acquire(chain, self.now_ns, ACQUIRE_NS, local=local, on_over=on_over)
+            if self.link.can_promote and timeline.chance(0.7):
+                far = FarTerms(wait_s=timeline.random.choice(WAITS_MS) / 1e3, token_ns=timeline.random.choice((0, 1)))
+                within_ns += int(far.wait_s * 1e9) + ACQUIRE_NS + MARGIN_NS
+            pending = self.blocks.start_acquire(chain, self.now_ns, ACQUIRE_NS, local=local, far=far, on_over=on_over)
         is_cancelled = timeline.chance(0.1)
         if is_cancelled:
             self.note("cancels its acquire")
             self.blocks.cancel(pending, self.now_ns)
         elif pending.request is not None:
             self.acquires.add(pending)
-            timeline.after(ACQUIRE_NS + 1, self._check_over, pending)
+            timeline.after(within_ns + 1, self._check_over, pending, within_ns)
 
-    def _check_over(self, pending: PendingAcquire) -> None:
-        if self.is_alive and self.stopped is None and self.now_ns - self.last_stop_ns > ACQUIRE_NS + 1:
+    def _check_over(self, pending: PendingAcquire, within_ns: int) -> None:
+        if self.is_alive and self.stopped is None and self.now_ns - self.last_stop_ns > within_ns + 1:
             assert pending.is_over, f"{self.name}: an acquire is not over at its deadline"
 
     def _save(self) -> None:

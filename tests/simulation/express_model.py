@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from kvoffload.cache import SessionId
-from kvoffload.daemon import block_calls
+from kvoffload.daemon import ServerCore, block_calls
+from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.session import Registration
@@ -34,6 +36,9 @@ class ExpressModel:
     cache_session: SessionId
     registration: Registration
     cache: ServedCache
+    space: Space
+    core: ServerCore
+    """That hears of what is stored, and of what is not to be trusted."""
     one_way: int = 0
 
     def serve(self, call: Call, now_ns: int, *, is_draining: bool) -> ServerMessage | None:
@@ -55,13 +60,15 @@ class ExpressModel:
             case Credits():
                 return block_calls.grant_credits(self.cache, self.cache_session, self.registration, message)
             case Publish():
-                return block_calls.publish(self.cache, self.cache_session, message, lambda _, __: None)
+                tell = partial(self.core.tell_stored, self.space, message.group)
+                return block_calls.publish(self.cache, self.cache_session, message, tell)
             case Abort():
                 block_calls.abort(self.cache, self.cache_session, message)
             case Release():
                 block_calls.release(self.cache, self.cache_session, message)
             case Invalidate():
                 block_calls.invalidate(self.cache, message)
+                self.core.tiers.forget(self.space, message.group, message.hashes)
             case Mark():
                 return Done()
             case _:

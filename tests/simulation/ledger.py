@@ -111,7 +111,8 @@ class Ledger:
     def check_leases(self, memory: AnyMemory) -> None:
         """All engines have released what they had."""
         for lease, session in memory.held_leases():
-            grant = self.leases[memory.number, lease]
+            grant = self.leases.get((memory.number, lease))
+            assert grant is not None, f"lease {lease} of memory {memory.number} was not given away: the server has it"
             self._check(memory, session, grant, f"lease {lease} of memory {memory.number}")
 
     def check_slots(self, memory: AnyMemory, stocks: set[int]) -> None:
@@ -120,7 +121,8 @@ class Ledger:
         assert stocks <= reserved.keys(), f"slots in stocks are not reserved: {sorted(stocks - reserved.keys())}"
         for ticket, session in reserved.items():
             if ticket not in stocks:
-                grant = self.slots[memory.number, ticket]
+                grant = self.slots.get((memory.number, ticket))
+                assert grant is not None, f"ticket {ticket} of memory {memory.number} is the server's own"
                 self._check(memory, session, grant, f"ticket {ticket} of memory {memory.number}")
 
     def _check(self, memory: AnyMemory, session: int, grant: Grant, what: str) -> None:

@@ -7,7 +7,6 @@ are found in it by the next cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,42 +26,7 @@ from kvoffload.cache import (
     Reservation,
     SessionId,
 )
-from kvoffload.types import HASH_BYTES
-
-SLOT_BYTES = 64
-PIECES = 2
-"""In which a copy moves one shard of a record."""
-Tag = tuple[bytes, bytes, int]
-"""What a piece must hold: the identity, the block's name, the shard."""
-
-
-@dataclass(eq=False)
-class Entry:
-    """One slot, and who has it."""
-
-    place: int
-    generation: int = 1
-    state: str = "free"
-    """free, reserved, readable, or quarantined: without a name, and leased."""
-    key: tuple[int, int, bytes] | None = None
-    space: tuple[int, int] = (0, 0)
-    session: int = 0
-    committed: int = 0
-    leases: int = 0
-    touched: int = 0
-
-    @property
-    def ticket(self) -> int:
-        return self.generation << 16 | self.place + 1
-
-
-@dataclass(eq=False)
-class Session:
-    """An engine, as the memory knows it."""
-
-    members: set[int] = field(default_factory=set)
-    is_open: bool = True
-    is_ending: bool = False
+from tests.simulation.model_entries import SLOT_BYTES, Entry, Session, Tag, split
 
 
 class ModelMemory:
@@ -74,6 +38,7 @@ class ModelMemory:
         self.pieces: dict[tuple[int, int, int], Tag] = {}
         """By slot, shard and piece."""
         self.readable: dict[tuple[int, int, bytes], Entry] = {}
+        self.used: set[tuple[int, int, bytes]] = set()
         self.leases: dict[int, tuple[int, list[Entry]]] = {}
         """By number: the session, and what it reads."""
         self.sessions: dict[int, Session] = {}
@@ -227,15 +192,31 @@ class ModelCache:
             return Acquired(AcquireOutcome.MISS, local, LeaseId(0), ())
         size = self.memory.spaces[name_space][1].hash_block_size
         names = split(chain)[local // size : boundary // size]
+        self.memory.used |= {(name_space, 0, name) for name in names}
         return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size)
 
     def acquire_entries(
-        self, session: SessionId, name_space: int, group: int, hashes: Buffer, *, shard: int = 0
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        hashes: Buffer,
+        *,
+        shard: int = 0,
+        is_use: bool = True,
     ) -> Acquired:
         keys = [(name_space, group, name) for name in split(hashes)]
         if not keys or not all(key in self.memory.readable for key in keys):
             return Acquired(AcquireOutcome.MISS, 0, LeaseId(0), ())
+        if is_use:
+            self.memory.used |= set(keys)
         return self._lease(session, keys, 0, 0)
+
+    def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return np.array([(name_space, group, name) in self.memory.used for name in split(hashes)], np.bool_)
+
+    def pointers(self, addresses: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        return addresses
 
     def release(self, session: SessionId, lease: LeaseId) -> bool:
         owner, entries = self.memory.leases.get(lease, (0, []))
@@ -392,8 +373,3 @@ class ModelCache:
     def _free(self, entry: Entry) -> None:
         entry.generation += 1
         entry.state, entry.key, entry.session = "free", None, 0
-
-
-def split(hashes: Buffer) -> list[bytes]:
-    data = bytes(hashes)
-    return [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]

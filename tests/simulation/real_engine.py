@@ -22,7 +22,7 @@ from kvoffload.cache import AcquiredBlocks, SegmentMap
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.protocol import Role
 from kvoffload.types import HASH_BYTES
-from tests.simulation.model_memory import split
+from tests.simulation.model_entries import split
 from tests.unit.cache.cache_model import PLAIN, make_chain
 from tests.unit.daemon.harness import register_of
 

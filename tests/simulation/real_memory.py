@@ -26,7 +26,7 @@ from kvoffload.cache import (
     SegmentMap,
     SessionId,
 )
-from tests.simulation.model_memory import PIECES, Tag
+from tests.simulation.model_entries import PIECES, Tag
 from tests.unit.cache.cache_model import KIB, record_pattern
 
 RECORD_BYTES = 8 * KIB

@@ -32,8 +32,9 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import OneWay
 from tests.simulation.channels import Connection, Hangup, Packet
 from tests.simulation.express_model import ExpressModel
-from tests.simulation.model_memory import SLOT_BYTES
+from tests.simulation.model_entries import SLOT_BYTES
 from tests.simulation.process import FIRST_DESCRIPTOR, Process, describe_memory, find_number
+from tests.simulation.tier_model import make_traffic
 from tests.simulation.timeline import MILLISECOND_NS
 
 if TYPE_CHECKING:
@@ -83,8 +84,16 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._express: dict[int, tuple[Connection, ExpressModel]] = {}
         """By lifeline."""
+        self.pid = world.draw_number()
+        self.traffic = None if world.disk is None else make_traffic(self, world.disk, self.pid)
+        self._tiers_due_ns = 0
         terms = CoreTerms(boot_id=self.boot_id, handshake=_HANDSHAKE, control="ipc://control", pid=1, uid=0)
-        self.core = ServerCore(terms, (DomainTerms(name=""),), draw=lambda: self.timeline.random.getrandbits(32))
+        self.core = ServerCore(
+            terms,
+            (DomainTerms(name=""),),
+            draw=lambda: self.timeline.random.getrandbits(32),
+            tiers={} if self.traffic is None else {"": self.traffic},
+        )
         self.note("STARTS, waits for memory for %d ms", adopt_wait_ns / 1e6)
         self.timeline.at(self._adopt_until_ns, self._call, self._begin_taking)
         self.timeline.after(TICK_NS, self._call, self._tick)
@@ -92,6 +101,14 @@ class Server:
     @property
     def is_stopped(self) -> bool:
         return self.stopped is not None
+
+    @property
+    def moves_blocks(self) -> bool:
+        """Something is under way to or from the tier, or held for somebody."""
+        traffic = self.traffic
+        return traffic is not None and not (
+            traffic.is_idle and not traffic._reads._reading and not traffic._reads._held
+        )
 
     def note(self, what: str, *arguments: Any) -> None:
         self.timeline.note(self.name, what, *arguments)
@@ -108,6 +125,7 @@ class Server:
             connection.close_by_server()
         if self._cache is not None:
             self._cache.close()
+        self.world.exit_server(self.pid)
 
     def stop(self) -> None:
         if self.is_alive and self.stopped is None:
@@ -239,10 +257,23 @@ class Server:
             self.stopped.append((act, *arguments))
         elif self.is_alive and not self.world.may_fail_here(self):
             act(*arguments)
+            self._advance_tiers()
             faults = self.core._faults._logged
             assert not faults, f"{self.name} met a fault of its own: {faults}"
             if self.is_draining and self.core.is_drained(self.timeline.now_ns):
                 self._end()
+
+    def end_io(self, act: Any, *arguments: Any) -> None:
+        """A batch of the tier has ended: its threads go on where the loop stands still, until the process stops."""
+        self._call(act, *arguments)
+
+    def _advance_tiers(self) -> None:
+        """As the loop does in each of its turns, of which there is one when something is due."""
+        self._send(self.core.tiers.advance(self.timeline.now_ns))
+        due_ns = self.core.tiers.next_ns()
+        if due_ns is not None and self._tiers_due_ns not in range(self.timeline.now_ns, due_ns + 1):
+            self._tiers_due_ns = max(due_ns, self.timeline.now_ns) + MILLISECOND_NS
+            self.timeline.at(self._tiers_due_ns, self._call, lambda: None)
 
     def _tick(self) -> None:
         self.core.tick()
@@ -262,6 +293,7 @@ class Server:
             connection.close_by_server()
         if self._cache is not None:
             self.timeline.after(self.timeline.between_ms(0.1, 30), self._cache.close)
+        self.world.exit_server(self.pid)
 
     def _send(self, messages: list[Sendable]) -> None:
         for one in messages:
@@ -300,7 +332,9 @@ class Server:
         connection = process.wire.connect(Channel.CONTROL, process.on_express, tells_end=True)
         assert self.memory is not None
         connection.truth = self.memory.number, wanted.cache_session
-        model = ExpressModel(wanted.session, wanted.cache_session, session.registration, self._cache)
+        model = ExpressModel(
+            wanted.session, wanted.cache_session, session.registration, self._cache, wanted.space, self.core
+        )
         connection.to_server = lambda end, item: self._call(self._on_express, end, model, item)
         self._connections[connection.number] = connection
         self.processes[connection.number] = process

@@ -16,6 +16,7 @@ from tests.simulation.memory import AnyCache, AnyMemory, ModelMaker, RealMaker
 from tests.simulation.process import Process
 from tests.simulation.real_memory import RECORD_BYTES as REAL_RECORD_BYTES
 from tests.simulation.server_machine import Machine, Server
+from tests.simulation.tier_model import Disk
 from tests.simulation.timeline import MILLISECOND_NS, SECOND_NS, Timeline
 from tests.unit.cache.cache_model import fingerprint
 
@@ -25,6 +26,8 @@ TERMS = (
     LinkTerms(stock_bytes=1),
     LinkTerms(join_deadline_s=0.1, rejoin_after_s=0.2, last_backoff_s=0.1, stock_bytes=0),
 )
+TIER_CYCLE, TIER_SEEDS = 5, (1, 3)
+"""Which seeds have a tier below memory. The others are what they were before there was one."""
 HEALED_WITHIN_NS = 60 * SECOND_NS
 AnyProcess = TypeVar("AnyProcess", bound=Process)
 
@@ -95,6 +98,8 @@ class World:
         self.terms = timeline.random.choice(TERMS)
         slots = timeline.random.choice((12, 24, 40))
         workers = timeline.random.choice((1, 1, 2))
+        self.disk = Disk() if seed % TIER_CYCLE in TIER_SEEDS and not is_real else None
+        """Below memory, whichever server runs; None: there is none."""
         self._maker = RealMaker(workers) if is_real else ModelMaker(slots, self.has_exited)
         self.machine = Machine(self)
         self.engines: list[Engine] = []
@@ -146,6 +151,10 @@ class World:
     def has_exited(self, pid: int) -> bool:
         """Whether its pidfd says so."""
         return pid in self.ledger.exited
+
+    def exit_server(self, pid: int) -> None:
+        """Its tier's threads have ended with it; soon its pidfd reports."""
+        self.timeline.after(self.timeline.between_ms(0.01, 60), self.ledger.exited.add, pid)
 
     def exit_process(self, process: Process) -> None:
         """It has crashed, and its lifeline has ended: soon its pidfd reports."""
@@ -203,9 +212,11 @@ class World:
             awaited = dict.fromkeys([*members, *self.living])
             unserved = [process.name for process in awaited if not process.is_answered()]
             working = [scheduler.name for scheduler in self.schedulers if not scheduler.is_idle]
-            if not unserved and not working:
+            moves = self.machine.listener is not None and self.machine.listener.moves_blocks
+            if not (unserved or working or moves):
                 break
-            assert self.timeline.now_ns < until_ns, f"long after all was well: not served {unserved}, busy {working}"
+            found = f"not served {unserved}, busy {working}, traffic with the tier: {moves}"
+            assert self.timeline.now_ns < until_ns, f"long after all was well: {found}"
         # Answers that nobody waits for, and two ticks.
         self.timeline.run_until(self.timeline.now_ns + SECOND_NS)
 
