@@ -45,6 +45,8 @@ class TierTerms:
     put_timeout_s: float = 30.0
     hold_s: float = 0.5
     """How long what was brought up is held for whoever asked for it."""
+    held_share: float = 0.5
+    """Of memory, that may be held for requests which wait, or have not come yet for what they waited for."""
     promotion_limit: int = 256
     """At a time; whoever comes later has what is in memory."""
     kept_share: float = 0.75

@@ -6,12 +6,13 @@ import logging
 import select
 from collections.abc import Callable
 
-from kvoffload.cache import CacheGeometry
+from kvoffload.cache import NO_LIMIT, CacheGeometry, SessionId
 from kvoffload.daemon.bad_records import BadRecords
 from kvoffload.daemon.promotion import Answer, Promotions
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_terms import TierCounts, TierSpace, TierTerms
 from kvoffload.daemon.write_down import WriteDown
+from kvoffload.errors import TierError
 from kvoffload.protocol import Prefetch, Promote
 from kvoffload.tiers import Tier, TierHealth, TierState
 
@@ -40,16 +41,20 @@ class TierTraffic:
             tier, terms, self._spaces.get, counts=self.counts, bad=self._bad, on_stored=self._tell_stored
         )
 
+    def _open_session(self, cache: ServedCache, held_limit_bytes: int) -> SessionId:
+        session = cache.open_session(held_limit_bytes=held_limit_bytes)
+        cache.add_process(session, pidfd=self._open_pidfd())
+        return session
+
     def _tell_stored(self, space: TierSpace, group: int, hashes: bytes, parents: bytes) -> None:
         self._tell(space, group, hashes, parents)
 
     def attach(self, cache: ServedCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
         """The memory is there. `tell` hears of blocks that came up."""
-        session = cache.open_session()
-        cache.add_process(session, pidfd=self._open_pidfd())
         self._tell = tell
-        self._writes.attach(cache, session)
-        self._reads.attach(cache, session)
+        self._writes.attach(cache, self._open_session(cache, NO_LIMIT))
+        held_bytes = int(cache.stats.capacity_bytes * self.terms.held_share)
+        self._reads.attach(cache, self._open_session(cache, held_bytes or NO_LIMIT))
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
         """Blocks of this identity are moved from here on."""
@@ -140,4 +145,7 @@ class TierTraffic:
         while not self._writes.is_idle and now_s() < end_s:
             self.advance(now_s())
             select.select([self.fileno()], [], [], LOOK_S)
-        self._tier.close()
+        try:
+            self._tier.close()
+        except TierError as fault:
+            logger.warning("%s tier: %s", self.terms.name, fault)

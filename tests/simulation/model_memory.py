@@ -294,6 +294,7 @@ class ModelCache:
     def stats(self) -> CacheStats:
         states = [entry.state for entry in self.memory.entries]
         counts = dict.fromkeys(CacheStats.__dataclass_fields__, 0) | {
+            "capacity_bytes": len(self.memory) * SLOT_BYTES,
             "readable": states.count("readable"),
             "reserved": states.count("reserved"),
             "quarantined": states.count("quarantined"),

@@ -105,10 +105,10 @@ class Server:
     @property
     def moves_blocks(self) -> bool:
         """Something is under way to or from the tier, or held for somebody."""
-        traffic = self.traffic
-        return traffic is not None and not (
-            traffic.is_idle and not traffic._reads._reading and not traffic._reads._held
-        )
+        if self.traffic is None:
+            return False
+        writes, reads = self.traffic._writes, self.traffic._reads
+        return bool(writes._queue or writes._writing or reads._reading or reads._held or reads.waiting)
 
     def note(self, what: str, *arguments: Any) -> None:
         self.timeline.note(self.name, what, *arguments)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvoffload.errors import TierError
 from kvoffload.protocol import Prefetch, PromotionOutcome
 from kvoffload.tiers import TierState
-from tests.unit.cache.cache_model import HYBRID, PLAIN
+from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
 from tests.unit.daemon.tier_setting import CHAIN, TierSetting, tier_setting
 
 
@@ -105,3 +106,36 @@ def test_what_is_forgotten_on_its_way_up_does_not_arrive() -> None:
         setting.tier.is_held = False
         setting.turn()
         assert setting.load(CHAIN) == 3 * 16
+
+
+def test_what_is_held_for_those_who_wait_is_bounded() -> None:
+    """Engines have room to save, however many wait."""
+    with tier_setting(PLAIN, held_share=0.25) as setting:
+        chains = [make_chain(number, 16) for number in range(8)]
+        for chain in chains:
+            setting.save_below(chain)
+        setting.tier.is_held = True
+        answers = [setting.ask(chain) for chain in chains]
+        setting.turn()
+        stats = setting.cache.stats
+        assert 0 < stats.reserved * 4096 <= stats.capacity_bytes // 4
+        room = setting.cache.reserve(setting.session, setting.name_space, 0, count=128)
+        assert len(room) == 128
+        setting.cache.abort(setting.session, room.tickets)
+        setting.tier.is_held = False
+        setting.turn()
+        assert all(len(one) == 1 for one in answers)
+        assert setting.traffic.counts.without_room > 0
+
+
+def test_a_place_that_hangs_at_the_end_is_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = TierSetting(PLAIN)
+
+    def hang(timeout_s: float = 0.0) -> None:
+        raise TierError("the disk tier was not closed: it hangs", remedy="")
+
+    monkeypatch.setattr(setting.tier.inner, "close", hang)
+    setting.close()
+    assert [record.message for record in caplog.records] == ["disk tier: the disk tier was not closed: it hangs"]
