@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +11,7 @@ from kvoffload.tiers import FinishedBatch, RecordNames, RecordOutcome, Tier
 from kvoffload.types import HASH_BYTES
 
 _REMOVE_TIMEOUT_S = 10.0
+RETRIED_AT_ONCE = 64
 MAX_BAD = 65_536
 """Beyond it the oldest are forgotten here; the tier has most likely removed them."""
 
@@ -34,9 +37,15 @@ class BadRecords:
         self._bad.update(dict.fromkeys(keys))
         while len(self._bad) > self._limit:
             del self._bad[next(iter(self._bad))]
-        ticket = self._tier.remove(names, timeout_s=_REMOVE_TIMEOUT_S)
-        if ticket is not None:
-            self._removing[ticket] = keys
+        self._remove(names, keys)
+
+    def retry(self) -> None:
+        """To be called now and then: what could not be removed yet is tried again, some of it at a time."""
+        under_way = {key for keys in self._removing.values() for key in keys}
+        waiting = (key for key in self._bad if key not in under_way)
+        for key in list(islice(waiting, RETRIED_AT_ONCE)):
+            fingerprint, group, shard, name = key
+            self._remove(RecordNames(fingerprint=fingerprint, hashes=name, group=group, shard=shard), [key])
 
     def finish(self, batch: FinishedBatch) -> bool:
         """A batch has ended. False: it is not one of these. What is removed may be written again."""
@@ -47,6 +56,11 @@ class BadRecords:
             if outcome in (RecordOutcome.REMOVED, RecordOutcome.MISSING):
                 self._bad.pop(key, None)
         return True
+
+    def _remove(self, names: RecordNames, keys: list[_Key]) -> None:
+        ticket = self._tier.remove(names, timeout_s=_REMOVE_TIMEOUT_S)
+        if ticket is not None:
+            self._removing[ticket] = keys
 
     def leave_out(self, names: RecordNames, found: npt.NDArray[np.bool_]) -> None:
         """Whatever the tier says of them, they are not there."""

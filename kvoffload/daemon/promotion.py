@@ -208,11 +208,9 @@ class Promotions:
         return self.rate.estimate_s(self._queued_bytes + size_bytes)
 
     def _find_below(self, space: TierSpace, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
-        found = np.ones(len(hashes) // 32, np.bool_)
+        found = space.find_whole(self._tier, group, hashes)
         for shard in range(space.shards(group)):
-            names = space.names(group, hashes, shard)
-            found &= self._tier.contains(names)
-            self._bad.leave_out(names, found)
+            self._bad.leave_out(space.names(group, hashes, shard), found)
         return found
 
     def _queue_pieces(
@@ -260,8 +258,8 @@ class Promotions:
         cache, space, group = self._cache, piece.space, piece.group
         assert cache is not None
         reserved = cache.reserve(self._session, space.number, group, hashes=piece.hashes.tobytes())
-        piece.read = piece.hashes[:0]
         if len(reserved) < len(piece.hashes):
+            piece.read = piece.hashes[:0]
             self._counts.without_room += len(piece.waiters)
             cache.abort(self._session, reserved.tickets)
             return True
@@ -298,7 +296,7 @@ class Promotions:
         if not good.any():
             return
         hashes = piece.read[good].tobytes()
-        parents = np.frombuffer(piece.parents, np.uint8).reshape(len(good), -1)[good].tobytes()
+        parents = as_rows(piece.parents)[good]
         outcomes = np.empty(0, np.uint8)
         for shard, digests in sorted(piece.digests.items()):
             outcomes = cache.commit(
@@ -307,7 +305,7 @@ class Promotions:
                 group,
                 piece.tickets[good],
                 hashes=hashes,
-                parents=parents,
+                parents=parents.tobytes(),
                 digests=np.ascontiguousarray(digests[good]),
                 shard=shard,
             )
@@ -315,8 +313,7 @@ class Promotions:
         self._counts.promoted += int(stored.sum())
         self._counts.promoted_bytes += int(stored.sum()) * space.block_bytes(group)
         if stored.any():
-            rows = np.frombuffer(parents, np.uint8).reshape(len(stored), -1)
-            self._on_stored(space, group, piece.read[good][stored].tobytes(), rows[stored].tobytes())
+            self._on_stored(space, group, piece.read[good][stored].tobytes(), parents[stored].tobytes())
 
     def _end(self, piece: _Piece, now_s: float) -> None:
         """It has come, or what could come of it has."""

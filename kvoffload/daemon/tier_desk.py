@@ -65,13 +65,13 @@ class TierDesk:
         """An engine's blocks can be read in memory from now on."""
         traffic = self._traffic.get(space.domain)
         if traffic is not None:
-            traffic.note_stored(space.name_space, group, hashes, parents)
+            self._faults.attempt("tier traffic", traffic.note_stored, space.name_space, group, hashes, parents)
 
     def forget(self, space: Space, group: int, hashes: bytes) -> None:
         """An engine does not trust these blocks: what lies below is removed, too."""
         traffic = self._traffic.get(space.domain)
         if traffic is not None:
-            traffic.forget(space.name_space, group, hashes)
+            self._faults.attempt("tier traffic", traffic.forget, space.name_space, group, hashes)
 
     def advance(self, now_ns: int) -> list[Sendable]:
         """To be called in every turn of the loop: moves what can be moved, and gives the answers that are due."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, GroupRule
-from kvoffload.tiers import RecordNames
+from kvoffload.tiers import RecordNames, Tier
 from kvoffload.tiers.disk import DiskTerms
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB
@@ -112,6 +112,13 @@ class TierSpace:
 
     def names(self, group: int, hashes: bytes, shard: int = 0) -> RecordNames:
         return RecordNames(fingerprint=self.fingerprint, hashes=hashes, group=group, shard=shard)
+
+    def find_whole(self, tier: Tier, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
+        """Of which blocks the tier has all shards."""
+        found = np.ones(len(hashes) // HASH_BYTES, np.bool_)
+        for shard in range(self.shards(group)):
+            found &= tier.contains(self.names(group, hashes, shard))
+        return found
 
     def chain_rows(self, group: int, chain: bytes, limit: int) -> Rows:
         """The names of a request's blocks up to `limit` tokens."""

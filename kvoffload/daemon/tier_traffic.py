@@ -105,6 +105,7 @@ class TierTraffic:
 
     def look(self) -> None:
         """To be called now and then: says in one line each what has become of its places."""
+        self._bad.retry()
         health = self._tier.health()
         states = [one.state for one in health]
         for at, one in enumerate(health):

@@ -205,7 +205,7 @@ class WriteDown:
         cache = self._cache
         assert cache is not None
         space, group = noted.space, noted.group
-        noted = noted.part(~self._find_present(noted))
+        noted = noted.part(~space.find_whole(self._tier, group, noted.hashes.tobytes()))
         for _ in range(_LOOKS):
             if not len(noted.hashes):
                 return True
@@ -221,14 +221,6 @@ class WriteDown:
                 return self._put(noted, found.lease, found.groups[group], now_s)
         self._counts.dropped_gone += len(noted.hashes)
         return True
-
-    def _find_present(self, noted: _Noted) -> np.ndarray:
-        """What the tier has already, in all shards."""
-        hashes, space = noted.hashes.tobytes(), noted.space
-        found = np.ones(len(noted.hashes), np.bool_)
-        for shard in range(space.shards(noted.group)):
-            found &= self._tier.contains(space.names(noted.group, hashes, shard))
-        return found
 
     def _put(self, noted: _Noted, lease: LeaseId, leased: LeasedGroup, now_s: float) -> bool:
         cache, space, group = self._cache, noted.space, noted.group

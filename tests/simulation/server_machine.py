@@ -264,7 +264,7 @@ class Server:
                 self._end()
 
     def end_io(self, act: Any, *arguments: Any) -> None:
-        """A batch of the tier has ended: its threads go on where the loop stands still, until the process stops."""
+        """A batch of the tier has ended; while the process is stopped, nothing does."""
         self._call(act, *arguments)
 
     def _advance_tiers(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -72,6 +73,4 @@ def test_the_memory_of_a_server_that_lives_is_not_adopted() -> None:
 
 def _copy(file: int) -> int:
     """By another descriptor of the same file, as one that came over a socket is."""
-    import os
-
     return os.open(f"/proc/self/fd/{file}", os.O_RDWR)
