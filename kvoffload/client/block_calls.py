@@ -135,7 +135,7 @@ class BlockCalls:
             wait_ms=int(far.wait_s * 1000),
             prefill_ns=far.token_ns,
         )
-        pending.then = ask
+        pending.then, pending.in_memory = ask, boundary
         pending.promotion = self._link.ask(message, now_ns, int(far.wait_s * SECOND_NS) + wait_ns)
         pending.request = pending.promotion
         if on_over is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvoffload.cache import AcquiredBlocks, ReservedSlots
+from kvoffload.cache import NO_LIMIT, AcquiredBlocks, ReservedSlots
 from kvoffload.protocol import ClientMessage, Promoted, PromotionOutcome, ServerMessage
 
 MAX_PENDING = 4096
@@ -75,6 +75,8 @@ class PendingAcquire:
     """To be asked when the request is over."""
     promotion: Pending | None = None
     """What was asked of slower tiers."""
+    in_memory: int = NO_LIMIT
+    """The boundary that memory alone had when they were asked."""
 
     @property
     def is_over(self) -> bool:

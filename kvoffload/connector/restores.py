@@ -55,8 +55,6 @@ class _Question:
     num_tokens: int
     version: int
     pending: PendingAcquire
-    in_memory: int
-    """The boundary that the server's memory had then."""
     waits_since_s: float | None = None
     miss: MissReason | None = None
     """Why there is nothing to report, once that is known."""
@@ -193,7 +191,7 @@ class Restores:
         self._admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
         prompt = tracked.request.num_tokens - local
         self._measures.count("kvoffload_queries_total", external)
-        lower = max(boundary - max(question.in_memory, local), 0)
+        lower = max(boundary - max(question.pending.in_memory, local), 0)
         self._measures.count("kvoffload_hits_total", external - lower, tier="memory")
         if lower:
             self._measures.count("kvoffload_hits_total", lower, tier="lower")
@@ -294,21 +292,19 @@ class Restores:
         )
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
-        chain, far, in_memory = tracked.chain.data, None, limit
-        if self._cache.has_tiers:
-            in_memory = self._cache.find_boundary(chain, local=local, limit=limit, alignment=self._groups.alignment)
-            if self._terms.promote_wait_s and not tracked.was_promoted:
-                far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)
-                tracked.was_promoted = True
+        far = None
+        if self._cache.has_tiers and self._terms.promote_wait_s and not tracked.was_promoted:
+            far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)
+            tracked.was_promoted = True
         pending = self._cache.start_acquire(
-            chain,
+            tracked.chain.data,
             local=local,
             limit=limit,
             alignment=self._groups.alignment,
             shards=range(self._terms.shards) if self._terms.verify_always else (),
             far=far,
         )
-        question = _Question(tracked, local, tracked.request.num_tokens, version, pending, in_memory)
+        question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
         self._questions[tracked.request.request_id] = question
         return question
 

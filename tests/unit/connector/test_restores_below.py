@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from tests.unit.connector.scripted import ScriptedEngine
+from kvoffload.client import PendingAcquire
+from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.unit.connector.test_measures import measured_engine, take
 from tests.unit.connector.test_restores import DENSE, warm_engine
 
 
@@ -44,3 +48,18 @@ def test_a_deadline_of_nothing_asks_nothing_below() -> None:
     engine.cache.has_tiers = True
     engine.arrive("second", range(60))
     assert set(engine.cache.far) == {None}
+
+
+def test_tokens_that_memory_alone_did_not_have_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = measured_engine()
+    engine.cache.has_tiers = True
+    start = engine.cache.start_acquire
+
+    def start_below(*arguments: Any, **options: Any) -> PendingAcquire:
+        pending = start(*arguments, **options)
+        pending.in_memory = 8
+        return pending
+
+    monkeypatch.setattr(engine.cache, "start_acquire", start_below)
+    assert engine.admit(engine.arrive("second", range(30))) == Admission(0, 28)
+    assert take(engine)["kvoffload_hits_total"] == {"memory": 8, "lower": 20}
