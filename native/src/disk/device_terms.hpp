@@ -17,7 +17,7 @@ namespace kvo {
 struct DeviceTerms {
     std::string path;                  // a folder that is there; `may_create`: an empty one becomes a store
     std::uint64_t capacity_bytes = 0;  // of all segments together; the rest of a segment is left
-    std::uint64_t segment_bytes = std::uint64_t{256} << 20;
+    std::uint64_t segment_bytes = std::uint64_t{128} << 20;
     std::uint64_t daily_bytes = 0;  // 0: no bound
     bool may_create = true;
 
