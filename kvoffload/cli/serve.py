@@ -32,8 +32,6 @@ ADOPT_WAIT_S = 3.0
 FIRST_ENGINE_S = 60.0
 """How long a private server waits for its first engine; who started it may have died."""
 MIN_DISK_BYTES = GIB
-DISK_SEGMENT_BYTES = 128 * MIB
-"""The same for every size, so that a folder is good for another one, too."""
 PREDECESSOR_WAIT_S = 30.0
 """How long a private server waits for one of the same name that is ending."""
 
@@ -146,7 +144,6 @@ def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, TierPlan
         )
     disk = DiskTerms(
         folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
-        segment_bytes=DISK_SEGMENT_BYTES,
         daily_bytes=settings.disk_daily,
     )
     terms = TierTerms(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue)

@@ -45,7 +45,8 @@ class DiskTerms:
     """`daily_bytes`: what each device may be given in 24 hours; 0 for any. `may_create`: an empty folder is taken."""
 
     folders: Sequence[DiskFolder]
-    segment_bytes: int = 256 << 20
+    segment_bytes: int = 128 << 20
+    """The same for every capacity, so that a folder is good for another one, too."""
     daily_bytes: int = 0
     record_limit_bytes: int = 32 << 20
     may_create: bool = True
