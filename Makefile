@@ -123,12 +123,14 @@ bench: setup ## every benchmark, beside this machine's limits
 	@$(BIN)/kvoffload bench
 	@$(BIN)/python benchmarks/vllm_connectors.py
 
-campaign: setup ## long fault and fuzz runs, thousands of requests to the real engine, the oldest vLLM
-	$(call say,campaign 1/3)
+campaign: native-test ## long fault and fuzz runs, thousands of requests to the real engine, the oldest vLLM
+	$(call say,campaign 1/4: the disk tier)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
+	$(call say,campaign 2/4: faults and fuzz)
 	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples tests/simulation
-	$(call say,campaign 2/3: the real engine)
+	$(call say,campaign 3/4: the real engine)
 	@$(BIN)/python -m pytest -q -s -m "vllm and campaign" --timeout=7200 tests/vllm
-	$(call say,campaign 3/3: the oldest vLLM)
+	$(call say,campaign 4/4: the oldest vLLM)
 	@$(MAKE) --no-print-directory oldest
 
 oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality on the oldest vLLM that we run on
