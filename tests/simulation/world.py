@@ -212,6 +212,8 @@ class World:
             awaited = dict.fromkeys([*members, *self.living])
             unserved = [process.name for process in awaited if not process.is_answered()]
             working = [scheduler.name for scheduler in self.schedulers if not scheduler.is_idle]
+            # Also what workers do for a scheduler that has crashed.
+            working += [one.name for one in self.living if isinstance(one, Worker) and one.copies]
             moves = self.machine.listener is not None and self.machine.listener.moves_blocks
             if not (unserved or working or moves):
                 break
