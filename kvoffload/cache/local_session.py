@@ -105,18 +105,20 @@ class LocalSession:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
-    ) -> None:
-        if slots.memory_id == self._memory_id:
-            self._cache.commit(
-                self._session,
-                self._name_space,
-                slots.group,
-                slots.tickets,
-                hashes=hashes,
-                parents=parents,
-                digests=digests,
-                shard=shard,
-            )
+    ) -> bool:
+        if slots.memory_id != self._memory_id:
+            return False
+        self._cache.commit(
+            self._session,
+            self._name_space,
+            slots.group,
+            slots.tickets,
+            hashes=hashes,
+            parents=parents,
+            digests=digests,
+            shard=shard,
+        )
+        return True
 
     def abort(self, slots: ReservedSlots) -> None:
         if slots.memory_id == self._memory_id:

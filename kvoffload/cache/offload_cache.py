@@ -133,9 +133,12 @@ class OffloadCache(Protocol):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
-    ) -> None:
+    ) -> bool:
         """One shard's records are written; a block is readable when all its shards are published. Slots that are not
-        ours (any more) are ignored. See `LocalCache.commit` for parents and digests."""
+        ours (any more) are ignored. See `LocalCache.commit` for parents and digests.
+
+        False: they are of memory that is not the present one, where nobody will look for them; nothing is published.
+        """
         ...
 
     def abort(self, slots: ReservedSlots) -> None:

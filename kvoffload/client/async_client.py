@@ -19,15 +19,18 @@ from kvoffload.client.link import SECOND_NS
 from kvoffload.client.pending import FarTerms, Pending, PendingAcquire, PendingSlots
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
-from kvoffload.protocol import Stats, Subscribe
-from kvoffload.protocol.message import Event
+from kvoffload.protocol import Drain, Draining, ServerMessage, Stats, Subscribe
+from kvoffload.protocol.message import Event, Request
 
 _ANSWERS_S = 0.005
 """How often answers are looked for while some are awaited, whatever the loop hears from the socket."""
 
 
 class AsyncClient(Connection):
-    """Belongs to the loop in which `start` is awaited. A cancelled call gives back what it would have brought."""
+    """Belongs to the loop in which `start` is awaited. A cancelled call gives back what it would have brought.
+
+    It has no budget of a step, since it holds up nobody: its calls end by their deadlines.
+    """
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription; it must not call the client."""
@@ -109,6 +112,10 @@ class AsyncClient(Connection):
     def release(self, lease: BlockLease) -> None:
         self._engine.release(lease, time.monotonic_ns())
 
+    def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
+        """A request with this chain comes soon."""
+        self._engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""
         return self._engine.take(group, count, time.monotonic_ns())
@@ -127,8 +134,9 @@ class AsyncClient(Connection):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
-    ) -> None:
-        self._engine.publish(slots, time.monotonic_ns(), hashes=hashes, parents=parents, digests=digests, shard=shard)
+    ) -> bool:
+        now_ns = time.monotonic_ns()
+        return self._engine.publish(slots, now_ns, hashes=hashes, parents=parents, digests=digests, shard=shard)
 
     def abort(self, slots: ReservedSlots) -> None:
         self._engine.abort(slots, time.monotonic_ns())
@@ -141,15 +149,22 @@ class AsyncClient(Connection):
         confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
         if confirmed is not None:
             await self._await_over(confirmed)
-        request = self._link.ask(Stats(), time.monotonic_ns(), self._call_ns)
-        await self._await_over(request)
-        return self._read_stats(request.answer)
+        return self._read_stats(await self._ask(Stats()))
+
+    async def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
+        """The server takes nothing new and ends. ServerError: it refuses."""
+        return self._read_draining(await self._ask(Drain(token=token, deadline_ms=deadline_ms)))
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""
         self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
 
     # ---- inside ----
+
+    async def _ask(self, message: Request) -> ServerMessage | None:
+        request = self._link.ask(message, time.monotonic_ns(), self._call_ns)
+        await self._await_over(request)
+        return request.answer
 
     async def _await_over(self, request: Pending) -> None:
         over = asyncio.Event()

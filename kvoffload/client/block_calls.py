@@ -261,10 +261,10 @@ class BlockCalls:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
-    ) -> None:
+    ) -> bool:
         mapped = self._mapped
         if mapped is None or slots.memory_id != mapped[0].memory_id:
-            return
+            return False
         granted = slots.tickets != 0
         for part in cut_batches(granted):
             message = Publish(
@@ -277,6 +277,7 @@ class BlockCalls:
                 digests=b"" if digests is None else to_blob(np.asarray(digests, np.uint64)[part]),
             )
             self._link.tell(message, now_ns)
+        return True
 
     def abort(self, slots: ReservedSlots, now_ns: int) -> None:
         if slots.memory_id == self.memory_id != 0:

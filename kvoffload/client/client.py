@@ -21,8 +21,8 @@ from kvoffload.client.connection import Connection
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.pending import FarTerms, PendingAcquire
 from kvoffload.client.terms import ClientTerms, LinkState
-from kvoffload.errors import KVOffloadError, ServerError
-from kvoffload.protocol import Drain, Draining, Error, ServerMessage, Stats, Subscribe
+from kvoffload.errors import KVOffloadError
+from kvoffload.protocol import Drain, Draining, ServerMessage, Stats, Subscribe
 from kvoffload.protocol.message import Event, Request
 
 _SLICE_S = 0.001
@@ -197,9 +197,9 @@ class Client(Connection):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
-    ) -> None:
+    ) -> bool:
         with self._lock:
-            self._engine.publish(
+            return self._engine.publish(
                 slots, time.monotonic_ns(), hashes=hashes, parents=parents, digests=digests, shard=shard
             )
 
@@ -222,11 +222,7 @@ class Client(Connection):
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""
-        answer = self._ask(Drain(token=token, deadline_ms=deadline_ms))
-        if not isinstance(answer, Draining):
-            reason = answer.message if isinstance(answer, Error) else "the cache server did not answer in time"
-            raise ServerError(f"drain: {reason}", remedy="ask as the server's user, or with its operator's token")
-        return answer
+        return self._read_draining(self._ask(Drain(token=token, deadline_ms=deadline_ms)))
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""

@@ -21,7 +21,7 @@ from kvoffload.client.pending import Pending
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Bye, Counts, Error, Role, ServerMessage
+from kvoffload.protocol import Bye, Counts, Draining, Error, Role, ServerMessage
 from kvoffload.protocol.message import Event
 
 PARTING_S = 0.2
@@ -125,6 +125,12 @@ class Connection:
         if isinstance(counts, str):
             raise ServerError(f"counts: {counts}", remedy="see whether the cache server runs")
         return counts
+
+    def _read_draining(self, answer: ServerMessage | None) -> Draining:
+        if not isinstance(answer, Draining):
+            reason = answer.message if isinstance(answer, Error) else "the cache server did not answer in time"
+            raise ServerError(f"drain: {reason}", remedy="ask as the server's user, or with its operator's token")
+        return answer
 
     def _end(self) -> None:
         """Gives back what is held, parts from the server and closes everything. Waits for `PARTING_S` at most."""

@@ -321,8 +321,7 @@ class Saves:
         self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
         for part in job.parts:
             named, records = part.named, len(part.slots)
-            size_bytes = self.groups.facts[named.group].record_bytes * self._terms.shards
-            self._measures.count("kvoffload_saved_bytes_total", records * size_bytes)
+            is_told = True
             for shard in range(self._terms.shards):
                 totals = job.digests.get(shard, b"")[begin * _DIGEST_BYTES : (begin + records) * _DIGEST_BYTES]
                 digests = finish_digests(
@@ -333,13 +332,16 @@ class Saves:
                     group=named.group,
                     shard=shard,
                 )
-                self._cache.publish(
+                is_told &= self._cache.publish(
                     part.slots,
                     hashes=named.hashes,
                     parents=named.parents,
                     digests=np.frombuffer(digests, np.uint64),
                     shard=shard,
                 )
+            size_bytes = self.groups.facts[named.group].record_bytes * self._terms.shards
+            self._measures.count("kvoffload_saved_bytes_total", records * size_bytes if is_told else 0)
+            self._measures.count("kvoffload_dropped_saves_total", 0 if is_told else records, reason="no_server")
             begin += records
         self.version += 1
 

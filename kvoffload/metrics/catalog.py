@@ -56,7 +56,10 @@ CATALOG: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit=Unit.NONE,
         help="Blocks that were to be saved and were not, by what was lacking.",
-        labels={"reason": "no_slot (room in the cache) or no_pin (leave to hold more of the engine's blocks)"},
+        labels={
+            "reason": "no_slot (room in the cache), no_pin (leave to hold more of the engine's blocks), no_server "
+            "(it ended while they were copied to its memory)"
+        },
     ),
     Metric(
         name="kvoffload_errors_total",

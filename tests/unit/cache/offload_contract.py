@@ -187,7 +187,7 @@ class OffloadCacheContract:
         assert (await cache.stats()).leases == 1
         slots = await cache.reserve(0, count=2)
         other = replace(slots, memory_id=slots.memory_id + 1)
-        cache.publish(other, hashes=bytes(64))
+        assert not cache.publish(other, hashes=bytes(64))
         cache.abort(other)
         assert (await cache.stats()).reserved == 2
         cache.release(found.lease)

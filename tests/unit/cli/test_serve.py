@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,24 +34,33 @@ from kvoffload.daemon.tier_terms import WriteRule
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair, read_public_key, write_new_pair
-from kvoffload.protocol import Counts, Drain, Draining, Stats
+from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error, ErrorCode, Release, Stats
 from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB
 from tests.unit.cli.test_app import run
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.remote_client import RemoteClient
-from tests.unit.daemon.test_server import hashes_of, register_of, save
+from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", "serve"]
+    command += ["--set", f"server={path}", "--set", "memory=128MiB"]
+    command += ["--set", "segment_size=64MiB", "--adopt-wait", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == f"kvoffload serves 128MiB on {path}, process {server.pid}\n"
+            yield server
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_it_is_asked_to_end(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "s"
-    command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", "serve"]
-    command += ["--set", f"server={path}", "--set", "memory=128MiB"]
-    command += ["--set", "segment_size=64MiB", "--adopt-wait", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == f"kvoffload serves 128MiB on {path}, process {server.pid}\n"
+    with serving(path) as server:
         client = RawClient(path, register_of())
         save(client, hashes_of(3), 5)
         counts = client.ask(Stats())
@@ -62,6 +72,23 @@ def test_it_serves_until_it_is_asked_to_end(tmp_path: Path, number: signal.Signa
         assert server.stderr is not None
         assert server.stderr.read() == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_leased_is_waited_for_after_the_signal(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serving(path) as server:
+        client = RawClient(path, register_of())
+        save(client, hashes_of(3), 5)
+        leased = acquire(client, hashes_of(3))
+        server.send_signal(signal.SIGTERM)
+        assert isinstance(client.receive_event(), Closing)
+        refused = client.ask(Acquire(name_space=client.name_space, chain=hashes_of(3)))
+        assert isinstance(refused, Error)
+        assert refused.code is ErrorCode.DRAINING
+        assert server.poll() is None
+        client.tell(Release(leases=leased.lease.to_bytes(8, "little")))
+        assert server.wait(60) == 0
+        client.close()
 
 
 STRANGER = """

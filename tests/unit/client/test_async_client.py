@@ -54,6 +54,21 @@ async def test_calls_go_on_side_by_side(socket_path: Path) -> None:
         assert (await client.stats()).leases == 0
 
 
+async def test_a_server_is_drained_from_a_loop(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = await served(path)
+        await save(client)
+        client.prefetch(CHAIN)
+        leased = await client.acquire(CHAIN)
+        assert leased.lease is not None
+        assert (await client.drain()).leases == 1
+        assert not (await client.acquire(CHAIN)).is_hit
+        client.release(leased.lease)
+        await client.close()
+        assert server.wait(WAIT_S) == 0
+
+
 async def test_a_cancelled_call_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:

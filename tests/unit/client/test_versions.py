@@ -7,12 +7,23 @@ from pathlib import Path
 import pytest
 
 from kvoffload.client import Client, joining
-from kvoffload.protocol import ErrorCode
+from kvoffload.protocol import Error, ErrorCode
 from tests.children import child
-from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
+from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited
+from tests.unit.cache.offload_contract import save as save_blocks
 from tests.unit.client.conftest import SERVER, make_terms
 from tests.unit.client.test_client import WAIT_S, wait_for
+from tests.unit.daemon import raw_client
+from tests.unit.daemon.raw_client import RawClient
+from tests.unit.daemon.test_server import hashes_of, register_of, save
+from tests.unit.protocol import version_two
+from tests.unit.protocol.version_two import CODEC_TWO
 
+NEXT_SERVER = """
+from kvoffload import wire_codec
+from tests.unit.protocol.version_two import CODEC_TWO
+wire_codec.CODEC = CODEC_TWO
+"""
 OTHER_SERVER = """
 from functools import partial
 from kvoffload.daemon import server
@@ -31,7 +42,7 @@ async def test_the_highest_version_that_both_have_is_spoken(
     script = OTHER_SERVER.format(*server_versions) + SERVER
     with child(["-c", script, str(tmp_path / "s"), "0"], says="serves"), Client(make_terms(tmp_path / "s")) as client:
         assert client.wait_until_served(WAIT_S), client.fault
-        await save(AsAwaited(client))
+        await save_blocks(AsAwaited(client))
         assert client.acquire(CHAIN).boundary == TOKENS
 
 
@@ -56,3 +67,38 @@ def _speak(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
     """What a client of these versions says of itself."""
     monkeypatch.setattr(joining, "PROTOCOL_MIN", first)
     monkeypatch.setattr(joining, "PROTOCOL_MAX", last)
+
+
+def test_both_speak_what_they_agreed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _speak(monkeypatch, 1, 2)
+    for newest in (1, 2):
+        path = tmp_path / str(newest)
+        with child(["-c", OTHER_SERVER.format(1, newest) + SERVER, str(path), "0"], says="serves"):
+            client = RawClient(path, register_of())
+            assert client.joining.accepted is not None
+            assert client.joining.accepted.protocol == newest
+            client.close()
+
+
+def test_what_the_next_version_adds_does_no_harm_to_this_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw_client, "CODEC", CODEC_TWO)
+    with child(["-c", SERVER, str(tmp_path / "s"), "0"], says="serves"):
+        client = RawClient(tmp_path / "s", register_of())
+        save(client, hashes_of(3), 5)
+        found = client.ask(version_two.Acquire(name_space=client.name_space, chain=hashes_of(3), priority=9))
+        assert isinstance(found, version_two.Acquired)
+        assert [group.age_s for group in found.groups] == [0]
+        refused = client.ask(version_two.Pin(lease=found.lease))
+        assert isinstance(refused, Error)
+        assert refused.code is ErrorCode.UNKNOWN_OPERATION
+        client.close()
+
+
+async def test_a_client_of_today_is_served_by_the_next_version(tmp_path: Path) -> None:
+    path, script = tmp_path / "s", NEXT_SERVER + OTHER_SERVER.format(1, 2) + SERVER
+    with child(["-c", script, str(path), "0"], says="serves"), Client(make_terms(path)) as client:
+        assert client.wait_until_served(WAIT_S), client.fault
+        await save_blocks(AsAwaited(client))
+        assert client.acquire(CHAIN).boundary == TOKENS

@@ -212,9 +212,11 @@ class LocalClient:
         parents: Buffer | None,
         digests: npt.NDArray[np.uint64] | None,
         shard: int,
-    ) -> None:
+    ) -> bool:
         assert parents is not None
         assert digests is not None
+        if slots.memory_id != self.memory_id:
+            return False
         names, before = bytes(hashes), bytes(parents)
         assert len(names) == len(before) == HASH_BYTES * len(slots) == HASH_BYTES * len(digests)
         size_bytes = self._geometry.groups[slots.group].record_bytes
@@ -231,7 +233,7 @@ class LocalClient:
                     address=address + shard * size_bytes,
                 )
             )
-        self._sessions[slots.memory_id].publish(slots, hashes=hashes, parents=parents, digests=digests, shard=shard)
+        return self._current.publish(slots, hashes=hashes, parents=parents, digests=digests, shard=shard)
 
     def abort(self, slots: ReservedSlots) -> None:
         self.aborted.append(slots)

@@ -277,6 +277,17 @@ def test_blocks_that_could_not_be_saved_are_counted_by_what_was_lacking(
     assert take(engine).get("kvoffload_dropped_saves_total") == expected
 
 
+def test_what_was_copied_to_a_server_that_has_ended_is_not_counted_as_saved() -> None:
+    engine = make_engine()
+    engine.admit(engine.arrive("a", range(30)))
+    plan = engine.step()
+    engine.cache.serve_anew()
+    engine.report(plan)
+    data = take(engine)
+    assert data["kvoffload_dropped_saves_total"] == {"no_server": 7}
+    assert "kvoffload_saved_bytes_total" not in data
+
+
 def test_gauges_say_what_is_held_now() -> None:
     engine = measured_engine()
     engine.admit(engine.arrive("second", range(30)))

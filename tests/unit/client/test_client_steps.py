@@ -1,0 +1,81 @@
+"""What a client lets an engine's step wait, when its server does not answer."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from kvoffload.client import LinkTerms
+from tests.children import child, stop
+from tests.unit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.unit.client.conftest import SERVER
+from tests.unit.client.test_client import WAIT_S, served, wait_for
+
+
+async def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    link = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0)
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = served(path, link=link)
+        await save(AsAwaited(client))
+        stop(server)
+        client.begin_step()
+        pending = client.start_acquire(CHAIN)
+        assert client.wait_for(pending) is None
+        assert not pending.is_over
+        server.send_signal(signal.SIGCONT)
+        wait_for(lambda: client.poll(pending) is not None)
+        assert client.wait_for(pending) is pending.found
+        assert pending.found is not None
+        assert pending.found.is_hit
+        client.close()
+
+
+async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    link = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0)
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = served(path, link=link)
+        await save(AsAwaited(client))
+        stop(server)
+        waits: list[float] = []
+        monkeypatch.setattr(
+            client._wire, "await_answers", lambda wait_s, **_: waits.append(wait_s) or time.sleep(wait_s)
+        )
+        client.begin_step()
+        assert not client.acquire(CHAIN).is_hit
+        spent = len(waits)
+        assert spent
+        assert client.wait_for(client.start_acquire(CHAIN)) is None
+        assert len(client.reserve(0, count=1)) == 0
+        assert len(waits) == spent  # nothing was left of it
+        client.begin_step()
+        assert not client.acquire(CHAIN).is_hit
+        assert len(waits) > spent
+        server.send_signal(signal.SIGCONT)
+        client.close()
+
+
+async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    link = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, stock_bytes=0, last_backoff_s=0.05)
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = served(path, link=link)
+        await save(AsAwaited(client))
+        stop(server)
+        client.begin_step()
+        assert not client.acquire(CHAIN).is_hit
+        wait_for(lambda: not client.is_served)
+        pending = client.start_acquire(CHAIN)
+        assert pending.is_over  # nobody is asked any more
+        assert client.lookup(0, CHAIN).all()
+        server.send_signal(signal.SIGCONT)
+        assert client.wait_until_served(WAIT_S)
+        client.close()
+        client = served(path)
+        # What the first acquire was granted, if it was, was given back.
+        assert client.stats().leases == 0
+        client.close()
