@@ -40,9 +40,13 @@ class Sleepers:
 
     def __init__(self) -> None:
         self._by_number: dict[int, subprocess.Popen[bytes]] = {}
+        self._ended: dict[int, int] = {}
+        """Their pidfds."""
 
     def open_pidfd(self, number: int) -> int:
-        """Of the one with this number, which is started if need be."""
+        """Of the one with this number, which is started if need be, or has ended by now."""
+        if number in self._ended:
+            return os.dup(self._ended[number])
         if number not in self._by_number:
             self._by_number[number] = subprocess.Popen(["sleep", "600"])
         return os.pidfd_open(self._by_number[number].pid)
@@ -50,12 +54,15 @@ class Sleepers:
     def end(self, number: int) -> None:
         sleeper = self._by_number.pop(number, None)
         if sleeper is not None:
+            self._ended[number] = os.pidfd_open(sleeper.pid)
             sleeper.send_signal(signal.SIGKILL)
             sleeper.wait()
 
     def close(self) -> None:
         for number in list(self._by_number):
             self.end(number)
+        for pidfd in self._ended.values():
+            os.close(pidfd)
 
 
 class RealMemory:
