@@ -18,6 +18,8 @@ from kvoffload.protocol import Promote, Promoted, PromotionOutcome
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
 _GET_TIMEOUT_S = 10.0
+_TRIED_EVERY = 16
+"""Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
 
 Answer = Callable[[Promoted], None]
 OnStored = Callable[[TierSpace, int, bytes, bytes], None]
@@ -84,6 +86,8 @@ class Promotions:
         self._bad = bad
         self._cache: ServedCache | None = None
         self._session = SessionId(0)
+        self._refused = 0
+        """Since one was taken whose tier had been too slow."""
         self._waiting: set[_Promotion] = set()
         self._queue: deque[_Piece] = deque()
         self._queued_bytes = 0
@@ -127,7 +131,7 @@ class Promotions:
         missing = [np.array([at for at in needed[group] if not in_memory[group][at]], np.int64) for group in groups]
         size_bytes = sum(len(missing[group]) * space.block_bytes(group) for group in groups)
         computing_s = (boundary - reached) * message.prefill_ns / 1e9
-        if self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes):
+        if self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes) and not self._is_trial_due():
             self._counts.too_slow += 1
             answer(Promoted(outcome=PromotionOutcome.TOO_SLOW, boundary=boundary))
             return
@@ -206,6 +210,15 @@ class Promotions:
 
     def _estimate_s(self, size_bytes: int) -> float:
         return self.rate.estimate_s(self._queued_bytes + size_bytes)
+
+    def _is_trial_due(self) -> bool:
+        """Only what is read says how fast the tier is, and nothing is read for those that are refused."""
+        self._refused += 1
+        if self._refused < _TRIED_EVERY or self._coming:
+            return False
+        self._refused = 0
+        self.rate.measure_anew()
+        return True
 
     def _find_below(self, space: TierSpace, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
         found = space.find_whole(self._tier, group, hashes)

@@ -28,6 +28,10 @@ class TierRate:
     def is_measured(self) -> bool:
         return self._seconds > 0
 
+    def measure_anew(self) -> None:
+        """What was measured is old: the next that ends says all."""
+        self._bytes = self._seconds = 0.0
+
     def begin(self, size_bytes: int, now_s: float) -> None:
         """The tier was given so much."""
         if not self.queued_bytes:

@@ -130,8 +130,8 @@ class WriteDown:
                 writing.forgotten |= np.array([row.tobytes() in names for row in noted.hashes])
 
     def flush(self) -> None:
-        """What is kept to be written back is queued, as far as the queue takes it: the server ends."""
-        self._take_kept(0)
+        """What is kept to be written back is queued, all of it: the server ends, and how long that takes is bounded."""
+        self._take_kept(0, is_bounded=False)
 
     def advance(self, now_s: float) -> None:
         """Gives the tier what it may have."""
@@ -175,20 +175,20 @@ class WriteDown:
 
     # ---- inside ----
 
-    def _take_kept(self, limit_bytes: int) -> None:
+    def _take_kept(self, limit_bytes: int, *, is_bounded: bool = True) -> None:
         while self._kept and self._kept_bytes > limit_bytes:
             noted = self._kept.popleft()
             self._kept_bytes -= noted.size_bytes
             if self._terms.write is WriteRule.SECOND_USE and self._cache is not None:
                 noted = noted.part(self._cache.find_used(noted.space.number, noted.group, noted.hashes.tobytes()))
-            self._enqueue(noted)
+            self._enqueue(noted, is_bounded=is_bounded)
 
-    def _enqueue(self, noted: _Noted) -> None:
+    def _enqueue(self, noted: _Noted, *, is_bounded: bool = True) -> None:
         size_bytes = noted.size_bytes
         waiting_bytes = self.waiting_bytes + size_bytes
         limit_bytes = min(self._terms.queue_s * self.rate.bytes_per_s, self._queue_limit)
         # One batch may be more than the bound: it is taken where nothing else waits.
-        if waiting_bytes > limit_bytes and self.waiting_bytes:
+        if is_bounded and waiting_bytes > limit_bytes and self.waiting_bytes:
             self._counts.dropped_full += len(noted.hashes)
             return
         if self._queue and self._queue[-1].may_have(noted, self._terms.piece_bytes):

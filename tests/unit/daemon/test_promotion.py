@@ -147,6 +147,25 @@ def test_a_request_that_computing_serves_sooner_does_not_wait() -> None:
         assert taken[0].outcome is PromotionOutcome.COMPLETE
 
 
+def test_a_tier_that_was_slow_is_tried_again() -> None:
+    with tier_setting(PLAIN) as setting:
+        setting.save_below(CHAIN)
+        hung = setting.ask(CHAIN[: 32 * 4])
+        setting.turn(seconds=100.0, times=1)  # a disk that has hung
+        setting.turn()
+        assert hung[0].outcome is PromotionOutcome.COMPLETE
+        setting.cache.clear(setting.name_space)
+        answers = [setting.ask(CHAIN, prefill_ns=1_000_000) for _ in range(16)]
+        assert [one[0].outcome for one in answers[:15]] == [PromotionOutcome.TOO_SLOW] * 15
+        setting.turn()
+        assert answers[15][0].outcome is PromotionOutcome.COMPLETE
+        setting.cache.clear(setting.name_space)
+        again = setting.ask(CHAIN, prefill_ns=1_000_000)
+        setting.turn()
+        assert again[0].outcome is PromotionOutcome.COMPLETE
+        assert setting.traffic.counts.too_slow == 15
+
+
 def test_without_room_in_memory_a_request_has_what_there_is() -> None:
     with tier_setting(PLAIN) as setting:
         setting.save_below(CHAIN)

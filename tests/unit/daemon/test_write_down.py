@@ -146,6 +146,16 @@ def test_write_back_is_done_when_the_server_ends() -> None:
     assert [written(setting, CHAIN, group) for group in range(3)] == [16, 8, 4]
 
 
+def test_at_the_end_no_queue_is_too_long() -> None:
+    setting = TierSetting(PLAIN, write=WriteRule.BACK, queue_s=1e-9)
+    chains = [make_chain(number, 16) for number in range(3)]
+    for chain in chains:
+        setting.save(chain)
+    setting.close()
+    assert [written(setting, chain) for chain in chains] == [16, 16, 16]
+    assert setting.traffic.counts.dropped_full == 0
+
+
 def test_only_what_was_loaded_is_written_where_a_second_use_is_asked_for() -> None:
     with tier_setting(PLAIN, write=WriteRule.SECOND_USE, kept_share=16 * BLOCK / (1 << 20)) as setting:
         setting.save(CHAIN)
