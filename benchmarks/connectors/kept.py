@@ -68,9 +68,9 @@ class PublishedRecords:
         self._served: list[Served] = []
         cache, publish, end = side._parts.cache, side._parts.cache.publish, side.end_request
 
-        def note_publish(slots: Any, *, hashes: bytes, **others: Any) -> None:
+        def note_publish(slots: Any, *, hashes: bytes, **others: Any) -> bool:
             self._kept |= {(slots.group, name) for name in _split(bytes(hashes))}
-            publish(slots, hashes=hashes, **others)
+            return bool(publish(slots, hashes=hashes, **others))
 
         def note_end(request: Any, block_ids: Any) -> None:
             chain = side._requests[request.request_id].chain

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.tiers import FinishedBatch, RecordNames, RecordOutcome, Tier
+from kvoffload.tiers import FinishedBatch, RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.types import HASH_BYTES
 
 _REMOVE_TIMEOUT_S = 10.0
@@ -52,8 +52,14 @@ class BadRecords:
         keys = self._removing.pop(batch.ticket, None)
         if keys is None:
             return False
+        places = self._tier.health()
+        ends = set()
+        if not any(place.state in (TierState.OPENING, TierState.ABSENT) for place in places):
+            ends.add(RecordOutcome.MISSING)  # else it may be where nobody can look now
+        if len(places) == 1:
+            ends.add(RecordOutcome.REMOVED)  # else there may be one more of them
         for key, outcome in zip(keys, batch.outcomes.tolist(), strict=True):
-            if outcome in (RecordOutcome.REMOVED, RecordOutcome.MISSING):
+            if outcome in ends:
                 self._bad.pop(key, None)
         return True
 

@@ -44,9 +44,9 @@ class PublishLog:
         self._names: dict[tuple[int, bytes], None] = {}
         publish = self._client.publish
 
-        def watched(slots: Any, *, hashes: bytes, **more: Any) -> None:
+        def watched(slots: Any, *, hashes: bytes, **more: Any) -> bool:
             self._note(slots.group, bytes(hashes))
-            publish(slots, hashes=hashes, **more)
+            return bool(publish(slots, hashes=hashes, **more))
 
         self._client.publish = watched
 

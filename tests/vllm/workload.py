@@ -201,10 +201,10 @@ def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
                 ledger.saved[address] = ledger.saved.get(address, True) and digest == ledger.planned[address]
         return ended
 
-    def watched_publish(slots: Any, *, hashes: bytes, **more: Any) -> None:
+    def watched_publish(slots: Any, *, hashes: bytes, **more: Any) -> bool:
         for name, address in zip(_cut_names(bytes(hashes)), slots.addresses.tolist(), strict=True):
             ledger.published.setdefault((slots.group, name), set()).add(ledger.planned[address])
-        publish(slots, hashes=hashes, **more)
+        return bool(publish(slots, hashes=hashes, **more))
 
     side.submit, side._settle = watched_submit, watched_settle  # type: ignore[method-assign]
     client.publish = watched_publish

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from kvoffload.daemon.bad_records import BadRecords
-from kvoffload.tiers import RecordNames
+from kvoffload.tiers import RecordNames, RecordOutcome, TierHealth, TierState
 from tests.unit.cache.cache_model import fingerprint, make_chain
 from tests.unit.daemon.tier_setting import SlowTier
 from tests.unit.tiers.memory_tier import MemoryTier
+from tests.unit.tiers.tier_contract import Records, put
 
 CHAIN = make_chain(1, 4)
 
@@ -50,6 +52,44 @@ def test_what_could_not_be_removed_is_tried_again() -> None:
     assert len(bad) == 0
     bad.retry()
     assert tier.poll() == []
+
+
+class ManyPlaces(MemoryTier):
+    """With a second place, in the state that a test says."""
+
+    state = TierState.READY
+
+    def health(self) -> list[TierHealth]:
+        return [*super().health(), TierHealth(name="second", state=self.state)]
+
+
+@pytest.mark.parametrize("state", [TierState.OPENING, TierState.ABSENT])
+def test_what_may_be_where_nobody_can_look_is_not_forgotten(state: TierState) -> None:
+    tier = ManyPlaces()
+    tier.state = state
+    bad = BadRecords(tier)
+    bad.add(names_of(CHAIN[:32]))
+    for tier.state, left in ((state, 1), (TierState.READY, 0)):
+        (batch,) = tier.poll()
+        assert batch.count(RecordOutcome.MISSING) == 1
+        assert bad.finish(batch)
+        assert len(bad) == left
+        bad.retry()
+    assert tier.poll() == []
+
+
+def test_one_of_several_places_may_have_another() -> None:
+    tier = ManyPlaces()
+    put(tier, Records(0, 1, 100, filled=True))
+    names = Records(0, 1, 100, filled=False).names
+    bad = BadRecords(tier)
+    bad.add(names)
+    for outcome, left in ((RecordOutcome.REMOVED, 1), (RecordOutcome.MISSING, 0)):
+        (batch,) = tier.poll()
+        assert batch.count(outcome) == 1
+        bad.finish(batch)
+        assert len(bad) == left
+        bad.retry()
 
 
 def test_their_number_is_bounded() -> None:
