@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from kvoffload.client import LinkTerms
+from kvoffload.client import Client, LinkTerms
 from tests.children import child, stop
 from tests.unit.cache.offload_contract import CHAIN, AsAwaited, save
 from tests.unit.client.conftest import SERVER
 from tests.unit.client.test_client import WAIT_S, served, wait_for
 
+PATIENT = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0)
+HASTY = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, stock_bytes=0, last_backoff_s=0.05)
 
-async def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    link = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0)
+
+@asynccontextmanager
+async def stopped_server(path: Path, link: LinkTerms) -> AsyncIterator[tuple[subprocess.Popen[str], Client]]:
+    """It has CHAIN, and does nothing until it is told SIGCONT."""
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path, link=link)
         await save(AsAwaited(client))
         stop(server)
+        yield server, client
+
+
+async def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -> None:
+    async with stopped_server(tmp_path / "s", PATIENT) as (server, client):
         client.begin_step()
         pending = client.start_acquire(CHAIN)
         assert client.wait_for(pending) is None
@@ -35,12 +46,7 @@ async def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -
 
 
 async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "s"
-    link = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0)
-    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = served(path, link=link)
-        await save(AsAwaited(client))
-        stop(server)
+    async with stopped_server(tmp_path / "s", PATIENT) as (server, client):
         waits: list[float] = []
         monkeypatch.setattr(
             client._wire, "await_answers", lambda wait_s, **_: waits.append(wait_s) or time.sleep(wait_s)
@@ -60,12 +66,7 @@ async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch:
 
 
 async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    link = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, stock_bytes=0, last_backoff_s=0.05)
-    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = served(path, link=link)
-        await save(AsAwaited(client))
-        stop(server)
+    async with stopped_server(tmp_path / "s", HASTY) as (server, client):
         client.begin_step()
         assert not client.acquire(CHAIN).is_hit
         wait_for(lambda: not client.is_served)
@@ -75,7 +76,6 @@ async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> No
         server.send_signal(signal.SIGCONT)
         assert client.wait_until_served(WAIT_S)
         client.close()
-        client = served(path)
-        # What the first acquire was granted, if it was, was given back.
-        assert client.stats().leases == 0
-        client.close()
+        with served(tmp_path / "s") as later:
+            # What the first acquire was granted, if it was, was given back.
+            assert later.stats().leases == 0
