@@ -3,7 +3,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <thread>
 
 #include "check.hpp"
 #include "child_process.hpp"
@@ -30,6 +34,18 @@ struct Promises {
     std::atomic<std::uint64_t> next;
     std::atomic<std::uint64_t> io_count;
 };
+
+std::size_t count_threads() {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}));
+}
+
+// The threads of an engine end on their own time. A child that is forked meanwhile may get the allocator's locks as one
+// of them holds them, and waits for ever.
+void wait_threads(std::size_t wanted) {
+    for (const Instant end = soon(); count_threads() > wanted; std::this_thread::sleep_for(1ms)) {
+        CHECK(std::chrono::steady_clock::now() < end);
+    }
+}
 
 void live_until_killed(DeviceScene& scene, Promises& promises, std::uint64_t seed) {
     const std::uint64_t last_io = 2 + digest_field::mix(seed) % 60;
@@ -84,6 +100,7 @@ void kill_often(std::uint64_t capacity_segments, const char* engine) {
     const char* const wanted = std::getenv("KVOFFLOAD_DISK_KILLS");
     const std::uint32_t kills = wanted != nullptr ? static_cast<std::uint32_t>(std::atoi(wanted)) : kKills;
     const bool may_evict = capacity_segments < 16;
+    const std::size_t threads = count_threads();
     std::size_t survivors = 0;
     for (std::uint32_t done = 0; done < kills; done += kKillsPerFolder) {
         DeviceScene scene("disk_kills");
@@ -92,6 +109,7 @@ void kill_often(std::uint64_t capacity_segments, const char* engine) {
         const SharedItem<Promises> promises;
         for (std::uint32_t i = 0; i < kKillsPerFolder; ++i) {
             promises->io_count = 0;
+            wait_threads(threads);
             ChildProcess victim([&](const Line&) {
                 live_until_killed(scene, *promises, 1000 * capacity_segments + done + i);
                 return 0;
