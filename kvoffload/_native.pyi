@@ -239,6 +239,7 @@ class DeviceHealth(TypedDict):
     found_bytes: int
     read_bytes: int
     damaged_records: int
+    unreadable_records: int
     over_budget_records: int
     evicted_segments: int
     evicted_records: int

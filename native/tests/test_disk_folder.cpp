@@ -127,6 +127,21 @@ TEST(segments_are_whole_files_with_room_of_their_own) {
     CHECK(folder.value().try_writing().ok());
 }
 
+TEST(segments_go_past_the_kernels_cache_where_the_file_system_lets_them) {
+    const Scene scene("direct");
+    const Result<DiskFolder> folder = scene.open();
+    const FileDescriptor own(open((scene.files.root() / "own").c_str(), O_CREAT | O_RDWR | O_DIRECT | O_CLOEXEC, 0600));
+    const bool has_direct = own.is_open();
+    const auto is_direct = [](const Result<FileDescriptor>& file) {
+        return (fcntl(file.value().number(), F_GETFL) & O_DIRECT) != 0;
+    };
+    CHECK_EQUAL(is_direct(folder.value().create_segment(0)), has_direct);
+    CHECK_EQUAL(is_direct(folder.value().open_segment(0)), has_direct);
+    if (!has_direct) {
+        std::printf("O_DIRECT is missing: %s has none\n", scene.files.root().c_str());
+    }
+}
+
 TEST(it_sees_that_its_path_leads_elsewhere) {
     const Scene scene("moved");
     const Result<DiskFolder> folder = scene.open();

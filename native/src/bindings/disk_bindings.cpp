@@ -94,6 +94,7 @@ nb::dict to_dict(const DeviceHealth& health) {
     all["found_bytes"] = counts.found_bytes;
     all["read_bytes"] = counts.read_bytes;
     all["damaged_records"] = counts.damaged_records;
+    all["unreadable_records"] = counts.unreadable_records;
     all["over_budget_records"] = counts.over_budget_records;
     all["evicted_segments"] = counts.evicted_segments;
     all["evicted_records"] = counts.evicted_records;

@@ -1,6 +1,7 @@
 #include "disk/device.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "io/make_engine.hpp"
@@ -79,6 +80,12 @@ void Device::add(DevicePart part) {
     }
 }
 
+void Device::add_all(const BatchPointer& batch) {
+    std::vector<std::uint32_t> items(batch->size());
+    std::iota(items.begin(), items.end(), 0);
+    add({batch, std::move(items)});
+}
+
 Instant Device::step() {
     const Instant now = terms_.now();
     runner_.poll(now);
@@ -86,6 +93,7 @@ Instant Device::step() {
     if (reader_) {
         reader_->pump();
     }
+    pump_losses();
     pump_eviction();
     pump_writes();
     for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
@@ -156,7 +164,7 @@ std::vector<FooterEntry> Device::list_segment(std::uint32_t number) {
     } else if (segment.state == SegmentState::full || segment.state == SegmentState::leaving) {
         const int number_of_file = segment.file.number();
         const ReadExactly read = [this, number_of_file](std::uint64_t offset, std::span<std::byte> target) {
-            return read_exactly(number_of_file, offset, target);
+            return read_exactly(number_of_file, offset, target) == 0;
         };
         if (auto found = find_segment(read, store_, terms_.segment_bytes, terms_.record_limit_bytes)) {
             entries = std::move(found->entries);

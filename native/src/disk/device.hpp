@@ -72,19 +72,28 @@ private:
         std::size_t next = 0;
     };
 
+    void add_all(const BatchPointer& batch);
+
     // device_state.cpp
     void look_after(Instant now);
     void open();
     Status recover();
     void adopt_segment(std::uint32_t number, FoundSegment found);
-    bool read_exactly(int file, std::uint64_t offset, std::span<std::byte> target);
+    int read_exactly(int file, std::uint64_t offset, std::span<std::byte> target);
     bool write_footer(std::uint32_t number, const FoundSegment& found);
-    bool do_now(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory);
+    int do_now(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory);
     void set_state(DeviceState state, const std::string& reason);
     void become_read_only(const std::string& reason);
     void become_absent(const std::string& reason);
+    void begin_waiting();
     void told_read(std::uint32_t segment, int error);
     void publish();
+
+    // device_losses.cpp
+    void told_lost(const LostRecord& record, int error);
+    void confirm_lost();
+    void forget_lost(const LostRecord& record);
+    void pump_losses();
 
     // device_writes.cpp
     void pump_writes();
@@ -92,6 +101,8 @@ private:
     void give_up(WriteQueue& queue, DiskOutcome outcome);
     bool write_item(const BatchPointer& batch, std::uint32_t item);
     bool write_removal(const BatchPointer& batch, std::uint32_t item);
+    bool is_appended(const KeyMark& mark) const;
+    bool end_without_room(const BatchPointer& batch, std::uint32_t item);
     bool end_present(const BatchPointer& batch, std::uint32_t item, const RecordPlace& place);
     bool has_writer_for(std::uint64_t length, bool is_move);
     bool begin_segment(bool is_move);
@@ -129,13 +140,18 @@ private:
     WriteQueue puts_;
     std::optional<std::uint32_t> leaving_;
     std::optional<Mover> mover_;
+    std::vector<LostRecord> suspected_;
+    std::vector<LostRecord> lost_;
+    BatchPointer loss_batch_;  // of the first of `lost_`
 
     DeviceState state_ = DeviceState::opening;
     std::string reason_;
     std::string write_problem_;  // noticed on the way, acted upon at the next step
     std::string read_problem_;
     Instant next_probe_;
-    std::uint32_t failed_reads_ = 0;  // in a row
+    Instant ready_since_;
+    std::chrono::milliseconds delay_{0};  // of the first probe after it has failed
+    std::uint32_t failed_reads_ = 0;      // in a row
     Instant full_since_;
     bool is_full_ = false;  // the file system gave no room for a segment that the capacity allows
 

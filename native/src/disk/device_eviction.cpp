@@ -53,13 +53,7 @@ void Device::begin_eviction() {
         kept = choose_moves(victim->segment);
     }
     if (!kept.empty()) {
-        const auto give = [this](const BatchPointer& batch) {
-            std::vector<std::uint32_t> items(batch->size());
-            for (std::uint32_t i = 0; i < items.size(); ++i) {
-                items[i] = i;
-            }
-            add({batch, std::move(items)});
-        };
+        const auto give = [this](const BatchPointer& batch) { add_all(batch); };
         mover_.emplace(std::move(kept), give, give, give, [this] { return terms_.now() + kMoveTimeout; });
     } else {
         end_eviction();
@@ -72,7 +66,7 @@ std::vector<FooterEntry> Device::choose_moves(std::uint32_t number) {
     const SegmentFile& segment = segments_[number];
     const int file = segment.file.number();
     const auto read = [this, file](std::uint64_t offset, std::span<std::byte> target) {
-        return read_exactly(file, offset, target);
+        return read_exactly(file, offset, target) == 0;
     };
     std::optional<std::vector<FooterEntry>> entries = find_footer(read, segment.life, terms_.segment_bytes);
     if (!entries || !can_write()) {

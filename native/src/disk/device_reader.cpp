@@ -6,7 +6,6 @@
 #include <utility>
 
 namespace kvo {
-
 DeviceReader::DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
                            SegmentTable& segments, SharedIndex& index, DeviceCounts& counts)
     : seat_(std::move(seat)),
@@ -85,12 +84,54 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
                 seat_.told(read.segment, 0);
                 return;
             }
-            for (std::size_t i = read.first; i < read.last; ++i) {
-                end(*job, job->wanted[i], error == ETIMEDOUT ? DiskOutcome::late : DiskOutcome::failed);
-            }
-            seat_.told(read.segment, error);
+            end_failed(*job, read, error);
         },
         [&pool = pool_, memory] { pool.give(memory); });
+}
+
+void DeviceReader::end_failed(Job& job, const PlannedRead& read, int error) {
+    const bool is_of_the_medium = error != ETIMEDOUT && error != ENODATA;
+    if (job.is_again) {
+        ++counts_.io_errors;
+    } else {
+        seat_.told(read.segment, error);
+    }
+    if (is_of_the_medium && read.last - read.first > 1) {
+        read_again(job, read);
+        return;
+    }
+    for (std::size_t i = read.first; i < read.last; ++i) {
+        Wanted& wanted = job.wanted[i];
+        if (is_of_the_medium && !wanted.has_ended) {
+            lose(job, wanted, error);
+        }
+        end(job, wanted, error == ETIMEDOUT ? DiskOutcome::late : DiskOutcome::failed);
+    }
+}
+
+// One record that cannot be read does not take its neighbours with it.
+void DeviceReader::read_again(Job& job, const PlannedRead& read) {
+    for (std::size_t i = read.first; i < read.last; ++i) {
+        Wanted& old = job.wanted[i];
+        if (old.has_ended) {
+            continue;
+        }
+        old.has_ended = true;  // here: it is the new job's now
+        auto again = std::make_shared<Job>();
+        again->batch = job.batch;
+        again->is_again = true;
+        Wanted wanted;
+        wanted.item = old.item;
+        wanted.place = old.place;
+        wanted.life = old.life;
+        wanted.mark = old.mark;
+        wanted.missing = kRecordHeaderBytes + old.place.length;
+        const WantedRange range{old.place.segment, old.place.offset, old.place.offset + wanted.missing, 0};
+        again->wanted.push_back(wanted);
+        std::vector<WantedRange> ranges{range};
+        again->reads = plan_reads(ranges, {terms_.gap_bytes, terms_.read_piece_bytes});
+        jobs_.push_back(std::move(again));
+    }
 }
 
 void DeviceReader::take_in(Job& job, const PlannedRead& read, const std::byte* bytes) {
@@ -148,10 +189,7 @@ void DeviceReader::finish_record(Job& job, Wanted& wanted) {
     }
     const bool is_whole = is_record && finish(wanted.sum, name_of(item.key), header.length) == header.digest;
     if (!is_whole) {
-        ++counts_.damaged_records;
-        std::unique_lock hold(index_.lock);
-        index_.index.erase_at(wanted.mark, wanted.place);
-        hold.unlock();
+        lose(job, wanted, 0);
         end(job, wanted, DiskOutcome::damaged);
         return;
     }
@@ -164,6 +202,10 @@ void DeviceReader::finish_record(Job& job, Wanted& wanted) {
         index_.index.touch(wanted.mark, wanted.place);
     }
     end(job, wanted, DiskOutcome::found);
+}
+
+void DeviceReader::lose(const Job& job, const Wanted& wanted, int error) {
+    seat_.lost({job.batch->item(wanted.item).key, wanted.place, wanted.life.generation}, error);
 }
 
 void DeviceReader::end(Job& job, Wanted& wanted, DiskOutcome outcome) {

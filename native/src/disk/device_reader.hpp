@@ -17,10 +17,17 @@
 
 namespace kvo {
 
+// A record that is not what it was, or cannot be read although its segment is there.
+struct LostRecord {
+    RecordKey key;
+    RecordPlace place;
+    std::uint64_t generation = 0;  // of the segment
+};
+
 struct ReaderSeat {
-    std::uint64_t store = 0;
     // A read of the segment failed by this errno: 0 says that one succeeded.
     std::function<void(std::uint32_t segment, int error)> told;
+    std::function<void(const LostRecord& record, int error)> lost;  // 0: it was damaged
 };
 
 // For the device's thread.
@@ -55,13 +62,17 @@ private:
         std::vector<Wanted> wanted;  // in the order of the plan
         std::vector<PlannedRead> reads;
         std::size_t begun = 0;
+        bool is_again = false;  // each record by itself, as some of a read could not be had
     };
     using JobPointer = std::shared_ptr<Job>;
 
     void begin(const JobPointer& job, const PlannedRead& read);
+    void end_failed(Job& job, const PlannedRead& read, int error);
+    void read_again(Job& job, const PlannedRead& read);
     void take_in(Job& job, const PlannedRead& read, const std::byte* bytes);
     void copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes);
     void finish_record(Job& job, Wanted& wanted);
+    void lose(const Job& job, const Wanted& wanted, int error);
     void end(Job& job, Wanted& wanted, DiskOutcome outcome);
 
     const ReaderSeat seat_;

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::chrono::seconds kFullRetry{60};
 constexpr std::uint32_t kFailedReadLimit = 8;  // in a row, until the device is taken for gone
+constexpr std::uint32_t kUnreadableLimit = 8;  // segments, likewise
+constexpr std::chrono::seconds kLongestDelay{60};
 
 }  // namespace
 
@@ -31,6 +33,8 @@ void Device::look_after(Instant now) {
         become_absent(status.message());
     } else if (state_ == DeviceState::read_only) {
         const Status probed = folder_->try_writing();
+        counts_.written_bytes += kIoAlignment;
+        budget_.charge(kIoAlignment);
         is_full_ = false;
         set_state(probed.ok() ? DeviceState::ready : DeviceState::read_only, probed.message());
     } else if (is_full_ && now >= full_since_ + kFullRetry) {
@@ -67,8 +71,9 @@ void Device::open() {
     failed_reads_ = 0;
     is_full_ = false;
     reader_ = std::make_unique<DeviceReader>(
-        ReaderSeat{store_, [this](std::uint32_t segment, int error) { told_read(segment, error); }}, terms_, runner_,
-        read_pool_, segments_, index_, counts_);
+        ReaderSeat{[this](std::uint32_t segment, int error) { told_read(segment, error); },
+                   [this](const LostRecord& record, int error) { told_lost(record, error); }},
+        terms_, runner_, read_pool_, segments_, index_, counts_);
     set_state(DeviceState::ready, {});
 }
 
@@ -79,6 +84,8 @@ Status Device::recover() {
         return numbers.fault();
     }
     std::vector<std::pair<std::uint32_t, FoundSegment>> found;
+    std::uint32_t unreadable = 0;
+    std::uint32_t dropped = 0;
     for (const std::uint32_t number : numbers.value()) {
         Result<FileDescriptor> file = number < segments_.size() ? folder_->open_segment(number)
                                                                 : Result<FileDescriptor>(Status(Code::unavailable, ""));
@@ -87,7 +94,7 @@ Status Device::recover() {
         }
         if (!file.ok()) {
             // Beyond the capacity, or not a whole file of ours in our own folder.
-            ++counts_.dropped_segments;
+            ++dropped;
             if (const Status status = folder_->remove_segment(number); !status.ok()) {
                 return status;
             }
@@ -97,20 +104,23 @@ Status Device::recover() {
         segment.file = std::move(file.value());
         segment.state = SegmentState::empty;
         ++file_count_;
-        int failed = 0;
+        int error = 0;
         const ReadExactly read = [&](std::uint64_t offset, std::span<std::byte> target) {
-            const bool is_read = read_exactly(segment.file.number(), offset, target);
-            failed += is_read ? 0 : 1;
-            return is_read;
+            // A device that does not answer is asked once.
+            error = error == ETIMEDOUT ? error : read_exactly(segment.file.number(), offset, target);
+            return error == 0;
         };
         auto one = find_segment(read, store_, terms_.segment_bytes, terms_.record_limit_bytes);
-        if (failed > 0 && !one) {
-            return {Code::failed, "disk folder " + terms_.path + ": " + segment_file_name(number) + " cannot be read"};
+        unreadable += error != 0 && !one ? 1 : 0;
+        const bool has_gone = error == ETIMEDOUT || error == ENOMEM || unreadable == kUnreadableLimit;
+        if (has_gone || (unreadable > 0 && unreadable == numbers.value().size())) {
+            return {Code::failed, "disk folder " + terms_.path +
+                                      ": reads fail: " + system_fault(segment_file_name(number), error).message()};
         }
         if (one && !one->entries.empty()) {
             found.emplace_back(number, std::move(*one));
         } else {
-            counts_.dropped_segments += one ? 0 : 1;
+            dropped += one ? 0 : 1;
         }
     }
     // What was written later counts.
@@ -118,6 +128,10 @@ Status Device::recover() {
     for (auto& [number, segment] : found) {
         adopt_segment(number, std::move(segment));
     }
+    if (unreadable > 0) {
+        generation_ += segments_.size();  // beyond what the heads may say that could not be read
+    }
+    counts_.dropped_segments += dropped;
     counts_.recovery_us =
         static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(terms_.now() - begun).count());
     return {};
@@ -159,25 +173,27 @@ bool Device::write_footer(std::uint32_t number, const FoundSegment& found) {
     const int file = segments_[number].file.number();
     counts_.written_bytes += bytes;
     budget_.charge(bytes);
-    return do_now(IoKind::write, file, terms_.segment_bytes - bytes, memory) && do_now(IoKind::sync, file, 0, memory);
+    return do_now(IoKind::write, file, terms_.segment_bytes - bytes, memory) == 0 &&
+           do_now(IoKind::sync, file, 0, memory) == 0;
 }
 
-bool Device::read_exactly(int file, std::uint64_t offset, std::span<std::byte> target) {
+// An errno, 0 if all is there.
+int Device::read_exactly(int file, std::uint64_t offset, std::span<std::byte> target) {
     Result<AlignedMemory> made = AlignedMemory::create(target.size());
     if (!made.ok()) {
-        return false;
+        return ENOMEM;
     }
     const auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
-    if (!do_now(IoKind::read, file, offset, memory)) {
-        return false;
+    if (const int error = do_now(IoKind::read, file, offset, memory); error != 0) {
+        return error;
     }
     counts_.read_bytes += target.size();
     std::memcpy(target.data(), memory->start(), target.size());
-    return true;
+    return 0;
 }
 
-// Waits for the end, or the timeout of all I/O.
-bool Device::do_now(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory) {
+// Waits for the end, or the timeout of all I/O. An errno.
+int Device::do_now(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory) {
     auto outcome = std::make_shared<std::optional<int>>();
     runner_.run(
         {kind, file, offset, memory->start(), static_cast<std::uint32_t>(memory->bytes()), 0},
@@ -186,10 +202,11 @@ bool Device::do_now(IoKind kind, int file, std::uint64_t offset, const std::shar
         wait_readable(this->file(), 10);
     }
     counts_.io_errors += **outcome == 0 ? 0 : 1;
-    return **outcome == 0;
+    return **outcome;
 }
 
 void Device::set_state(DeviceState state, const std::string& reason) {
+    ready_since_ = state == DeviceState::ready && state_ != state ? terms_.now() : ready_since_;
     state_ = state;
     reason_ = reason;
     can_read_ = state == DeviceState::ready || state == DeviceState::read_only;
@@ -200,7 +217,7 @@ void Device::become_read_only(const std::string& reason) {
     if (state_ == DeviceState::ready) {
         set_state(DeviceState::read_only, reason);
         drop_writers(DiskOutcome::failed);
-        next_probe_ = terms_.now() + terms_.probe_interval;
+        begin_waiting();
     }
 }
 
@@ -212,12 +229,23 @@ void Device::become_absent(const std::string& reason) {
     }
     const std::lock_guard hold(index_.lock);
     index_.index.clear();
-    next_probe_ = terms_.now() + terms_.probe_interval;
+    suspected_.clear();  // it was not they
+    begin_waiting();
+}
+
+// What a probe does not see fails again and again: each time it is left alone for longer.
+void Device::begin_waiting() {
+    const Instant now = terms_.now();
+    const bool is_again = now - ready_since_ < kLongestDelay;
+    delay_ = std::clamp<std::chrono::milliseconds>(2 * delay_, terms_.probe_interval, kLongestDelay);
+    delay_ = is_again ? delay_ : terms_.probe_interval;
+    next_probe_ = now + delay_;
 }
 
 void Device::told_read(std::uint32_t segment, int error) {
     if (error == 0) {
         failed_reads_ = 0;
+        confirm_lost();
         return;
     }
     ++counts_.io_errors;

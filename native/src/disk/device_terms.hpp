@@ -61,6 +61,7 @@ struct DeviceCounts {
     std::uint64_t found_bytes = 0;
     std::uint64_t read_bytes = 0;  // all that came from the device
     std::uint64_t damaged_records = 0;
+    std::uint64_t unreadable_records = 0;  // while others could be read
     std::uint64_t over_budget_records = 0;
     std::uint64_t evicted_segments = 0;
     std::uint64_t evicted_records = 0;

@@ -74,11 +74,7 @@ bool Device::write_item(const BatchPointer& batch, std::uint32_t number) {
         return true;
     }
     if (!has_writer_for(item.length, batch->is_move)) {
-        const bool has_no_room = batch->is_move && !writer_ && empty_count() == 0;
-        if (has_no_room) {
-            batch->end(number, DiskOutcome::failed);  // it goes with its segment, rather than hold it
-        }
-        return has_no_room;
+        return batch->is_move && end_without_room(batch, number);
     }
     if (!batch->claim(number)) {
         return true;
@@ -116,19 +112,35 @@ bool Device::write_removal(const BatchPointer& batch, std::uint32_t number) {
     std::unique_lock hold(index_.lock);
     const bool is_there = index_.index.find(mark).has_value();
     hold.unlock();
-    const bool is_written_again = is_there || (writer_ && writer_->has_appended(mark));
+    const bool is_written_again = is_there || is_appended(mark);
     if (batch->is_move ? is_written_again : !is_there) {
         batch->end(number, batch->is_move ? DiskOutcome::removed : DiskOutcome::missing);
         return true;
     }
     if (!has_writer_for(0, batch->is_move)) {
-        return false;
+        return batch->is_move && end_without_room(batch, number);
     }
     hold.lock();
     index_.index.erase(mark);
     hold.unlock();
     writer_->append_removal(batch, number);
     return true;
+}
+
+// False: there is room, and it must wait for a buffer.
+bool Device::end_without_room(const BatchPointer& batch, std::uint32_t item) {
+    const bool has_no_room = !writer_ && empty_count() == 0;
+    if (has_no_room) {
+        batch->end(item, DiskOutcome::failed);  // it goes with its segment, rather than hold it
+    }
+    return has_no_room;
+}
+
+bool Device::is_appended(const KeyMark& mark) const {
+    const auto has_it = [&mark](const std::unique_ptr<SegmentWriter>& writer) {
+        return writer && writer->has_appended(mark);
+    };
+    return has_it(writer_) || std::ranges::any_of(sealing_, has_it);
 }
 
 bool Device::has_writer_for(std::uint64_t length, bool is_move) {

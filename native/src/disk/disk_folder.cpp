@@ -48,6 +48,17 @@ FileDescriptor open_direct(const FileDescriptor& folder, const char* name, int f
     return file;
 }
 
+Status check_owner(const std::string& where, const struct stat& folder) {
+    if (folder.st_uid != geteuid()) {
+        return {Code::unavailable, where + "it belongs to user " + std::to_string(folder.st_uid) + ", not to " +
+                                       std::to_string(geteuid())};
+    }
+    if ((folder.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+        return {Code::unavailable, where + "others may enter it; its mode must be 0700"};
+    }
+    return {};
+}
+
 Status write_all(int file, const std::string& text) {
     const ssize_t written = write(file, text.data(), text.size());
     if (written != static_cast<ssize_t>(text.size())) {
@@ -76,12 +87,8 @@ Result<DiskFolder> DiskFolder::open(const FolderTerms& terms) {
     if (fstat(folder.number(), &facts) != 0) {
         return system_fault(where + "fstat", errno);
     }
-    if (facts.st_uid != geteuid()) {
-        return Status(Code::unavailable, where + "it belongs to user " + std::to_string(facts.st_uid) + ", not to " +
-                                             std::to_string(geteuid()));
-    }
-    if ((facts.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-        return Status(Code::unavailable, where + "others may enter it; its mode must be 0700");
+    if (Status status = check_owner(where, facts); !status.ok()) {
+        return status;
     }
     FileDescriptor lock_file = open_in(folder, kLockName, O_RDWR | O_CREAT);
     if (!lock_file.is_open()) {
@@ -162,6 +169,9 @@ Status DiskFolder::check() const {
     }
     if (fstat(folder_.number(), &opened) != 0 || by_path.st_dev != opened.st_dev || by_path.st_ino != opened.st_ino) {
         return {Code::unavailable, where("another folder lies at its path: its mount has gone")};
+    }
+    if (Status status = check_owner(where(""), opened); !status.ok()) {
+        return status;
     }
     if (fstatat(folder_.number(), kIdentityName, &identity, AT_SYMLINK_NOFOLLOW) != 0 || identity.st_ino != identity_) {
         return {Code::unavailable, where("its identity file has gone")};

@@ -9,6 +9,7 @@ namespace kvo {
 namespace {
 
 constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+constexpr std::uint32_t kMostFailures = 16;  // reads of one segment; each may take the device seconds
 
 // A part of the file in memory, moved along as it is looked at.
 class Window {
@@ -29,16 +30,27 @@ public:
         }
         return memory_.start() + (begin - start_);
     }
+    bool is_given_up() const noexcept { return memory_.bytes() == 0 || failures_ >= kMostFailures; }
 
 private:
     bool move_to(std::uint64_t begin, std::uint64_t length) {
         start_ = begin / kIoAlignment * kIoAlignment;
+        const std::uint64_t needed = round_up(begin + length, kIoAlignment) - start_;
+        const std::uint64_t most = start_ < segment_bytes_ ? std::min(bytes_, segment_bytes_ - start_) : 0;
+        // Where a window could not be read, no more is asked for than what is looked at.
+        if (start_ >= careful_until_ && fill(needed, most)) {
+            return true;
+        }
+        careful_until_ = std::max(careful_until_, start_ + most);
+        return fill(needed, needed <= most ? needed : 0);
+    }
+    bool fill(std::uint64_t needed, std::uint64_t wanted) {
         filled_ = 0;
-        if (memory_.bytes() == 0 || start_ >= segment_bytes_) {
+        if (is_given_up() || needed > wanted) {
             return false;
         }
-        const std::uint64_t wanted = std::min(bytes_, segment_bytes_ - start_);
-        if (begin + length > start_ + wanted || !read_(start_, memory_.span().first(wanted))) {
+        if (!read_(start_, memory_.span().first(wanted))) {
+            ++failures_;
             return false;
         }
         filled_ = wanted;
@@ -51,46 +63,49 @@ private:
     AlignedMemory memory_;
     std::uint64_t start_ = 0;
     std::uint64_t filled_ = 0;
+    std::uint64_t careful_until_ = 0;
+    std::uint32_t failures_ = 0;
 };
 
-std::optional<RecordHeader> see_record(Window& window, std::uint64_t at, const SegmentLife& life,
-                                       std::uint64_t segment_bytes) {
-    if (at + kRecordHeaderBytes > segment_bytes) {
-        return std::nullopt;
-    }
+// What lies at a place, and where to look next.
+struct Seen {
+    std::optional<RecordHeader> record;
+    std::uint64_t next = 0;
+};
+
+Seen see_record(Window& window, std::uint64_t at, const SegmentLife& life, std::uint64_t segment_bytes) {
     const std::byte* bytes = window.see(at, kRecordHeaderBytes);
     if (bytes == nullptr) {
-        return std::nullopt;
+        return {std::nullopt, round_up(at + 1, kIoAlignment)};
     }
     RecordHeader header;
     std::memcpy(&header, bytes, sizeof header);
     if (!is_record_header(header, life, segment_bytes - at)) {
-        return std::nullopt;
+        return {std::nullopt, at + kRecordAlignment};  // behind what was written together, or within what was damaged
     }
+    const std::uint64_t end = at + record_footprint(header.length);
     if (header.flag == RecordFlag::removal) {
-        return header;
+        return {header, end};
     }
     bytes = window.see(at, kRecordHeaderBytes + header.length);
     if (bytes == nullptr) {
-        return std::nullopt;
+        return {std::nullopt, end};
     }
     const auto* const record = reinterpret_cast<const std::uint8_t*>(bytes + kRecordHeaderBytes);
     const bool is_whole = digest_record({record, header.length}, name_of(header.key)) == header.digest;
-    return is_whole ? std::optional(header) : std::nullopt;
+    return is_whole ? Seen{header, end} : Seen{std::nullopt, at + kRecordAlignment};
 }
 
 std::vector<FooterEntry> scan(const ReadExactly& read, const SegmentLife& life, std::uint64_t segment_bytes,
                               std::uint64_t record_limit_bytes) {
     Window window(read, segment_bytes, record_limit_bytes);
     std::vector<FooterEntry> entries;
-    for (std::uint64_t at = kHeadBytes; at + kRecordHeaderBytes <= segment_bytes;) {
-        const std::optional<RecordHeader> header = see_record(window, at, life, segment_bytes);
-        if (!header) {
-            at += kRecordAlignment;  // behind what was written together, or within what was damaged
-            continue;
+    for (std::uint64_t at = kHeadBytes; at + kRecordHeaderBytes <= segment_bytes && !window.is_given_up();) {
+        const Seen seen = see_record(window, at, life, segment_bytes);
+        if (const std::optional<RecordHeader>& one = seen.record) {
+            entries.push_back({at, one->length, one->digest, one->key, one->parent, one->flag, {}});
         }
-        entries.push_back({at, header->length, header->digest, header->key, header->parent, header->flag, {}});
-        at += record_footprint(header->length);
+        at = seen.next;
     }
     return entries;
 }

@@ -21,7 +21,8 @@ struct FoundSegment {
 };
 
 // By the footer if it is whole, else by going through the records, each of which is verified. None: no segment of this
-// store. What a footer speaks of is verified when it is read.
+// store. What a footer speaks of is verified when it is read. What cannot be read is left out, and after 16 failed
+// reads all that is behind.
 std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t store, std::uint64_t segment_bytes,
                                          std::uint64_t record_limit_bytes);
 

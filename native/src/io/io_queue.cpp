@@ -75,7 +75,8 @@ void IoQueue::end(const IoEnd& ended, std::vector<IoResult>& results) {
     Place& one = places_[place];
     const IoRequest& request = one.order.request;
     if (ended.outcome < 0) {
-        const int error = static_cast<int>(-ended.outcome);
+        // The kernel's ENODATA is a medium that cannot be read; ours is a file that ends.
+        const int error = ended.outcome == -ENODATA ? EIO : static_cast<int>(-ended.outcome);
         const bool is_again = error == EINTR || error == EAGAIN;
         if (is_again && !one.is_told) {
             to_issue_.push_back(place);
