@@ -8,7 +8,7 @@ import pytest
 from kvoffload.daemon.bad_records import BadRecords
 from kvoffload.tiers import RecordNames, RecordOutcome, TierHealth, TierState
 from tests.unit.cache.cache_model import fingerprint, make_chain
-from tests.unit.daemon.tier_setting import SlowTier
+from tests.unit.tiers.faulty_tier import FaultyTier
 from tests.unit.tiers.memory_tier import MemoryTier
 from tests.unit.tiers.tier_contract import Records, put
 
@@ -38,13 +38,13 @@ def test_they_are_left_out_until_they_are_removed() -> None:
 
 
 def test_what_could_not_be_removed_is_tried_again() -> None:
-    tier = SlowTier(lambda verb, place: None)
-    refused = [None, None]
-    tier.remove = lambda *rest, **more: refused.pop() if refused else tier.inner.remove(*rest, **more)  # type: ignore[attr-defined]
-    bad = BadRecords(tier)  # type: ignore[arg-type]
+    tier = FaultyTier(MemoryTier())
+    tier.takes = 0
+    bad = BadRecords(tier)
     bad.add(names_of(CHAIN[:32]))
     bad.retry()
-    assert (tier.poll(), refused) == ([], [])
+    assert tier.poll() == []
+    tier.takes = None
     bad.retry()
     bad.retry()  # it is under way
     (batch,) = tier.poll()

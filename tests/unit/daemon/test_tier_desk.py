@@ -27,7 +27,8 @@ from kvoffload.protocol import (
 )
 from tests.unit.cache.cache_model import PLAIN, make_chain
 from tests.unit.daemon.harness import Client, Server, code_of, numbers
-from tests.unit.daemon.tier_setting import SlowTier
+from tests.unit.tiers.faulty_tier import FaultyTier
+from tests.unit.tiers.memory_tier import MemoryTier
 
 CHAIN = make_chain(1, 4)
 PIDFD = 1_000_000
@@ -36,7 +37,7 @@ PIDFD = 1_000_000
 @dataclass
 class Setting:
     server: Server
-    tier: SlowTier
+    tier: FaultyTier
 
     def turn(self) -> list[Promoted]:
         """As the loop does; what was answered."""
@@ -60,8 +61,8 @@ class Setting:
 
 @pytest.fixture
 def setting() -> Iterator[Setting]:
-    tier = SlowTier(lambda verb, place: None)
-    traffic = TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)  # type: ignore[arg-type]
+    tier = FaultyTier(MemoryTier())
+    traffic = TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)
     with Server(domains=(DomainTerms(name="main"), DomainTerms(name="plain")), tiers={"main": traffic}) as server:
         yield Setting(server, tier)
         tier.is_held = False

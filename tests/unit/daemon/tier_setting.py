@@ -13,48 +13,22 @@ from kvoffload.cache import CacheGeometry, LocalCache
 from kvoffload.daemon.tier_terms import TierTerms
 from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.protocol import Promote, Promoted
-from kvoffload.tiers import FinishedBatch
+from kvoffload.tiers import Tier
 from tests.unit.cache.cache_model import HYBRID, SMALL, block_hashes, fingerprint, make_chain, record_pattern
-from tests.unit.tiers.memory_tier import Decide, FaultyTier, MemoryTier
+from tests.unit.tiers.faulty_tier import FaultyTier
+from tests.unit.tiers.memory_tier import MemoryTier
 
 NO_PARENT = bytes(32)
-
-
-class SlowTier(FaultyTier):
-    """Batches are told when a test says so; some of their records end as it decides."""
-
-    def __init__(self, decide: Decide) -> None:
-        self.inner = MemoryTier()
-        super().__init__(self.inner, decide)
-        self.is_held = False
-        self.takes = 1_000
-        self.asked: list[tuple[str, int]] = []
-
-    def put(self, names: Any, *rest: Any, **more: Any) -> int | None:
-        return self._take("put", len(names)) and super().put(names, *rest, **more)
-
-    def get(self, names: Any, *rest: Any, **more: Any) -> int | None:
-        return self._take("get", len(names)) and super().get(names, *rest, **more)
-
-    def poll(self) -> list[FinishedBatch]:
-        return [] if self.is_held else super().poll()
-
-    def _take(self, verb: str, count: int) -> int | None:
-        if not self.takes:
-            return None
-        self.takes -= 1
-        self.asked.append((verb, count))
-        return 1
 
 
 class TierSetting:
     """`faults`: by verb and place in a batch, how that record ends."""
 
-    def __init__(self, geometry: CacheGeometry = HYBRID, **terms: Any) -> None:
+    def __init__(self, geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **terms: Any) -> None:
         self.faults: dict[tuple[str, int], Any] = {}
         self.geometry = geometry
         self.cache = LocalCache.create(SMALL)
-        self.tier = SlowTier(lambda verb, place: self.faults.get((verb, place)))
+        self.tier = FaultyTier(tier or MemoryTier(), lambda verb, place: self.faults.get((verb, place)))
         self.traffic = TierTraffic(self.tier, TierTerms(**terms), open_pidfd=lambda: os.pidfd_open(os.getpid()))  # type: ignore[arg-type]
         self.told: list[tuple[int, bytes]] = []
         self.now_s = 100.0
@@ -138,13 +112,13 @@ class TierSetting:
 
 
 @contextmanager
-def tier_setting(geometry: CacheGeometry = HYBRID, **terms: Any) -> Iterator[TierSetting]:
+def tier_setting(geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **terms: Any) -> Iterator[TierSetting]:
     """At its end nothing is held."""
-    setting = TierSetting(geometry, **terms)
+    setting = TierSetting(geometry, tier, **terms)
     try:
         yield setting
         setting.tier.is_held = False
-        setting.tier.takes = 1_000
+        setting.tier.takes = None
         setting.turn(times=8)
         setting.turn(seconds=20.0)
         assert setting.held_bytes == 0

@@ -1,10 +1,9 @@
-"""A tier over a dictionary: what the contract means, in the fewest lines; and one that fails as a test wants it to."""
+"""A tier over a dictionary: what the contract means, in the fewest lines."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,6 @@ from kvoffload.tiers.base import (
     RecordOutcome,
     ScanPage,
     Ticket,
-    Tier,
     TierHealth,
     TierState,
 )
@@ -154,65 +152,3 @@ class MemoryTier:
         )
         os.eventfd_write(self._event, 1)
         return self._last_ticket
-
-
-Decide = Callable[[str, int], RecordOutcome | None]
-"""Of a verb and a record's place in its batch: how it ends instead of being asked for; None to ask."""
-
-
-class FaultyTier:
-    """Any tier, of which some records end as `decide` says; those are never asked for."""
-
-    def __init__(self, tier: Tier, decide: Decide) -> None:
-        self._tier = tier
-        self._decide = decide
-        self._faults: dict[Ticket, dict[int, RecordOutcome]] = {}
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._tier, name)
-
-    def put(
-        self, names: RecordNames, slots: Addresses, *, digests: Digests, parents: bytes = b"", **rest: object
-    ) -> Ticket | None:
-        faults = self._choose("put", len(names))
-        asked = [i for i in range(len(names)) if i not in faults]
-        kept = b"".join(parents[32 * i : 32 * i + 32] for i in asked)
-        ticket = self._tier.put(self._only(names, asked), slots[asked], digests=digests[asked], parents=kept, **rest)  # type: ignore[arg-type]
-        return self._note(ticket, faults)
-
-    def get(self, names: RecordNames, slots: Addresses, **rest: object) -> Ticket | None:
-        faults = self._choose("get", len(names))
-        asked = [i for i in range(len(names)) if i not in faults]
-        return self._note(self._tier.get(self._only(names, asked), slots[asked], **rest), faults)  # type: ignore[arg-type]
-
-    def poll(self) -> list[FinishedBatch]:
-        return [self._mend(batch) for batch in self._tier.poll()]
-
-    def _choose(self, verb: str, count: int) -> dict[int, RecordOutcome]:
-        chosen = {i: self._decide(verb, i) for i in range(count)}
-        return {i: outcome for i, outcome in chosen.items() if outcome is not None}
-
-    @staticmethod
-    def _only(names: RecordNames, asked: list[int]) -> RecordNames:
-        hashes = b"".join(names.hashes[32 * i : 32 * i + 32] for i in asked)
-        return RecordNames(fingerprint=names.fingerprint, hashes=hashes, group=names.group, shard=names.shard)
-
-    def _note(self, ticket: Ticket | None, faults: dict[int, RecordOutcome]) -> Ticket | None:
-        if ticket is not None and faults:
-            self._faults[ticket] = faults
-        return ticket
-
-    def _mend(self, batch: FinishedBatch) -> FinishedBatch:
-        faults = self._faults.pop(batch.ticket, {})
-        outcomes, digests = list(batch.outcomes), list(batch.digests)
-        parents = [batch.parents[at : at + 32] for at in range(0, len(batch.parents), 32)]
-        for place in sorted(faults):
-            outcomes.insert(place, np.uint8(faults[place]))
-            digests.insert(place, np.uint64(0))
-            parents.insert(place, bytes(32))
-        return FinishedBatch(
-            ticket=batch.ticket,
-            outcomes=np.array(outcomes, np.uint8),
-            digests=np.array(digests, np.uint64),
-            parents=b"".join(parents),
-        )

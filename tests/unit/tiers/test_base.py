@@ -7,29 +7,30 @@ import pytest
 
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, milliseconds
-from tests.unit.tiers.memory_tier import FaultyTier, MemoryTier
+from tests.unit.tiers.faulty_tier import FaultyTier
+from tests.unit.tiers.memory_tier import MemoryTier
 from tests.unit.tiers.tier_contract import Records, TierContract, get, put
 
 
 class TestMemoryTier(TierContract):
     @pytest.fixture
     def tier(self) -> Tier:
-        return MemoryTier()
+        return MemoryTier(16 << 20)
 
 
 class TestFaultyTierWithoutFaults(TierContract):
     @pytest.fixture
     def tier(self) -> Tier:
-        return FaultyTier(MemoryTier(), lambda verb, place: None)  # type: ignore[return-value]
+        return FaultyTier(MemoryTier(16 << 20))
 
 
 def test_faults_are_of_single_records_and_of_any_kind() -> None:
     inner = MemoryTier()
-    faulty: Tier = FaultyTier(inner, lambda verb, i: RecordOutcome.FAILED if (verb, i) == ("put", 1) else None)  # type: ignore[assignment]
+    faulty: Tier = FaultyTier(inner, lambda verb, i: RecordOutcome.FAILED if (verb, i) == ("put", 1) else None)
     records = Records(0, 4, 100, filled=True)
     assert put(faulty, records).outcomes.tolist() == [2, RecordOutcome.FAILED, 2, 2]
     assert inner.contains(records.names).tolist() == [True, False, True, True]
-    late: Tier = FaultyTier(inner, lambda verb, i: RecordOutcome.LATE if i in (0, 3) else None)  # type: ignore[assignment]
+    late: Tier = FaultyTier(inner, lambda verb, i: RecordOutcome.LATE if i in (0, 3) else None)
     read = Records(0, 4, 100, filled=False)
     assert get(late, read).outcomes.tolist() == [
         RecordOutcome.LATE,

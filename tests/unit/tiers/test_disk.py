@@ -14,7 +14,8 @@ from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
 from tests.children import child
-from tests.unit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, get, hashes_of, put
+from tests.unit.tiers.faulty_tier import FaultyTier
+from tests.unit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, finish, get, hashes_of, put
 
 SEGMENT_BYTES = 1 << 20
 CAPACITY_BYTES = 32 << 20
@@ -40,6 +41,14 @@ class TestDiskTier(TierContract):
     def tier(self, tmp_path: Path) -> Iterator[Tier]:
         tier = make_tier(tmp_path / "disk")
         yield tier
+        tier.close()
+
+
+class TestDiskTierThatAFaultyOneWears(TierContract):
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+        tier = make_tier(tmp_path / "disk")
+        yield FaultyTier(tier)
         tier.close()
 
 
@@ -86,6 +95,7 @@ VICTIM = """
 import sys
 from pathlib import Path
 from tests.unit.tiers.test_disk import make_tier
+from tests.unit.tiers.faulty_tier import FaultyTier
 from tests.unit.tiers.tier_contract import Records, put
 tier = make_tier(Path(sys.argv[1]))
 put(tier, Records(0, 20, 30_000, filled=True), is_durable=True)
@@ -103,6 +113,23 @@ def test_what_is_durable_survives_kill_9(tmp_path: Path) -> None:
     read = Records(0, 20, 30_000, filled=False)
     assert get(tier, read).count(RecordOutcome.FOUND) == 20
     assert np.array_equal(read.memory, Records(0, 20, 30_000, filled=True).memory)
+    tier.close()
+
+
+def test_what_a_day_may_be_given_bounds_the_puts_and_nothing_else(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path / "disk", daily_bytes=24 << 20)  # 1 MiB an hour
+    first = Records(0, 10, 50_000, filled=True)
+    assert put(tier, first).count(RecordOutcome.WRITTEN) == 10
+    ended = put(tier, Records(100, 40, 50_000, filled=True))
+    assert 0 < ended.count(RecordOutcome.WRITTEN) < 40
+    assert ended.count(RecordOutcome.OVER_BUDGET) == 40 - ended.count(RecordOutcome.WRITTEN)
+    assert tier.health()[0].counts["over_budget_records"] == ended.count(RecordOutcome.OVER_BUDGET)
+    assert get(tier, Records(0, 10, 50_000, filled=False)).count(RecordOutcome.FOUND) == 10
+    assert finish(tier, tier.remove(first.names, timeout_s=TIMEOUT_S)).count(RecordOutcome.REMOVED) == 10
+    tier.close()
+    # A restart gives nothing: what was written before is not known.
+    tier = make_tier(tmp_path / "disk", daily_bytes=24 << 20)
+    assert put(tier, Records(200, 1, 50_000, filled=True)).count(RecordOutcome.OVER_BUDGET) == 1
     tier.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import select
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -131,6 +132,46 @@ class TierContract:
             cursor, is_over = page.cursor, page.cursor == 0
         wanted = {hashes_of(i, 1): int(records.digests[i]) for i in range(30) if i != 3}
         assert listed == wanted
+
+    @pytest.mark.parametrize("verb", ["put", "get", "remove"])
+    def test_a_timeout_that_is_over_ends_the_batch(self, tier: Tier, verb: str) -> None:
+        stored = Records(0, 4, 5000, filled=True)
+        put(tier, stored)
+        records = Records(10 if verb == "put" else 0, 4, 5000, filled=verb == "put")
+        if verb == "remove":
+            ticket = tier.remove(records.names, timeout_s=0.0)
+        elif verb == "get":
+            ticket = tier.get(records.names, records.slots, record_bytes=5000, timeout_s=0.0)
+        else:
+            ticket = tier.put(
+                records.names, records.slots, record_bytes=5000, digests=records.digests, is_durable=True, timeout_s=0.0
+            )
+        in_time = {"put": RecordOutcome.DURABLE, "get": RecordOutcome.FOUND, "remove": RecordOutcome.REMOVED}[verb]
+        ended = finish(tier, ticket)
+        assert set(ended.outcomes.tolist()) <= {in_time, RecordOutcome.LATE}
+        told = records.memory.copy()
+        again = Records(0, 4, 5000, filled=False)
+        left = get(tier, again).count(RecordOutcome.FOUND)
+        assert left == 4 or verb == "remove"
+        assert np.array_equal(records.memory, told), "a slot was touched after its batch had ended"
+
+    def test_more_than_the_capacity_is_never_there(self, tier: Tier) -> None:
+        count, record_bytes = 16, 65536
+        last = tier.capacity_bytes * 2 // (count * record_bytes)
+        for first in range(last):
+            ended = put(tier, Records(first * count, count, record_bytes, filled=True))
+            assert ended.count(RecordOutcome.WRITTEN) == count
+            assert sum(one.used_bytes for one in tier.health()) <= tier.capacity_bytes
+        written = Records((last - 1) * count, count, record_bytes, filled=True)
+        read = Records((last - 1) * count, count, record_bytes, filled=False)
+        assert get(tier, read).count(RecordOutcome.FOUND) == count
+        assert np.array_equal(read.memory, written.memory)
+
+    def test_a_scan_without_time_answers_or_says_so(self, tier: Tier) -> None:
+        put(tier, Records(0, 3, 700, filled=True))
+        with suppress(TierError):
+            assert len(tier.scan(timeout_s=0.0)) <= 3
+        assert len(tier.scan(timeout_s=TIMEOUT_S)) <= 3
 
     def test_batches_are_bounded(self, tier: Tier) -> None:
         records = Records(0, 1, 10, filled=False)
