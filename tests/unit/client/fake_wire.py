@@ -131,6 +131,7 @@ class Script:
         name_space: int = 4,
         resume: int = 0,
         brings_express: bool = False,
+        capabilities: tuple[str, ...] = ("adopt", "events"),
     ) -> list[Call]:
         """From the dial on to being served; what is sent right after that."""
         self.boot_id = boot_id
@@ -142,7 +143,7 @@ class Script:
             self.open_express()
         for call in self.wire.take():
             assert isinstance(call.message, Hello)
-            self.answer(call, HelloAccepted(protocol=1, capabilities=("adopt", "events"), domain=""))
+            self.answer(call, HelloAccepted(protocol=1, capabilities=capabilities, domain=""))
         if self.link.state is LinkState.SERVING:
             return self.wire.take()
         for call in self.wire.take():

@@ -14,6 +14,7 @@ from kvoffload.client.connection import read_counts
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
+from kvoffload.client.pending import FarTerms
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import (
     Abort,
@@ -29,6 +30,9 @@ from kvoffload.protocol import (
     LeasedSlots,
     Outcome,
     Prefetch,
+    Promote,
+    Promoted,
+    PromotionOutcome,
     Publish,
     Release,
 )
@@ -67,13 +71,13 @@ class IndexedMemory(FakeMemory):
 
 
 class Setting:
-    def __init__(self, terms: LinkTerms = TERMS) -> None:
+    def __init__(self, terms: LinkTerms = TERMS, **join: Any) -> None:
         self.wire = FakeWire()
         self.link: Link = make_link(self.wire, terms=terms)
         self.link.memories = Memories(keeps_former=False, open_memory=IndexedMemory, name=lambda held: held.index)
         self.blocks = BlockCalls(self.link, register_of(PLAIN), terms)
         self.script = Script(self.link, self.wire)
-        self.script.join()
+        self.script.join(**join)
 
     @property
     def index(self) -> FakeIndex:
@@ -115,6 +119,24 @@ def test_a_hit_is_asked_for_as_far_as_it_goes() -> None:
     setting.blocks.release(pending.found.lease, 0)
     setting.blocks.release(pending.found.lease, 0)
     assert [call.message for call in setting.wire.take()] == [Release(leases=(9).to_bytes(8, "little"))]
+
+
+def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
+    setting = Setting(capabilities=("promote",))
+    setting.index.boundary = 64
+    far = FarTerms(wait_s=1.5, token_ns=70_000)
+    pending = setting.acquire(shards=(), far=far)
+    (call,) = setting.wire.take()
+    assert call.message == Promote(name_space=4, chain=CHAIN, limit=128, wait_ms=1500, prefill_ns=70_000)
+    setting.index.boundary = 128
+    setting.script.answer(call, Promoted(outcome=PromotionOutcome.COMPLETE, boundary=128))
+    setting.blocks.go_on(pending, setting.script.now_ns)
+    (call,) = setting.wire.take()
+    assert call.message == Acquire(name_space=4, chain=CHAIN, limit=128)
+    assert pending.in_memory == 64
+    # What memory has whole is not asked for below.
+    setting.acquire(shards=(), far=far)
+    assert [type(call.message) for call in setting.wire.take()] == [Acquire]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MISS, Outcome.OVER_LIMIT, Outcome.NO_ROOM])

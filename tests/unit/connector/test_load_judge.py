@@ -137,6 +137,15 @@ def test_loads_that_have_become_slow_are_refused_soon() -> None:
     assert not any(answers[8:])
 
 
+def test_what_a_token_takes_is_known_when_enough_was_measured() -> None:
+    judge = LoadJudge()
+    for _ in range(MIN_SAMPLES - 1):
+        judge.note_prefill(1000, 0.05)
+    assert judge.token_ns == 0
+    judge.note_prefill(1000, 0.05)
+    assert judge.token_ns == 50_000
+
+
 def test_the_first_sample_counts_no_more_than_the_next() -> None:
     judge = LoadJudge()
     for seconds in (10.0, 0.1, 0.1, 0.1):

@@ -50,6 +50,15 @@ def test_a_deadline_of_nothing_asks_nothing_below() -> None:
     assert set(engine.cache.far) == {None}
 
 
+def test_the_server_is_told_what_computing_would_take() -> None:
+    engine = tiered_engine()
+    engine.arrive("second", range(60))
+    for _ in range(4):
+        engine.parts.judge.note_prefill(1000, 0.07)
+    engine.arrive("third", range(60))
+    assert [far.token_ns for far in engine.cache.far if far is not None] == [0, 70_000]
+
+
 def test_tokens_that_memory_alone_did_not_have_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = measured_engine()
     engine.cache.has_tiers = True

@@ -11,6 +11,7 @@ from kvoffload.tiers import RecordOutcome
 from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
 from tests.unit.daemon.tier_setting import CHAIN, tier_setting
 
+OTHER = make_chain(2, 16)
 TOKENS = 256
 
 
@@ -145,6 +146,42 @@ def test_a_request_that_computing_serves_sooner_does_not_wait() -> None:
         taken = setting.ask(CHAIN, prefill_ns=needed_ns * 2)
         setting.turn()
         assert taken[0].outcome is PromotionOutcome.COMPLETE
+
+
+def test_what_is_queued_in_front_of_a_request_counts() -> None:
+    with tier_setting(PLAIN, piece_bytes=4096, under_way_bytes=4096) as setting:
+        setting.save_below(CHAIN)
+        setting.save_below(OTHER)
+        first = setting.ask(CHAIN[: 32 * 4])
+        setting.turn(seconds=0.1, times=8)
+        assert first[0].outcome is PromotionOutcome.COMPLETE
+        block_s = 0.1
+        alone_ns = int(8 * block_s / (8 * 16) * 1e9)
+        setting.tier.is_held = True
+        queued = setting.ask(CHAIN, wait_ms=60_000)
+        assert setting.ask(OTHER[: 32 * 8], prefill_ns=alone_ns * 2)[0].outcome is PromotionOutcome.TOO_SLOW
+        setting.tier.is_held = False
+        setting.turn(seconds=0.1, times=40)
+        assert queued[0].outcome is PromotionOutcome.COMPLETE
+        taken = setting.ask(OTHER[: 32 * 8], wait_ms=60_000, prefill_ns=alone_ns * 2)
+        setting.turn(seconds=0.1, times=20)
+        assert [one.outcome for one in taken] == [PromotionOutcome.COMPLETE]
+
+
+def test_what_came_in_time_of_a_hybrid_is_used_where_all_its_layers_were_kept() -> None:
+    with tier_setting(piece_bytes=4096, under_way_bytes=4096) as setting:
+        setting.save_below(CHAIN)
+        setting.tier.takes = 9
+        answers = setting.ask(CHAIN, wait_ms=50)
+        setting.turn(times=30)
+        setting.turn(seconds=0.1)
+        assert [one.outcome for one in answers] == [PromotionOutcome.PARTLY]
+        assert setting.load(CHAIN) == 0, "none of its states came"
+        setting.tier.takes = None
+        again = setting.ask(CHAIN, wait_ms=5000)
+        setting.turn(times=60)
+        assert [one.outcome for one in again] == [PromotionOutcome.COMPLETE]
+        assert setting.load(CHAIN) == TOKENS
 
 
 def test_a_tier_that_was_slow_is_tried_again() -> None:

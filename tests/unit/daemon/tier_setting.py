@@ -101,7 +101,7 @@ class TierSetting:
     def save_below(self, chain: bytes) -> None:
         """It is in the tier, and not in memory."""
         self.save(chain)
-        self.turn(times=16)
+        self.turn(times=64)
         assert self.traffic.is_idle
         self.cache.clear(self.name_space)
 
