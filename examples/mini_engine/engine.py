@@ -118,6 +118,7 @@ class Engine:
         blocks, available = max(needed.values()), self.cache.num_blocks
         if blocks > available:
             raise ValueError(f"{tokens} tokens need {blocks} blocks, the cache has {available}")
+        self._store.bring_up(b"".join(self._hasher.hash_blocks(prompt, parent=self._hasher.root())))
         self._waiting.append(request)
         return request
 

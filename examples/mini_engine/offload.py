@@ -101,6 +101,9 @@ class BlockStore(Registrar):
             self._description = cache.geometry.describe()
             self.records.clear()
 
+    def bring_up(self, chain: bytes) -> None:
+        """A request with these blocks has come: what lies below memory is wanted there. Here nothing does."""
+
     def has(self, key: EntryKey) -> bool:
         return key in self.records
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvoffload.cache import AcquiredBlocks, CacheGeometry, CacheGroup, EntryKey, ReservedSlots
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
+from kvoffload.client import Client, ClientTerms, FarTerms, LinkTerms, Member, describe_blocks
 from kvoffload.keys.block_hash import BlockHasher
 from kvoffload.protocol import Role
 from kvoffload.transfer import CopyDirection
@@ -58,6 +58,13 @@ class SharedStore(Registrar):
     def unregister(self) -> None:
         self.client.close()
         super().unregister()
+
+    def bring_up(self, chain: bytes) -> None:
+        """From the server's tiers, if it has any; then `has` finds it. The server holds it for a moment."""
+        if self.client.has_tiers:
+            found = self.client.acquire(chain, far=FarTerms(wait_s=DEADLINE_S))
+            if found.lease is not None:
+                self.client.release(found.lease)
 
     def has(self, key: EntryKey) -> bool:
         """Looked up in the server's own index, which is mapped here: no message."""
