@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,11 +13,13 @@ from kvoffload.cache import CommitOutcome, LeaseId, SessionId, find_reach, neede
 from kvoffload.daemon.bad_records import BadRecords
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_rate import TierRate
-from kvoffload.daemon.tier_terms import FindSpace, Rows, TierCounts, TierSpace, TierTerms, as_rows, cut_pieces
+from kvoffload.daemon.tier_terms import FindSpace, Rows, TierCounts, TierSpace, TierTerms, as_names, as_rows, cut_pieces
 from kvoffload.protocol import Promote, Promoted, PromotionOutcome
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
 _GET_TIMEOUT_S = 10.0
+_MOST_PIECES = 8
+"""Under way: more of small records would take the server's loop for too long at once."""
 _TRIED_EVERY = 16
 """Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
 
@@ -33,6 +35,7 @@ class _Piece:
     space: TierSpace
     group: int
     hashes: Rows
+    names: list[bytes]
     first_token: int
     waiters: set[_Promotion] = field(default_factory=set)
     read: Rows | None = None
@@ -48,7 +51,6 @@ class _Piece:
 
     def __post_init__(self) -> None:
         self.size_bytes = len(self.hashes) * self.space.block_bytes(self.group)
-        self.keys = [(self.space.number, self.group, row.tobytes()) for row in self.hashes]
 
 
 @dataclass(eq=False)
@@ -91,7 +93,8 @@ class Promotions:
         self._waiting: set[_Promotion] = set()
         self._queue: deque[_Piece] = deque()
         self._queued_bytes = 0
-        self._coming: dict[tuple[int, int, bytes], _Piece] = {}
+        self._coming: defaultdict[tuple[int, int], dict[bytes, _Piece]] = defaultdict(dict)
+        """By namespace and group, and the block's name."""
         self._reading: dict[int, tuple[_Piece, int]] = {}
         """By the tier's ticket: the piece, and which shard."""
         self._held: deque[tuple[float, list[LeaseId]]] = deque()
@@ -128,7 +131,10 @@ class Promotions:
             return
         promotion = _Promotion(answer, boundary, now_s + message.wait_ms / 1000)
         needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
-        missing = [np.array([at for at in needed[group] if not in_memory[group][at]], np.int64) for group in groups]
+        missing = [
+            part.start + np.flatnonzero(~is_there[part.start : part.stop])
+            for part, is_there in zip(needed, in_memory, strict=True)
+        ]
         size_bytes = sum(len(missing[group]) * space.block_bytes(group) for group in groups)
         computing_s = (boundary - reached) * message.prefill_ns / 1e9
         if self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes) and not self._is_trial_due():
@@ -146,12 +152,14 @@ class Promotions:
 
     def advance(self, now_s: float) -> None:
         """Gives the tier what it may have."""
-        while self._queue and self.rate.queued_bytes < self._terms.under_way_bytes:
+        under_way = len({piece for piece, _ in self._reading.values()})
+        while self._queue and self.rate.queued_bytes < self._terms.under_way_bytes and under_way < _MOST_PIECES:
             piece = self._queue[0]
             if piece.waiters and not self._begin(piece, now_s):
                 return
             self._queue.popleft()
             self._queued_bytes -= piece.size_bytes
+            under_way += 1
             if not piece.waits_for:
                 self._end(piece, now_s)
 
@@ -214,7 +222,7 @@ class Promotions:
     def _is_trial_due(self) -> bool:
         """Only what is read says how fast the tier is, and nothing is read for those that are refused."""
         self._refused += 1
-        if self._refused < _TRIED_EVERY or self._coming:
+        if self._refused < _TRIED_EVERY or any(self._coming.values()):
             return False
         self._refused = 0
         self.rate.measure_anew()
@@ -231,21 +239,24 @@ class Promotions:
     ) -> None:
         """Those that are on their way are waited for, the others are queued in the order of their tokens."""
         pieces = []
-        for group, positions in enumerate(missing):
-            keys = [(space.number, group, rows[group][at].tobytes()) for at in positions.tolist()]
-            for key in keys:
-                if (coming := self._coming.get(key)) is not None:
-                    promotion.pieces.add(coming)
-                    coming.waiters.add(promotion)
-            fresh = positions[[key not in self._coming for key in keys]] if keys else positions
-            for part in cut_pieces(len(fresh), space.block_bytes(group), self._terms.piece_bytes):
-                first_token = int(fresh[part.start]) * space.rules[group].block_size
-                pieces.append(_Piece(space, group, rows[group][fresh[part]], first_token, {promotion}))
+        for group, lacking in enumerate(missing):
+            positions, hashes = lacking, rows[group][lacking]
+            names = as_names(hashes)
+            if coming := self._coming[space.number, group]:
+                found = [coming.get(name) for name in names]
+                for piece in {piece for piece in found if piece is not None}:
+                    promotion.pieces.add(piece)
+                    piece.waiters.add(promotion)
+                fresh = [at for at, piece in enumerate(found) if piece is None]
+                positions, hashes, names = positions[fresh], hashes[fresh], [names[at] for at in fresh]
+            for part in cut_pieces(len(names), space.block_bytes(group), self._terms.piece_bytes):
+                first_token = int(positions[part.start]) * space.rules[group].block_size
+                pieces.append(_Piece(space, group, hashes[part], names[part], first_token, {promotion}))
         for piece in sorted(pieces, key=lambda piece: piece.first_token):
             promotion.pieces.add(piece)
             self._queue.append(piece)
             self._queued_bytes += piece.size_bytes
-            self._coming.update(dict.fromkeys(piece.keys, piece))
+            self._coming[space.number, piece.group].update(dict.fromkeys(piece.names, piece))
 
     def _leave(self, promotion: _Promotion, pieces: list[_Piece]) -> None:
         """It does not wait for these any more."""
@@ -330,8 +341,9 @@ class Promotions:
 
     def _end(self, piece: _Piece, now_s: float) -> None:
         """It has come, or what could come of it has."""
-        for key in piece.keys:
-            self._coming.pop(key, None)
+        coming = self._coming[piece.space.number, piece.group]
+        for name in piece.names:
+            coming.pop(name, None)
         cache = self._cache
         assert cache is not None
         is_there = cache.lookup(piece.space.number, piece.group, piece.hashes.tobytes())

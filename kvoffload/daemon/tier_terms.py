@@ -27,6 +27,10 @@ class WriteRule(Enum):
     """Likewise, and only those that were loaded since they were stored."""
 
 
+PIECE_BLOCKS = 1024
+"""However small they are: what is done for one piece is done in one go."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TierTerms:
     """Of one tier of one domain."""
@@ -136,9 +140,14 @@ def as_rows(hashes: bytes) -> Rows:
     return np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
 
 
+def as_names(rows: Rows) -> list[bytes]:
+    """For dictionaries, many at once. Zeros at a name's end are left out: each is still its own."""
+    return np.ascontiguousarray(rows).view(f"S{HASH_BYTES}").ravel().tolist()
+
+
 def cut_pieces(count: int, block_bytes: int, piece_bytes: int) -> Iterator[slice]:
-    """Parts of `count` blocks of at most so many bytes, of at least one block each."""
-    step = max(piece_bytes // max(block_bytes, 1), 1)
+    """Parts of `count` blocks of at most so many bytes, of at least one block each and PIECE_BLOCKS at most."""
+    step = min(max(piece_bytes // max(block_bytes, 1), 1), PIECE_BLOCKS)
     return (slice(first, min(first + step, count)) for first in range(0, count, step))
 
 

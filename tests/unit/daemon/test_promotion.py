@@ -203,6 +203,20 @@ def test_a_tier_that_was_slow_is_tried_again() -> None:
         assert setting.traffic.counts.too_slow == 15
 
 
+def test_small_records_are_not_all_asked_for_at_once() -> None:
+    with tier_setting(PLAIN, piece_bytes=4096) as setting:
+        setting.save_below(CHAIN)
+        setting.tier.is_held = True
+        setting.tier.asked.clear()
+        answers = setting.ask(CHAIN)
+        setting.turn()
+        assert setting.tier.asked == [("get", 1)] * 8
+        setting.tier.is_held = False
+        setting.turn()
+        assert answers[0].outcome is PromotionOutcome.COMPLETE
+        assert setting.load(CHAIN) == TOKENS
+
+
 def test_without_room_in_memory_a_request_has_what_there_is() -> None:
     with tier_setting(PLAIN) as setting:
         setting.save_below(CHAIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.daemon.tier_terms import TierSpace, as_rows, cut_pieces
+from kvoffload.daemon.tier_terms import PIECE_BLOCKS, TierSpace, as_names, as_rows, cut_pieces
 from tests.unit.cache.cache_model import HYBRID, block_hashes, fingerprint, make_chain
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)
@@ -31,3 +31,13 @@ def test_a_block_is_all_its_shards() -> None:
 def test_pieces_are_bounded_and_never_empty(count: int, block_bytes: int, sizes: list[int]) -> None:
     parts = list(cut_pieces(count, block_bytes, 80))
     assert [part.stop - part.start for part in parts] == sizes
+
+
+def test_a_piece_of_small_blocks_is_bounded() -> None:
+    assert list(cut_pieces(2000, 1, 1 << 20)) == [slice(0, PIECE_BLOCKS), slice(PIECE_BLOCKS, 2000)]
+
+
+def test_names_are_their_own_also_those_that_end_in_zeros() -> None:
+    hashes = b"".join(bytes([1] * i + [0] * (32 - i)) for i in range(33))
+    assert len(set(as_names(as_rows(hashes)))) == 33
+    assert len(set(as_names(as_rows(hashes)[1::2]))) == 16
