@@ -6,6 +6,15 @@
 #include <utility>
 
 namespace kvo {
+namespace {
+
+// What devices and file systems say of bytes that they cannot give back.
+bool is_of_the_medium(int error) {
+    return error == EIO || error == EREMOTEIO || error == EILSEQ || error == EBADMSG || error == EUCLEAN;
+}
+
+}  // namespace
+
 DeviceReader::DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
                            SegmentTable& segments, SharedIndex& index, DeviceCounts& counts)
     : seat_(std::move(seat)),
@@ -90,19 +99,18 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
 }
 
 void DeviceReader::end_failed(Job& job, const PlannedRead& read, int error) {
-    const bool is_of_the_medium = error != ETIMEDOUT && error != ENODATA;
     if (job.is_again) {
         ++counts_.io_errors;
     } else {
         seat_.told(read.segment, error);
     }
-    if (is_of_the_medium && read.last - read.first > 1) {
+    if (is_of_the_medium(error) && read.last - read.first > 1) {
         read_again(job, read);
         return;
     }
     for (std::size_t i = read.first; i < read.last; ++i) {
         Wanted& wanted = job.wanted[i];
-        if (is_of_the_medium && !wanted.has_ended) {
+        if (is_of_the_medium(error) && !wanted.has_ended) {
             lose(job, wanted, error);
         }
         end(job, wanted, error == ETIMEDOUT ? DiskOutcome::late : DiskOutcome::failed);
