@@ -89,15 +89,13 @@ TEST(a_failed_fdatasync_drops_what_came_since_the_last_good_one) {
     check_all_found(scene, range(0, 5), 20000);
 }
 
-TEST(a_read_that_fails_is_a_miss_and_several_are_a_device_that_has_gone) {
+TEST(a_read_that_fails_is_a_miss_and_none_that_succeeds_a_device_that_has_gone) {
     DeviceScene scene("faults_read");
     scene.open();
     scene.put(range(0, 10), 20000);
     fail_kind(*scene.plan, IoKind::read, EIO);
-    for (std::uint64_t number = 0; number < 8; ++number) {
-        CHECK(is_state(scene, DeviceState::ready));
-        CHECK(scene.get({number}, 20000).are_all(DiskOutcome::failed));
-    }
+    CHECK(scene.get({0}, 20000).are_all(DiskOutcome::failed));
+    scene.step_until([&] { return is_state(scene, DeviceState::absent); });  // it asked for more by itself
     CHECK(is_state(scene, DeviceState::absent));
     CHECK(scene.get({1}, 20000).are_all(DiskOutcome::unavailable));
     CHECK(!scene.device->contains(mark_of(key_of(1))));

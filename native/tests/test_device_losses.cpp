@@ -120,15 +120,28 @@ TEST(a_record_that_cannot_be_read_goes_alone_and_for_good) {
     CHECK_EQUAL(scene.get(range(0, 10), kLength).check_found(), std::size_t{9});
 }
 
+TEST(who_asks_for_it_alone_learns_no_less) {
+    DeviceScene scene("losses_alone");
+    scene.open();
+    scene.put(range(0, 10), kLength);
+    wear_out(scene, 3);
+    CHECK(scene.get({3}, kLength).are_all(DiskOutcome::failed));
+    scene.step_until([&] { return scene.health().counts.unreadable_records == 1; });
+    CHECK(scene.put({20}, kLength).are_all(DiskOutcome::durable));
+    scene.plan->set({});
+    scene.drop();
+    scene.open();
+    CHECK(!scene.device->contains(mark_of(key_of(3))));
+    CHECK_EQUAL(scene.get(range(0, 10), kLength).check_found(), std::size_t{9});
+}
+
 TEST(a_device_that_cannot_be_read_at_all_has_lost_no_record) {
     DeviceScene scene("losses_none");
     scene.open();
     scene.put(range(0, 20), kLength);
     fail_kind(*scene.plan, IoKind::read, EIO);
-    for (std::uint64_t number = 0; scene.health().state == DeviceState::ready; ++number) {
-        CHECK(number < 20);
-        scene.get({number}, kLength);
-    }
+    scene.get(range(0, 20), kLength);
+    scene.step_until([&] { return scene.health().state == DeviceState::absent; });
     scene.plan->set({});
     scene.step_until([&] { return scene.health().state == DeviceState::ready; });
     CHECK_EQUAL(scene.health().counts.unreadable_records, std::uint64_t{0});

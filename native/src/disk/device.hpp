@@ -91,6 +91,7 @@ private:
 
     // device_losses.cpp
     void told_lost(const LostRecord& record, int error);
+    void read_something_else(std::uint32_t segment);
     void confirm_lost();
     void forget_lost(const LostRecord& record);
     void pump_losses();
@@ -141,6 +142,7 @@ private:
     std::optional<std::uint32_t> leaving_;
     std::optional<Mover> mover_;
     std::vector<LostRecord> suspected_;
+    bool is_asking_ = false;  // whether they are the only ones
     std::vector<LostRecord> lost_;
     BatchPointer loss_batch_;  // of the first of `lost_`
 

@@ -1,5 +1,7 @@
 // Device: records that it has lost. What says so is written as well, or they would be back after a restart.
 #include <algorithm>
+#include <cerrno>
+#include <memory>
 #include <utility>
 
 #include "disk/device.hpp"
@@ -14,12 +16,38 @@ constexpr std::chrono::seconds kTimeout{60};
 
 // What was damaged is lost. What could not be read is once something else can: else it is the device that has gone.
 void Device::told_lost(const LostRecord& record, int error) {
-    counts_.damaged_records += error == 0 ? 1 : 0;
     forget_lost(record);
     std::vector<LostRecord>& records = error == 0 ? lost_ : suspected_;
     if (records.size() < kMostLost) {
         records.push_back(record);
     }
+    if (error == 0) {
+        ++counts_.damaged_records;
+    } else {
+        read_something_else(record.place.segment);
+    }
+}
+
+// Until a read succeeds, or so many have failed that the device is taken for gone.
+void Device::read_something_else(std::uint32_t segment) {
+    Result<AlignedMemory> made = AlignedMemory::create(kHeadBytes);
+    if (is_asking_ || !made.ok()) {
+        return;
+    }
+    is_asking_ = true;
+    const auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
+    runner_.run(
+        {IoKind::read, segments_[segment].file.number(), 0, memory->start(), kHeadBytes, 0},
+        terms_.now() + terms_.io_timeout,
+        [this, segment](int error) {
+            is_asking_ = false;
+            told_read(segment, error);
+            const bool says_nothing = error == ENODATA;  // that file is cut short
+            if (!says_nothing && !suspected_.empty() && read_problem_.empty()) {
+                read_something_else(segment);
+            }
+        },
+        [memory] {});
 }
 
 void Device::confirm_lost() {
