@@ -159,8 +159,9 @@ class Promotions:
                 return
             self._queue.popleft()
             self._queued_bytes -= piece.size_bytes
-            under_way += 1
-            if not piece.waits_for:
+            if piece.waits_for:
+                under_way += 1
+            else:
                 self._end(piece, now_s)
 
     def expire(self, now_s: float) -> None:

@@ -18,7 +18,7 @@ namespace kvo::test {
 struct IoFault {
     enum class Kind : std::uint8_t { none, error, cut, hang };
     Kind kind = Kind::none;
-    int error = 0;             // of `error`
+    int error = 0;             // of `error`; of `hang`, how it ends when it is released, if not well
     std::uint32_t length = 0;  // of `cut`: what is moved of it
 };
 
@@ -68,7 +68,7 @@ public:
                 made_up_.push_back({request.token, -fault.error});
                 tell();
             } else if (fault.kind == IoFault::Kind::hang) {
-                hung_.push_back(request);
+                hung_.push_back({request, fault.error});
             } else {
                 request.length = fault.kind == IoFault::Kind::cut ? fault.length : request.length;
                 if (request.length == 0 && request.kind != IoKind::sync) {
@@ -83,9 +83,14 @@ public:
         return taken;
     }
     void poll(std::vector<IoEnd>& ended) override {
-        if (plan_->is_released() && !hung_.empty()) {
-            const std::size_t count = inner_->submit(hung_);
-            hung_.erase(hung_.begin(), hung_.begin() + static_cast<std::ptrdiff_t>(count));
+        while (plan_->is_released() && !hung_.empty()) {
+            const auto& [request, error] = hung_.front();
+            if (error != 0) {
+                made_up_.push_back({request.token, -error});
+            } else if (inner_->submit({&request, 1}) != 1) {
+                break;
+            }
+            hung_.erase(hung_.begin());
         }
         inner_->poll(ended);
         ended.insert(ended.end(), made_up_.begin(), made_up_.end());
@@ -101,7 +106,7 @@ private:
 
     const std::unique_ptr<IoEngine> inner_;
     const std::shared_ptr<FaultPlan> plan_;
-    std::vector<IoRequest> hung_;
+    std::vector<std::pair<IoRequest, int>> hung_;
     std::vector<IoEnd> made_up_;
 };
 

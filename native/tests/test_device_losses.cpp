@@ -149,6 +149,68 @@ TEST(a_device_that_cannot_be_read_at_all_has_lost_no_record) {
     CHECK_EQUAL(scene.get(range(0, 20), kLength).check_found(), std::size_t{20});
 }
 
+TEST(what_fails_late_does_not_keep_a_device_away) {
+    DeviceScene scene("losses_late");
+    scene.open();
+    scene.put(range(0, 20), kLength);
+    const std::uint64_t first = offset_of(scene, 0);
+    scene.plan->set([first](const IoRequest& request) {
+        if (request.kind != IoKind::read) {
+            return IoFault{};
+        }
+        const bool is_first = request.offset <= first && request.offset + request.length > first + kLength;
+        return IoFault{is_first ? IoFault::Kind::hang : IoFault::Kind::error, EIO, 0};
+    });
+    const Records hung = make_records(DiskVerb::get, {0, 1}, kLength);
+    scene.start(hung);
+    scene.get({10}, kLength);
+    scene.step_until([&] { return scene.health().state == DeviceState::absent; });
+    scene.plan->release();
+    scene.step_until([&] { return hung.batch->has_ended(); });
+    CHECK(hung.are_all(DiskOutcome::failed));
+    scene.plan->set({});
+    scene.step_until([&] { return scene.health().state == DeviceState::ready; });
+    CHECK_EQUAL(scene.health().counts.unreadable_records, std::uint64_t{0});
+    CHECK_EQUAL(scene.get(range(0, 20), kLength).check_found(), std::size_t{20});
+}
+
+TEST(one_record_of_many_reads_is_one_loss) {
+    DeviceScene scene("losses_large");
+    scene.open();
+    constexpr std::size_t kLarge = 500000;  // eight pieces and more
+    scene.put({1}, kLength);
+    scene.put({2}, kLarge);
+    const BadPlace place{offset_of(scene, 2), offset_of(scene, 2) + kLarge};
+    scene.plan->set([place](const IoRequest& request) {
+        return place.is_in(request) ? IoFault{IoFault::Kind::error, EIO, 0} : IoFault{};
+    });
+    CHECK(scene.get({2}, kLarge).are_all(DiskOutcome::failed));
+    scene.step_until([&] { return scene.health().counts.unreadable_records == 1; });
+    CHECK(scene.health().state == DeviceState::ready);
+    CHECK_EQUAL(scene.get({1}, kLength).check_found(), std::size_t{1});
+}
+
+TEST(a_caller_without_time_says_nothing_of_the_device) {
+    DeviceScene scene("losses_hurry");
+    scene.terms.io_timeout = 1h;
+    scene.terms.read_buffers = 32;
+    scene.open();
+    scene.put(range(0, 20), kLength);
+    scene.plan->set([](const IoRequest& request) {
+        return request.kind == IoKind::read ? IoFault{IoFault::Kind::hang, 0, 0} : IoFault{};
+    });
+    for (std::uint64_t number = 0; number < 12; ++number) {
+        const Records hurried =
+            make_records(DiskVerb::get, {number}, kLength, false, std::chrono::steady_clock::now() + 5ms);
+        scene.run(hurried);
+        CHECK(hurried.are_all(DiskOutcome::late));
+    }
+    CHECK(scene.health().state == DeviceState::ready);
+    scene.plan->set({});
+    scene.plan->release();
+    CHECK_EQUAL(scene.get(range(0, 20), kLength).check_found(), std::size_t{20});
+}
+
 TEST(a_place_that_cannot_be_read_costs_a_recovery_one_record) {
     DeviceScene scene("losses_scan");
     scene.open();
@@ -179,6 +241,10 @@ TEST(a_segment_that_cannot_be_read_is_given_up_after_a_few_reads) {
     CHECK_EQUAL(scene.health().records, std::uint64_t{7});
     scene.plan->set({});
     CHECK_EQUAL(scene.get(range(0, 30), kLength).check_found(), std::size_t{7});
+    // It was not for good, so nothing is lost.
+    scene.drop();
+    scene.open();
+    CHECK_EQUAL(scene.get(range(0, 30), kLength).check_found(), std::size_t{30});
 }
 
 TEST(one_unreadable_head_is_one_segment_and_all_of_them_are_the_device) {
@@ -203,7 +269,7 @@ TEST(one_unreadable_head_is_one_segment_and_all_of_them_are_the_device) {
     const std::uint64_t found = scene.get(range(0, 150), kLength).check_found();
     CHECK(found >= 90 && found < 150);
     CHECK_EQUAL(scene.health().counts.dropped_segments, std::uint64_t{1});
-    // Its place is used again, and nothing of its former life is taken for new.
+    CHECK(!std::filesystem::exists(scene.segment_path(1)));  // nor can it be back
     scene.plan->set({});
     CHECK(scene.put(range(200, 60), kLength).are_all(DiskOutcome::durable));
     scene.drop();

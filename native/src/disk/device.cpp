@@ -103,8 +103,11 @@ Instant Device::step() {
         writer_->maintain(now);
     }
     end_writers();
-    runner_.poll(now);  // what was asked for in this step begins in this step
+    const bool has_ended = runner_.poll(now) > 0;  // and what was asked for in this step begins in this step
     publish();
+    if (has_ended) {
+        return now;
+    }
     Instant wake = std::min(next_probe_, runner_.queue().next_deadline());
     wake = std::min(wake, writer_ ? writer_->next_wake() : Instant::max());
     for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
@@ -163,10 +166,8 @@ std::vector<FooterEntry> Device::list_segment(std::uint32_t number) {
         }
     } else if (segment.state == SegmentState::full || segment.state == SegmentState::leaving) {
         const int number_of_file = segment.file.number();
-        const ReadExactly read = [this, number_of_file](std::uint64_t offset, std::span<std::byte> target) {
-            return read_exactly(number_of_file, offset, target) == 0;
-        };
-        if (auto found = find_segment(read, store_, terms_.segment_bytes, terms_.record_limit_bytes)) {
+        int error = 0;
+        if (auto found = find_readable(number_of_file, error)) {
             entries = std::move(found->entries);
         }
     }

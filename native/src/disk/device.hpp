@@ -78,6 +78,7 @@ private:
     void look_after(Instant now);
     void open();
     Status recover();
+    std::optional<FoundSegment> find_readable(int file, int& error);
     void adopt_segment(std::uint32_t number, FoundSegment found);
     int read_exactly(int file, std::uint64_t offset, std::span<std::byte> target);
     bool write_footer(std::uint32_t number, const FoundSegment& found);
@@ -87,12 +88,15 @@ private:
     void become_absent(const std::string& reason);
     void begin_waiting();
     void told_read(std::uint32_t segment, int error);
+    void count_failed_read(std::uint32_t segment, int error);
+    bool is_reading() const { return can_read() && read_problem_.empty(); }
     void publish();
 
     // device_losses.cpp
     void told_lost(const LostRecord& record, int error);
     void read_something_else(std::uint32_t segment);
-    void confirm_lost();
+    void note_lost(const LostRecord& record);
+    void confirm_lost(std::size_t count);
     void forget_lost(const LostRecord& record);
     void pump_losses();
 

@@ -1,4 +1,6 @@
 // Device: records that it has lost. What says so is written as well, or they would be back after a restart.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <memory>
@@ -16,19 +18,24 @@ constexpr std::chrono::seconds kTimeout{60};
 
 // What was damaged is lost. What could not be read is once something else can: else it is the device that has gone.
 void Device::told_lost(const LostRecord& record, int error) {
-    forget_lost(record);
-    std::vector<LostRecord>& records = error == 0 ? lost_ : suspected_;
-    if (records.size() < kMostLost) {
-        records.push_back(record);
-    }
     if (error == 0) {
         ++counts_.damaged_records;
-    } else {
+        forget_lost(record);
+        note_lost(record);
+    } else if (is_reading() && suspected_.size() < kMostLost) {
+        forget_lost(record);
+        suspected_.push_back(record);
         read_something_else(record.place.segment);
     }
 }
 
-// Until a read succeeds, or so many have failed that the device is taken for gone.
+void Device::note_lost(const LostRecord& record) {
+    if (lost_.size() < kMostLost) {
+        lost_.push_back(record);
+    }
+}
+
+// Until that succeeds, or has failed so often that the device is taken for gone.
 void Device::read_something_else(std::uint32_t segment) {
     Result<AlignedMemory> made = AlignedMemory::create(kHeadBytes);
     if (is_asking_ || !made.ok()) {
@@ -36,26 +43,35 @@ void Device::read_something_else(std::uint32_t segment) {
     }
     is_asking_ = true;
     const auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
+    const int file = segments_[segment].file.number();
+    static_cast<void>(posix_fadvise(file, 0, kHeadBytes, POSIX_FADV_DONTNEED));  // of the device, not of a cache
     runner_.run(
-        {IoKind::read, segments_[segment].file.number(), 0, memory->start(), kHeadBytes, 0},
-        terms_.now() + terms_.io_timeout,
-        [this, segment](int error) {
+        {IoKind::read, file, 0, memory->start(), kHeadBytes, 0}, terms_.now() + terms_.io_timeout,
+        [this, segment, suspects = suspected_.size()](int error) {
             is_asking_ = false;
+            if (!is_reading()) {
+                return;
+            }
             told_read(segment, error);
+            if (error == 0) {
+                confirm_lost(suspects);
+            } else if (is_of_the_medium(error)) {
+                count_failed_read(segment, error);
+            }
             const bool says_nothing = error == ENODATA;  // that file is cut short
-            if (!says_nothing && !suspected_.empty() && read_problem_.empty()) {
+            if (!says_nothing && !suspected_.empty() && is_reading()) {
                 read_something_else(segment);
             }
         },
         [memory] {});
 }
 
-void Device::confirm_lost() {
-    const std::size_t room = kMostLost - std::min(kMostLost, lost_.size());
-    lost_.insert(lost_.end(), suspected_.begin(),
-                 suspected_.begin() + static_cast<std::ptrdiff_t>(std::min(room, suspected_.size())));
-    counts_.unreadable_records += suspected_.size();
-    suspected_.clear();
+// Those that were suspected before something else was asked for.
+void Device::confirm_lost(std::size_t count) {
+    const auto behind = suspected_.begin() + static_cast<std::ptrdiff_t>(std::min(count, suspected_.size()));
+    counts_.unreadable_records += count;
+    std::for_each(suspected_.begin(), behind, [this](const LostRecord& record) { note_lost(record); });
+    suspected_.erase(suspected_.begin(), behind);
 }
 
 void Device::forget_lost(const LostRecord& record) {

@@ -6,14 +6,10 @@
 #include <utility>
 
 namespace kvo {
-namespace {
 
-// What devices and file systems say of bytes that they cannot give back.
 bool is_of_the_medium(int error) {
     return error == EIO || error == EREMOTEIO || error == EILSEQ || error == EBADMSG || error == EUCLEAN;
 }
-
-}  // namespace
 
 DeviceReader::DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
                            SegmentTable& segments, SharedIndex& index, DeviceCounts& counts)
@@ -81,11 +77,13 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
     std::byte* const memory = pool_.take();
     const auto length = static_cast<std::uint32_t>(read.end - read.begin);
     // A batch that nobody waits for any more is not worth more of the device than that.
-    const Instant deadline = std::min(job->batch->deadline, terms_.now() + terms_.io_timeout);
+    const Instant longest = terms_.now() + terms_.io_timeout;
+    const Instant deadline = std::min(job->batch->deadline, longest);
+    const bool is_own_timeout = deadline == longest;
     ++under_way_;
     runner_.run(
         {IoKind::read, segments_[read.segment].file.number(), read.begin, memory, length, 0}, deadline,
-        [this, job, read, memory, length](int error) {
+        [this, job, read, memory, length, is_own_timeout](int error) {
             --under_way_;
             if (error == 0) {
                 counts_.read_bytes += length;
@@ -93,18 +91,16 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
                 seat_.told(read.segment, 0);
                 return;
             }
-            end_failed(*job, read, error);
+            end_failed(*job, read, error, is_own_timeout);
         },
         [&pool = pool_, memory] { pool.give(memory); });
 }
 
-void DeviceReader::end_failed(Job& job, const PlannedRead& read, int error) {
-    if (job.is_again) {
-        ++counts_.io_errors;
-    } else {
+void DeviceReader::end_failed(Job& job, const PlannedRead& read, int error, bool is_own_timeout) {
+    if (error != ETIMEDOUT || is_own_timeout) {  // else the caller had no time
         seat_.told(read.segment, error);
     }
-    if (is_of_the_medium(error) && read.last - read.first > 1) {
+    if (!is_given_up_ && is_of_the_medium(error) && read.last - read.first > 1) {
         read_again(job, read);
         return;
     }
@@ -127,7 +123,6 @@ void DeviceReader::read_again(Job& job, const PlannedRead& read) {
         old.has_ended = true;  // here: it is the new job's now
         auto again = std::make_shared<Job>();
         again->batch = job.batch;
-        again->is_again = true;
         Wanted wanted;
         wanted.item = old.item;
         wanted.place = old.place;
@@ -225,6 +220,7 @@ void DeviceReader::end(Job& job, Wanted& wanted, DiskOutcome outcome) {
 }
 
 void DeviceReader::give_up(DiskOutcome outcome) {
+    is_given_up_ = true;
     for (const JobPointer& job : std::exchange(jobs_, {})) {
         for (Wanted& wanted : job->wanted) {
             end(*job, wanted, outcome);

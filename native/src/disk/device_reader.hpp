@@ -24,6 +24,9 @@ struct LostRecord {
     std::uint64_t generation = 0;  // of the segment
 };
 
+// Whether that errno is what devices and file systems say of bytes that they cannot give back.
+bool is_of_the_medium(int error);
+
 struct ReaderSeat {
     // A read of the segment failed by this errno: 0 says that one succeeded.
     std::function<void(std::uint32_t segment, int error)> told;
@@ -62,12 +65,11 @@ private:
         std::vector<Wanted> wanted;  // in the order of the plan
         std::vector<PlannedRead> reads;
         std::size_t begun = 0;
-        bool is_again = false;  // each record by itself, as some of a read could not be had
     };
     using JobPointer = std::shared_ptr<Job>;
 
     void begin(const JobPointer& job, const PlannedRead& read);
-    void end_failed(Job& job, const PlannedRead& read, int error);
+    void end_failed(Job& job, const PlannedRead& read, int error, bool is_own_timeout);
     void read_again(Job& job, const PlannedRead& read);
     void take_in(Job& job, const PlannedRead& read, const std::byte* bytes);
     void copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes);
@@ -82,6 +84,7 @@ private:
     SegmentTable& segments_;
     SharedIndex& index_;
     DeviceCounts& counts_;
+    bool is_given_up_ = false;
     std::deque<JobPointer> jobs_;  // with reads that have not begun
     std::size_t under_way_ = 0;
 };

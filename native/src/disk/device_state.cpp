@@ -49,6 +49,9 @@ void Device::open() {
         return;  // the files stay open under what is still to be done with them
     }
     const bool is_first = store_ == 0;
+    if (reader_) {
+        reader_->give_up(DiskOutcome::unavailable);
+    }
     reader_.reset();
     folder_.reset();
     segments_ = SegmentTable(segments_.size());
@@ -84,7 +87,7 @@ Status Device::recover() {
         return numbers.fault();
     }
     std::vector<std::pair<std::uint32_t, FoundSegment>> found;
-    std::uint32_t unreadable = 0;
+    std::vector<std::uint32_t> unreadable;
     std::uint32_t dropped = 0;
     for (const std::uint32_t number : numbers.value()) {
         Result<FileDescriptor> file = number < segments_.size() ? folder_->open_segment(number)
@@ -105,15 +108,12 @@ Status Device::recover() {
         segment.state = SegmentState::empty;
         ++file_count_;
         int error = 0;
-        const ReadExactly read = [&](std::uint64_t offset, std::span<std::byte> target) {
-            // A device that does not answer is asked once.
-            error = error == ETIMEDOUT ? error : read_exactly(segment.file.number(), offset, target);
-            return error == 0;
-        };
-        auto one = find_segment(read, store_, terms_.segment_bytes, terms_.record_limit_bytes);
-        unreadable += error != 0 && !one ? 1 : 0;
-        const bool has_gone = error == ETIMEDOUT || error == ENOMEM || unreadable == kUnreadableLimit;
-        if (has_gone || (unreadable > 0 && unreadable == numbers.value().size())) {
+        auto one = find_readable(segment.file.number(), error);
+        if (error != 0 && !one) {
+            unreadable.push_back(number);
+        }
+        const bool has_gone = error == ETIMEDOUT || error == ENOMEM || unreadable.size() == kUnreadableLimit;
+        if (has_gone || (!unreadable.empty() && unreadable.size() == numbers.value().size())) {
             return {Code::failed, "disk folder " + terms_.path +
                                       ": reads fail: " + system_fault(segment_file_name(number), error).message()};
         }
@@ -128,8 +128,12 @@ Status Device::recover() {
     for (auto& [number, segment] : found) {
         adopt_segment(number, std::move(segment));
     }
-    if (unreadable > 0) {
-        generation_ += segments_.size();  // beyond what the heads may say that could not be read
+    for (const std::uint32_t number : unreadable) {
+        // Else what is removed meanwhile could be back, should it be readable again. It may not be possible now.
+        if (folder_->remove_segment(number).ok()) {
+            segments_[number] = SegmentFile();
+            --file_count_;
+        }
     }
     counts_.dropped_segments += dropped;
     counts_.recovery_us =
@@ -137,11 +141,26 @@ Status Device::recover() {
     return {};
 }
 
+// The first error, 0 if there was none. A device that does not answer is asked once.
+std::optional<FoundSegment> Device::find_readable(int file, int& error) {
+    const ReadExactly read = [&](std::uint64_t offset, std::span<std::byte> target) {
+        const int now = error == ETIMEDOUT ? error : read_exactly(file, offset, target);
+        error = now == ETIMEDOUT || error == 0 ? now : error;
+        return now == 0;
+    };
+    auto found = find_segment(read, store_, terms_.segment_bytes, terms_.record_limit_bytes);
+    if (found) {
+        found->is_whole = error == 0;
+    }
+    return found;
+}
+
 void Device::adopt_segment(std::uint32_t number, FoundSegment found) {
     SegmentFile& segment = segments_[number];
     segment.state = SegmentState::full;
     segment.life = found.life;
-    segment.has_footer = found.has_footer || write_footer(number, found);
+    // One that could not be read everywhere gets none: there may be more in it.
+    segment.has_footer = found.has_footer || (found.is_whole && write_footer(number, found));
     generation_ = std::max(generation_, found.life.generation);
     ++counts_.recovered_segments;
     counts_.scanned_segments += found.has_footer ? 0 : 1;
@@ -237,24 +256,30 @@ void Device::become_absent(const std::string& reason) {
 void Device::begin_waiting() {
     const Instant now = terms_.now();
     const bool is_again = now - ready_since_ < kLongestDelay;
-    delay_ = std::clamp<std::chrono::milliseconds>(2 * delay_, terms_.probe_interval, kLongestDelay);
-    delay_ = is_again ? delay_ : terms_.probe_interval;
+    const std::chrono::milliseconds longest = std::max<std::chrono::milliseconds>(kLongestDelay, terms_.probe_interval);
+    delay_ = is_again ? std::clamp(2 * delay_, terms_.probe_interval, longest) : terms_.probe_interval;
     next_probe_ = now + delay_;
 }
 
 void Device::told_read(std::uint32_t segment, int error) {
-    if (error == 0) {
-        failed_reads_ = 0;
-        confirm_lost();
+    counts_.io_errors += error == 0 ? 0 : 1;
+    if (!is_reading()) {
         return;
     }
-    ++counts_.io_errors;
-    const std::string what = system_fault(segment_file_name(segment), error).message();
-    if (error == ENODATA) {
+    if (error == 0) {
+        failed_reads_ = 0;
+    } else if (error == ENODATA) {
         const std::lock_guard hold(index_.lock);  // it was cut short by somebody else: nothing in it is to be trusted
         index_.index.drop_segment(segment);
-    } else if (++failed_reads_ == kFailedReadLimit) {
-        read_problem_ = "disk folder " + terms_.path + ": reads fail: " + what;
+    } else if (!is_of_the_medium(error)) {
+        count_failed_read(segment, error);
+    }
+}
+
+void Device::count_failed_read(std::uint32_t segment, int error) {
+    if (++failed_reads_ >= kFailedReadLimit) {
+        read_problem_ =
+            "disk folder " + terms_.path + ": reads fail: " + system_fault(segment_file_name(segment), error).message();
     }
 }
 

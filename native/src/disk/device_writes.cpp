@@ -118,7 +118,11 @@ bool Device::write_removal(const BatchPointer& batch, std::uint32_t number) {
         return true;
     }
     if (!has_writer_for(0, batch->is_move)) {
-        return batch->is_move && end_without_room(batch, number);
+        const bool is_over = batch->is_move && end_without_room(batch, number);
+        if (is_over && batch != loss_batch_) {
+            note_lost({batch->item(number).key, {}, 0});  // it goes with its segment, and is written to the next one
+        }
+        return is_over;
     }
     hold.lock();
     index_.index.erase(mark);

@@ -149,9 +149,9 @@ std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t 
         return std::nullopt;
     }
     if (std::optional<std::vector<FooterEntry>> entries = find_footer(read, head.life, segment_bytes)) {
-        return FoundSegment{head.life, true, std::move(*entries)};
+        return FoundSegment{head.life, true, true, std::move(*entries)};
     }
-    return FoundSegment{head.life, false, scan(read, head.life, segment_bytes, record_limit_bytes)};
+    return FoundSegment{head.life, false, true, scan(read, head.life, segment_bytes, record_limit_bytes)};
 }
 
 }  // namespace kvo

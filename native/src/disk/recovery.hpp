@@ -17,6 +17,7 @@ using ReadExactly = std::function<bool(std::uint64_t offset, std::span<std::byte
 struct FoundSegment {
     SegmentLife life;
     bool has_footer = false;
+    bool is_whole = true;              // all of it could be read; the caller knows
     std::vector<FooterEntry> entries;  // ascending
 };
 
