@@ -239,11 +239,13 @@ class LocalCache:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        tenant: int | None = None,
     ) -> npt.NDArray[np.uint8]:
         """One shard's records are written: an outcome for each, numbers of `CommitOutcome`.
 
         `parents` name the block before each, zeros for none; of a window or a state the block of the first prefix group
-        that ends at the same token. Without `digests` the cache makes them, which reads the records once.
+        that ends at the same token. Without `digests` the cache makes them, which reads the records once. `tenant`:
+        who pays from here on; without it whoever reserved them pays on.
         """
         outcomes = self._core.commit(
             session=session,
@@ -254,6 +256,7 @@ class LocalCache:
             hashes=hashes,
             parents=parents,
             digests=None if digests is None else _as_buffer(digests, "digests"),
+            tenant=tenant,
         )
         return np.frombuffer(outcomes, dtype=np.uint8)
 

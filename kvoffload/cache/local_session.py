@@ -22,12 +22,20 @@ class LocalSession:
     """Safe to call from any thread, as the cache is, which stays its maker's. One identity, one session."""
 
     def __init__(
-        self, cache: LocalCache, fingerprint: Fingerprint, geometry: CacheGeometry, *, tenant: str = ""
+        self,
+        cache: LocalCache,
+        fingerprint: Fingerprint,
+        geometry: CacheGeometry,
+        *,
+        tenant: str = "",
+        others: Sequence[str] = (),
     ) -> None:
+        """`tenant` pays for what is saved, unless it is published for one of the `others`."""
         self._cache = cache
         self._geometry = geometry
         self._name_space = cache.open_namespace(fingerprint, geometry)
-        self._tenant = cache.open_tenant(tenant) if tenant else 0
+        self._tenants = {name: cache.open_tenant(name) for name in (tenant, *others) if name}
+        self._tenant = self._tenants.get(tenant, 0)
         self._session = cache.open_session()
         cache.add_process(self._session, pid=os.getpid())
         files = cache.files
@@ -105,6 +113,7 @@ class LocalSession:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        tenant: str = "",
     ) -> bool:
         if slots.memory_id != self._memory_id:
             return False
@@ -117,6 +126,7 @@ class LocalSession:
             parents=parents,
             digests=digests,
             shard=shard,
+            tenant=self._tenants.get(tenant),
         )
         return True
 

@@ -134,9 +134,12 @@ class AsyncClient(Connection):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        tenant: str = "",
     ) -> bool:
         now_ns = time.monotonic_ns()
-        return self._engine.publish(slots, now_ns, hashes=hashes, parents=parents, digests=digests, shard=shard)
+        return self._engine.publish(
+            slots, now_ns, hashes=hashes, parents=parents, digests=digests, shard=shard, tenant=tenant
+        )
 
     def abort(self, slots: ReservedSlots) -> None:
         self._engine.abort(slots, time.monotonic_ns())

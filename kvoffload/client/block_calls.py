@@ -63,6 +63,8 @@ class BlockCalls:
             [group.record_bytes * group.shards for group in register.groups], stock_bytes=terms.stock_bytes
         )
         self._mapped: tuple[SharedMemory, int] | None = None
+        self._tenants: dict[str, int] = {}
+        """That may be charged, and what the server calls them."""
         """With the namespace in it."""
         self._leases: set[BlockLease] = set()
         link.on_joined = self._on_joined
@@ -261,6 +263,7 @@ class BlockCalls:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        tenant: str = "",
     ) -> bool:
         mapped = self._mapped
         if mapped is None or slots.memory_id != mapped[0].memory_id:
@@ -275,6 +278,7 @@ class BlockCalls:
                 hashes=choose_rows(hashes, part),
                 parents=b"" if parents is None else choose_rows(parents, part),
                 digests=b"" if digests is None else to_blob(np.asarray(digests, np.uint64)[part]),
+                tenant=self._tenants.get(tenant, 0),
             )
             self._link.tell(message, now_ns)
         return True
@@ -313,6 +317,7 @@ class BlockCalls:
             return
         shared = cast(SharedMemory, memory)
         self._mapped = shared, registered.name_space
+        self._tenants = {name: place for place, name in enumerate(registered.tenants, 1)}
         for stock in self._stocks:
             stock.fit(sum(shared.held.segment_sizes) // (_STOCK_SHARE * len(self._stocks)))
         for stock in () if goes_on else self._stocks:

@@ -197,10 +197,17 @@ class Client(Connection):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        tenant: str = "",
     ) -> bool:
         with self._lock:
             return self._engine.publish(
-                slots, time.monotonic_ns(), hashes=hashes, parents=parents, digests=digests, shard=shard
+                slots,
+                time.monotonic_ns(),
+                hashes=hashes,
+                parents=parents,
+                digests=digests,
+                shard=shard,
+                tenant=tenant,
             )
 
     def abort(self, slots: ReservedSlots) -> None:

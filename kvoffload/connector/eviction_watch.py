@@ -35,8 +35,8 @@ class EvictionWatch:
         self._pool = pool
         self._groups = groups
         self._limit = limit
-        self._names: dict[_Key, tuple[bytes, bytes]] = {}
-        """Of blocks that were worth saving when they became full: name and parent."""
+        self._names: dict[_Key, tuple[bytes, bytes, str]] = {}
+        """Of blocks that were worth saving when they became full: name, parent and tenant."""
         self._head: tuple[int, int] = (-1, -1)
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
@@ -55,7 +55,7 @@ class EvictionWatch:
         """They are not tried again before they are offered again."""
         rows = named.hashes
         bad = {rows[at : at + HASH_BYTES] for at in range(0, len(rows), HASH_BYTES)}
-        for key in [key for key, (name, _) in self._names.items() if name in bad]:
+        for key in [key for key, (name, _, _) in self._names.items() if name in bad]:
             del self._names[key]
 
     def forget_all(self) -> None:
@@ -72,20 +72,22 @@ class EvictionWatch:
         if head == self._head:
             return []
         self._head = head
-        found: dict[int, list[tuple[int, bytes, bytes]]] = {}
+        found: dict[tuple[int, str], list[tuple[int, bytes, bytes]]] = {}
         for block in free:
             key = vllm_compat.full_block_key(block, self._groups.block_size_of_table)
             known = self._names.get(key) if key is not None else None
             if known is not None and key is not None:
-                found.setdefault(self._groups.of_table[key[0]], []).append((block.block_id, *known))
+                name, parent, tenant = known
+                found.setdefault((self._groups.of_table[key[0]], tenant), []).append((block.block_id, name, parent))
         return [
             NamedBlocks(
                 group,
                 b"".join(name for _, name, _ in rows),
                 b"".join(parent for _, _, parent in rows),
                 np.array([block for block, _, _ in rows], np.int64),
+                tenant,
             )
-            for group, rows in sorted(found.items())
+            for (group, tenant), rows in sorted(found.items())
         ]
 
     def _note(self, one: Candidates) -> None:
@@ -97,4 +99,4 @@ class EvictionWatch:
             part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
             key = (index, bytes(hashes[(position + 1) * per_block - 1]))
             self._names.pop(key, None)
-            self._names[key] = names[part], parents[part]
+            self._names[key] = names[part], parents[part], one.tracked.terms.tenant

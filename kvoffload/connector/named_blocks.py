@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,14 @@ class NamedBlocks:
     hashes: bytes
     parents: bytes
     blocks: npt.NDArray[np.int64]
+    tenant: str = ""
+    """Whose they are, as the request said."""
 
     def choose(self, index: npt.NDArray[np.intp]) -> NamedBlocks:
         """Some of them, in this order."""
-        return NamedBlocks(self.group, _choose(self.hashes, index), _choose(self.parents, index), self.blocks[index])
+        return replace(
+            self, hashes=_choose(self.hashes, index), parents=_choose(self.parents, index), blocks=self.blocks[index]
+        )
 
 
 def _choose(rows: bytes, index: npt.NDArray[np.intp]) -> bytes:

@@ -248,16 +248,16 @@ class Saves:
         """Pins and slots for what the policy wants, as far as there is room. They are the caller's as soon as they are
         had."""
         candidates = self._policy.choose(candidates)
-        for group in range(len(self.groups)) if candidates else ():
-            mine = [one for one in candidates if one.group == group]
-            if mine:
-                named = NamedBlocks(
-                    group,
-                    b"".join(one.tracked.chain.names(group, one.positions) for one in mine),
-                    b"".join(one.tracked.chain.parents(group, one.positions) for one in mine),
-                    np.concatenate([one.blocks for one in mine]),
-                )
-                parts += self._reserve_named(named, partial(_put_back, mine))
+        for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
+            mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
+            named = NamedBlocks(
+                group,
+                b"".join(one.tracked.chain.names(group, one.positions) for one in mine),
+                b"".join(one.tracked.chain.parents(group, one.positions) for one in mine),
+                np.concatenate([one.blocks for one in mine]),
+                tenant,
+            )
+            parts += self._reserve_named(named, partial(_put_back, mine))
 
     def _reserve_named(
         self, named: NamedBlocks, put_back: Callable[[int], None], *, is_next: bool = False
@@ -338,6 +338,7 @@ class Saves:
                     parents=named.parents,
                     digests=np.frombuffer(digests, np.uint64),
                     shard=shard,
+                    tenant=named.tenant,
                 )
             size_bytes = self.groups.facts[named.group].record_bytes * self._terms.shards
             self._measures.count("kvoffload_saved_bytes_total", records * size_bytes if is_told else 0)

@@ -96,7 +96,11 @@ def grant_credits(
 
 
 def publish(
-    cache: ServedCache, session: SessionId, message: Publish, on_stored: Callable[[bytes, bytes], None]
+    cache: ServedCache,
+    session: SessionId,
+    registration: Registration,
+    message: Publish,
+    on_stored: Callable[[bytes, bytes], None],
 ) -> Error | None:
     """`on_stored(hashes, parents)` hears of the blocks that became readable. Void tickets are nothing to be told."""
     digests = _read_numbers(message.digests)
@@ -111,6 +115,7 @@ def publish(
         parents=message.parents or None,
         digests=digests if message.digests else None,
         shard=message.shard,
+        tenant=_find_tenant(registration, message.tenant),
     )
     is_stored = outcomes == CommitOutcome.READABLE
     if is_stored.any():
@@ -129,6 +134,12 @@ def release(cache: ServedCache, session: SessionId, message: Release) -> None:
 
 def invalidate(cache: ServedCache, message: Invalidate) -> None:
     cache.invalidate(message.name_space, message.group, message.hashes)
+
+
+def _find_tenant(registration: Registration, place: int) -> int | None:
+    """None: whoever the slots were granted to."""
+    tenants = tuple(registration.tenants.values())
+    return tenants[place - 1] if 0 < place <= len(tenants) else None
 
 
 def _ask(

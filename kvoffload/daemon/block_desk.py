@@ -67,6 +67,7 @@ class BlockDesk:
                 return block_calls.publish(
                     cache,
                     session,
+                    registration,
                     message,
                     lambda hashes, parents: self._tell_stored(space, message.group, hashes, parents),
                 )

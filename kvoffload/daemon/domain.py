@@ -89,13 +89,17 @@ class Domain:
         self.cache = cache
         self.adopted_boot_id = adopted_boot_id
 
+    def list_tenants(self, uid: int) -> dict[str, int]:
+        """Those that this user may name, in their order."""
+        return {tenant.name: self._tenants[tenant.name] for tenant in self.terms.tenants if tenant.admits(uid)}
+
     def choose_tenant(self, message: Register, uid: int) -> int | Error:
         """Whose quota pays; 0: nobody's."""
-        allowed = [tenant.name for tenant in self.terms.tenants if tenant.admits(uid)]
+        allowed = self.list_tenants(uid)
         if not message.tenant:
-            return self._tenants[allowed[0]] if allowed else 0
+            return next(iter(allowed.values()), 0)
         if message.tenant in allowed:
-            return self._tenants[message.tenant]
+            return allowed[message.tenant]
         return refuse(message, ErrorCode.NOT_ALLOWED, f"user {uid} is not of tenant {message.tenant!r}")
 
 

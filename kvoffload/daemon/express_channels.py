@@ -55,6 +55,7 @@ class ExpressChannels:
             cache_session=wanted.cache_session,
             name_space=wanted.space.name_space,
             tenant=wanted.tenant,
+            tenants=list(wanted.tenants),
             owner=self._owners.setdefault(wanted.space, len(self._owners)),
         )
         if not channel:

@@ -28,8 +28,14 @@ def register(connection: Connection, message: Register, *, namespace_limit: int)
     if isinstance(name_space, Error):
         return name_space
     connection.agreed = agreed
-    session.registration = Registration(name_space=name_space, register=message, tenant=tenant)
-    return Registered(name_space=name_space, held_limit_bytes=domain.terms.held_limit_bytes, resume=session.resume)
+    tenants = domain.list_tenants(session.uid)
+    session.registration = Registration(name_space=name_space, register=message, tenant=tenant, tenants=tenants)
+    return Registered(
+        name_space=name_space,
+        held_limit_bytes=domain.terms.held_limit_bytes,
+        resume=session.resume,
+        tenants=tuple(tenants),
+    )
 
 
 def open_express(session: EngineSession) -> list[OpenExpress]:
@@ -42,11 +48,13 @@ def open_express(session: EngineSession) -> list[OpenExpress]:
         name_space=registration.name_space,
         fingerprint=registration.register.fingerprint,
     )
+    tenants = tuple(registration.tenants.values())
     wanting = [process for process in session.processes.values() if process.wants_express]
     for process in wanting:
         process.wants_express = False
     return [
-        OpenExpress(process.lifeline, session.number, cache_session, registration.tenant, space) for process in wanting
+        OpenExpress(process.lifeline, session.number, cache_session, registration.tenant, tenants, space)
+        for process in wanting
     ]
 
 

@@ -82,6 +82,7 @@ class ServedCache(Protocol):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        tenant: int | None = None,
     ) -> npt.NDArray[np.uint8]: ...
 
     def abort(self, session: SessionId, tickets: npt.NDArray[np.uint64]) -> int: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -61,6 +62,8 @@ class Registration:
     name_space: int
     register: Register
     tenant: int
+    tenants: Mapping[str, int] = field(default_factory=dict)
+    """That a publish may name, by name; in their order."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -51,6 +51,7 @@ class OpenExpress(NamedTuple):
     session: int
     cache_session: SessionId
     tenant: int
+    tenants: tuple[int, ...]
     space: Space
 
 

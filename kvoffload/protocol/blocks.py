@@ -188,6 +188,7 @@ class Publish(OneWay):
     hashes: Annotated[Hashes, AsMany("tickets"), "names of the blocks"]
     parents: Annotated[Hashes, AsMany("tickets", or_none=True), "the blocks before them"] = b""
     digests: Annotated[Numbers, AsMany("tickets", or_none=True), "of the records; none: the server makes them"] = b""
+    tenant: Annotated[U16, "whose quota pays: a place in registered's tenants, from 1 on; others: the session's"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

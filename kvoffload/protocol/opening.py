@@ -8,7 +8,7 @@ from typing import Annotated
 
 from kvoffload.protocol.answers import Done
 from kvoffload.protocol.fields import U16, U32, U64, Choice, Digest, Name, Names, OptionalDigest, Several, Text, Whole
-from kvoffload.protocol.limits import LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, NAME_BYTES
+from kvoffload.protocol.limits import LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, MAX_TENANTS, NAME_BYTES
 from kvoffload.protocol.message import Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
 
@@ -78,6 +78,9 @@ class Registered(Reply):
     name_space: Annotated[U32, "stands for the fingerprint, for as long as the boot id stays"]
     held_limit_bytes: Annotated[U64, "what the session may hold in leases and reservations"] = 2**64 - 1
     resume: Annotated[U64, "to be named as former_session later, to this server or its successor; 0: the session"] = 0
+    tenants: Annotated[
+        tuple[str, ...], Several(Text(NAME_BYTES), MAX_TENANTS), "whose quotas a publish may charge"
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,3 +291,35 @@ TEST(a_tenant_over_its_quota_loses_its_own_first) {
     CHECK_EQUAL(sum, stats.used_bytes);
     CHECK_EQUAL(stats.used_bytes, kSegmentBytes);
 }
+
+TEST(a_commit_may_name_who_pays) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const TenantNumber first = value_of(cache->open_tenant("first", 100 * 4096));
+    const TenantNumber second = value_of(cache->open_tenant("second", 100 * 4096));
+    const Hashes hashes = chain(1, 10);
+    const std::vector<Ticket> tickets = cache.reserve(session, space, hashes, first);
+    cache.write(session, space, hashes, tickets);
+    CHECK_EQUAL(cache->stats().tenants[first].used_bytes, 10u * 4096);
+    std::vector<CommitOutcome> outcomes(tickets.size());
+    CommitBatch batch{.space = space, .tickets = tickets, .hashes = hashes, .parents = {}, .digests = {}, .tenant = 9};
+    CHECK_EQUAL(cache->commit(session, batch, outcomes).message(), "no tenant has number 9");
+    CHECK_EQUAL(cache.count_readable(space, hashes), 0u);
+    batch.tenant = second;
+    CHECK(cache->commit(session, batch, outcomes).ok());
+    CHECK_EQUAL(cache.count_readable(space, hashes), 10u);
+    CHECK_EQUAL(cache->stats().tenants[first].used_bytes, 0u);
+    CHECK_EQUAL(cache->stats().tenants[second].used_bytes, 10u * 4096);
+    // It loses them as its own, and nothing stays on anybody's account.
+    for (std::uint64_t prompt = 10; prompt < 30; ++prompt) {
+        cache.put(session, space, chain(prompt, 100), second);
+        cache.put(session, space, chain(100 + prompt, 100), first);
+    }
+    CHECK_EQUAL(cache.count_readable(space, hashes), 0u);
+    const CacheStats stats = cache->stats();
+    CHECK_EQUAL(stats.tenants[0].used_bytes + stats.tenants[first].used_bytes + stats.tenants[second].used_bytes,
+                stats.used_bytes);
+    CHECK_EQUAL(cache->clear(namespace_of(space)), std::size_t{stats.readable});
+    CHECK_EQUAL(cache->stats().tenants[second].used_bytes, 0u);
+}

@@ -102,6 +102,37 @@ TEST(credits_count_for_the_tenant_of_the_channel) {
     CHECK_EQUAL(scene.cache->stats().tenants.at(rights.tenant).used_bytes, 3u * 1024);
 }
 
+TEST(a_publish_may_name_who_pays) {
+    ExpressScene scene;
+    ExpressRights rights = scene.rights();
+    const TenantNumber other = value_of(scene.cache->open_tenant("other", 1 << 20));
+    rights.tenant = value_of(scene.cache->open_tenant("own", 1 << 20));
+    rights.tenants = {rights.tenant, other};
+    scene.renew(rights);
+    const std::uint32_t shards = scene.cache.group(scene.space(0)).shards;
+    std::uint64_t prompt = 0;
+    const auto save = [&](std::uint64_t place) {
+        const Hashes hashes = chain(++prompt, 1);
+        const std::vector<Ticket> tickets = write_blocks(scene, 0, hashes);
+        for (std::uint32_t shard = 0; shard < shards; ++shard) {
+            FieldList fields = scene.publish_fields(0, shard, tickets, hashes, {}, {});
+            fields.push_back(whole(place));
+            scene.tell(express::kPublish, fields);
+        }
+        CHECK_EQUAL(scene.cache.count_readable(scene.space(0), hashes), 1u);
+    };
+    const auto used = [&](TenantNumber tenant) { return scene.cache->stats().tenants.at(tenant).used_bytes; };
+    save(2);
+    const std::uint64_t block_bytes = used(other);
+    CHECK(block_bytes > 0);
+    CHECK_EQUAL(used(rights.tenant), 0u);
+    for (const std::uint64_t place : {0u, 1u, 3u, 65535u}) {
+        save(place);  // its own, or nobody that it may name
+    }
+    CHECK_EQUAL(used(rights.tenant), 4 * block_bytes);
+    CHECK_EQUAL(used(other), block_bytes);
+}
+
 TEST(blocks_are_readable_with_all_their_shards) {
     for (const bool has_parents : {false, true}) {
         for (const bool has_digests : {false, true}) {

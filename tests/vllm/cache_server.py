@@ -22,8 +22,11 @@ LOOK_S = 0.02
 class SharedServer:
     """`kvoffload serve` on one socket: at most one process at a time, none at first."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, *, tables: str = "", **settings: str) -> None:
+        """`tables`: what its configuration file says."""
         self.socket = folder / "s"
+        self._config = folder / "server.toml"
+        self._config.write_text(tables)
         self._settings: Mapping[str, str] = {"memory": "512MiB", "segment_size": "64MiB", **settings}
         self._process: subprocess.Popen[str] | None = None
 
@@ -67,6 +70,7 @@ class SharedServer:
     def _start(self, *, adopt_wait_s: int) -> None:
         assert self._process is None
         command = [sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", str(adopt_wait_s)]
+        command += ["--config", str(self._config)]
         for name, value in {"server": str(self.socket), **self._settings}.items():
             command += ["--set", f"{name}={value}"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

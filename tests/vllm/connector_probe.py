@@ -92,6 +92,10 @@ def pool_stats(engine: Engine) -> dict[str, int]:
     return pool_probe.count_pool(_side(engine))
 
 
+def tenants(engine: Engine) -> dict[str, int]:
+    return pool_probe.count_tenants(_side(engine))
+
+
 def held(engine: Engine) -> dict[str, int]:
     """What the scheduler side keeps of requests, transfers and blocks."""
     return pool_probe.count_held(_side(engine))

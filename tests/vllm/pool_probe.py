@@ -104,6 +104,12 @@ def count_pool(side: SchedulerSide) -> dict[str, int]:
     }
 
 
+def count_tenants(side: SchedulerSide) -> dict[str, int]:
+    """Bytes that each tenant of the server pays for, with the slots that are held ready."""
+    stats, _ = settle(side)
+    return {tenant.name: tenant.used_bytes for tenant in stats.tenants}
+
+
 def count_held(side: SchedulerSide) -> dict[str, int]:
     """What the scheduler side keeps for requests, transfers and their blocks; all of it ends with them."""
     assert side._parts is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,40 @@ def test_an_engine_that_was_started_again_hits_at_its_first_request(
         assert probe.pool_stats(engine)["leases"] == 0
     finally:
         engine.close()
+
+
+TENANTS = """
+[[domains]]
+name = "main"
+memory = "256MiB"
+[[domains.tenants]]
+name = "own"
+[[domains.tenants]]
+name = "batch"
+quota = "64MiB"
+"""
+
+
+def test_a_request_is_charged_to_its_tenant(engines: EnginePool, tmp_path: Path) -> None:
+    engines.close()
+    prompts = {tenant: make_prompt(seed, 700) for seed, tenant in enumerate(("own", "batch", "stranger"), 24)}
+    with SharedServer(tmp_path, tables=TENANTS) as server:
+        server.start()
+        engine = start(engines, server, DENSE)
+        try:
+            saved, paid = [probe.pool_stats(engine)["readable"]], []
+            for tenant, prompt in prompts.items():
+                engine.generate(prompt, **({} if tenant == "own" else {"tenant": tenant}))
+                engine.drain()
+                saved.append(probe.pool_stats(engine)["readable"])
+                paid.append(probe.tenants(engine))
+            assert saved[3] - saved[2] == saved[2] - saved[1] == saved[1] - saved[0] > 0
+            # Slots that are held ready are the engine's own, and so is what is saved for a name that nobody knows.
+            assert [one["batch"] > 0 for one in paid] == [False, True, True]
+            assert paid[1]["batch"] == paid[2]["batch"]
+            assert [one[""] for one in paid] == [0, 0, 0]
+        finally:
+            engine.close()
 
 
 def test_two_engines_on_one_server_find_what_the_other_has_saved(engines: EnginePool, server: SharedServer) -> None:

@@ -162,7 +162,8 @@ nb::tuple reserve(const Cache& cache, SessionId session, std::uint32_t tenant, s
 }
 
 nb::bytes commit(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
-                 std::uint32_t shard, nb::handle tickets, nb::handle hashes, nb::handle parents, nb::handle digests) {
+                 std::uint32_t shard, nb::handle tickets, nb::handle hashes, nb::handle parents, nb::handle digests,
+                 std::optional<TenantNumber> tenant) {
     const BufferView ticket_view(tickets);
     const BufferView hash_view(hashes);
     std::optional<BufferView> parent_view;
@@ -172,7 +173,8 @@ nb::bytes commit(const Cache& cache, SessionId session, std::uint32_t name_space
                       .tickets = numbers_of<Ticket>(ticket_view, "tickets"),
                       .hashes = hash_view.bytes(),
                       .parents = {},
-                      .digests = {}};
+                      .digests = {},
+                      .tenant = tenant};
     if (!parents.is_none()) {
         batch.parents = parent_view.emplace(parents).bytes();
     }
@@ -332,7 +334,8 @@ void bind_cache(nb::module_& module) {
         .def("reserve", reserve, nb::arg("session"), nb::arg("tenant"), nb::arg("name_space"), nb::arg("group"),
              nb::arg("count"), nb::arg("hashes").none())
         .def("commit", commit, nb::arg("session"), nb::arg("name_space"), nb::arg("group"), nb::arg("shard"),
-             nb::arg("tickets"), nb::arg("hashes"), nb::arg("parents").none(), nb::arg("digests").none())
+             nb::arg("tickets"), nb::arg("hashes"), nb::arg("parents").none(), nb::arg("digests").none(),
+             nb::arg("tenant").none())
         .def("abort", abort_tickets)
         .def("invalidate", invalidate)
         .def("evict",

@@ -1,4 +1,7 @@
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
 
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
@@ -51,16 +54,17 @@ void bind_express(nb::module_& module) {
         .def(
             "open",
             [](ExpressServer& self, int end, const Cache& cache, std::uint64_t session, SessionId cache_session,
-               std::uint32_t name_space, std::uint32_t tenant, std::uint64_t owner) {
+               std::uint32_t name_space, std::uint32_t tenant, std::vector<TenantNumber> tenants, std::uint64_t owner) {
                 return self.open(FileDescriptor(end), cache.core(),
                                  {.session = session,
                                   .cache_session = cache_session,
                                   .name_space = name_space,
                                   .tenant = static_cast<TenantNumber>(tenant),
+                                  .tenants = std::move(tenants),
                                   .owner = owner});
             },
             nb::kw_only(), nb::arg("end"), nb::arg("cache"), nb::arg("session"), nb::arg("cache_session"),
-            nb::arg("name_space"), nb::arg("tenant"), nb::arg("owner"), "Takes the descriptor.")
+            nb::arg("name_space"), nb::arg("tenant"), nb::arg("tenants"), nb::arg("owner"), "Takes the descriptor.")
         .def("log_file", [](ExpressServer& self) { return self.log().file(); })
         .def("watch_stored", [](ExpressServer& self, bool is_wanted) { self.log().watch(is_wanted); })
         .def(

@@ -104,6 +104,7 @@ struct CommitBatch {
     std::span<const std::uint8_t> hashes;
     std::span<const std::uint8_t> parents;
     std::span<const std::uint64_t> digests;
+    std::optional<TenantNumber> tenant = {};  // whose quota pays from here on; none: whoever reserved pays on
 };
 
 constexpr std::uint64_t kNoAddress = UINT64_MAX;

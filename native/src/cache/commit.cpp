@@ -117,6 +117,9 @@ Status CacheCore::commit(SessionId session, const CommitBatch& batch, std::span<
         }
         prefetch_buckets(view_, batch.space, batch.hashes.subspan(begin * kHashBytes, (end - begin) * kHashBytes));
         const std::lock_guard lock(writer_);
+        if (batch.tenant && !store_.tenants().is_known(*batch.tenant)) {
+            return {Code::invalid, "no tenant has number " + std::to_string(*batch.tenant)};
+        }
         for (std::size_t i = begin; i < end; ++i) {
             const bool is_valid = is_open && is_reserved_by(place, batch.tickets[i]) &&
                                   view_.entries[entry_of(batch.tickets[i])].space.load(kRelaxed) == batch.space;
@@ -184,6 +187,9 @@ CommitOutcome CacheCore::commit_one(const CommitBatch& batch, std::size_t item, 
         store_.abort(number);
         duplicates_.fetch_add(1, kRelaxed);
         return CommitOutcome::duplicate;
+    }
+    if (batch.tenant) {
+        store_.charge(number, *batch.tenant);
     }
     if (!store_.publish(number, hash, find_parent(batch, item, name_space)).ok()) {
         store_.abort(number);

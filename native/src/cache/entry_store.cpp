@@ -89,6 +89,15 @@ Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumbe
     return {};
 }
 
+void EntryStore::charge(EntryNumber number, TenantNumber tenant) {
+    Entry& entry = view_.entries[number];
+    assert(word(number).state() == EntryState::reserved);
+    const std::uint64_t bytes = facts_of(entry.space.load(kRelaxed)).slot_bytes;
+    tenants_.subtract_bytes(entry.tenant.load(kRelaxed), bytes);
+    tenants_.add_bytes(tenant, bytes);
+    entry.tenant.store(tenant, kRelease);
+}
+
 void EntryStore::expect(EntryNumber number, std::uint64_t hash_word) {
     const Space space = view_.entries[number].space.load(kRelaxed);
     tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed)).expect_admission(name_of(space, hash_word));

@@ -66,6 +66,9 @@ public:
     EntryNumber reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
                         Effort& effort);
 
+    // A reserved entry's bytes are this tenant's from here on.
+    void charge(EntryNumber entry, TenantNumber tenant);
+
     // Makes a reserved entry readable under its name, which must not be taken. A fault leaves it reserved.
     Status publish(EntryNumber entry, const HashWords& hash, EntryNumber parent);
 

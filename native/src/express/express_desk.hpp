@@ -34,7 +34,8 @@ struct ExpressRights {
     SessionId cache_session = 0;
     std::uint32_t name_space = 0;
     TenantNumber tenant = 0;
-    std::uint64_t owner = 0;  // in the log of what is stored
+    std::vector<TenantNumber> tenants = {};  // that a publish may name, by their places
+    std::uint64_t owner = 0;                 // in the log of what is stored
 };
 
 // Belongs to one thread.

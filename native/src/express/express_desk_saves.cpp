@@ -54,6 +54,7 @@ void ExpressDesk::publish(Fields& fields) {
         fields.next() ? fields.blob(kHashBytes, terms_.batch) : std::span<const std::uint8_t>();
     const std::vector<std::uint64_t> digests =
         fields.next() ? fields.numbers(terms_.batch) : std::vector<std::uint64_t>();
+    const std::uint64_t tenant = fields.next() ? fields.whole(UINT16_MAX) : 0;
     fields.end();
     const bool is_even = hashes.size() == tickets.size() * kHashBytes &&
                          (parents.empty() || parents.size() == hashes.size()) &&
@@ -66,8 +67,11 @@ void ExpressDesk::publish(Fields& fields) {
         throw Refusal{express::kMalformed, "0 is no record's digest"};
     }
     std::vector<CommitOutcome> outcomes(tickets.size());
-    const CommitBatch batch{
+    CommitBatch batch{
         .space = space, .shard = shard, .tickets = tickets, .hashes = hashes, .parents = parents, .digests = digests};
+    if (tenant != 0 && tenant <= rights_.tenants.size()) {
+        batch.tenant = rights_.tenants[tenant - 1];
+    }
     const Status committed = core_->commit(rights_.cache_session, batch, outcomes);
     if (!committed.ok()) {
         throw Refusal{express::kInternal, committed.message()};

@@ -68,7 +68,7 @@ def has_patterns(cache: Any, memory_id: int, group: int, addresses: npt.NDArray[
     )
 
 
-async def save(cache: Any, chain: bytes = CHAIN) -> None:
+async def save(cache: Any, chain: bytes = CHAIN, **publish: Any) -> None:
     """All groups' blocks, by all shards; readable when it returns."""
     prefix = names_of(0, chain)
     for group, terms in enumerate(HYBRID.groups):
@@ -78,7 +78,7 @@ async def save(cache: Any, chain: bytes = CHAIN) -> None:
         parents = (bytes(32) + prefix)[: len(prefix)] if group == 0 else names
         for shard in range(terms.shards):
             write(cache, slots, names, shard)
-            cache.publish(slots, hashes=names, parents=parents, shard=shard)
+            cache.publish(slots, hashes=names, parents=parents, shard=shard, **publish)
     await cache.stats()
 
 
@@ -138,6 +138,22 @@ class OffloadCacheContract:
         cache.publish(slots, hashes=CHAIN, shard=0)
         assert (await cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).all()
+
+    async def test_who_pays_may_be_named(self, cache: Any) -> None:
+        """Of those that the session may name; `own` pays for the rest."""
+
+        async def used() -> dict[str, int]:
+            return {tenant.name: tenant.used_bytes for tenant in (await cache.stats()).tenants}
+
+        before = await used()
+        await save(cache, tenant="other")
+        between = await used()
+        assert between["other"] > before["other"]
+        assert between["own"] == before["own"]
+        await save(cache, make_chain(9, BLOCKS), tenant="nobody that is known")
+        after = await used()
+        assert after["other"] == between["other"]
+        assert after["own"] - between["own"] == between["other"] - before["other"]
 
     async def test_what_is_there_needs_no_slot(self, cache: Any) -> None:
         await save(cache)

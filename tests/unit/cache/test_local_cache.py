@@ -199,6 +199,12 @@ def test_a_tenant_over_its_quota_loses_its_own_blocks_first() -> None:
         assert cache.lookup(name_space, 0, make_chain(1, 200)).all()
         used = {tenant.name: tenant.used_bytes for tenant in cache.stats.tenants}
         assert used["large"] == 200 * 4096
+        # Whoever it is committed for pays from then on.
+        slots = cache.reserve(session, name_space, 0, hashes=make_chain(50, 4), tenant=small)
+        before = {tenant.name: tenant.used_bytes for tenant in cache.stats.tenants}
+        cache.commit(session, name_space, 0, slots.tickets, hashes=make_chain(50, 4), tenant=large)
+        after = {tenant.name: tenant.used_bytes for tenant in cache.stats.tenants}
+        assert (after["small"], after["large"]) == (before["small"] - 4 * 4096, before["large"] + 4 * 4096)
 
 
 OWNER = """

@@ -15,7 +15,7 @@ from tests.unit.cache.offload_contract import CHAIN, AsAwaited, OffloadCacheCont
 @pytest.fixture
 def session() -> Iterator[LocalSession]:
     with LocalCache.create(SMALL) as cache:
-        yield LocalSession(cache, fingerprint("model"), HYBRID)
+        yield LocalSession(cache, fingerprint("model"), HYBRID, tenant="own", others=("other",))
 
 
 class TestLocalSession(OffloadCacheContract):

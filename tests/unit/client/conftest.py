@@ -22,9 +22,12 @@ SERVER = """
 import sys
 from pathlib import Path
 from kvoffload.cache import CacheTerms
+from kvoffload.daemon import DomainTerms, TenantTerms
 from kvoffload.daemon.server import CacheServer, ServerPlan
+domains = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
 memory = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
-server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, adopt_wait_s=float(sys.argv[2])))
+wait_s = float(sys.argv[2])
+server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, domains=domains, adopt_wait_s=wait_s))
 print("serves", flush=True)
 server.run()
 """

@@ -132,6 +132,7 @@ class Script:
         resume: int = 0,
         brings_express: bool = False,
         capabilities: tuple[str, ...] = ("adopt", "events"),
+        tenants: tuple[str, ...] = (),
     ) -> list[Call]:
         """From the dial on to being served; what is sent right after that."""
         self.boot_id = boot_id
@@ -155,7 +156,7 @@ class Script:
             self.tell(parcel, [memory + 1, memory, memory + 2])
         for call in self.wire.take():
             assert isinstance(call.message, Register)
-            self.answer(call, Registered(name_space=name_space, resume=resume))
+            self.answer(call, Registered(name_space=name_space, resume=resume, tenants=tenants))
         return self.wire.take()
 
     def tell(self, message: ServerMessage, descriptors: list[int] | None = None) -> None:

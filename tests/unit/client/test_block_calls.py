@@ -256,6 +256,14 @@ def test_slots_of_a_session_that_goes_on_are_kept() -> None:
     assert len(setting.blocks.take(0, 5, setting.script.now_ns)) == 5
 
 
+def test_a_tenant_goes_by_its_place_among_those_that_the_server_named() -> None:
+    setting = Setting(tenants=("one", "two"))
+    slots = ReservedSlots(NO_FILE, SESSION, 0, np.array([7], np.uint64), np.array([0], np.uint64))
+    for tenant in ("two", "one", "unknown", ""):
+        assert setting.blocks.publish(slots, 0, hashes=CHAIN[:32], tenant=tenant)
+    assert [call.message.tenant for call in setting.wire.take()] == [2, 1, 0, 0]
+
+
 def test_large_batches_are_cut() -> None:
     setting = Setting()
     count = MAX_BATCH + 5

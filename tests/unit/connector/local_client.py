@@ -54,6 +54,7 @@ class Published:
     memory_id: int
     address: int
     """Of the record, not of the slot."""
+    tenant: str
 
 
 class LocalClient:
@@ -212,6 +213,7 @@ class LocalClient:
         parents: Buffer | None,
         digests: npt.NDArray[np.uint64] | None,
         shard: int,
+        tenant: str,
     ) -> bool:
         assert parents is not None
         assert digests is not None
@@ -231,9 +233,10 @@ class LocalClient:
                     digest=int(digests[at]),
                     memory_id=slots.memory_id,
                     address=address + shard * size_bytes,
+                    tenant=tenant,
                 )
             )
-        return self._current.publish(slots, hashes=hashes, parents=parents, digests=digests, shard=shard)
+        return self._current.publish(slots, hashes=hashes, parents=parents, digests=digests, shard=shard, tenant=tenant)
 
     def abort(self, slots: ReservedSlots) -> None:
         self.aborted.append(slots)

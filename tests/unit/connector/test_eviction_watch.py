@@ -87,6 +87,18 @@ def test_what_is_taken_next_is_saved_in_that_order_under_its_name_and_parent() -
     assert [one.parent for one in engine.cache.published] == hashes[5:1:-1]
 
 
+def test_what_is_saved_late_is_still_its_tenants() -> None:
+    engine = watching()
+    for name, wishes in (("a", {"tenant": "acme"}), ("b", {})):
+        first = 100 * ord(name)
+        engine.admit(engine.arrive(name, range(first, first + 9), **wishes))
+        engine.report(engine.step())
+        engine.finish(engine.requests[name])
+    take_bare(engine)
+    engine.report(engine.step())
+    assert sorted(one.tenant for one in engine.cache.published) == ["", "", "acme", "acme"]
+
+
 @pytest.mark.parametrize("groups", [DENSE, TWO, HYBRID])
 def test_what_was_saved_is_taken_next_in_the_same_order(groups: object) -> None:
     engine = watching(groups)

@@ -384,3 +384,15 @@ def test_a_fault_does_not_make_who_decodes_be_overlooked(monkeypatch: pytest.Mon
             plan = engine.step()
         assert saved_blocks(plan) == ([] if is_bad else engine.manager.get_block_ids("a")[0][1:2])
     assert engine.connector.faults == {"build_connector_meta": 1}
+
+
+def test_each_request_is_saved_for_its_tenant() -> None:
+    engine = make_engine()
+    for name, tenant in (("a", "acme"), ("b", ""), ("c", "other")):
+        first = 100 * ord(name)
+        engine.admit(engine.arrive(name, range(first, first + 9), **({"tenant": tenant} if tenant else {})))
+    engine.report(engine.step())
+    found: dict[str, int] = {}
+    for one in engine.cache.published:
+        found[one.tenant] = found.get(one.tenant, 0) + 1
+    assert found == {"acme": 2, "": 2, "other": 2}

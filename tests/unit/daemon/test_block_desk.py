@@ -21,6 +21,7 @@ from kvoffload.protocol import (
     Outcome,
     Prefetch,
     Publish,
+    Registered,
     Release,
     Stats,
 )
@@ -34,12 +35,12 @@ from tests.unit.cache.cache_model import (
     make_chain,
     write_record,
 )
-from tests.unit.daemon.harness import Client, Server, numbers
+from tests.unit.daemon.harness import Client, Server, numbers, register_of
 
 NO_ADDRESS = 2**64 - 1
 
 
-def save_chain(cache: LocalCache, engine: Client, chain: bytes, geometry: Any = HYBRID) -> None:
+def save_chain(cache: LocalCache, engine: Client, chain: bytes, geometry: Any = HYBRID, *, tenant: int = 0) -> None:
     """What an engine does after a prefill: credits for what is missing, the bytes, and a publish for every shard."""
     for group, rules in enumerate(geometry.groups):
         names = block_hashes(chain, geometry, group)
@@ -58,6 +59,7 @@ def save_chain(cache: LocalCache, engine: Client, chain: bytes, geometry: Any = 
                 tickets=tickets[written].tobytes(),
                 hashes=b"".join(names[at] for at in written),
                 parents=b"".join(parents[at] for at in written),
+                tenant=tenant,
             )
             assert engine.tell(message) is None
 
@@ -243,3 +245,23 @@ def test_a_tenant_pays_for_what_its_users_save() -> None:
         assert used["large"] == 150 * 4096
         assert used["small"] > 0
         assert large.ask(Acquire(name_space=large.name_space, chain=make_chain(1, 150))).boundary == 150 * 16
+
+
+def test_a_publish_names_a_tenant_of_the_sessions_user() -> None:
+    tenants = (
+        TenantTerms(name="one", uids=frozenset({1})),
+        TenantTerms(name="two", uids=frozenset({2})),
+        TenantTerms(name="anybodys"),
+    )
+    with Server(domains=[DomainTerms(name="main", tenants=tenants)]) as server:
+        engine = server.process("a", uid=2)
+        engine.greet()
+        engine.connect()
+        registered = engine.ask(register_of(PLAIN))
+        assert isinstance(registered, Registered)
+        assert registered.tenants == ("two", "anybodys")
+        engine.name_space = registered.name_space
+        for place in (0, 1, 2, 3):
+            save_chain(server.cache, engine, make_chain(place, 1), PLAIN, tenant=place)
+        used = {tenant.name: tenant.used_bytes // 4096 for tenant in server.cache.stats.tenants}
+        assert used == {"": 0, "one": 0, "two": 3, "anybodys": 1}

@@ -51,7 +51,7 @@ class Served:
         return Space(domain="main", name_space=name_space, fingerprint=fingerprint(model))
 
     def open(self, lifeline: int = 1, model: str = "model", session: int = SESSION) -> ExpressPeer | None:
-        wanted = OpenExpress(lifeline, session, self.session, 0, self.space(model))
+        wanted = OpenExpress(lifeline, session, self.session, 0, (), self.space(model))
         end = self.channels.open(wanted, self.cache.core)
         return None if end is None else ExpressPeer(end, session=session)
 
