@@ -132,6 +132,7 @@ void DeviceThread::Shared::run() {
         ppoll(files, 2, &timeout, nullptr);
     }
     take_in();
+    device->step();  // what came last is begun, too
     const bool is_over = device->close(close_ms);
     const std::lock_guard hold(lock);
     has_ended = is_over;

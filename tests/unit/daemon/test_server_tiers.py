@@ -15,6 +15,7 @@ import pytest
 
 from kvoffload.cache import AcquireOutcome, CacheTerms
 from kvoffload.client import AsyncClient, Client, FarTerms
+from kvoffload.daemon import DomainTerms, TenantTerms
 from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
@@ -34,6 +35,7 @@ from tests.unit.client.conftest import make_terms
 MEMORY = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
 WAIT_S = 30.0
 FAR = FarTerms(wait_s=20.0)
+PAYING = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
 NAME = "one model"
 
 
@@ -191,7 +193,7 @@ class TestClientOverDisk(OffloadCacheContract):
     @pytest.fixture
     def cache(self, tmp_path: Path, folder: Path) -> Iterator[Any]:
         with (
-            serving(tmp_path / "s", tiers={"": disk_below(folder)}) as server,
+            serving(tmp_path / "s", tiers={"": disk_below(folder)}, domains=PAYING) as server,
             Client(make_terms(tmp_path / "s")) as client,
         ):
             assert client.wait_until_served(WAIT_S)
