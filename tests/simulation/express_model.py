@@ -61,7 +61,7 @@ class ExpressModel:
                 return block_calls.grant_credits(self.cache, self.cache_session, self.registration, message)
             case Publish():
                 tell = partial(self.core.tell_stored, self.space, message.group)
-                return block_calls.publish(self.cache, self.cache_session, message, tell)
+                return block_calls.publish(self.cache, self.cache_session, self.registration, message, tell)
             case Abort():
                 block_calls.abort(self.cache, self.cache_session, message)
             case Release():

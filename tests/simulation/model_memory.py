@@ -266,6 +266,7 @@ class ModelCache:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        tenant: int | None = None,
     ) -> npt.NDArray[np.uint8]:
         names = split(hashes)
         outcomes = [
