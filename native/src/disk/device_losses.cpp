@@ -69,7 +69,7 @@ void Device::read_something_else(std::uint32_t segment) {
 // Those that were suspected before something else was asked for.
 void Device::confirm_lost(std::size_t count) {
     const auto behind = suspected_.begin() + static_cast<std::ptrdiff_t>(std::min(count, suspected_.size()));
-    counts_.unreadable_records += count;
+    counts_.unreadable_records += static_cast<std::uint64_t>(behind - suspected_.begin());
     std::for_each(suspected_.begin(), behind, [this](const LostRecord& record) { note_lost(record); });
     suspected_.erase(suspected_.begin(), behind);
 }
