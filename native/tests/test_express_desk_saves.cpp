@@ -115,9 +115,7 @@ TEST(a_publish_may_name_who_pays) {
         const Hashes hashes = chain(++prompt, 1);
         const std::vector<Ticket> tickets = write_blocks(scene, 0, hashes);
         for (std::uint32_t shard = 0; shard < shards; ++shard) {
-            FieldList fields = scene.publish_fields(0, shard, tickets, hashes, {}, {});
-            fields.push_back(whole(place));
-            scene.tell(express::kPublish, fields);
+            scene.tell(express::kPublish, scene.publish_fields(0, shard, tickets, hashes, {}, {}, place));
         }
         CHECK_EQUAL(scene.cache.count_readable(scene.space(0), hashes), 1u);
     };
@@ -211,6 +209,7 @@ TEST(publish_names_what_there_is_and_has_as_much_of_everything) {
     CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {1, 0})), kMalformed);
     CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, std::vector<Ticket>(129), chain(1, 129))),
                 kMalformed);
+    CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {}, 65536)), kMalformed);
     FieldList few = scene.publish_fields(0, 0, tickets, hashes);
     few.resize(4);
     CHECK_EQUAL(scene.refuse(kPublish, few), kMalformed);
