@@ -67,6 +67,8 @@ def _measure_saves(name: str, folder: Path) -> Result:
             return tiered.save(1)
 
         pair = measure_timed_pair(save_down, lambda: plain.save(1), pairs=PAIRS)
+        waiting_bytes = client.stats().traffic["disk"]["waiting_bytes"]
+        _await_written(client)
         written = client.stats().traffic["disk"]
     return Result(
         name=name,
@@ -78,6 +80,7 @@ def _measure_saves(name: str, folder: Path) -> Result:
         params={
             "what": "save, disk saturated",
             "record_bytes": MIB,
+            "waiting_bytes": waiting_bytes,
             "written": written["written"],
             "dropped": written["dropped_full"] + written["dropped_gone"],
         },
