@@ -51,7 +51,7 @@ class TestClientWithoutExpress(OffloadCacheContract):
             yield AsAwaited(client)
             assert not uses_express(client)
             client.close()
-            assert observer.stats().leases == 0
+            wait_for(lambda: observer.stats().leases == 0)
 
 
 class TestClientWithExpress(OffloadCacheContract):
@@ -63,7 +63,7 @@ class TestClientWithExpress(OffloadCacheContract):
             yield AsAwaited(client)
             assert uses_express(client)
             client.close()
-            assert observer.stats().leases == 0
+            wait_for(lambda: observer.stats().leases == 0)
 
 
 async def test_a_loop_uses_it_too(socket_path: Path) -> None:
