@@ -98,7 +98,7 @@ class HotScheduler:
         )
         self._side.accept_facts({(0, 0): facts})
         places = tuple(Place(*place) for place in self._clients[0].places())
-        self._side.end_transfers(finished=set(), failed=set(), report=WorkerReport(places={0: places}))
+        self._side.end_transfers(set(), set(), WorkerReport(places={0: places}))
         self._spent_s = 0.0
         self._running: dict[str, Request] = {}
         self._plan = StepPlan()
@@ -171,7 +171,7 @@ class HotScheduler:
         jobs = self._plan.saves
         digests = {job.job: {0: bytes(DIGEST_BYTES * len(job.moves))} for job in jobs}
         report = WorkerReport(dict.fromkeys((job.job for job in jobs), 1), digests=digests) if jobs else None
-        self._time(self._side.end_transfers, finished=set(), failed=set(), report=report)
+        self._time(self._side.end_transfers, set(), set(), report)
 
     def _decode(self, request: Request) -> bool:
         """Whether that was its last token."""

@@ -31,6 +31,8 @@ class EvictionWatch:
     """A `SavePolicy`. Knows the names of blocks that are worth saving: at most `limit` of them, the oldest is forgotten
     first."""
 
+    is_watching = True
+
     def __init__(self, pool: BlockPool, groups: GroupTable, *, limit: int) -> None:
         self._pool = pool
         self._groups = groups

@@ -65,6 +65,11 @@ class KeptPrefixes:
     def kept(self) -> int:
         return len(self._kept)
 
+    @property
+    def is_quiet(self) -> bool:
+        """A step has nothing to lease or to release."""
+        return not (self._waiting or self._kept)
+
     def keep(self, chain: bytes, tokens: int, seconds: float) -> None:
         """A request has ended with so many tokens computed."""
         limit = self._groups.align(tokens)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from kvoffload.connector.tracked_request import NEVER, TrackedRequest
 
-ROUND_STEPS = 32
+ROUND_STEPS = 64
 
 
 class LookOut:
@@ -29,6 +29,15 @@ class LookOut:
         """It has blocks (again), and its prompt is computed from now on."""
         tracked.has_run = False
         self._next[tracked.request.request_id] = tracked
+
+    @property
+    def rest_steps(self) -> int:
+        """How many of the next steps there is nothing to look at in, unless a request is admitted."""
+        return 0 if self._next else self._round_steps - 1 - self._step % self._round_steps
+
+    def skip(self, steps: int) -> None:
+        """So many steps of such a rest are over."""
+        self._step += steps
 
     def begin_step(self, scheduled: Collection[str]) -> list[TrackedRequest]:
         """Those to look at. Each of them is to be told to `note` or to `look_again`, or is not looked at again."""

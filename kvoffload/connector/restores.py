@@ -111,6 +111,11 @@ class Restores:
         return len(self._loads)
 
     @property
+    def is_quiet(self) -> bool:
+        """A step has nothing to settle or to send."""
+        return not (self._loads or self._questions or self._unsent or self._doomed or self._admission.reserved)
+
+    @property
     def blocks(self) -> int:
         """Of the engine, that wait for loads."""
         return sum(load.blocks for load in self._loads.values())
@@ -379,10 +384,9 @@ class Restores:
         return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
 
     def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
-        first_blocks = [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
         return self._admission.admits(
             num_tokens=tracked.request.num_tokens,
-            first_blocks=first_blocks,
+            first_blocks=[needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules],
             free_blocks=self._pool.get_num_free_blocks(),
         )
 

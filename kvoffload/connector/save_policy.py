@@ -19,6 +19,11 @@ PolicyName = Literal["auto", "eager", "on_evict", "second_use"]
 class SavePolicy(Protocol):
     """Owned by the scheduler's thread."""
 
+    @property
+    def is_watching(self) -> bool:
+        """`find` has to be asked in every step."""
+        ...
+
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         """Of blocks that are worth saving those that are saved now. Each is offered once, and again when it is put
         back."""
@@ -43,6 +48,8 @@ class SavePolicy(Protocol):
 
 class Eager:
     """Whatever is worth saving, at once."""
+
+    is_watching = False
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         return candidates

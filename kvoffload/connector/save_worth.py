@@ -21,7 +21,7 @@ from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.tracked_request import NEVER, SaveProgress, TrackedRequest
 
 NULL_BLOCK = 0
-GATHERED_TOKENS = 128
+GATHERED_TOKENS = 256
 """What a request decodes is saved in pieces of so many tokens, and at its end: a look at a request costs more than all
 that it finds."""
 Tables = Sequence[Sequence[int]]

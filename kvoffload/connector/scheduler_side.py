@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from kvoffload.connector import vllm_compat
@@ -32,6 +32,7 @@ MAX_STEPS_WAITED = 200
 MAX_STEPS_UNDER_WAY = 4
 MIN_PREFILL_TOKENS = 64
 """In one step."""
+NO_PREFILL = (0.0, 0)
 MAX_NOTES = 20
 """Lines about requests that ask for what cannot be."""
 
@@ -56,6 +57,10 @@ class SchedulerSide:
         self._parts: SchedulerParts | None = None
         self._masks = RequestMasks()
         self._steps_waited = 0
+        self._rest = 0
+        """Steps for which nothing is to be planned, unless another hook has something to say before."""
+        self._rested = 0
+        """How many of them are over."""
         self._memory_id = 0
         self._former: set[int] = set()
         self._notes = 0
@@ -105,6 +110,7 @@ class SchedulerSide:
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
+        self._rest = 0
         if self._parts is None:
             return
         terms, complaint = read_terms(request.kv_transfer_params)
@@ -124,6 +130,7 @@ class SchedulerSide:
 
     def match(self, request: Request, local: int) -> int | None:
         """Tokens that an asynchronous load would bring beyond the engine's own; None: ask again."""
+        self._rest = 0
         tracked = self._requests.get(request.request_id)
         if tracked is None or self._parts is None:
             return 0
@@ -141,26 +148,35 @@ class SchedulerSide:
 
     def admit(self, request: Request) -> None:
         """It was given blocks, and runs from now on, or after its load."""
+        self._rest = 0
         tracked = self._requests.get(request.request_id)
         if self._parts is not None and tracked is not None:
             self._parts.saves.look_out.admit(tracked)
 
     def plan_load(self, request: Request, block_ids: Sequence[Sequence[int]], external: int) -> None:
         """Blocks were allocated for a hit of so many tokens: a load is queued for the next plan."""
+        self._rest = 0
         tracked = self._requests.get(request.request_id)
         if self._parts is not None and tracked is not None:
             self._parts.restores.plan(tracked, block_ids, external)
 
     def doom_load(self, request: Request) -> None:
         """`plan_load` raised: the hit was reported, so the load must be seen to fail."""
+        self._rest = 0
         if self._parts is not None:
             self._parts.restores.doom(request.request_id)
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """This step's loads and saves, for every worker."""
+        if self._rested < self._rest:
+            self._rested += 1
+            self._steps.append(NO_PREFILL)
+            return NOTHING_TO_DO
         parts = self._parts
         if parts is None:
             return StepPlan()
+        parts.saves.look_out.skip(self._rested)
+        self._rest = self._rested = 0
         are_saves_pending = parts.saves.pending > 0
         self._steps_waited = self._steps_waited + 1 if are_saves_pending else 0
         parts.restores.settle(output.num_scheduled_tokens)
@@ -175,6 +191,7 @@ class SchedulerSide:
             saves = parts.saves.plan_step(self._requests, output.num_scheduled_tokens, state)
         loads, doomed = parts.restores.take_jobs()
         if not (loads or saves or doomed or retired or parts.register):
+            self._rest = self._find_rest(parts)
             return NOTHING_TO_DO
         return StepPlan(loads, saves, doomed, retired, parts.register)
 
@@ -185,13 +202,17 @@ class SchedulerSide:
         loads, doomed = self._parts.restores.take_jobs()
         return StepPlan(loads, doomed=doomed)
 
-    def end_transfers(self, *, finished: set[str], failed: set[str], report: WorkerReport | None) -> None:
+    def end_transfers(self, finished: Set[str], failed: Set[str], report: WorkerReport | None) -> None:
         """What the workers have reported since the last step."""
+        begun_s, tokens = self._steps.popleft() if self._steps else NO_PREFILL
         parts = self._parts
-        if parts is None:
+        if parts is None or (tokens < MIN_PREFILL_TOKENS and report is None and not finished and not failed):
             return
+        self._rest = 0
         try:
-            self._note_step(parts)
+            if tokens >= MIN_PREFILL_TOKENS:
+                # They are a prompt's, and say what computing costs.
+                parts.judge.note_prefill(tokens, self._clock() - begun_s)
             if finished or failed:
                 parts.restores.end_loads(finished, failed, alive=self._requests)
         finally:
@@ -204,6 +225,7 @@ class SchedulerSide:
 
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """It has finished or was aborted; its blocks are freed after this."""
+        self._rest = 0
         tracked = self._requests.pop(request.request_id, None)
         if self._parts is None or tracked is None:
             return
@@ -223,6 +245,7 @@ class SchedulerSide:
         Other engines that share the server go on with what they have; this one's blocks have other names from now on.
         Requests that run hold blocks of the old weights, which nobody is to find under the new names.
         """
+        self._rest = 0
         self._masks.renew()
         for tracked in self._requests.values():
             tracked.is_tainted = True
@@ -267,12 +290,13 @@ class SchedulerSide:
         """Whether its blocks still hold what their names say, as far as that may change while it runs."""
         return self._masks.find(tracked.request, tracked.terms) == tracked.chain.mask
 
-    def _note_step(self, parts: SchedulerParts) -> None:
-        """A step has ended: with so many tokens they are a prompt's, and say what computing costs."""
-        if self._steps:
-            begun_s, tokens = self._steps.popleft()
-            if tokens >= MIN_PREFILL_TOKENS:
-                parts.judge.note_prefill(tokens, self._clock() - begun_s)
+    def _find_rest(self, parts: SchedulerParts) -> int:
+        """After a step without anything to do: how many are going to be like it if nothing happens."""
+        if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching or parts.register is not None:
+            return 0
+        if not (parts.restores.is_quiet and parts.kept.is_quiet):
+            return 0
+        return parts.saves.look_out.rest_steps
 
     def _find_retired(self) -> tuple[int, ...]:
         """Memories of former servers that no job uses any more."""

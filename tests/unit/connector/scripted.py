@@ -120,6 +120,7 @@ class ScriptedEngine:
         extra: dict[str, Any] | None = None,
         round_steps: int = 1,
         gathered_tokens: int = 1,
+        max_model_len: int = 256,
     ) -> None:
         self.config = make_config(*groups, num_blocks=num_blocks)
         self.config.kv_tp_replicas = replicas
@@ -131,7 +132,7 @@ class ScriptedEngine:
         self.block_size = self.config.cache_hit_alignment_tokens
         self.manager = KVCacheManager(
             self.config,
-            max_model_len=256,
+            max_model_len=max_model_len,
             scheduler_block_size=self.block_size,
             hash_block_size=self.hash_block_size,
         )

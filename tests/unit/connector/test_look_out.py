@@ -196,3 +196,16 @@ def test_who_is_put_off_is_looked_at_in_the_next_round(begins: Callable[[LookOut
     out.put_off(tracked)
     seen = [look(out, "a") for _ in range(5)]
     assert seen.count(["a"]) == 1
+
+
+def test_between_rounds_a_rest_is_as_good_as_its_steps() -> None:
+    outs = [LookOut(round_steps=8), LookOut(round_steps=8)]
+    for out in outs:
+        begin_decoding(out, track())
+        assert out.rest_steps == 6
+    for _ in range(6):
+        assert look(outs[0], "a") == []
+    outs[1].skip(6)
+    assert [look(out, "a") for out in outs] == [["a"], ["a"]]
+    outs[1].admit(track("b"))
+    assert outs[1].rest_steps == 0

@@ -67,7 +67,7 @@ def test_before_the_handshake_everything_is_a_miss() -> None:
     side.plan_load(request, ([], []), 0)
     assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
     assert side.rescue_plan() == StepPlan()
-    side.end_transfers(finished={"a"}, failed=set(), report=None)
+    side.end_transfers({"a"}, set(), None)
     side.doom_load(request)
     side.clear()
     side.end_request(request, ([], []))

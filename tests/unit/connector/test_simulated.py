@@ -16,6 +16,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector import eviction_watch, restores
 from kvoffload.connector.admission import LoadAdmission
+from kvoffload.connector.scheduler_side import SchedulerSide
+from kvoffload.connector.step_plan import StepPlan
 from tests.unit.connector.engine_configs import chunked, full, recurrent, window
 from tests.unit.connector.local_client import MEMORY
 from tests.unit.connector.scripted import Group
@@ -193,6 +195,45 @@ def test_the_traffic_is_of_the_kind_that_it_claims_to_be() -> None:
     assert failed > 0
     assert mismatches > 0
     assert preemptions > 0
+
+
+class NotedEngine(SimulatedEngine):
+    """Notes what it is told to do, and how many steps were rests."""
+
+    def __init__(self, *groups: Group, **options: Any) -> None:
+        self.plans: list[Any] = []
+        self.rests = 0
+        super().__init__(*groups, **options)
+
+    def step(self) -> StepPlan:
+        plan = super().step()
+        self.rests += self.side._rested > 0
+        loads = [(load.request_id, load.moves.blocks.tolist()) for load in plan.loads]
+        self.plans.append((loads, [save.moves.blocks.tolist() for save in plan.saves], plan.doomed))
+        return plan
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_scheduler_that_rests_plans_what_one_plans_that_does_not(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+    for seed in range(6):
+        for rests in (True, False):
+            with monkeypatch.context() as patched:
+                if not rests:
+                    patched.setattr(SchedulerSide, "_find_rest", lambda side, parts: 0)
+                random = Random(seed)
+                engine = NotedEngine(*MODELS[model], num_blocks=96, random=random, round_steps=8, gathered_tokens=8)
+                play(engine, random, reset=0.03)
+                for _ in range(4):
+                    engine.come(make_prompt(random), decode=60)
+                    play(engine, random, turns=0)
+                played.append(engine)
+        assert played[-1].plans == played[-2].plans
+    assert any(saves for engine in played for _, saves, _ in engine.plans)
+    rests = [engine.rests for engine in played]
+    assert not any(rests[1::2])
+    # A model with states is asked in every step: they are handed off when they are.
+    assert all(rests[::2]) == (model != "recurrent")
 
 
 @pytest.mark.parametrize("looked_at", [2, 8, 256])
