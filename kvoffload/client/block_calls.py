@@ -63,9 +63,9 @@ class BlockCalls:
             [group.record_bytes * group.shards for group in register.groups], stock_bytes=terms.stock_bytes
         )
         self._mapped: tuple[SharedMemory, int] | None = None
+        """With the namespace in it."""
         self._tenants: dict[str, int] = {}
         """That may be charged, and what the server calls them."""
-        """With the namespace in it."""
         self._leases: set[BlockLease] = set()
         link.on_joined = self._on_joined
 

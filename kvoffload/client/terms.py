@@ -34,7 +34,7 @@ class LinkTerms:
     """A server that has not answered for so long is greeted anew."""
     first_backoff_s: float = 0.02
     last_backoff_s: float = 2.0
-    stock_bytes: int = 128 * MIB
+    stock_bytes: int = 32 * MIB
     """Slots that are held ready, for each group; 0: none."""
 
 

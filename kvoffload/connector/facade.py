@@ -279,7 +279,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 self.note_fault("update_state_after_alloc", fault)
                 self._scheduler.doom_load(request)
 
-    # The engine calls these four in every step, with cold caches: what `_degrade` adds would be a third of them.
+    # The engine calls these four in every step, with cold caches: `_degrade` would make them a quarter dearer.
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         assert self._scheduler is not None
