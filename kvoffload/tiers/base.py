@@ -1,7 +1,7 @@
 """What every tier is to its callers: batches of records in, tickets out, and later what became of each record.
 
-Records lie in the caller's memory, by address, from the call on until its ticket was polled; no bytes pass through
-Python. A tier that does not answer costs the timeout of each call and nothing more.
+Records lie in the memory of the caller, by address, from the call on until its ticket was polled. A tier that does not
+answer costs the timeout of each call and nothing more.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RecordOutcome(IntEnum):
     DURABLE = 3
     """Put: it survives a loss of power, as far as the tier can say."""
     FOUND = 4
-    """Get: the bytes are in the slot and have their digest."""
+    """Get: the bytes are in the slot and have their digest. Look: it is there."""
     MISSING = 5
-    """Get, remove: no such record."""
+    """Get, look, remove: no such record."""
     REMOVED = 6
     DAMAGED = 7
     """Put: the bytes did not have their digest. Get: those of the tier did not; the record is gone."""
@@ -127,7 +127,7 @@ class TierHealth:
 class Tier(Protocol):
     """Safe to call from any thread. Nothing here waits for the tier's place but `scan` and `close`.
 
-    `put`, `get` and `remove` return None where BATCH_LIMIT batches are under way; TierError once it is closed.
+    `put`, `get`, `look` and `remove` return None where BATCH_LIMIT batches are under way; TierError once it is closed.
     """
 
     @property
@@ -160,8 +160,17 @@ class Tier(Protocol):
         """Removed records don't come back after a restart."""
         ...
 
+    @property
+    def knows_all(self) -> bool:
+        """`contains` says what is there. False where others write to the place, too: it has to be asked."""
+        ...
+
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         """Without a question to the place: what is there now, as far as is known."""
+        ...
+
+    def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        """Ends as FOUND or MISSING, without the bytes."""
         ...
 
     def poll(self) -> list[FinishedBatch]:

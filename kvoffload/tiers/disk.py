@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +21,21 @@ from kvoffload.tiers.base import (
     Digests,
     FinishedBatch,
     RecordNames,
+    RecordOutcome,
     ScanPage,
     Ticket,
     TierHealth,
     TierState,
     milliseconds,
 )
+from kvoffload.types import HASH_BYTES
 from kvoffload.units import format_size
 
 PUT, GET, REMOVE = range(3)
 """The native core's verbs."""
 
+_LOOKS = 1 << 63
+"""Tickets of looks are none of the native core's."""
 _NO_NUMBERS = np.empty(0, np.uint64)
 
 
@@ -68,12 +75,17 @@ class DiskTerms:
 class DiskTier:
     """A Tier. A folder that cannot be had is no fault: `health` tells why, and it is tried again at intervals."""
 
+    knows_all = True
+
     def __init__(self, terms: DiskTerms, *, memory: object = None) -> None:
         """Starts a thread a device. `memory`: whatever owns the slots; held until the tier is closed.
 
         TierError: the terms cannot be kept.
         """
         self._terms = terms
+        self._lock = threading.Lock()
+        self._looks = 0
+        self._looked: list[FinishedBatch] = []
         try:
             self._core = native.create_disk_store(
                 [(str(folder.path), folder.capacity_bytes) for folder in terms.folders],
@@ -88,6 +100,10 @@ class DiskTier:
             )
         except (ValueError, RuntimeError) as fault:
             raise TierError(f"the disk tier cannot be made: {fault}") from fault
+        # The core's file is an epoll of what ends there; what ends here is one more of it.
+        self._has_looked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with select.epoll.fromfd(os.dup(self._core.file())) as files:
+            files.register(self._has_looked, select.EPOLLIN)
 
     @property
     def capacity_bytes(self) -> int:
@@ -125,8 +141,30 @@ class DiskTier:
         found = self._core.contains(names.fingerprint, names.hashes, names.group, names.shard)
         return np.frombuffer(found, np.bool_)
 
+    def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        found = np.where(self.contains(names), RecordOutcome.FOUND, RecordOutcome.MISSING).astype(np.uint8)
+        with self._lock:
+            if self._has_looked < 0:
+                raise TierError("the disk tier took no batch: it is closed")
+            if len(self._looked) >= self._terms.batch_limit:
+                return None
+            self._looks += 1
+            batch = FinishedBatch(
+                ticket=_LOOKS | self._looks,
+                outcomes=found,
+                digests=np.zeros(len(names), np.uint64),
+                parents=bytes(HASH_BYTES * len(names)),
+            )
+            self._looked.append(batch)
+            os.eventfd_write(self._has_looked, 1)
+        return batch.ticket
+
     def poll(self) -> list[FinishedBatch]:
-        return [
+        with self._lock:
+            looked, self._looked = self._looked, []
+            if looked and self._has_looked >= 0:
+                os.eventfd_read(self._has_looked)
+        return looked + [
             FinishedBatch(
                 ticket=ticket,
                 outcomes=np.frombuffer(outcomes, np.uint8),
@@ -179,6 +217,11 @@ class DiskTier:
             self._core.close(milliseconds(timeout_s))
         except RuntimeError as fault:
             raise TierError(f"the disk tier was not closed: {fault}") from fault
+        finally:
+            with self._lock:
+                if self._has_looked >= 0:
+                    os.close(self._has_looked)
+                    self._has_looked = -1
 
     def _submit(
         self,

@@ -44,6 +44,10 @@ class FaultyTier:
     def capacity_bytes(self) -> int:
         return self.inner.capacity_bytes
 
+    @property
+    def knows_all(self) -> bool:
+        return self.inner.knows_all
+
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return self.inner.contains(names)
 
@@ -70,6 +74,9 @@ class FaultyTier:
 
     def get(self, names: RecordNames, slots: Addresses, **rest: Any) -> Ticket | None:
         return self._take("get", len(names), lambda asked: self.inner.get(_only(names, asked), slots[asked], **rest))
+
+    def look(self, names: RecordNames, **rest: Any) -> Ticket | None:
+        return self._take("look", len(names), lambda asked: self.inner.look(_only(names, asked), **rest))
 
     def remove(self, names: RecordNames, **rest: Any) -> Ticket | None:
         return self._take("remove", len(names), lambda asked: self.inner.remove(_only(names, asked), **rest))

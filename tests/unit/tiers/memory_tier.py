@@ -42,6 +42,8 @@ class Stored:
 class MemoryTier:
     """For one thread."""
 
+    knows_all = True
+
     def __init__(self, capacity_bytes: int = 1 << 30) -> None:
         self.capacity_bytes = capacity_bytes
         self._records: dict[Key, Stored] = {}
@@ -87,6 +89,10 @@ class MemoryTier:
     def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
         gone = [self._records.pop(key, None) for key in keys_of(names)]
         return self._end(names, [RecordOutcome.MISSING if one is None else RecordOutcome.REMOVED for one in gone])
+
+    def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        found = [key in self._records for key in keys_of(names)]
+        return self._end(names, [RecordOutcome.FOUND if one else RecordOutcome.MISSING for one in found])
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.array([key in self._records for key in keys_of(names)], np.bool_)

@@ -1,0 +1,107 @@
+"""What a record is wrapped in where it lies in somebody else's store: its name, its digest, and what came before it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kvoffload import native
+from kvoffload.tiers.base import RecordNames
+from kvoffload.types import HASH_BYTES
+
+MAGIC: Final = b"KVOR"
+VERSION: Final = 1
+_FIELDS = struct.Struct("<4sHHIIQQ32s32s32s")
+_CHECKSUM = struct.Struct("<Q")
+HEAD_BYTES: Final = _FIELDS.size + _CHECKSUM.size
+
+_KEY = struct.Struct(">32sII32s")
+KEY_BYTES: Final = _KEY.size
+
+
+@dataclass(frozen=True, slots=True)
+class RecordName:
+    """One record's."""
+
+    fingerprint: bytes
+    group: int
+    shard: int
+    block_hash: bytes
+
+    @property
+    def key(self) -> bytes:
+        """What stores know it by. Records of one identity, group and shard have keys that begin alike."""
+        return _KEY.pack(self.fingerprint, self.group, self.shard, self.block_hash)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """`parent`: the hash of the block before this one."""
+
+    name: RecordName
+    record_bytes: int
+    digest: int
+    parent: bytes
+
+    def pack(self) -> bytes:
+        name = self.name
+        fields = _FIELDS.pack(
+            MAGIC,
+            VERSION,
+            0,
+            name.group,
+            name.shard,
+            self.record_bytes,
+            self.digest,
+            name.fingerprint,
+            name.block_hash,
+            self.parent,
+        )
+        return fields + _CHECKSUM.pack(native.digest_run(fields))
+
+
+class Verdict(Enum):
+    """What a stored value turned out to be."""
+
+    GOOD = "good"
+    OTHER = "other"
+    """Of another length, or written by a version that this one does not know: nothing is wrong with it."""
+    DAMAGED = "damaged"
+
+
+def list_names(names: RecordNames) -> Iterator[RecordName]:
+    for at in range(0, len(names.hashes), HASH_BYTES):
+        yield RecordName(names.fingerprint, names.group, names.shard, names.hashes[at : at + HASH_BYTES])
+
+
+def read_head(value: bytes | memoryview) -> RecordHead | Verdict:
+    """Of a value, or of its first HEAD_BYTES."""
+    if len(value) < HEAD_BYTES or bytes(value[:4]) != MAGIC:
+        return Verdict.DAMAGED
+    fields = bytes(value[: _FIELDS.size])
+    _, version, _, group, shard, record_bytes, digest, fingerprint, block_hash, parent = _FIELDS.unpack(fields)
+    if _CHECKSUM.unpack(value[_FIELDS.size : HEAD_BYTES]) != (native.digest_run(fields),):
+        return Verdict.DAMAGED
+    if version != VERSION:
+        return Verdict.OTHER
+    return RecordHead(RecordName(fingerprint, group, shard, block_hash), record_bytes, digest, parent)
+
+
+def open_value(value: memoryview, name: RecordName, record_bytes: int) -> RecordHead | Verdict:
+    """The head, if what follows it is this record and has its digest."""
+    head = read_head(value)
+    if isinstance(head, Verdict):
+        return head
+    if head.name != name:
+        return Verdict.DAMAGED
+    if head.record_bytes != record_bytes:
+        return Verdict.OTHER
+    data = value[HEAD_BYTES:]
+    if len(data) != record_bytes or head.digest != native.digest_record(
+        data, fingerprint=name.fingerprint, block_hash=name.block_hash, group=name.group, shard=name.shard
+    ):
+        return Verdict.DAMAGED
+    return head

@@ -1,0 +1,53 @@
+"""What a remote tier asks of the client library of somebody else's store: values by key, in batches, by calls that
+wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Key = bytes
+Value = bytes | bytearray | memoryview
+
+
+class StoreFaultError(Exception):
+    """The store cannot be asked now: it is gone, hangs, refuses this user, or does not speak as it should. One line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFacts:
+    """What a store says of itself; 0 for what it does not say."""
+
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    values: int = 0
+
+
+class RecordStore(Protocol):
+    """One connection, of one thread. No call waits longer than the terms it was made with; StoreFaultError, after which
+    only `close` may be called."""
+
+    def put(self, keys: Sequence[Key], values: Sequence[Sequence[Value]]) -> list[bool]:
+        """Each value in its parts. False: it takes no more, or not this one."""
+        ...
+
+    def get(self, keys: Sequence[Key]) -> list[memoryview | None]: ...
+
+    def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
+        """What is there. `is_use`: it is to stay as long as if it had been put now."""
+        ...
+
+    def remove(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether it was there."""
+        ...
+
+    def scan(self, cursor: int, head_bytes: int) -> tuple[int, list[bytes]]:
+        """The first bytes of some values, and where to go on; 0 at the end. Some may come twice."""
+        ...
+
+    def probe(self) -> StoreFacts:
+        """Whether it can be asked."""
+        ...
+
+    def close(self) -> None: ...

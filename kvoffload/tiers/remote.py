@@ -1,0 +1,382 @@
+"""A tier over a store that other machines use too: threads that wait for it, so that nobody else does.
+
+A store that does not answer costs what is under way one timeout. From then on every batch ends at once, as UNAVAILABLE,
+until a probe in the background has found the store again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.errors import TierError
+from kvoffload.tiers.base import (
+    BATCH_LIMIT,
+    CLOSE_TIMEOUT_S,
+    Addresses,
+    Digests,
+    FinishedBatch,
+    RecordNames,
+    RecordOutcome,
+    ScanPage,
+    Ticket,
+    TierHealth,
+    TierState,
+)
+from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, read_head
+from kvoffload.tiers.record_store import RecordStore, StoreFacts, StoreFaultError
+from kvoffload.tiers.remote_job import RemoteJob, Verb
+from kvoffload.units import MIB
+
+logger = logging.getLogger(__name__)
+
+_NO_NUMBERS = np.empty(0, np.uint64)
+_URGENT = (Verb.GET, Verb.LOOK)
+"""Requests wait for these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteTerms:
+    """`place`: where it is, as people may read it: without secrets."""
+
+    place: str
+    open_store: Callable[[], RecordStore]
+    """Connects; StoreFaultError."""
+    connections: int = 4
+    call_bytes: int = 8 * MIB
+    """Moved by one call, so that small records travel together."""
+    first_probe_s: float = 0.1
+    last_probe_s: float = 10.0
+    """Between two probes: of a store that was lost, more and more; of one that is there, always."""
+    batch_limit: int = BATCH_LIMIT
+
+
+class RemoteTier:
+    """A Tier."""
+
+    knows_all = False
+
+    def __init__(self, terms: RemoteTerms, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts its threads. A store that cannot be had is no fault: `health` tells why."""
+        self._terms = terms
+        self._clock = clock
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._to_serve = threading.Condition(self._lock)
+        self._to_watch = threading.Condition(self._lock)
+        self._to_probe = threading.Condition(self._lock)
+        self._urgent: deque[RemoteJob] = deque()
+        self._others: deque[RemoteJob] = deque()
+        self._jobs: dict[Ticket, RemoteJob] = {}
+        """Submitted and not ended."""
+        self._deadlines: list[tuple[float, Ticket]] = []
+        """A heap; those of ended batches stay until they are due."""
+        self._finished: list[FinishedBatch] = []
+        self._last_ticket = 0
+        self._state = TierState.OPENING
+        self._reason = "it has not answered yet"
+        self._facts = StoreFacts()
+        self._losses = 0
+        self._counts: Counter[str] = Counter()
+        self._is_closed = False
+        works = [(self._serve, f"kvoffload-far{at}") for at in range(terms.connections)]
+        works += [(self._watch, "kvoffload-fard"), (self._probe, "kvoffload-farp")]
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for work, name in works]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._facts.capacity_bytes
+
+    def put(
+        self,
+        names: RecordNames,
+        slots: Addresses,
+        *,
+        record_bytes: int,
+        digests: Digests,
+        parents: bytes = b"",
+        is_durable: bool = False,
+        timeout_s: float,
+    ) -> Ticket | None:
+        """Durable is what another machine has: it survives this one's loss of power."""
+        return self._submit(
+            Verb.PUT,
+            names,
+            slots,
+            record_bytes=record_bytes,
+            digests=digests,
+            parents=parents,
+            stored=RecordOutcome.DURABLE if is_durable else RecordOutcome.WRITTEN,
+            timeout_s=timeout_s,
+        )
+
+    def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
+        return self._submit(Verb.GET, names, slots, record_bytes=record_bytes, timeout_s=timeout_s)
+
+    def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        return self._submit(Verb.LOOK, names, _NO_NUMBERS, timeout_s=timeout_s)
+
+    def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        return self._submit(Verb.REMOVE, names, _NO_NUMBERS, timeout_s=timeout_s)
+
+    def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(names), np.bool_)
+
+    def poll(self) -> list[FinishedBatch]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
+
+    def scan(self, cursor: int = 0, *, timeout_s: float) -> ScanPage:
+        with self._lock:
+            self._check_open()
+        answer: list[tuple[int, list[bytes]] | StoreFaultError] = []
+
+        def ask() -> None:
+            try:
+                with contextlib.closing(self._terms.open_store()) as store:
+                    answer.append(store.scan(cursor, HEAD_BYTES))
+            except StoreFaultError as fault:
+                answer.append(fault)
+
+        asking = threading.Thread(target=ask, name="kvoffload-fars", daemon=True)
+        asking.start()
+        asking.join(timeout_s)
+        found = answer[0] if answer else StoreFaultError(f"no answer within {timeout_s:g} s")
+        if isinstance(found, StoreFaultError):
+            raise TierError(f"{self._terms.place} cannot be listed: {found}")
+        heads = [head for head in map(read_head, found[1]) if isinstance(head, RecordHead)]
+        return ScanPage(
+            cursor=found[0],
+            fingerprints=b"".join(head.name.fingerprint for head in heads),
+            hashes=b"".join(head.name.block_hash for head in heads),
+            groups=np.array([head.name.group for head in heads], np.uint32),
+            shards=np.array([head.name.shard for head in heads], np.uint32),
+            record_bytes=np.array([head.record_bytes for head in heads], np.uint64),
+            digests=np.array([head.digest for head in heads], np.uint64),
+            parents=b"".join(head.parent for head in heads),
+        )
+
+    def health(self) -> list[TierHealth]:
+        with self._lock:
+            return [
+                TierHealth(
+                    name=self._terms.place,
+                    state=self._state,
+                    reason=self._reason,
+                    capacity_bytes=self._facts.capacity_bytes,
+                    used_bytes=self._facts.used_bytes,
+                    records=self._facts.values,
+                    counts=dict(self._counts),
+                )
+            ]
+
+    def wait_open(self, timeout_s: float) -> bool:
+        """Until the store has answered, or could not be had; False if that takes longer."""
+        with self._to_watch:
+            return self._to_watch.wait_for(lambda: self._state is not TierState.OPENING, timeout_s)
+
+    def fileno(self) -> int:
+        return self._event
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._state, self._reason = TierState.ABSENT, "closed"
+            left = list(self._jobs.values())
+            for condition in (self._to_serve, self._to_watch, self._to_probe):
+                condition.notify_all()
+        for job in left:
+            self._end(job, RecordOutcome.UNAVAILABLE)
+        end_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(end_s - time.monotonic(), 0))
+        if any(thread.is_alive() for thread in self._threads):
+            raise TierError(f"{self._terms.place} does not let go: a connection hangs")
+        os.close(self._event)
+
+    # ---- batches ----
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TierError(f"the tier {self._terms.place} is closed")
+
+    def _submit(
+        self,
+        verb: Verb,
+        names: RecordNames,
+        slots: Addresses,
+        *,
+        record_bytes: int = 0,
+        digests: Digests = _NO_NUMBERS,
+        parents: bytes = b"",
+        stored: RecordOutcome = RecordOutcome.WRITTEN,
+        timeout_s: float,
+    ) -> Ticket | None:
+        if len(slots) != (len(names) if verb in (Verb.PUT, Verb.GET) else 0):
+            raise TierError(f"{len(names)} records cannot lie in {len(slots)} slots")
+        deadline_s = self._clock() + timeout_s
+        with self._lock:
+            self._check_open()
+            if len(self._jobs) + len(self._finished) >= self._terms.batch_limit:
+                return None
+            self._last_ticket += 1
+            job = RemoteJob(
+                self._last_ticket,
+                verb,
+                names,
+                deadline_s,
+                slots,
+                record_bytes,
+                digests,
+                parents,
+                stored,
+            )
+            self._jobs[job.ticket] = job
+            is_taken = self._state is TierState.READY
+            if is_taken:
+                heapq.heappush(self._deadlines, (deadline_s, job.ticket))
+                (self._urgent if verb in _URGENT else self._others).append(job)
+                self._to_serve.notify()
+                if self._deadlines[0][1] == job.ticket:
+                    self._to_watch.notify()
+        if not is_taken:
+            self._end(job, RecordOutcome.UNAVAILABLE)
+        return job.ticket
+
+    def _end(self, job: RemoteJob, otherwise: RecordOutcome) -> None:
+        finished = job.end(otherwise)
+        if finished is None:
+            return
+        with self._lock:
+            self._jobs.pop(job.ticket, None)
+            for outcome, count in zip(*np.unique(finished.outcomes, return_counts=True), strict=True):
+                self._counts[f"{job.verb.value}_{RecordOutcome(outcome).name.lower()}"] += int(count)
+            self._finished.append(finished)
+        os.eventfd_write(self._event, 1)
+
+    # ---- threads ----
+
+    def _serve(self) -> None:
+        """Of one connection."""
+        store: RecordStore | None = None
+        opened = 0
+        while (job := self._next()) is not None:
+            losses = self._losses
+            if store is not None and opened != losses:
+                # The store was gone meanwhile, and this connection with it.
+                store.close()
+                store = None
+            try:
+                if store is None:
+                    store, opened = self._terms.open_store(), losses
+                job.serve(store, self._terms.call_bytes)
+            except StoreFaultError as fault:
+                if store is not None:
+                    store.close()
+                    store = None
+                self._lose(str(fault), losses)
+                self._end(job, RecordOutcome.UNAVAILABLE)
+            except Exception:
+                # One batch is not worth a connection, nor the other way round.
+                logger.exception("%s: a batch failed", self._terms.place)
+                self._end(job, RecordOutcome.FAILED)
+            else:
+                self._end(job, RecordOutcome.FAILED)
+        if store is not None:
+            store.close()
+
+    def _next(self) -> RemoteJob | None:
+        """None: the tier is closed."""
+        with self._to_serve:
+            while not self._is_closed:
+                for jobs in (self._urgent, self._others):
+                    while jobs:
+                        job = jobs.popleft()
+                        if not job.is_over:
+                            return job
+                self._to_serve.wait()
+        return None
+
+    def _lose(self, reason: str, losses: int) -> None:
+        """Everything that waits ends now. `losses`: as many as there were when the store was asked."""
+        with self._lock:
+            if self._is_closed or self._losses != losses or self._state is TierState.ABSENT:
+                return
+            self._losses += 1
+            self._counts["lost"] += 1
+            self._state, self._reason = TierState.ABSENT, reason
+            waiting = [*self._urgent, *self._others]
+            self._urgent.clear()
+            self._others.clear()
+            self._to_watch.notify_all()
+            self._to_probe.notify()
+        for job in waiting:
+            self._end(job, RecordOutcome.UNAVAILABLE)
+
+    def _watch(self) -> None:
+        """Ends what is late."""
+        while True:
+            with self._to_watch:
+                if self._is_closed:
+                    return
+                now_s = self._clock()
+                due = []
+                while self._deadlines and self._deadlines[0][0] <= now_s:
+                    _, ticket = heapq.heappop(self._deadlines)
+                    if ticket in self._jobs:
+                        due.append(self._jobs[ticket])
+                if not due:
+                    self._to_watch.wait(self._deadlines[0][0] - now_s if self._deadlines else None)
+            for job in due:
+                self._end(job, RecordOutcome.LATE)
+
+    def _probe(self) -> None:
+        """Asks now and then whether the store is there, by a connection that nothing else needs."""
+        store: RecordStore | None = None
+        wait_s = self._terms.first_probe_s
+        while True:
+            losses = self._losses
+            try:
+                store = store or self._terms.open_store()
+                facts = store.probe()
+            except StoreFaultError as fault:
+                if store is not None:
+                    store.close()
+                    store = None
+                self._lose(str(fault), losses)
+                wait_s = min(2 * wait_s, self._terms.last_probe_s)
+            else:
+                self._find(facts)
+                wait_s = self._terms.first_probe_s
+            with self._to_probe:
+                if not self._is_closed:
+                    is_here = self._state is TierState.READY
+                    self._to_probe.wait(self._terms.last_probe_s if is_here else wait_s)
+                if self._is_closed:
+                    break
+        if store is not None:
+            store.close()
+
+    def _find(self, facts: StoreFacts) -> None:
+        with self._lock:
+            self._facts = facts
+            if not self._is_closed and self._state is not TierState.READY:
+                self._state, self._reason = TierState.READY, ""
+                self._to_watch.notify_all()

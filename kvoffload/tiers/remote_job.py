@@ -1,0 +1,145 @@
+"""A batch on its way to a remote store and back: whoever ends it first, its thread or its timeout, ends it for good."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import native
+from kvoffload.tiers.base import Addresses, Digests, FinishedBatch, RecordNames, RecordOutcome, Ticket
+from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, RecordName, Verdict, list_names, open_value
+from kvoffload.tiers.record_store import RecordStore
+from kvoffload.types import HASH_BYTES
+
+_NOT_YET = 0
+_NO_PARENT = bytes(HASH_BYTES)
+
+
+class Verb(Enum):
+    PUT = "put"
+    GET = "get"
+    LOOK = "look"
+    REMOVE = "remove"
+
+
+@dataclass(eq=False)
+class RemoteJob:
+    """Slots are touched under `lock`, and not after `is_over`."""
+
+    ticket: Ticket
+    verb: Verb
+    names: RecordNames
+    deadline_s: float
+    slots: Addresses
+    record_bytes: int = 0
+    digests: Digests = field(default_factory=lambda: np.empty(0, np.uint64))
+    parents: bytes = b""
+    stored: RecordOutcome = RecordOutcome.WRITTEN
+    is_over: bool = False
+    lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        count = len(self.names)
+        self._list: Sequence[RecordName] = list(list_names(self.names))
+        self._outcomes: npt.NDArray[np.uint8] = np.full(count, _NOT_YET, np.uint8)
+        self._found_digests = np.zeros(count, np.uint64)
+        self._found_parents = [_NO_PARENT] * count
+
+    def end(self, otherwise: RecordOutcome) -> FinishedBatch | None:
+        """Once; what was not settled is `otherwise`. None: it was over before."""
+        with self.lock:
+            if self.is_over:
+                return None
+            self.is_over = True
+            self._outcomes[self._outcomes == _NOT_YET] = otherwise
+        return FinishedBatch(
+            ticket=self.ticket,
+            outcomes=self._outcomes,
+            digests=self._found_digests,
+            parents=b"".join(self._found_parents),
+        )
+
+    def serve(self, store: RecordStore, call_bytes: int) -> None:
+        """All of it, in calls of about so many bytes. Raises what the store raises."""
+        work: dict[Verb, Callable[[RecordStore, range], None]] = {
+            Verb.PUT: self._put,
+            Verb.GET: self._get,
+            Verb.LOOK: self._look,
+            Verb.REMOVE: self._remove,
+        }
+        for part in self._cut(call_bytes):
+            if self.is_over:
+                return
+            work[self.verb](store, part)
+
+    def _cut(self, call_bytes: int) -> Iterator[range]:
+        moves = self.verb in (Verb.PUT, Verb.GET)
+        step = max(call_bytes // (self.record_bytes + HEAD_BYTES), 1) if moves else len(self._list)
+        return (range(at, min(at + step, len(self._list))) for at in range(0, len(self._list), max(step, 1)))
+
+    def _settle(self, at: int, outcome: RecordOutcome) -> None:
+        with self.lock:
+            if not self.is_over:
+                self._outcomes[at] = outcome
+
+    def _put(self, store: RecordStore, part: range) -> None:
+        """What is there already is not sent again: another server, or this one, has computed it before."""
+        there = store.look([self._list[at].key for at in part], is_use=True)
+        values: dict[int, tuple[bytes, bytes]] = {}
+        for at, is_there in zip(part, there, strict=True):
+            if is_there:
+                self._settle(at, self.stored)
+                continue
+            with self.lock:
+                if self.is_over:
+                    return
+                data = ctypes.string_at(int(self.slots[at]), self.record_bytes)
+            name = self._list[at]
+            digest = native.digest_record(
+                data, fingerprint=name.fingerprint, block_hash=name.block_hash, group=name.group, shard=name.shard
+            )
+            if digest != int(self.digests[at]):
+                self._settle(at, RecordOutcome.DAMAGED)
+                continue
+            parent = self.parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or _NO_PARENT
+            values[at] = RecordHead(name, self.record_bytes, digest, parent).pack(), data
+        if values:
+            taken = store.put([self._list[at].key for at in values], list(values.values()))
+            for at, is_taken in zip(values, taken, strict=True):
+                self._settle(at, self.stored if is_taken else RecordOutcome.FAILED)
+
+    def _get(self, store: RecordStore, part: range) -> None:
+        damaged = []
+        values = store.get([self._list[at].key for at in part])
+        for at, value in zip(part, values, strict=True):
+            head = Verdict.OTHER if value is None else open_value(value, self._list[at], self.record_bytes)
+            if isinstance(head, RecordHead) and value is not None:
+                source = np.frombuffer(value, np.uint8, offset=HEAD_BYTES)
+                with self.lock:
+                    if self.is_over:
+                        return
+                    ctypes.memmove(int(self.slots[at]), source.ctypes.data, self.record_bytes)
+                    self._found_digests[at] = head.digest
+                    self._found_parents[at] = head.parent
+                    self._outcomes[at] = RecordOutcome.FOUND
+            elif head is Verdict.DAMAGED:
+                damaged.append(at)
+                self._settle(at, RecordOutcome.DAMAGED)
+            else:
+                self._settle(at, RecordOutcome.MISSING)
+        if damaged:
+            store.remove([self._list[at].key for at in damaged])
+
+    def _look(self, store: RecordStore, part: range) -> None:
+        for at, is_there in zip(part, store.look([self._list[at].key for at in part]), strict=True):
+            self._settle(at, RecordOutcome.FOUND if is_there else RecordOutcome.MISSING)
+
+    def _remove(self, store: RecordStore, part: range) -> None:
+        for at, was_there in zip(part, store.remove([self._list[at].key for at in part]), strict=True):
+            self._settle(at, RecordOutcome.REMOVED if was_there else RecordOutcome.MISSING)

@@ -1,0 +1,234 @@
+"""The remote tier passes the contract over a dictionary, and a store that fails or hangs costs one timeout."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvoffload.errors import TierError
+from kvoffload.tiers.base import RecordOutcome, Tier, TierState
+from kvoffload.tiers.remote import RemoteTerms, RemoteTier
+from tests.unit.tiers.dict_store import Place
+from tests.unit.tiers.faulty_tier import FaultyTier
+from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
+
+UNAVAILABLE, LATE = RecordOutcome.UNAVAILABLE, RecordOutcome.LATE
+
+
+def make_tier(place: Place, *, connections: int = 3, call_bytes: int = 1 << 20) -> RemoteTier:
+    terms = RemoteTerms(
+        place="dictionary",
+        open_store=place.open,
+        connections=connections,
+        call_bytes=call_bytes,
+        first_probe_s=0.005,
+        last_probe_s=0.02,
+    )
+    tier = RemoteTier(terms)
+    assert tier.wait_open(TIMEOUT_S)
+    return tier
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture
+def tier(place: Place) -> Iterator[RemoteTier]:
+    tier = make_tier(place)
+    yield tier
+    place.gate.set()
+    tier.close()
+    assert place.opened == place.closed, "every connection is closed"
+
+
+class TestRemoteTier(TierContract):
+    @pytest.fixture
+    def tier(self, place: Place) -> Iterator[Tier]:
+        tier = make_tier(place)
+        yield tier
+        tier.close()
+
+
+class TestRemoteTierOfOneConnectionThatAFaultyOneWears(TierContract):
+    @pytest.fixture
+    def tier(self, place: Place) -> Iterator[Tier]:
+        tier = make_tier(place, connections=1)
+        yield FaultyTier(tier)
+        tier.close()
+
+
+def await_state(tier: RemoteTier, state: TierState) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while tier.health()[0].state is not state:
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def test_small_records_travel_together(tier: RemoteTier, place: Place) -> None:
+    put(tier, Records(0, 500, 1000, filled=True))
+    get(tier, Records(0, 500, 1000, filled=False))
+    assert [asked for asked in place.asked if asked[0] in ("put", "get")] == [("put", 500), ("get", 500)]
+    place.asked.clear()
+    put(tier, Records(1000, 5, 400_000, filled=True))
+    assert [asked for asked in place.asked if asked[0] == "put"] == [("put", 2), ("put", 2), ("put", 1)]
+
+
+def test_what_is_there_is_not_sent_again(tier: RemoteTier, place: Place) -> None:
+    put(tier, Records(0, 4, 1000, filled=True))
+    place.asked.clear()
+    assert put(tier, Records(0, 6, 1000, filled=True)).count(RecordOutcome.WRITTEN) == 6
+    assert [asked for asked in place.asked if asked[0] == "put"] == [("put", 2)]
+
+
+def test_every_bit_of_a_value_is_looked_at(tier: RemoteTier, place: Place) -> None:
+    record = Records(0, 1, 40, filled=True)
+    put(tier, record)
+    (key, value), read = *place.values.items(), Records(0, 1, 40, filled=False)
+    for bit in range(8 * len(value)):
+        broken = bytearray(value)
+        broken[bit // 8] ^= 1 << bit % 8
+        place.values[key] = bytes(broken)
+        outcome = get(tier, read).outcomes[0]
+        assert outcome == RecordOutcome.DAMAGED, bit
+        assert not place.values, "it was removed"
+    place.values[key] = value
+    for length in range(len(value)):
+        place.values[key] = value[:length]
+        assert get(tier, read).outcomes[0] == RecordOutcome.DAMAGED
+    place.values[key] = value + b"\0"
+    assert get(tier, read).outcomes[0] == RecordOutcome.DAMAGED
+
+
+def test_a_record_under_another_name_is_damaged(tier: RemoteTier, place: Place) -> None:
+    put(tier, Records(0, 2, 40, filled=True))
+    one, other = place.values
+    place.values[one] = place.values[other]
+    assert get(tier, Records(0, 2, 40, filled=False)).outcomes.tolist() == [
+        RecordOutcome.DAMAGED,
+        RecordOutcome.FOUND,
+    ]
+
+
+def test_a_store_that_is_gone_is_asked_nothing_until_it_is_back(tier: RemoteTier, place: Place) -> None:
+    written = Records(0, 3, 1000, filled=True)
+    put(tier, written)
+    place.fault = "connection refused"
+    assert get(tier, Records(0, 3, 1000, filled=False)).count(UNAVAILABLE) == 3
+    assert tier.health()[0].state is TierState.ABSENT
+    assert tier.health()[0].reason == "connection refused"
+    asked = len(place.asked)
+    for _ in range(20):
+        assert put(tier, Records(9, 1, 10, filled=True)).count(UNAVAILABLE) == 1
+    assert len(place.asked) == asked
+    place.fault = ""
+    await_state(tier, TierState.READY)
+    read = Records(0, 3, 1000, filled=False)
+    for _ in range(9):
+        assert get(tier, read).count(RecordOutcome.FOUND) == 3, "no connection of before is used"
+    assert np.array_equal(read.memory, written.memory)
+    assert tier.health()[0].counts["lost"] == 1
+
+
+def test_a_store_that_hangs_makes_batches_late_and_touches_no_slot_later(tier: RemoteTier, place: Place) -> None:
+    put(tier, Records(0, 2, 1000, filled=True))
+    place.gate.clear()
+    read = Records(0, 2, 1000, filled=False)
+    tickets = [tier.get(read.names, read.slots, record_bytes=1000, timeout_s=0.01) for _ in range(6)]
+    late: dict[int, list[int]] = {}
+    while len(late) < len(tickets):
+        late |= {batch.ticket: batch.outcomes.tolist() for batch in tier.poll()}
+    assert late == {ticket: [LATE, LATE] for ticket in tickets}
+    place.gate.set()
+    assert put(tier, Records(5, 1, 10, filled=True)).count(RecordOutcome.WRITTEN) == 1
+    assert not read.memory.any()
+    assert tier.health()[0].counts["get_late"] == 12
+
+
+def test_what_waits_ends_with_the_store(place: Place) -> None:
+    tier = make_tier(place, connections=1)
+    place.gate.clear()
+    records = Records(0, 2, 1000, filled=True)
+    tickets = [tier.look(records.names, timeout_s=TIMEOUT_S) for _ in range(5)]
+    place.fault = "it has hung up"
+    place.gate.set()
+    ended: dict[int, list[int]] = {}
+    while len(ended) < len(tickets):
+        ended |= {batch.ticket: batch.outcomes.tolist() for batch in tier.poll()}
+    assert set(map(tuple, ended.values())) == {(UNAVAILABLE, UNAVAILABLE)}
+    tier.close()
+
+
+def test_requests_go_before_what_is_written(place: Place) -> None:
+    tier = make_tier(place, connections=1)
+    records = Records(0, 1, 100, filled=True)
+    place.gate.clear()
+    first = tier.look(records.names, timeout_s=TIMEOUT_S)
+    written = tier.put(records.names, records.slots, record_bytes=100, digests=records.digests, timeout_s=TIMEOUT_S)
+    read = tier.get(records.names, records.slots, record_bytes=100, timeout_s=TIMEOUT_S)
+    place.gate.set()
+    order: list[int] = []
+    while len(order) < 3:
+        order += [batch.ticket for batch in tier.poll()]
+    assert order == [first, read, written]
+    tier.close()
+
+
+def test_a_tier_without_its_store_is_absent_from_the_beginning(place: Place) -> None:
+    place.fault = "no such host"
+    tier = make_tier(place)
+    assert (tier.health()[0].state, tier.health()[0].reason) == (TierState.ABSENT, "no such host")
+    assert put(tier, Records(0, 1, 10, filled=True)).count(UNAVAILABLE) == 1
+    with pytest.raises(TierError, match="dictionary cannot be listed: no such host"):
+        tier.scan(timeout_s=TIMEOUT_S)
+    place.fault = ""
+    await_state(tier, TierState.READY)
+    tier.close()
+
+
+def test_a_connection_that_hangs_does_not_hold_up_the_end(place: Place) -> None:
+    tier = make_tier(place, connections=1)
+    records = Records(0, 1, 100, filled=False)
+    place.gate.clear()
+    ticket = tier.get(records.names, records.slots, record_bytes=100, timeout_s=TIMEOUT_S)
+    while not place.waiting:
+        time.sleep(0.001)
+    with pytest.raises(TierError, match="a connection hangs"):
+        tier.close(timeout_s=0.01)
+    assert [(batch.ticket, batch.outcomes.tolist()) for batch in tier.poll()] == [(ticket, [UNAVAILABLE])]
+    place.gate.set()
+
+
+def test_slots_and_names_have_to_fit(tier: RemoteTier) -> None:
+    records = Records(0, 3, 100, filled=False)
+    with pytest.raises(TierError, match="3 records cannot lie in 2 slots"):
+        tier.get(records.names, records.slots[:2], record_bytes=100, timeout_s=TIMEOUT_S)
+
+
+def test_many_threads_may_ask(tier: RemoteTier) -> None:
+    written = Records(0, 20, 2000, filled=True)
+    put(tier, written)
+    read = [Records(0, 20, 2000, filled=False) for _ in range(8)]
+
+    def ask(records: Records) -> None:
+        for _ in range(10):
+            assert tier.get(records.names, records.slots, record_bytes=2000, timeout_s=TIMEOUT_S) is not None
+
+    threads = [threading.Thread(target=ask, args=[records]) for records in read]
+    for thread in threads:
+        thread.start()
+    found = 0
+    while found < 80:
+        for batch in tier.poll():
+            assert batch.count(RecordOutcome.FOUND) == 20
+            found += 1
+    for thread in threads:
+        thread.join()
+    for records in read:
+        assert np.array_equal(records.memory, written.memory)
+    assert finish(tier, tier.look(written.names, timeout_s=TIMEOUT_S)).count(RecordOutcome.FOUND) == 20
