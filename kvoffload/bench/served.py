@@ -84,7 +84,7 @@ def main(path: str, memory_mib: str, adopt_wait_s: str, policy: str = DEFAULT_PO
     if disk:
         folder = DiskFolder(path=Path(disk[0]), capacity_bytes=int(disk[1]) * MIB)
         terms = DiskTerms(folders=[folder], segment_bytes=64 * MIB, record_limit_bytes=4 * MIB)
-        tiers[""] = TierPlan(disk=terms, terms=TierTerms())
+        tiers[""] = [TierPlan(place=terms, terms=TierTerms())]
     plan = ServerPlan(socket=Path(path), memory={"": memory}, adopt_wait_s=float(adopt_wait_s), tiers=tiers)
     server = CacheServer(plan)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())

@@ -83,7 +83,8 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         where = " and ".join(filter(None, (settings.server, server.remote_endpoint)))
-        below = "".join(f", {one.disk.describe()} below it" for one in plan.tiers.values())
+        places = [tier.place.describe() for below in plan.tiers.values() for tier in below]
+        below = f", {' and '.join(places)} below it" if places else ""
         typer.echo(f"kvoffload serves {format_size(memory_bytes)} on {where}, process {os.getpid()}{below}")
         if private is not None:
             tell_starter(FileLock(files.start_lock, private[0]), private[1])
@@ -126,7 +127,7 @@ def choose_remote(settings: Settings, config: ServerConfig) -> RemoteTerms | Non
     return RemoteTerms(address=address, keys=keys, guests=config.make_guests())
 
 
-def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, TierPlan]:
+def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, list[TierPlan]]:
     """Below memory, by domain. ConfigError: the settings of the disk do not fit each other, or the domains."""
     folders = [Path(folder) for folder in split_folders(settings.disk)]
     if not folders:
@@ -147,7 +148,7 @@ def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, TierPlan
         daily_bytes=settings.disk_daily,
     )
     terms = TierTerms(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue)
-    return {config.make_domains()[0].name: TierPlan(disk=disk, terms=terms)}
+    return {config.make_domains()[0].name: [TierPlan(place=disk, terms=terms)]}
 
 
 def tell_starter(lock: FileLock, ready: int) -> None:

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from kvoffload.cache import CacheStats
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.protocol import Counts, Draining, PlaceCounts, TenantCounts, TrafficCounts
 from kvoffload.protocol.limits import LINE_BYTES, MAX_PLACES, MAX_TENANTS, NAME_BYTES
 
 
-def describe_counts(stats: CacheStats, traffic: TierTraffic | None = None) -> Counts:
+def describe_counts(stats: CacheStats, traffic: TierChain | None = None) -> Counts:
     """One domain's."""
     tenants = tuple(
         TenantCounts(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
@@ -21,13 +22,17 @@ def describe_counts(stats: CacheStats, traffic: TierTraffic | None = None) -> Co
     counts: dict[str, Any] = {name: value for name, value in vars(stats).items() if isinstance(value, int)}
     if traffic is None:
         return Counts(tenants=tenants, **counts)
-    moved = TrafficCounts(
-        tier=traffic.terms.name,
-        waiting_bytes=traffic.waiting_bytes,
-        waiting_requests=traffic.waiting_requests,
-        **asdict(traffic.counts),
+    moved = tuple(
+        TrafficCounts(
+            tier=tier.terms.name,
+            waiting_bytes=tier.waiting_bytes,
+            waiting_requests=tier.waiting_requests,
+            **asdict(tier.counts),
+        )
+        for tier in traffic.tiers
     )
-    return Counts(tenants=tenants, places=tuple(_describe_places(traffic)), traffic=(moved,), **counts)
+    places = tuple(place for tier in traffic.tiers for place in _describe_places(tier))
+    return Counts(tenants=tenants, places=places[:MAX_PLACES], traffic=moved, **counts)
 
 
 def describe_draining(every: Iterable[CacheStats], sessions: int) -> Draining:
@@ -37,10 +42,10 @@ def describe_draining(every: Iterable[CacheStats], sessions: int) -> Draining:
     return Draining(leases=leases, reserved=reserved, sessions=sessions)
 
 
-def _describe_places(traffic: TierTraffic) -> Iterable[PlaceCounts]:
-    for one in traffic.health()[:MAX_PLACES]:
+def _describe_places(tier: TierTraffic) -> Iterable[PlaceCounts]:
+    for one in tier.health()[:MAX_PLACES]:
         yield PlaceCounts(
-            tier=_cut(traffic.terms.name, NAME_BYTES),
+            tier=_cut(tier.terms.name, NAME_BYTES),
             name=_cut(one.name, LINE_BYTES),
             state=one.state.value,
             reason=_cut(one.reason, LINE_BYTES),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvoffload.cache import NO_LIMIT, CacheGeometry, CacheGroup, GroupRule
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.served_cache import ServedCache
-from kvoffload.daemon.tier_traffic import TierTraffic
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import (
     Error,
@@ -63,12 +63,12 @@ class DomainTerms:
 class Domain:
     """Belongs to the thread of the server's core. It has no cache until memory is taken or adopted."""
 
-    def __init__(self, terms: DomainTerms, handshake: ServerTerms, traffic: TierTraffic | None = None) -> None:
+    def __init__(self, terms: DomainTerms, handshake: ServerTerms, traffic: TierChain | None = None) -> None:
         self.terms = terms
         without = {"promote"} if traffic is None else set()
         self.handshake = replace(handshake, domain=terms.name, capabilities=handshake.capabilities - without)
         self.traffic = traffic
-        """With the tier below its memory, if there is one."""
+        """With the tiers below its memory, if there are any."""
         self.cache: ServedCache | None = None
         self.adopted_boot_id = 0
         self.registers: dict[bytes, Register] = {}

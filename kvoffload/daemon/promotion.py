@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CommitOutcome, LeaseId, SessionId, find_reach, needed_blocks
 from kvoffload.daemon.bad_records import BadRecords
+from kvoffload.daemon.promotion_parts import Answer, AskedFor, Piece, Promotion
 from kvoffload.daemon.served_cache import ServedCache
+from kvoffload.daemon.tier_looks import Found, TierLooks
 from kvoffload.daemon.tier_rate import TierRate
 from kvoffload.daemon.tier_terms import FindSpace, Rows, TierCounts, TierSpace, TierTerms, as_names, as_rows, cut_pieces
 from kvoffload.protocol import Promote, Promoted, PromotionOutcome
@@ -23,46 +25,8 @@ _MOST_PIECES = 8
 _TRIED_EVERY = 16
 """Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
 
-Answer = Callable[[Promoted], None]
 OnStored = Callable[[TierSpace, int, bytes, bytes], None]
 """Of a group: hashes, and their parents."""
-
-
-@dataclass(eq=False)
-class _Piece:
-    """Blocks of one group that are read together, for whoever needs them."""
-
-    space: TierSpace
-    group: int
-    hashes: Rows
-    names: list[bytes]
-    first_token: int
-    waiters: set[_Promotion] = field(default_factory=set)
-    read: Rows | None = None
-    """Those that were not in memory when it was begun; None: it was not."""
-    tickets: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    """Of their slots."""
-    is_good: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
-    digests: dict[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    """By shard."""
-    parents: bytes = b""
-    waits_for: int = 0
-    """Batches: one a shard."""
-
-    def __post_init__(self) -> None:
-        self.size_bytes = len(self.hashes) * self.space.block_bytes(self.group)
-
-
-@dataclass(eq=False)
-class _Promotion:
-    """One request that waits."""
-
-    answer: Answer
-    boundary: int
-    deadline_s: float
-    pieces: set[_Piece] = field(default_factory=set)
-    leases: list[LeaseId] = field(default_factory=list)
-    is_partly: bool = False
 
 
 class Promotions:
@@ -88,14 +52,15 @@ class Promotions:
         self._bad = bad
         self._cache: ServedCache | None = None
         self._session = SessionId(0)
+        self._looks = TierLooks(tier)
         self._refused = 0
         """Since one was taken whose tier had been too slow."""
-        self._waiting: set[_Promotion] = set()
-        self._queue: deque[_Piece] = deque()
+        self._waiting: set[Promotion] = set()
+        self._queue: deque[Piece] = deque()
         self._queued_bytes = 0
-        self._coming: defaultdict[tuple[int, int], dict[bytes, _Piece]] = defaultdict(dict)
+        self._coming: defaultdict[tuple[int, int], dict[bytes, Piece]] = defaultdict(dict)
         """By namespace and group, and the block's name."""
-        self._reading: dict[int, tuple[_Piece, int]] = {}
+        self._reading: dict[int, tuple[Piece, int]] = {}
         """By the tier's ticket: the piece, and which shard."""
         self._held: deque[tuple[float, list[LeaseId]]] = deque()
         """Until when, and what."""
@@ -106,30 +71,47 @@ class Promotions:
     @property
     def waiting(self) -> int:
         """Requests."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._looks)
 
     def next_s(self) -> float | None:
         """When `expire` is due."""
         times = [promotion.deadline_s for promotion in self._waiting]
-        return min([*times, *(until_s for until_s, _ in self._held)], default=None)
+        looks = self._looks.next_s()
+        return min([*times, *(until_s for until_s, _ in self._held), *([] if looks is None else [looks])], default=None)
 
     def ask(self, message: Promote, now_s: float, answer: Answer) -> None:
         """A request waits. `answer` is called once: now, or from a later call of this object."""
         cache, space = self._cache, self._find_space(message.name_space)
-        if cache is None or space is None or len(self._waiting) >= self._terms.promotion_limit:
+        if cache is None or space is None or len(self._waiting) + len(self._looks) >= self._terms.promotion_limit:
             answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
             return
         groups = range(len(space.rules))
         rows = [space.chain_rows(group, message.chain, message.limit) for group in groups]
+        asked = AskedFor(message, space, rows, answer, now_s)
+        if self._tier.knows_all:
+            below = [space.find_whole(self._tier, group, rows[group].tobytes()) for group in groups]
+            self._choose(asked, below, now_s)
+            return
+        lacking = [~cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
+        wait_s = message.wait_ms / 1000
+        self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=partial(self._choose, asked))
+
+    def _choose(self, asked: AskedFor, below: Found, now_s: float) -> None:
+        """What of `below` is brought up."""
+        cache, message, space, rows = self._cache, asked.message, asked.space, asked.rows
+        assert cache is not None
+        groups = range(len(space.rules))
+        for group in groups:
+            for shard in range(space.shards(group)):
+                self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), below[group])
         in_memory = [cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
-        below = [self._find_below(space, group, rows[group].tobytes()) for group in groups]
         terms = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
         reached = find_reach(space.rules, in_memory, **terms)
         boundary = find_reach(space.rules, [a | b for a, b in zip(in_memory, below, strict=True)], **terms)
         if boundary <= reached:
-            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=boundary))
+            asked.refuse(PromotionOutcome.NOTHING, boundary)
             return
-        promotion = _Promotion(answer, boundary, now_s + message.wait_ms / 1000)
+        promotion = Promotion(asked.answer, boundary, asked.asked_s + message.wait_ms / 1000)
         needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
         missing = [
             part.start + np.flatnonzero(~is_there[part.start : part.stop])
@@ -139,7 +121,7 @@ class Promotions:
         computing_s = (boundary - reached) * message.prefill_ns / 1e9
         if self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes) and not self._is_trial_due():
             self._counts.too_slow += 1
-            answer(Promoted(outcome=PromotionOutcome.TOO_SLOW, boundary=boundary))
+            asked.refuse(PromotionOutcome.TOO_SLOW, boundary)
             return
         self._waiting.add(promotion)
         for group in groups:
@@ -166,6 +148,7 @@ class Promotions:
 
     def expire(self, now_s: float) -> None:
         """Answers those whose time is over, with what has come, and lets go of what nobody has come for."""
+        self._looks.expire(now_s)
         for promotion in [one for one in self._waiting if one.deadline_s <= now_s]:
             self._counts.late += 1
             self._leave(promotion, list(promotion.pieces))
@@ -177,7 +160,7 @@ class Promotions:
         """A batch has ended. False: it is not one of these."""
         found = self._reading.pop(batch.ticket, None)
         if found is None:
-            return False
+            return self._looks.finish(batch, now_s)
         piece, shard = found
         record_bytes = piece.space.record_bytes(piece.group)
         is_found = batch.outcomes == RecordOutcome.FOUND
@@ -209,6 +192,7 @@ class Promotions:
 
     def end_all(self, now_s: float) -> None:
         """Everybody is answered, and nothing is held for anybody: the server ends."""
+        self._looks.end_all(now_s)
         for promotion in list(self._waiting):
             self._leave(promotion, list(promotion.pieces))
             self._settle(promotion, now_s)
@@ -229,14 +213,8 @@ class Promotions:
         self.rate.measure_anew()
         return True
 
-    def _find_below(self, space: TierSpace, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
-        found = space.find_whole(self._tier, group, hashes)
-        for shard in range(space.shards(group)):
-            self._bad.leave_out(space.names(group, hashes, shard), found)
-        return found
-
     def _queue_pieces(
-        self, promotion: _Promotion, space: TierSpace, rows: list[Rows], missing: list[npt.NDArray[np.int64]]
+        self, promotion: Promotion, space: TierSpace, rows: list[Rows], missing: list[npt.NDArray[np.int64]]
     ) -> None:
         """Those that are on their way are waited for, the others are queued in the order of their tokens."""
         pieces = []
@@ -252,21 +230,21 @@ class Promotions:
                 positions, hashes, names = positions[fresh], hashes[fresh], [names[at] for at in fresh]
             for part in cut_pieces(len(names), space.block_bytes(group), self._terms.piece_bytes):
                 first_token = int(positions[part.start]) * space.rules[group].block_size
-                pieces.append(_Piece(space, group, hashes[part], names[part], first_token, {promotion}))
+                pieces.append(Piece(space, group, hashes[part], names[part], first_token, {promotion}))
         for piece in sorted(pieces, key=lambda piece: piece.first_token):
             promotion.pieces.add(piece)
             self._queue.append(piece)
             self._queued_bytes += piece.size_bytes
             self._coming[space.number, piece.group].update(dict.fromkeys(piece.names, piece))
 
-    def _leave(self, promotion: _Promotion, pieces: list[_Piece]) -> None:
+    def _leave(self, promotion: Promotion, pieces: list[Piece]) -> None:
         """It does not wait for these any more."""
         promotion.is_partly = True
         for piece in pieces:
             promotion.pieces.discard(piece)
             piece.waiters.discard(promotion)
 
-    def _settle(self, promotion: _Promotion, now_s: float) -> None:
+    def _settle(self, promotion: Promotion, now_s: float) -> None:
         """Answers it when it waits for nothing more."""
         if promotion.pieces or promotion not in self._waiting:
             return
@@ -278,7 +256,7 @@ class Promotions:
 
     # ---- a piece ----
 
-    def _begin(self, piece: _Piece, now_s: float) -> bool:
+    def _begin(self, piece: Piece, now_s: float) -> bool:
         """False: the tier takes no more batches now."""
         cache, space, group = self._cache, piece.space, piece.group
         assert cache is not None
@@ -312,7 +290,7 @@ class Promotions:
         piece.is_good = np.full(len(tickets), piece.waits_for == space.shards(group))
         return True
 
-    def _store(self, piece: _Piece) -> None:
+    def _store(self, piece: Piece) -> None:
         """What is whole can be read in memory from here on; other slots are given back."""
         cache, space, group, good = self._cache, piece.space, piece.group, piece.is_good
         assert cache is not None
@@ -340,7 +318,7 @@ class Promotions:
         if stored.any():
             self._on_stored(space, group, piece.read[good][stored].tobytes(), parents[stored].tobytes())
 
-    def _end(self, piece: _Piece, now_s: float) -> None:
+    def _end(self, piece: Piece, now_s: float) -> None:
         """It has come, or what could come of it has."""
         coming = self._coming[piece.space.number, piece.group]
         for name in piece.names:
@@ -353,14 +331,14 @@ class Promotions:
             self._leave_piece(waiter, piece, is_whole=bool(is_there.all()))
             self._settle(waiter, now_s)
 
-    def _leave_piece(self, waiter: _Promotion, piece: _Piece, *, is_whole: bool) -> None:
+    def _leave_piece(self, waiter: Promotion, piece: Piece, *, is_whole: bool) -> None:
         waiter.pieces.discard(piece)
         piece.waiters.discard(waiter)
         if not is_whole:
             # Its boundary cannot be reached: what has not begun to come would be of no use.
             self._leave(waiter, [other for other in waiter.pieces if other.read is None])
 
-    def _hold(self, promotion: _Promotion, space: TierSpace, group: int, names: Rows) -> None:
+    def _hold(self, promotion: Promotion, space: TierSpace, group: int, names: Rows) -> None:
         assert self._cache is not None
         if len(names):
             hashes = names.tobytes()

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
 from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import CoreTerms, RemoteTerms, ServerLimits
 from kvoffload.daemon.session import Peer
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_terms import TierPlan
 from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import Later, OpenExpress, Sendable, SendMemory, ToConnection
@@ -42,7 +43,6 @@ from kvoffload.protocol import (
     ServerTerms,
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
-from kvoffload.tiers.disk import DiskTier
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class ServerPlan:
     operator_token: str = field(default="", repr=False)
     remote: RemoteTerms | None = None
     """None: nobody comes over TCP."""
-    tiers: Mapping[str, TierPlan] = field(default_factory=dict)
+    tiers: Mapping[str, Sequence[TierPlan]] = field(default_factory=dict)
     """Below memory, by domain."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
@@ -89,6 +89,10 @@ class _Offered:
     def close(self) -> None:
         close_all(self.files)
         self.files.clear()
+
+
+def _open_own_pidfd() -> int:
+    return os.pidfd_open(os.getpid())
 
 
 class CacheServer:
@@ -127,8 +131,11 @@ class CacheServer:
             raise
         self._express = ExpressChannels(boot_id=self._boot_id)
         tiers = {
-            name: TierTraffic(DiskTier(tier.disk), tier.terms, open_pidfd=lambda: os.pidfd_open(os.getpid()))
-            for name, tier in plan.tiers.items()
+            name: TierChain(
+                [TierTraffic(tier.place.open_tier(), tier.terms, open_pidfd=_open_own_pidfd) for tier in below]
+            )
+            for name, below in plan.tiers.items()
+            if below
         }
         self._express.watch_stored(bool(tiers))
         self._core = ServerCore(

@@ -21,8 +21,8 @@ from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
 from kvoffload.daemon.session_table import SessionTable
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_desk import TierDesk
-from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.protocol import (
     Acquire,
@@ -84,7 +84,7 @@ class ServerCore:
         *,
         draw: Callable[[], int],
         on_heard: Callable[[bool], None] = lambda _: None,
-        tiers: Mapping[str, TierTraffic] = MappingProxyType({}),
+        tiers: Mapping[str, TierChain] = MappingProxyType({}),
     ) -> None:
         """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether
         anybody wants to hear of blocks that are stored; `tiers`, by domain, always do."""

@@ -10,8 +10,8 @@ from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.fault_log import FaultLog
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.session import Connection
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_terms import TierSpace
-from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import Sendable, ToConnection
 from kvoffload.protocol import Call, Prefetch, Promote, Promoted, ServerMessage
 
@@ -23,7 +23,7 @@ class TierDesk:
 
     def __init__(
         self,
-        traffic: Mapping[str, TierTraffic],
+        traffic: Mapping[str, TierChain],
         tell_stored: Callable[[Space, int, bytes, bytes], None],
         faults: FaultLog,
     ) -> None:
@@ -88,7 +88,7 @@ class TierDesk:
 
     def files(self) -> list[int]:
         """Readable when `advance` may have something to do."""
-        return [traffic.fileno() for traffic in self._traffic.values()]
+        return [file for traffic in self._traffic.values() for file in traffic.files()]
 
     def close(self, now_ns: Callable[[], int]) -> None:
         """Writes what is to be written, for a few seconds at most. After it no slot of any memory is touched."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, GroupRule
 from kvoffload.tiers import RecordNames, Tier
-from kvoffload.tiers.disk import DiskTerms
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB
 
@@ -57,11 +57,23 @@ class TierTerms:
     """Of memory, that may be filled with blocks that are to be written back."""
 
 
+class TierPlace(Protocol):
+    """Where a tier is, and what may be done there: the terms of one of its kinds."""
+
+    def describe(self) -> str:
+        """In a few words, without secrets."""
+        ...
+
+    def open_tier(self) -> Tier:
+        """Starts its threads. TierError: the terms cannot be kept."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class TierPlan:
-    """The tier below a domain's memory: where, and what for."""
+    """A tier below a domain's memory: where, and what for."""
 
-    disk: DiskTerms
+    place: TierPlace
     terms: TierTerms
 
 

@@ -1,4 +1,4 @@
-"""A domain's traffic with the tier below its memory: what is written down, what is brought up."""
+"""A domain's traffic with one tier below its memory: what is written down, what is brought up."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from kvoffload.cache import NO_LIMIT, CacheGeometry, SessionId
 from kvoffload.daemon.bad_records import BadRecords
-from kvoffload.daemon.promotion import Answer, Promotions
+from kvoffload.daemon.promotion import Promotions
+from kvoffload.daemon.promotion_parts import Answer
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_terms import TierCounts, TierSpace, TierTerms
 from kvoffload.daemon.write_down import WriteDown
 from kvoffload.errors import TierError
-from kvoffload.protocol import Prefetch, Promote
+from kvoffload.protocol import Promote
 from kvoffload.tiers import Tier, TierHealth, TierState
 
 logger = logging.getLogger(__name__)
@@ -82,17 +83,6 @@ class TierTraffic:
     def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
         """`answer` is called once: now, or from a later call of this object."""
         self._reads.ask(message, now_s, answer)
-
-    def prefetch(self, message: Prefetch, now_s: float) -> None:
-        """A request with this chain comes soon."""
-        wanted = Promote(
-            name_space=message.name_space,
-            chain=message.chain,
-            local=message.local,
-            limit=message.limit,
-            wait_ms=PREFETCH_WAIT_MS,
-        )
-        self._reads.ask(wanted, now_s, lambda _: None)
 
     def advance(self, now_s: float) -> None:
         """Takes what has ended, and gives the tier what it may have."""

@@ -71,6 +71,10 @@ class DiskTerms:
         folders = f"{len(self.folders)} folders" if len(self.folders) > 1 else str(self.folders[0].path)
         return f"{format_size(self.capacity_bytes)} of disk in {folders}"
 
+    def open_tier(self) -> DiskTier:
+        """Starts a thread a device. TierError."""
+        return DiskTier(self)
+
 
 class DiskTier:
     """A Tier. A folder that cannot be had is no fault: `health` tells why, and it is tried again at intervals."""

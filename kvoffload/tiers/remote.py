@@ -46,7 +46,7 @@ _URGENT = (Verb.GET, Verb.LOOK)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteTerms:
+class RemoteTierTerms:
     """`place`: where it is, as people may read it: without secrets."""
 
     place: str
@@ -66,7 +66,7 @@ class RemoteTier:
 
     knows_all = False
 
-    def __init__(self, terms: RemoteTerms, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, terms: RemoteTierTerms, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts its threads. A store that cannot be had is no fault: `health` tells why."""
         self._terms = terms
         self._clock = clock

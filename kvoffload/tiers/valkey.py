@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
 from kvoffload.tiers.record_store import Key, StoreFacts, StoreFaultError, Value
+from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 
 if TYPE_CHECKING:
     import redis
@@ -45,6 +46,7 @@ class ValkeyTerms:
     key_file: Path | None = None
     """What this client shows, where the server asks for it."""
     call_timeout_s: float = 1.0
+    connections: int = 4
     ttl_s: int = 0
     """0: records stay until the server evicts them."""
 
@@ -53,6 +55,14 @@ class ValkeyTerms:
         """Without secrets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"valkey{'s' if self.has_tls else ''}://{host}:{self.port}/{self.database}"
+
+    def describe(self) -> str:
+        """In a few words."""
+        return self.place
+
+    def open_tier(self) -> RemoteTier:
+        """Starts its threads; the server need not be there."""
+        return RemoteTier(RemoteTierTerms(place=self.place, open_store=self.open_store, connections=self.connections))
 
     def open_store(self) -> ValkeyStore:
         """Connects. StoreFaultError."""

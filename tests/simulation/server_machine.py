@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvoffload.daemon import CoreTerms, DomainTerms, Peer, SendMemory, ServerCore, ToConnection
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.to_send import OpenExpress, Sendable, ToLifeline
 from kvoffload.protocol import (
     CAPABILITIES,
@@ -92,7 +93,7 @@ class Server:
             terms,
             (DomainTerms(name=""),),
             draw=lambda: self.timeline.random.getrandbits(32),
-            tiers={} if self.traffic is None else {"": self.traffic},
+            tiers={} if self.traffic is None else {"": TierChain([self.traffic])},
         )
         self.note("STARTS, waits for memory for %d ms", adopt_wait_ns / 1e6)
         self.timeline.at(self._adopt_until_ns, self._call, self._begin_taking)

@@ -36,6 +36,7 @@ from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair, read_public_key, write_new_pair
 from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error, ErrorCode, Release, Stats
 from kvoffload.tcp_address import parse_tcp_address
+from kvoffload.tiers.disk import DiskTerms
 from kvoffload.units import GIB, MIB
 from tests.unit.cli.test_app import run
 from tests.unit.daemon.raw_client import RawClient
@@ -299,16 +300,16 @@ def disk_settings(**more: object) -> Settings:
 
 
 def test_each_folder_is_a_device_of_the_size_that_is_set() -> None:
-    plan = choose_tiers(disk_settings(disk_write="write_back", disk_queue="500ms", disk_daily="1TiB"), ServerConfig())[
-        ""
-    ]
-    assert [(str(one.path), one.capacity_bytes) for one in plan.disk.folders] == [
+    settings = disk_settings(disk_write="write_back", disk_queue="500ms", disk_daily="1TiB")
+    [plan] = choose_tiers(settings, ServerConfig())[""]
+    assert isinstance(plan.place, DiskTerms)
+    assert [(str(one.path), one.capacity_bytes) for one in plan.place.folders] == [
         ("/nvme0/kv", 4 * GIB),
         ("/nvme1/kv", 4 * GIB),
     ]
-    assert plan.disk.daily_bytes == 1 << 40
+    assert plan.place.daily_bytes == 1 << 40
     assert (plan.terms.write, plan.terms.queue_s) == (WriteRule.BACK, 0.5)
-    assert plan.disk.describe() == "8GiB of disk in 2 folders"
+    assert plan.place.describe() == "8GiB of disk in 2 folders"
     assert choose_tiers(load_settings().settings, ServerConfig()) == {}
 
 

@@ -43,7 +43,7 @@ def disk_below(folder: Path, **terms: Any) -> TierPlan:
     disk = DiskTerms(
         folders=[DiskFolder(path=folder, capacity_bytes=8 * MIB)], segment_bytes=MIB, record_limit_bytes=256 << 10
     )
-    return TierPlan(disk=disk, terms=TierTerms(**terms))
+    return TierPlan(place=disk, terms=TierTerms(**terms))
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def counts_of(server: CacheServer) -> dict[str, int]:
-    return asdict(server._core.tiers._traffic[""].counts)
+    return asdict(server._core.tiers._traffic[""].tiers[0].counts)
 
 
 def await_that(is_so: Callable[[], bool]) -> None:
@@ -85,12 +85,12 @@ def await_that(is_so: Callable[[], bool]) -> None:
 
 
 async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": disk_below(folder)}):
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}):
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             assert client.has_tiers
             await save(client)
-    with serving(tmp_path / "s", tiers={"": disk_below(folder)}) as server:
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             assert (await client.acquire(CHAIN)).outcome is AcquireOutcome.MISS
@@ -114,12 +114,12 @@ async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: P
 
 
 async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": disk_below(folder)}):
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}):
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
     with (
-        serving(tmp_path / "s", tiers={"": disk_below(folder)}),
+        serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
         Client(make_terms(tmp_path / "s", name=NAME)) as client,
     ):
         assert client.wait_until_served(WAIT_S)
@@ -128,7 +128,7 @@ async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder:
 
 
 async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": disk_below(folder)}) as server:
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
@@ -141,7 +141,7 @@ async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Pa
             await client.stats()
             assert (await client.acquire(CHAIN, far=FAR)).outcome is AcquireOutcome.MISS
     with (
-        serving(tmp_path / "s", tiers={"": disk_below(folder)}),
+        serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
         Client(make_terms(tmp_path / "s", name=NAME)) as client,
     ):
         assert client.wait_until_served(WAIT_S)
@@ -151,7 +151,7 @@ async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Pa
 async def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(tmp_path / "s", tiers={"": disk_below(tmp_path / "not there")}) as server:
+    with serving(tmp_path / "s", tiers={"": [disk_below(tmp_path / "not there")]}) as server:
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
@@ -179,7 +179,7 @@ class Settled(AsAwaited):
 
     def __init__(self, client: Client, server: CacheServer) -> None:
         super().__init__(client)
-        self._traffic = server._core.tiers._traffic[""]
+        self._traffic = server._core.tiers._traffic[""].tiers[0]
 
     async def stats(self) -> Any:
         self._cache.stats()
@@ -193,7 +193,7 @@ class TestClientOverDisk(OffloadCacheContract):
     @pytest.fixture
     def cache(self, tmp_path: Path, folder: Path) -> Iterator[Any]:
         with (
-            serving(tmp_path / "s", tiers={"": disk_below(folder)}, domains=PAYING) as server,
+            serving(tmp_path / "s", tiers={"": [disk_below(folder)]}, domains=PAYING) as server,
             Client(make_terms(tmp_path / "s")) as client,
         ):
             assert client.wait_until_served(WAIT_S)

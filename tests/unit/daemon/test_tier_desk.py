@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvoffload.daemon import DomainTerms
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_terms import TierTerms
 from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import ToConnection
@@ -62,7 +63,7 @@ class Setting:
 @pytest.fixture
 def setting() -> Iterator[Setting]:
     tier = FaultyTier(MemoryTier())
-    traffic = TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)
+    traffic = TierChain([TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)])
     with Server(domains=(DomainTerms(name="main"), DomainTerms(name="plain")), tiers={"main": traffic}) as server:
         yield Setting(server, tier)
         tier.is_held = False

@@ -42,7 +42,7 @@ def test_every_change_of_a_place_is_one_line(caplog: pytest.LogCaptureFixture, m
 def test_a_prefetch_brings_up_what_a_request_will_ask_for() -> None:
     with tier_setting(PLAIN) as setting:
         setting.save_below(CHAIN)
-        setting.traffic.prefetch(Prefetch(name_space=setting.name_space, chain=CHAIN), setting.now_s)
+        setting.chain.prefetch(Prefetch(name_space=setting.name_space, chain=CHAIN), setting.now_s)
         setting.turn()
         assert setting.load(CHAIN) == 256
 

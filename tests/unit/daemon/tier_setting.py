@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvoffload.cache import CacheGeometry, LocalCache
+from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_terms import TierTerms
 from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.protocol import Promote, Promoted
@@ -30,18 +31,23 @@ class TierSetting:
         self.cache = LocalCache.create(SMALL)
         self.tier = FaultyTier(tier or MemoryTier(), lambda verb, place: self.faults.get((verb, place)))
         self.traffic = TierTraffic(self.tier, TierTerms(**terms), open_pidfd=lambda: os.pidfd_open(os.getpid()))  # type: ignore[arg-type]
+        self.chain = TierChain([self.traffic, *(self.open_farther())])
         self.told: list[tuple[int, bytes]] = []
         self.now_s = 100.0
-        self.traffic.attach(self.cache, lambda space, group, hashes, parents: self.told.append((group, hashes)))
+        self.chain.attach(self.cache, lambda space, group, hashes, parents: self.told.append((group, hashes)))
         self.name_space = self.cache.open_namespace(fingerprint("model"), geometry)
-        self.traffic.learn(self.name_space, fingerprint("model"), geometry)
+        self.chain.learn(self.name_space, fingerprint("model"), geometry)
         self.session = self.cache.open_session()
         self.cache.add_process(self.session, pid=os.getpid())
 
     def close(self) -> None:
         self.tier.is_held = False
-        self.traffic.close(lambda: self.now_s)
+        self.chain.close(lambda: self.now_s)
         self.cache.close()
+
+    def open_farther(self) -> list[TierTraffic]:
+        """Below the first one."""
+        return []
 
     # ---- an engine ----
 
@@ -65,7 +71,7 @@ class TierSetting:
                     parents=parents,
                     shard=shard,
                 )
-            self.traffic.note_stored(self.name_space, group, hashes, NO_PARENT + hashes[:-32])
+            self.chain.note_stored(self.name_space, group, hashes, NO_PARENT + hashes[:-32])
 
     def pattern(self, group: int, name: bytes, shard: int) -> Any:
         return record_pattern((0, group), name, shard, self.geometry.groups[group].record_bytes)
@@ -87,7 +93,7 @@ class TierSetting:
         """What it is answered, as soon as that comes."""
         answers: list[Promoted] = []
         message = Promote(name_space=self.name_space, chain=chain, wait_ms=wait_ms, **more)
-        self.traffic.promote(message, self.now_s, answers.append)
+        self.chain.promote(message, self.now_s, answers.append)
         return answers
 
     # ---- time ----
@@ -96,7 +102,7 @@ class TierSetting:
         """As the server's loop does."""
         for _ in range(times):
             self.now_s += seconds
-            self.traffic.advance(self.now_s)
+            self.chain.advance(self.now_s)
 
     def save_below(self, chain: bytes) -> None:
         """It is in the tier, and not in memory."""

@@ -11,7 +11,7 @@ import pytest
 
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
-from kvoffload.tiers.remote import RemoteTerms, RemoteTier
+from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from tests.unit.tiers.dict_store import Place
 from tests.unit.tiers.faulty_tier import FaultyTier
 from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
@@ -20,7 +20,7 @@ UNAVAILABLE, LATE = RecordOutcome.UNAVAILABLE, RecordOutcome.LATE
 
 
 def make_tier(place: Place, *, connections: int = 3, call_bytes: int = 1 << 20) -> RemoteTier:
-    terms = RemoteTerms(
+    terms = RemoteTierTerms(
         place="dictionary",
         open_store=place.open,
         connections=connections,

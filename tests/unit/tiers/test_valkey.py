@@ -16,7 +16,7 @@ pytest.importorskip("redis", reason="redis-py is not installed")
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.tiers.remote import RemoteTerms, RemoteTier
+from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.valkey import PREFIX, ValkeyTerms, read_url
 from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 from tests.unit.tiers.valkey_server import Server, ask, serve, serve_cluster
@@ -27,7 +27,7 @@ FOUND, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.UNAVAILABLE
 
 def make_tier(terms: ValkeyTerms) -> RemoteTier:
     tier = RemoteTier(
-        RemoteTerms(
+        RemoteTierTerms(
             place=terms.place, open_store=terms.open_store, connections=2, first_probe_s=0.02, last_probe_s=0.05
         )
     )
@@ -169,7 +169,7 @@ def test_a_user_has_to_be_let_in(tmp_path: Path, password: str | None) -> None:
     with serve(tmp_path / "server", *rights.split()) as server:
         tier = make_tier(terms_of(server, user="cache" if password else None, password=password))
         records = Records(0, 2, 100, filled=True)
-        if password == "right":  # noqa: S105
+        if password == "right":
             assert put(tier, records).count(RecordOutcome.WRITTEN) == 2
         else:
             assert put(tier, records).count(UNAVAILABLE) == 2

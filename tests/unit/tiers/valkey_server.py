@@ -122,7 +122,9 @@ def serve_cluster(folder: Path, *options: str, nodes: int = 3) -> Iterator[Seque
                     ask(other, "cluster", "meet", "127.0.0.1", str(server.port), bus)
         end_s = time.monotonic() + WAIT_S
         for server in servers:
-            while f"cluster_known_nodes:{nodes}" not in (told := ask(server, "cluster", "info")) or "state:ok" not in told:
+            while (
+                f"cluster_known_nodes:{nodes}" not in (told := ask(server, "cluster", "info")) or "state:ok" not in told
+            ):
                 assert time.monotonic() < end_s, told
                 time.sleep(0.05)
         yield servers

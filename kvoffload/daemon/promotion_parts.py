@@ -1,0 +1,67 @@
+"""What a promotion is made of: a request that asks, one that waits, and the pieces that it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import LeaseId
+from kvoffload.daemon.tier_terms import Rows, TierSpace
+from kvoffload.protocol import Promote, Promoted, PromotionOutcome
+
+Answer = Callable[[Promoted], None]
+
+
+@dataclass(frozen=True, eq=False)
+class AskedFor:
+    """By a request that came at `asked_s`: its blocks by group. `answer` is called once."""
+
+    message: Promote
+    space: TierSpace
+    rows: list[Rows]
+    answer: Answer
+    asked_s: float
+
+    def refuse(self, outcome: PromotionOutcome, boundary: int) -> None:
+        """Nothing is brought up for it."""
+        self.answer(Promoted(outcome=outcome, boundary=boundary))
+
+
+@dataclass(eq=False)
+class Piece:
+    """Blocks of one group that are read together, for whoever needs them."""
+
+    space: TierSpace
+    group: int
+    hashes: Rows
+    names: list[bytes]
+    first_token: int
+    waiters: set[Promotion] = field(default_factory=set)
+    read: Rows | None = None
+    """Those that were not in memory when it was begun; None: it was not."""
+    tickets: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Of their slots."""
+    is_good: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    digests: dict[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    """By shard."""
+    parents: bytes = b""
+    waits_for: int = 0
+    """Batches: one a shard."""
+
+    def __post_init__(self) -> None:
+        self.size_bytes = len(self.hashes) * self.space.block_bytes(self.group)
+
+
+@dataclass(eq=False)
+class Promotion:
+    """One request that waits."""
+
+    answer: Answer
+    boundary: int
+    deadline_s: float
+    pieces: set[Piece] = field(default_factory=set)
+    leases: list[LeaseId] = field(default_factory=list)
+    is_partly: bool = False

@@ -1,0 +1,30 @@
+"""What a promotion is made of."""
+
+from __future__ import annotations
+
+from kvoffload.daemon.promotion_parts import AskedFor, Piece, Promotion
+from kvoffload.daemon.tier_terms import TierSpace, as_names, as_rows
+from kvoffload.protocol import Promote, Promoted, PromotionOutcome
+from tests.unit.cache.cache_model import HYBRID, fingerprint, make_chain
+
+SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)
+
+
+def test_a_piece_has_the_size_of_all_its_shards() -> None:
+    rows = as_rows(make_chain(1, 3))
+    piece = Piece(SPACE, 0, rows, as_names(rows), 0)
+    assert piece.size_bytes == 3 * HYBRID.groups[0].record_bytes * HYBRID.groups[0].shards
+
+
+def test_pieces_and_requests_are_who_they_are() -> None:
+    rows = as_rows(make_chain(1, 3))
+    pieces = {Piece(SPACE, 0, rows, as_names(rows), 0) for _ in range(2)}
+    assert len(pieces) == 2
+    assert len({Promotion(lambda _: None, 16, 1.0) for _ in range(2)}) == 2
+
+
+def test_who_is_refused_hears_of_it() -> None:
+    answers: list[Promoted] = []
+    asked = AskedFor(Promote(name_space=1, chain=b""), SPACE, [], answers.append, 1.0)
+    asked.refuse(PromotionOutcome.TOO_SLOW, 48)
+    assert answers == [Promoted(outcome=PromotionOutcome.TOO_SLOW, boundary=48)]
