@@ -13,17 +13,16 @@ from typing import Annotated
 import typer
 
 from kvoffload.cache import CacheTerms
+from kvoffload.cli.below import choose_tiers
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml, split_folders
+from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml
 from kvoffload.daemon import Guest, RemoteTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
-from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair
 from kvoffload.native import memory_headroom_bytes
 from kvoffload.tcp_address import parse_tcp_address
-from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.units import GIB, MIB, format_size
 
 AUTO_LIMIT_BYTES = 16 * GIB
@@ -31,7 +30,6 @@ ADOPT_WAIT_S = 3.0
 """How long engines that hold a dead server's memory have to offer it."""
 FIRST_ENGINE_S = 60.0
 """How long a private server waits for its first engine; who started it may have died."""
-MIN_DISK_BYTES = GIB
 PREDECESSOR_WAIT_S = 30.0
 """How long a private server waits for one of the same name that is ending."""
 
@@ -125,30 +123,6 @@ def choose_remote(settings: Settings, config: ServerConfig) -> RemoteTerms | Non
     if not config.clients:
         raise ConfigError(f"nobody may connect to {address}", remedy="name clients with their keys in [[clients]]")
     return RemoteTerms(address=address, keys=keys, guests=config.make_guests())
-
-
-def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, list[TierPlan]]:
-    """Below memory, by domain. ConfigError: the settings of the disk do not fit each other, or the domains."""
-    folders = [Path(folder) for folder in split_folders(settings.disk)]
-    if not folders:
-        return {}
-    if len(config.domains) > 1:
-        raise ConfigError(
-            f"setting 'disk' = {settings.disk!r} with {len(config.domains)} domains: blocks of one domain could come "
-            "to another's memory",
-            remedy="leave disk empty, or serve each domain by a server of its own",
-        )
-    if settings.disk_size < MIN_DISK_BYTES:
-        raise ConfigError(
-            f"setting 'disk_size' = {format_size(settings.disk_size)} with disk = {settings.disk!r}",
-            remedy=f"allowed is a size of at least {format_size(MIN_DISK_BYTES)}",
-        )
-    disk = DiskTerms(
-        folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
-        daily_bytes=settings.disk_daily,
-    )
-    terms = TierTerms(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue)
-    return {config.make_domains()[0].name: [TierPlan(place=disk, terms=terms)]}
 
 
 def tell_starter(lock: FileLock, ready: int) -> None:

@@ -39,6 +39,16 @@ _SERVED = (
     "disk_write",
     "disk_queue",
     "disk_daily",
+    "valkey",
+    "valkey_password_file",
+    "valkey_ca_file",
+    "valkey_cert_file",
+    "valkey_key_file",
+    "valkey_ttl",
+    "remote_write",
+    "remote_queue",
+    "remote_timeout",
+    "remote_connections",
 )
 """The settings that make one server what it is; engines that differ in them have one each."""
 

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from kvoffload.errors import ConfigError
-from kvoffload.key_files import read_private_text
 from kvoffload.tiers.record_store import Key, StoreFacts, StoreFaultError, Value
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.valkey_address import ValkeyAddress
 
 if TYPE_CHECKING:
     import redis
 
 PREFIX = b"kvoffload:1:"
 """Of every key; the number is that of the envelope's layout."""
-URL_FORM = "valkey://[user@]host[:port][/database], or valkeys:// for TLS"
-_PORT = 6379
 _SCANNED = 256
 _NODES = 1 << 10
 """Of a cluster, at most: a scan's cursor says which one it is at."""
@@ -32,68 +27,33 @@ _NODES = 1 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class ValkeyTerms:
-    """How it is reached. Frozen; `read_url` makes one of a URL."""
+    """How it is reached."""
 
-    host: str
-    port: int = _PORT
-    database: int = 0
-    user: str | None = None
-    password: str | None = None
-    has_tls: bool = False
-    ca_file: Path | None = None
-    """Whose certificates are trusted; None for those that the machine trusts."""
-    cert_file: Path | None = None
-    key_file: Path | None = None
+    address: ValkeyAddress
+    password: str = field(default="", repr=False)
+    ca_file: str = ""
+    """Whose certificates are trusted; empty for those that the machine trusts."""
+    cert_file: str = ""
+    key_file: str = ""
     """What this client shows, where the server asks for it."""
     call_timeout_s: float = 1.0
     connections: int = 4
     ttl_s: int = 0
     """0: records stay until the server evicts them."""
 
-    @property
-    def place(self) -> str:
-        """Without secrets."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"valkey{'s' if self.has_tls else ''}://{host}:{self.port}/{self.database}"
-
     def describe(self) -> str:
         """In a few words."""
-        return self.place
+        return str(self.address)
 
     def open_tier(self) -> RemoteTier:
         """Starts its threads; the server need not be there."""
-        return RemoteTier(RemoteTierTerms(place=self.place, open_store=self.open_store, connections=self.connections))
+        return RemoteTier(
+            RemoteTierTerms(place=str(self.address), open_store=self.open_store, connections=self.connections)
+        )
 
     def open_store(self) -> ValkeyStore:
         """Connects. StoreFaultError."""
         return ValkeyStore(self)
-
-
-def read_url(url: str, *, password_file: Path | None = None, **rest: Any) -> ValkeyTerms:
-    """ConfigError: what of it is not as it should be."""
-    try:
-        parts = urlsplit(url)
-        port, path = parts.port or _PORT, parts.path.strip("/")
-        database = int(path or 0)
-        is_known = parts.scheme in ("valkey", "valkeys") and parts.hostname and database >= 0
-    except ValueError:
-        is_known = False
-    if not is_known:
-        raise ConfigError(f"{url!r} is no address of a Valkey server", remedy=f"write {URL_FORM}")
-    if parts.password is not None or parts.query or parts.fragment:
-        raise ConfigError(
-            f"the address of {parts.hostname} has more than where it is",
-            remedy="name a file of this user alone that has the password, by valkey_password_file",
-        )
-    return ValkeyTerms(
-        host=cast(str, parts.hostname),
-        port=port,
-        database=database,
-        user=unquote(parts.username) if parts.username else None,
-        password=None if password_file is None else read_private_text(password_file).strip(),
-        has_tls=parts.scheme == "valkeys",
-        **rest,
-    )
 
 
 class ValkeyStore:
@@ -182,23 +142,23 @@ class ValkeyStore:
 
         terms = self._terms
         options: dict[str, Any] = {
-            "host": terms.host,
-            "port": terms.port,
-            "db": terms.database,
-            "username": terms.user,
-            "password": terms.password,
+            "host": terms.address.host,
+            "port": terms.address.port,
+            "db": terms.address.database,
+            "username": terms.address.user or None,
+            "password": terms.password or None,
             "socket_timeout": terms.call_timeout_s,
             "socket_connect_timeout": terms.call_timeout_s,
             # Whoever waits has one timeout, not several.
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
         }
-        if terms.has_tls:
+        if terms.address.has_tls:
             options |= {
                 "ssl": True,
-                "ssl_ca_certs": None if terms.ca_file is None else str(terms.ca_file),
-                "ssl_certfile": None if terms.cert_file is None else str(terms.cert_file),
-                "ssl_keyfile": None if terms.key_file is None else str(terms.key_file),
+                "ssl_ca_certs": terms.ca_file or None,
+                "ssl_certfile": terms.cert_file or None,
+                "ssl_keyfile": terms.key_file or None,
                 "ssl_check_hostname": True,
                 "ssl_cert_reqs": "required",
             }

@@ -22,7 +22,6 @@ from kvoffload.cli.serve import (
     choose_memory,
     choose_memory_bytes,
     choose_remote,
-    choose_tiers,
     find_group,
     make_terms,
     tell_starter,
@@ -30,13 +29,11 @@ from kvoffload.cli.serve import (
 from kvoffload.config import Settings, load_settings
 from kvoffload.daemon import Guest, RemoteTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
-from kvoffload.daemon.tier_terms import WriteRule
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair, read_public_key, write_new_pair
 from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error, ErrorCode, Release, Stats
 from kvoffload.tcp_address import parse_tcp_address
-from kvoffload.tiers.disk import DiskTerms
 from kvoffload.units import GIB, MIB
 from tests.unit.cli.test_app import run
 from tests.unit.daemon.raw_client import RawClient
@@ -293,47 +290,6 @@ def test_who_comes_over_tcp_is_known_by_key_or_by_nothing(tmp_path: Path) -> Non
         choose_remote(Settings(listen=address), clients)
     with pytest.raises(ConfigError, match=r"nobody may connect to .*; name clients with their keys in \[\[clients\]\]"):
         choose_remote(keyed, ServerConfig())
-
-
-def disk_settings(**more: object) -> Settings:
-    return load_settings(flags={"disk": "/nvme0/kv, /nvme1/kv/", "disk_size": "4GiB", **more}).settings
-
-
-def test_each_folder_is_a_device_of_the_size_that_is_set() -> None:
-    settings = disk_settings(disk_write="write_back", disk_queue="500ms", disk_daily="1TiB")
-    [plan] = choose_tiers(settings, ServerConfig())[""]
-    assert isinstance(plan.place, DiskTerms)
-    assert [(str(one.path), one.capacity_bytes) for one in plan.place.folders] == [
-        ("/nvme0/kv", 4 * GIB),
-        ("/nvme1/kv", 4 * GIB),
-    ]
-    assert plan.place.daily_bytes == 1 << 40
-    assert (plan.terms.write, plan.terms.queue_s) == (WriteRule.BACK, 0.5)
-    assert plan.place.describe() == "8GiB of disk in 2 folders"
-    assert choose_tiers(load_settings().settings, ServerConfig()) == {}
-
-
-@pytest.mark.parametrize("size", ["0B", "512MiB"])
-def test_a_disk_without_a_size_is_refused(size: str) -> None:
-    with pytest.raises(ConfigError, match=r"setting 'disk_size' = .* with disk = .*; allowed is .* at least 1GiB"):
-        choose_tiers(disk_settings(disk_size=size), ServerConfig())
-
-
-def test_domains_do_not_share_a_disk() -> None:
-    domains = [{"name": "red", "memory": "64MiB"}, {"name": "blue", "memory": "64MiB"}]
-    config = read_server_config({"domains": domains}, origin="file x")
-    with pytest.raises(ConfigError, match="with 2 domains: blocks of one domain could come to another's memory"):
-        choose_tiers(disk_settings(), config)
-    alone = read_server_config({"domains": domains[:1]}, origin="file x")
-    assert choose_tiers(disk_settings(), alone).keys() == {"red"}
-
-
-@pytest.mark.parametrize(
-    ("disk", "fault"), [("kv", "'kv' is no absolute path"), ("/a,/b,/a/", "a folder is named twice")]
-)
-def test_folders_are_named_so_that_any_process_finds_them(disk: str, fault: str) -> None:
-    with pytest.raises(ConfigError, match=fault):
-        disk_settings(disk=disk)
 
 
 def test_it_says_what_lies_below(tmp_path: Path) -> None:

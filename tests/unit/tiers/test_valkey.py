@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 
-from kvoffload.errors import ConfigError
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.valkey import PREFIX, ValkeyTerms, read_url
+from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
+from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 from tests.unit.tiers.valkey_server import Server, ask, serve, serve_cluster
 
@@ -28,7 +28,7 @@ FOUND, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.UNAVAILABLE
 def make_tier(terms: ValkeyTerms) -> RemoteTier:
     tier = RemoteTier(
         RemoteTierTerms(
-            place=terms.place, open_store=terms.open_store, connections=2, first_probe_s=0.02, last_probe_s=0.05
+            place=str(terms.address), open_store=terms.open_store, connections=2, first_probe_s=0.02, last_probe_s=0.05
         )
     )
     assert tier.wait_open(TIMEOUT_S)
@@ -54,8 +54,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
         yield list(servers)
 
 
-def terms_of(server: Server, **changes: object) -> ValkeyTerms:
-    return ValkeyTerms(host="127.0.0.1", port=server.port, **changes)  # type: ignore[arg-type]
+def terms_of(server: Server, *, user: str = "", has_tls: bool = False, **changes: object) -> ValkeyTerms:
+    address = ValkeyAddress(host="127.0.0.1", port=server.port, user=user, has_tls=has_tls)
+    return ValkeyTerms(address=address, **changes)  # type: ignore[arg-type]
 
 
 class TestValkey(TierContract):
@@ -163,11 +164,11 @@ def test_a_node_of_a_cluster_may_end(tmp_path: Path) -> None:
         tier.close()
 
 
-@pytest.mark.parametrize("password", ["right", "wrong", None])
-def test_a_user_has_to_be_let_in(tmp_path: Path, password: str | None) -> None:
+@pytest.mark.parametrize("password", ["right", "wrong", ""])
+def test_a_user_has_to_be_let_in(tmp_path: Path, password: str) -> None:
     rights = "--user cache on >right ~kvoffload:* +@all -@dangerous +info --user default off"
     with serve(tmp_path / "server", *rights.split()) as server:
-        tier = make_tier(terms_of(server, user="cache" if password else None, password=password))
+        tier = make_tier(terms_of(server, user="cache" if password else "", password=password))
         records = Records(0, 2, 100, filled=True)
         if password == "right":
             assert put(tier, records).count(RecordOutcome.WRITTEN) == 2
@@ -198,11 +199,11 @@ def test_a_certificate_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
         port = plain.port
     tls = ("--port", "0", "--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key))
     with serve(tmp_path / "tls", *tls, "--tls-auth-clients", "no", port=port) as server:
-        good = make_tier(terms_of(server, has_tls=True, ca_file=certificate))
+        good = make_tier(terms_of(server, has_tls=True, ca_file=str(certificate)))
         assert put(good, Records(0, 2, 100, filled=True)).count(RecordOutcome.WRITTEN) == 2
         assert good.health()[0].name == f"valkeys://127.0.0.1:{port}/0"
         good.close()
-        bad = make_tier(terms_of(server, has_tls=True, ca_file=other))
+        bad = make_tier(terms_of(server, has_tls=True, ca_file=str(other)))
         assert put(bad, Records(0, 2, 100, filled=True)).count(UNAVAILABLE) == 2
         assert "CERTIFICATE_VERIFY_FAILED" in bad.health()[0].reason
         bad.close()
@@ -211,38 +212,8 @@ def test_a_certificate_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
         plain_text.close()
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("valkey://far", "valkey://far:6379/0"),
-        ("valkeys://me@far:7000/3", "valkeys://far:7000/3"),
-        ("valkey://[::1]:7000", "valkey://[::1]:7000/0"),
-    ],
-)
-def test_an_address_says_where_it_is(url: str, place: str) -> None:
-    assert read_url(url).place == place
-
-
-@pytest.mark.parametrize("url", ["far:6379", "redis://far", "valkey://", "valkey://far:port", "valkey://far/one", ""])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no address"):
-        read_url(url)
-
-
-def test_a_password_is_in_a_file_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="far has more than where it is") as refused:
-        read_url("valkey://me:secret@far")
-    assert "secret" not in str(refused.value)
-    file = tmp_path / "password"
-    file.write_text("secret\n")
-    file.chmod(0o600)
-    terms = read_url("valkey://me@far", password_file=file)
-    assert (terms.user, terms.password) == ("me", "secret")
-    assert "secret" not in terms.place
-
-
 def test_nobody_there_is_said_in_one_line() -> None:
     with pytest.raises(StoreFaultError) as refused:
-        ValkeyTerms(host="127.0.0.1", port=1).open_store()
+        ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=1)).open_store()
     assert "\n" not in str(refused.value)
     assert os.strerror(111).lower() in str(refused.value).lower()

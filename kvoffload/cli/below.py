@@ -1,0 +1,67 @@
+"""Which tiers lie below a server's memory, by its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvoffload.config import Settings
+from kvoffload.daemon.server_config import ServerConfig
+from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
+from kvoffload.errors import ConfigError
+from kvoffload.key_files import read_private_text
+from kvoffload.setting_types import split_folders
+from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.units import GIB, format_size
+from kvoffload.valkey_address import parse_valkey_address
+
+MIN_DISK_BYTES = GIB
+
+
+def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, list[TierPlan]]:
+    """By domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
+    tiers = [plan for plan in (_plan_disk(settings), _plan_valkey(settings)) if plan is not None]
+    if not tiers:
+        return {}
+    if len(config.domains) > 1:
+        name = "disk" if settings.disk else "valkey"
+        raise ConfigError(
+            f"setting {name!r} = {getattr(settings, name)!r} with {len(config.domains)} domains: blocks of one domain "
+            "could come to another's memory",
+            remedy=f"leave {name} empty, or serve each domain by a server of its own",
+        )
+    return {config.make_domains()[0].name: tiers}
+
+
+def _plan_disk(settings: Settings) -> TierPlan | None:
+    folders = [Path(folder) for folder in split_folders(settings.disk)]
+    if not folders:
+        return None
+    if settings.disk_size < MIN_DISK_BYTES:
+        raise ConfigError(
+            f"setting 'disk_size' = {format_size(settings.disk_size)} with disk = {settings.disk!r}",
+            remedy=f"allowed is a size of at least {format_size(MIN_DISK_BYTES)}",
+        )
+    disk = DiskTerms(
+        folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
+        daily_bytes=settings.disk_daily,
+    )
+    return TierPlan(place=disk, terms=TierTerms(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue))
+
+
+def _plan_valkey(settings: Settings) -> TierPlan | None:
+    if not settings.valkey:
+        return None
+    password = read_private_text(Path(settings.valkey_password_file)) if settings.valkey_password_file else ""
+    valkey = ValkeyTerms(
+        address=parse_valkey_address(settings.valkey),
+        password=password.strip(),
+        ca_file=settings.valkey_ca_file,
+        cert_file=settings.valkey_cert_file,
+        key_file=settings.valkey_key_file,
+        call_timeout_s=settings.remote_timeout,
+        connections=settings.remote_connections,
+        ttl_s=round(settings.valkey_ttl),
+    )
+    terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    return TierPlan(place=valkey, terms=terms)

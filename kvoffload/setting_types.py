@@ -1,0 +1,81 @@
+"""What values of settings look like where a user writes them: types, each with the function that reads or checks it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictInt
+
+from kvoffload.tcp_address import parse_tcp_address
+from kvoffload.units import parse_duration, parse_size
+from kvoffload.valkey_address import parse_valkey_address
+
+
+def split_folders(value: str) -> list[str]:
+    """Of the setting `disk`."""
+    return [part.strip().rstrip("/") for part in value.split(",") if part.strip()]
+
+
+def read_size_or_auto(value: Any) -> Any:
+    return value if value == "auto" else read_size(value)
+
+
+def read_size(value: Any) -> int:
+    if not isinstance(value, str | int):
+        raise ValueError("not a size")
+    return parse_size(value)
+
+
+def read_duration(value: Any) -> float:
+    return parse_duration(value)
+
+
+def check_socket_path(value: str) -> str:
+    if len(value.encode()) > 107:
+        raise ValueError("longer than the kernel takes")
+    return value
+
+
+def check_folders(value: str) -> str:
+    parts = split_folders(value)
+    for part in parts:
+        if not part.startswith("/") or not part.isprintable():
+            raise ValueError(f"{part!r} is no absolute path")
+    if len(set(parts)) < len(parts):
+        raise ValueError("a folder is named twice")
+    return value
+
+
+def check_file_path(value: str) -> str:
+    if value and not (value.startswith("/") and value.isprintable()):
+        raise ValueError(f"{value!r} is no absolute path")
+    return value
+
+
+def check_valkey_address(value: str) -> str:
+    return str(parse_valkey_address(value)) if value else value
+
+
+def check_tcp_address(value: str) -> str:
+    return str(parse_tcp_address(value)) if value else value
+
+
+def read_switch(value: Any) -> Any:
+    # A flag has only text to offer; a file and an engine have real booleans.
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def read_count(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+
+Size = Annotated[int, BeforeValidator(read_size)]
+SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(read_size_or_auto)]
+Duration = Annotated[float, BeforeValidator(read_duration)]
+Switch = Annotated[StrictBool, BeforeValidator(read_switch)]
+SocketPath = Annotated[str, AfterValidator(check_socket_path)]
+Folders = Annotated[str, AfterValidator(check_folders)]
+TcpEndpoint = Annotated[str, AfterValidator(check_tcp_address)]
+FilePath = Annotated[str, AfterValidator(check_file_path)]
+ValkeyUrl = Annotated[str, AfterValidator(check_valkey_address)]
+Count = Annotated[StrictInt, BeforeValidator(read_count)]

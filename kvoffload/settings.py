@@ -1,0 +1,265 @@
+"""Every setting: its type, default, bounds and meaning. `config` says where a value came from."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
+
+from kvoffload.setting_types import (
+    Count,
+    Duration,
+    FilePath,
+    Folders,
+    Size,
+    SizeOrAuto,
+    SocketPath,
+    Switch,
+    TcpEndpoint,
+    ValkeyUrl,
+)
+from kvoffload.tcp_address import TCP_FORM
+from kvoffload.units import GIB, MIB, SIZE_FORM
+from kvoffload.valkey_address import VALKEY_FORM
+
+
+def _setting(default: Any, *, room: str, allowed: str, description: str, **bounds: Any) -> Any:
+    extra: JsonDict = {"room": room, "allowed": allowed}
+    return Field(default=default, description=description, json_schema_extra=extra, **bounds)
+
+
+class Settings(BaseModel):
+    """All settings of one process. Frozen; made by `kvoffload.config.load_settings`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    memory: SizeOrAuto = _setting(
+        "auto",
+        room="cli",
+        allowed=f"auto, or {SIZE_FORM}, at least 64MiB",
+        description="Host memory for cached blocks, all ranks together. auto is half of what is free, at most 16GiB.",
+    )
+    server: SocketPath = _setting(
+        "",
+        room="client",
+        allowed="the path of a Unix socket of at most 107 bytes, or empty for a private server",
+        description="Socket of a shared cache server. Empty starts a private server that ends with its engine.",
+    )
+    listen: TcpEndpoint = _setting(
+        "",
+        room="cli",
+        allowed=f"{TCP_FORM}, or empty",
+        description="Where `kvoffload serve` takes TCP connections, for observers. Beyond loopback it needs key_file. "
+        "Empty: none.",
+    )
+    key_file: str = _setting(
+        "",
+        room="cli",
+        allowed="the path of a secret key file of `kvoffload keys new`, or empty",
+        description="Secret key of `kvoffload serve` for TCP connections; the file's [[clients]] say whose.",
+    )
+    linger: Duration = _setting(
+        0.0,
+        room="client",
+        allowed="a duration from 0s to 24h",
+        description="How long a private server stays when its last engine has ended; an engine that comes within that "
+        "time finds its cache again.",
+        ge=0.0,
+        le=86400.0,
+    )
+    socket_mode: Literal["0600", "0660", "0666"] = _setting(
+        "0600",
+        room="cli",
+        allowed="0600, 0660 or 0666, in quotes",
+        description="Who may open the sockets of `kvoffload serve`: its own user, its group too, or everyone.",
+    )
+    socket_group: str = _setting(
+        "",
+        room="cli",
+        allowed="the name or number of a group, or empty for the server's own",
+        description="Group of the sockets of `kvoffload serve`.",
+        max_length=32,
+    )
+    segment_size: Size = _setting(
+        GIB,
+        room="cache",
+        allowed="a size from 64MiB to 64GiB",
+        description="Size of one shared memory segment; memory is taken and handed over in whole segments.",
+        ge=64 * MIB,
+        le=64 * GIB,
+    )
+    disk: Folders = _setting(
+        "",
+        room="tiers",
+        allowed="absolute paths of folders of this user alone (mode 0700), with commas between them, or empty",
+        description="Folders below memory for blocks that memory loses, one on each device. Empty: none.",
+    )
+    disk_size: Size = _setting(
+        0,
+        room="tiers",
+        allowed=f"{SIZE_FORM}; at least 1GiB where disk is set",
+        description="What each folder's files may take together, at most.",
+    )
+    disk_write: Literal["write_through", "write_back", "second_use"] = _setting(
+        "write_through",
+        room="daemon",
+        allowed="write_through, write_back or second_use",
+        description="When blocks are written to disk: as soon as they are stored, when memory will need their room, or "
+        "then and only if they were loaded since.",
+    )
+    disk_queue: Duration = _setting(
+        2.0,
+        room="daemon",
+        allowed="a duration from 10ms to 60s",
+        description="How far writes may lie behind, by the disk's measured speed; beyond it blocks are not written.",
+        ge=0.01,
+        le=60.0,
+    )
+    disk_daily: Size = _setting(
+        0,
+        room="tiers",
+        allowed=f"{SIZE_FORM}; 0 for any",
+        description="What each folder may be written in a day.",
+    )
+    valkey: ValkeyUrl = _setting(
+        "",
+        room="tiers",
+        allowed=f"{VALKEY_FORM}, or empty",
+        description="A Valkey or Redis server, or a node of a cluster, below memory and disk, for blocks that other "
+        "machines use too. Empty: none.",
+    )
+    valkey_password_file: FilePath = _setting(
+        "",
+        room="tiers",
+        allowed="the absolute path of a file that only this user can read, or empty",
+        description="Has the password of the user in `valkey`.",
+    )
+    valkey_ca_file: FilePath = _setting(
+        "",
+        room="tiers",
+        allowed="an absolute path, or empty",
+        description="Whose certificates are trusted with valkeys://. Empty: those that this machine trusts.",
+    )
+    valkey_cert_file: FilePath = _setting(
+        "",
+        room="tiers",
+        allowed="an absolute path, or empty",
+        description="The certificate that is shown with valkeys://, where the server asks for one.",
+    )
+    valkey_key_file: FilePath = _setting(
+        "",
+        room="tiers",
+        allowed="the absolute path of a file that only this user can read, or empty",
+        description="The key of that certificate.",
+    )
+    valkey_ttl: Duration = _setting(
+        0.0,
+        room="tiers",
+        allowed="a duration from 1s to 8760h; 0s for ever",
+        description="How long a record stays there without being used. 0s: until the server evicts it.",
+        ge=0.0,
+        le=8760 * 3600.0,
+    )
+    remote_write: Literal["write_through", "write_back", "second_use"] = _setting(
+        "write_through",
+        room="daemon",
+        allowed="write_through, write_back or second_use",
+        description="When blocks are written to a store that other machines use too; as disk_write.",
+    )
+    remote_queue: Duration = _setting(
+        2.0,
+        room="daemon",
+        allowed="a duration from 10ms to 60s",
+        description="How far those writes may lie behind; as disk_queue.",
+        ge=0.01,
+        le=60.0,
+    )
+    remote_timeout: Duration = _setting(
+        1.0,
+        room="tiers",
+        allowed="a duration from 10ms to 60s",
+        description="How long such a store may take for one answer. One that takes longer is not asked again before it "
+        "has answered a probe.",
+        ge=0.01,
+        le=60.0,
+    )
+    remote_connections: Count = _setting(
+        4,
+        room="tiers",
+        allowed="a number from 1 to 64",
+        description="To each such store; each has a thread.",
+        ge=1,
+        le=64,
+    )
+    promote_deadline: Duration = _setting(
+        2.0,
+        room="connector",
+        allowed="a duration from 0s to 60s; 0 for not at all",
+        description="How long a request waits for blocks that come up from below; what has come by then is used.",
+        ge=0.0,
+        le=60.0,
+    )
+    save_policy: Literal["auto", "eager", "on_evict", "second_use"] = _setting(
+        "auto",
+        room="connector",
+        allowed="auto, eager, on_evict or second_use",
+        description="When a block is saved: as soon as it is full, when the engine is about to lose it, or when it is "
+        "used a second time. auto is on_evict when memory is smaller than the engine's own cache, else eager.",
+    )
+    verify: Literal["tiers", "always"] = _setting(
+        "tiers",
+        room="cache",
+        allowed="tiers or always",
+        description="When a record's digest is checked: as its bytes cross a tier, or on every load as well.",
+    )
+    whole_prompts: Switch = _setting(
+        False,
+        room="connector",
+        allowed="true or false",
+        description="Restore a prompt to its end where all of it is cached, and compute one token, in models of full "
+        "attention alone. Faster where blocks are long; logits may differ in the last bits from those of a local hit.",
+    )
+    self_test: Switch = _setting(
+        True,
+        room="kvspec",
+        allowed="true or false",
+        description="Save, scrub, load, compare a pattern in a free block of every group before the first request.",
+    )
+    acquire_deadline: Duration = _setting(
+        0.05,
+        room="client",
+        allowed="a duration from 1ms to 60s",
+        description="How long a request waits for the server's answer to a hit before it counts as a miss.",
+        ge=0.001,
+        le=60.0,
+    )
+    step_budget: Duration = _setting(
+        0.001,
+        room="client",
+        allowed="a duration from 100us to 1s",
+        description="Time that all our calls together may take of one step of the engine's scheduler.",
+        ge=0.0001,
+        le=1.0,
+    )
+    copy_threads: Count = _setting(
+        0,
+        room="transfer",
+        allowed="a whole number from 0 to 256; 0 means one per two cores, at most 8",
+        description="Threads of the host copy engine.",
+        ge=0,
+        le=256,
+    )
+    hash_seed: str = _setting(
+        "",
+        room="keys",
+        allowed="text of at most 256 characters",
+        description="Seed of our own block hashes, for engines that have none. Different seeds never share blocks.",
+        max_length=256,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info",
+        room="cli",
+        allowed="debug, info, warning or error",
+        description="The least severe log line that is written.",
+    )

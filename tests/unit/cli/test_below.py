@@ -1,0 +1,112 @@
+"""Which tiers a server has by its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cli.below import choose_tiers
+from kvoffload.config import Settings, load_settings
+from kvoffload.daemon.server_config import ServerConfig, read_server_config
+from kvoffload.daemon.tier_terms import WriteRule
+from kvoffload.errors import ConfigError
+from kvoffload.tiers.disk import DiskTerms
+from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.units import GIB
+
+
+def disk_settings(**more: object) -> Settings:
+    return load_settings(flags={"disk": "/nvme0/kv, /nvme1/kv/", "disk_size": "4GiB", **more}).settings
+
+
+def test_each_folder_is_a_device_of_the_size_that_is_set() -> None:
+    settings = disk_settings(disk_write="write_back", disk_queue="500ms", disk_daily="1TiB")
+    [plan] = choose_tiers(settings, ServerConfig())[""]
+    assert isinstance(plan.place, DiskTerms)
+    assert [(str(one.path), one.capacity_bytes) for one in plan.place.folders] == [
+        ("/nvme0/kv", 4 * GIB),
+        ("/nvme1/kv", 4 * GIB),
+    ]
+    assert plan.place.daily_bytes == 1 << 40
+    assert (plan.terms.write, plan.terms.queue_s) == (WriteRule.BACK, 0.5)
+    assert plan.place.describe() == "8GiB of disk in 2 folders"
+    assert choose_tiers(load_settings().settings, ServerConfig()) == {}
+
+
+@pytest.mark.parametrize("size", ["0B", "512MiB"])
+def test_a_disk_without_a_size_is_refused(size: str) -> None:
+    with pytest.raises(ConfigError, match=r"setting 'disk_size' = .* with disk = .*; allowed is .* at least 1GiB"):
+        choose_tiers(disk_settings(disk_size=size), ServerConfig())
+
+
+def test_domains_do_not_share_a_disk() -> None:
+    domains = [{"name": "red", "memory": "64MiB"}, {"name": "blue", "memory": "64MiB"}]
+    config = read_server_config({"domains": domains}, origin="file x")
+    with pytest.raises(ConfigError, match="with 2 domains: blocks of one domain could come to another's memory"):
+        choose_tiers(disk_settings(), config)
+    alone = read_server_config({"domains": domains[:1]}, origin="file x")
+    assert choose_tiers(disk_settings(), alone).keys() == {"red"}
+
+
+@pytest.mark.parametrize(
+    ("disk", "fault"), [("kv", "'kv' is no absolute path"), ("/a,/b,/a/", "a folder is named twice")]
+)
+def test_folders_are_named_so_that_any_process_finds_them(disk: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        disk_settings(disk=disk)
+
+
+def test_valkey_lies_below_the_disk(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("open\n")
+    secret.chmod(0o600)
+    valkey = {
+        "valkey": "valkeys://me@far/2",
+        "valkey_password_file": str(secret),
+        "valkey_ttl": "2h",
+        "remote_write": "second_use",
+        "remote_queue": "5s",
+        "remote_timeout": "200ms",
+        "remote_connections": "7",
+    }
+    near, far = choose_tiers(disk_settings(**valkey), ServerConfig())[""]
+    assert isinstance(near.place, DiskTerms)
+    assert isinstance(far.place, ValkeyTerms)
+    assert far.place.describe() == "valkeys://me@far:6379/2"
+    assert (far.place.password, far.place.ttl_s) == ("open", 7200)
+    assert (far.place.call_timeout_s, far.place.connections) == (0.2, 7)
+    assert (far.terms.name, far.terms.write, far.terms.queue_s) == ("valkey", WriteRule.SECOND_USE, 5.0)
+    assert "open" not in repr(far.place)
+    [alone] = choose_tiers(load_settings(flags={"valkey": "valkey://far"}).settings, ServerConfig())[""]
+    assert isinstance(alone.place, ValkeyTerms)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("valkey", "redis://far", "no scheme and host"),
+        ("valkey", "valkey://me:open@far", "a password has a file of its own"),
+        ("valkey_password_file", "secret", "no absolute path"),
+        ("remote_connections", "0", "greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_is_set(name: str, value: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        load_settings(flags={name: value})
+
+
+def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("open")
+    secret.chmod(0o644)
+    settings = load_settings(flags={"valkey": "valkey://far", "valkey_password_file": str(secret)}).settings
+    with pytest.raises(ConfigError):
+        choose_tiers(settings, ServerConfig())
+
+
+def test_domains_do_not_share_a_store() -> None:
+    domains = [{"name": "red", "memory": "64MiB"}, {"name": "blue", "memory": "64MiB"}]
+    config = read_server_config({"domains": domains}, origin="file x")
+    with pytest.raises(ConfigError, match="setting 'valkey' = .* with 2 domains"):
+        choose_tiers(load_settings(flags={"valkey": "valkey://far"}).settings, config)
