@@ -31,7 +31,7 @@ help: ## this list
 
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 
-setup: $(STAMPS)/native ## .venv with everything that tests and demo need
+setup: $(STAMPS)/native $(STAMPS)/stores ## .venv with everything that tests and demo need
 
 $(STAMPS)/venv:
 	$(call say,set-up 1/3: .venv)
@@ -51,6 +51,12 @@ $(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
 	$(call say,set-up 3/3: native extension)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -q --disable-pip-version-check \
 	  --no-build-isolation --no-deps --config-settings=cmake.define.KVOFFLOAD_WERROR=ON -e .
+	@touch $@
+
+# Without them the tests that need them are skipped, and say so.
+$(STAMPS)/stores: requirements/stores.sh $(STAMPS)/venv
+	$(call say,set-up: stores for the tests of remote tiers)
+	@bash requirements/stores.sh $(VENV)/debian || echo "not to be had here: redis-server (Debian's packages)"
 	@touch $@
 
 # ---- the two commands ----

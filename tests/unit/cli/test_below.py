@@ -108,5 +108,5 @@ def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_domains_do_not_share_a_store() -> None:
     domains = [{"name": "red", "memory": "64MiB"}, {"name": "blue", "memory": "64MiB"}]
     config = read_server_config({"domains": domains}, origin="file x")
-    with pytest.raises(ConfigError, match="setting 'valkey' = .* with 2 domains"):
+    with pytest.raises(ConfigError, match=r"setting 'valkey' = .* with 2 domains"):
         choose_tiers(load_settings(flags={"valkey": "valkey://far"}).settings, config)
