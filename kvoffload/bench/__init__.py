@@ -12,6 +12,7 @@ from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
 from kvoffload.bench.rpc import RpcBenchmark
 from kvoffload.bench.shm import ShmBenchmark
+from kvoffload.bench.valkey import ValkeyBenchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     ArenaBenchmark(),
@@ -23,4 +24,5 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     PageMapBenchmark(),
     RpcBenchmark(),
     ShmBenchmark(),
+    ValkeyBenchmark(),
 )

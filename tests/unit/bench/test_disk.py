@@ -8,8 +8,6 @@ import pytest
 
 from kvoffload.bench import disk, tiered
 from kvoffload.bench.disk import DiskBenchmark
-from kvoffload.errors import BenchmarkError
-from kvoffload.tiers.base import RecordOutcome
 
 
 def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -39,11 +37,3 @@ def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert results[4].value >= 1.0
     assert int(results[4].params["evicted_segments"]) > 12
     assert not list(tmp_path.iterdir())
-
-
-def test_a_batch_that_ends_otherwise_is_no_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tier = disk.open_tier(tmp_path / "tier")
-    records = disk.Records(4096, 4, disk.np.zeros(4 * 4096, disk.np.uint8))
-    with pytest.raises(BenchmarkError, match=f"{int(RecordOutcome.MISSING)}.*not FOUND"):
-        disk.get_all(tier, records, disk.np.arange(4))
-    tier.close()

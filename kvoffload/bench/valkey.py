@@ -1,0 +1,145 @@
+"""How close do records in a Valkey server come to what its own benchmark moves?"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
+from kvoffload.bench.measure import measure_timed_pair
+from kvoffload.bench.tier_load import TIMEOUT_S, Records, get_all, put_all
+from kvoffload.errors import BenchmarkError
+from kvoffload.tiers.base import TierState
+from kvoffload.tiers.remote import RemoteTier
+from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.units import MIB
+from kvoffload.valkey_address import ValkeyAddress
+
+DATA_BYTES = 128 * MIB
+LIMIT_CLIENTS = (1, 2, 4)
+"""Connections of the server's own benchmark: the best of them is the limit."""
+START_S = 10.0
+SIZES = ((MIB, Goal(Measure.RATIO, Bound.AT_LEAST, 0.7)), (64 << 10, None))
+_VERBS = {"put": "set", "get": "get"}
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """One of this benchmark, on loopback, that writes nothing to disk."""
+
+    port: int
+
+    def time_limit(self, verb: str, size_bytes: int, clients: int) -> float:
+        """Seconds in which its own benchmark moves DATA_BYTES."""
+        calls = DATA_BYTES // size_bytes
+        command = [_find("redis-benchmark"), "-p", str(self.port), "-d", str(size_bytes), "-n", str(calls)]
+        command += ["-c", str(clients), "-t", verb, "--csv"]
+        done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300, check=False)
+        rows = list(csv.DictReader(done.stdout.splitlines()))
+        if done.returncode or not rows:
+            raise BenchmarkError(f"redis-benchmark failed: {done.stderr.strip() or 'no figures'}")
+        return calls / float(rows[0]["rps"])
+
+    def flush(self) -> None:
+        """Nothing is there any more."""
+        subprocess.run(
+            [_find("redis-cli"), "-p", str(self.port), "flushall"], env=_environment(), capture_output=True, check=True
+        )
+
+
+class ValkeyBenchmark:
+    """Beside a server that is started for it: `redis-server` has to be installed."""
+
+    name = "valkey"
+    question = __doc__ or ""
+
+    def run(self, progress: Progress) -> Iterator[Result]:
+        """Rates in bytes per second."""
+        with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder, serve(Path(folder)) as server:
+            address = ValkeyAddress(host="127.0.0.1", port=server.port)
+            tier = ValkeyTerms(address=address, call_timeout_s=TIMEOUT_S).open_tier()
+            try:
+                tier.wait_open(TIMEOUT_S)
+                if tier.health()[0].state is not TierState.READY:
+                    raise BenchmarkError(f"there is no tier: {tier.health()[0].reason}")
+                memory = np.random.default_rng(3).integers(0, 256, DATA_BYTES, np.uint8)
+                for size_bytes, goal in SIZES:
+                    records = Records(size_bytes, DATA_BYTES // size_bytes, memory)
+                    for verb in _VERBS:
+                        progress(f"{verb} of {size_bytes >> 10} KiB")
+                        yield self._row(server, tier, records, verb, goal)
+            finally:
+                tier.close()
+
+    def _row(self, server: OwnServer, tier: RemoteTier, records: Records, verb: str, goal: Goal | None) -> Result:
+        own = _VERBS[verb]
+        server.flush()
+        put_all(tier, records)
+        server.time_limit("set", records.record_bytes, 1)  # which leaves what is got
+        best = min(LIMIT_CLIENTS, key=lambda clients: server.time_limit(own, records.record_bytes, clients))
+        order = np.arange(records.count)
+
+        def move() -> float:
+            if verb == "get":
+                return get_all(tier, records, order)
+            server.flush()
+            return put_all(tier, records)
+
+        pair = measure_timed_pair(move, lambda: server.time_limit(own, records.record_bytes, best))
+        return Result(
+            name=self.name,
+            value=DATA_BYTES / pair.value_s,
+            unit="B/s",
+            limit=DATA_BYTES / pair.limit_s,
+            spread=pair.spread,
+            goal=goal,
+            params={"what": verb, "record_bytes": records.record_bytes, "limit_clients": best},
+        )
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[OwnServer]:
+    """Until it is left."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [_find("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end_s = time.monotonic() + START_S
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if process.poll() is not None or time.monotonic() > end_s:
+                raise BenchmarkError("redis-server does not start")
+            time.sleep(0.01)
+        yield OwnServer(port)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _find(program: str) -> str:
+    own = Path(sys.prefix) / "debian/usr/bin" / program
+    found = str(own) if own.exists() else shutil.which(program)
+    if found is None:
+        raise BenchmarkError(f"{program} is not installed", remedy="install redis-server, or run `make setup`")
+    return found
+
+
+def _environment() -> dict[str, str]:
+    libraries = Path(sys.prefix) / "debian/usr/lib" / f"{os.uname().machine}-linux-gnu"
+    return {**os.environ, "LD_LIBRARY_PATH": f"{libraries}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
