@@ -249,7 +249,7 @@ class RemoteTier:
                 stored,
             )
             self._jobs[job.ticket] = job
-            is_taken = self._state is TierState.READY
+            is_taken = self._state is not TierState.ABSENT
             if is_taken:
                 heapq.heappush(self._deadlines, (deadline_s, job.ticket))
                 (self._urgent if verb in _URGENT else self._others).append(job)

@@ -179,6 +179,17 @@ def test_requests_go_before_what_is_written(place: Place) -> None:
     tier.close()
 
 
+def test_what_comes_before_the_first_answer_waits_for_it(place: Place) -> None:
+    place.gate.clear()
+    tier = RemoteTier(RemoteTierTerms(place="dictionary", open_store=place.open))
+    assert tier.health()[0].state is TierState.OPENING
+    records = Records(0, 2, 100, filled=True)
+    ticket = tier.put(records.names, records.slots, record_bytes=100, digests=records.digests, timeout_s=TIMEOUT_S)
+    place.gate.set()
+    assert finish(tier, ticket).count(RecordOutcome.WRITTEN) == 2
+    tier.close()
+
+
 def test_a_tier_without_its_store_is_absent_from_the_beginning(place: Place) -> None:
     place.fault = "no such host"
     tier = make_tier(place)
