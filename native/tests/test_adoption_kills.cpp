@@ -22,7 +22,7 @@ namespace {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr std::uint64_t kKills = 60;  // a sanitized call takes many times the instructions
 #else
-constexpr std::uint64_t kKills = 500;
+constexpr std::uint64_t kKills = 250;
 #endif
 
 // Small numbers as often as large ones.
