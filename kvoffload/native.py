@@ -56,6 +56,9 @@ open_index_reader = _native.open_index_reader
 SegmentMap = _native.SegmentMap
 open_segment_map = _native.open_segment_map
 
+RecordLink = _native.RecordLink
+time_sealing = _native.time_sealing
+
 DiskStore = _native.DiskStore
 create_disk_store = _native.create_disk_store
 

@@ -38,6 +38,7 @@ NB_MODULE(_native, module) {
     kvo::bind_disk(module);
     kvo::bind_frames(module);
     kvo::bind_express(module);
+    kvo::bind_link(module);
     kvo::bind_replay(module);
     kvo::bind_cache(module);
     kvo::bind_index_reader(module);

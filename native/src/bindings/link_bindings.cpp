@@ -1,0 +1,167 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.hpp"
+#include "bindings/buffer_view.hpp"
+#include "link/record_link.hpp"
+
+namespace nb = nanobind;
+
+namespace kvo {
+namespace {
+
+using Keys = std::optional<std::tuple<nb::bytes, nb::bytes>>;
+
+// What the other side, or the way to it, has done wrong.
+void raise_if_lost(const Status& status) {
+    if (!status.ok() && status.code() != Code::invalid) {
+        PyErr_SetString(status.code() == Code::unavailable ? PyExc_TimeoutError : PyExc_ConnectionError,
+                        status.message().c_str());
+        throw nb::python_error();
+    }
+    raise_if_not_ok(status);
+}
+
+SealKey read_key(const nb::bytes& bytes) {
+    if (bytes.size() != kSealKeyBytes) {
+        throw nb::value_error("a key of a link has 32 bytes");
+    }
+    SealKey key;
+    std::memcpy(key.data(), bytes.data(), key.size());
+    return key;
+}
+
+RecordLink::Instant after(std::uint32_t timeout_ms) {
+    return RecordLink::Clock::now() + std::chrono::milliseconds(timeout_ms);
+}
+
+LinkRecords read_records(const BufferView& slots, std::uint64_t record_bytes) {
+    if (slots.bytes().size() % sizeof(std::uint64_t) != 0 || record_bytes > kMaxRecordBytes) {
+        throw nb::value_error("slots are addresses of 8 bytes, and records have at most 2**63");
+    }
+    return {
+        {reinterpret_cast<const std::uint64_t*>(slots.bytes().data()), slots.bytes().size() / sizeof(std::uint64_t)},
+        record_bytes};
+}
+
+class Link {
+public:
+    Link(int socket, const Keys& keys) : link_(open(socket, keys)) {}
+
+    void send(nb::handle head, nb::handle slots, std::uint64_t record_bytes, std::uint32_t timeout_ms) {
+        const BufferView bytes(head), addresses(slots);
+        const LinkRecords records = read_records(addresses, record_bytes);
+        Status status;
+        {
+            const WithoutGil unlocked;
+            status = link_.send(bytes.bytes(), records, after(timeout_ms));
+        }
+        raise_if_lost(status);
+    }
+
+    nb::bytes receive(std::size_t size, std::uint32_t timeout_ms) {
+        std::vector<std::uint8_t> bytes(size);
+        Status status;
+        {
+            const WithoutGil unlocked;
+            status = link_.receive(bytes, after(timeout_ms));
+        }
+        raise_if_lost(status);
+        return nb::bytes(bytes.data(), bytes.size());
+    }
+
+    nb::bytes receive_records(nb::handle slots, std::uint64_t record_bytes, const nb::bytes& fingerprint,
+                              const nb::bytes& block_hashes, std::uint32_t group, std::uint32_t shard,
+                              std::uint32_t timeout_ms) {
+        const BufferView addresses(slots);
+        const LinkRecords records = read_records(addresses, record_bytes);
+        const std::size_t count = records.slots.size();
+        if (fingerprint.size() != kFingerprintBytes || block_hashes.size() != count * kBlockHashBytes) {
+            throw nb::value_error("a fingerprint has 32 bytes, and each record a hash of 32");
+        }
+        const std::span<const std::uint8_t, kFingerprintBytes> identity(
+            static_cast<const std::uint8_t*>(fingerprint.data()), kFingerprintBytes);
+        const std::span hashes(static_cast<const std::uint8_t*>(block_hashes.data()), block_hashes.size());
+        std::vector<RunDigest> totals(count);
+        std::vector<std::uint64_t> digests(count);
+        Status status;
+        {
+            const WithoutGil unlocked;
+            status = link_.receive_records(records, totals, after(timeout_ms));
+            for (std::size_t at = 0; at < count; ++at) {
+                const auto hash = hashes.subspan(at * kBlockHashBytes).first<kBlockHashBytes>();
+                digests[at] = finish(totals[at], {identity, hash, group, shard}, record_bytes);
+            }
+        }
+        raise_if_lost(status);
+        return nb::bytes(digests.data(), digests.size() * sizeof(std::uint64_t));
+    }
+
+    void shut() noexcept { link_.shut(); }
+
+private:
+    static RecordLink open(int socket, const Keys& keys) {
+        FileDescriptor owned(socket);
+        std::optional<LinkKeys> read;
+        if (keys) {
+            read = LinkKeys{read_key(std::get<0>(*keys)), read_key(std::get<1>(*keys))};
+        }
+        Result<RecordLink> made = RecordLink::make(std::move(owned), read);
+        if (!made.ok()) {
+            raise_if_not_ok(made.fault());
+        }
+        return std::move(made.value());
+    }
+
+    RecordLink link_;
+};
+
+// Seconds in which so many bytes are sealed, in pieces as on a link: what a sealed link cannot be faster than.
+double time_sealing(std::uint64_t size_bytes) {
+    Result<Sealing> sealing = Sealing::make(SealKey{}, Sealing::Way::seal);
+    if (!sealing.ok()) {
+        raise_if_not_ok(sealing.fault());
+    }
+    std::vector<std::uint8_t> plain(RecordLink::kPieceBytes, 1), sealed(RecordLink::kPieceBytes);
+    Status status;
+    const auto begun = RecordLink::Clock::now();
+    {
+        const WithoutGil unlocked;
+        for (std::uint64_t done = 0; done < size_bytes && status.ok(); done += plain.size()) {
+            status = sealing.value().begin();
+            if (status.ok()) {
+                status = sealing.value().run(plain, sealed.data());
+            }
+            if (status.ok()) {
+                const Result<SealTag> tag = sealing.value().finish();
+                status = tag.ok() ? Status() : tag.fault();
+            }
+        }
+    }
+    raise_if_not_ok(status);
+    return std::chrono::duration<double>(RecordLink::Clock::now() - begun).count();
+}
+
+}  // namespace
+
+void bind_link(nb::module_& module) {
+    nb::class_<Link>(module, "RecordLink")
+        .def(nb::init<int, const Keys&>(), nb::arg("socket"), nb::arg("keys") = nb::none())
+        .def("send", &Link::send, nb::arg("head"), nb::arg("slots") = nb::bytes("", 0), nb::arg("record_bytes") = 0,
+             nb::kw_only(), nb::arg("timeout_ms"))
+        .def("receive", &Link::receive, nb::arg("size_bytes"), nb::kw_only(), nb::arg("timeout_ms"))
+        .def("receive_records", &Link::receive_records, nb::arg("slots"), nb::arg("record_bytes"), nb::kw_only(),
+             nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"), nb::arg("timeout_ms"))
+        .def("shut", &Link::shut);
+    module.def("time_sealing", &time_sealing, nb::arg("size_bytes"));
+}
+
+}  // namespace kvo

@@ -1,0 +1,76 @@
+// Bytes over one connected socket, between memory and memory: as they are, or sealed.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/status.hpp"
+#include "digest/digest.hpp"
+#include "link/sealing.hpp"
+#include "shim/file_descriptor.hpp"
+
+namespace kvo {
+
+struct LinkKeys {
+    SealKey send;
+    SealKey receive;
+};
+
+// Records of one size, at these addresses, of one identity, group and shard.
+struct LinkRecords {
+    std::span<const std::uint64_t> slots;
+    std::uint64_t record_bytes = 0;
+};
+
+// For one thread at a time, but `shut`. After a call that failed the link is of no use any more.
+//
+// A sealed link carries pieces: four bytes with the length, so many bytes, and their tag. What is sent by one call is
+// cut into pieces of its own, the first of which is the head.
+class RecordLink {
+public:
+    using Clock = std::chrono::steady_clock;
+    using Instant = Clock::time_point;
+
+    static constexpr std::size_t kPieceBytes = 128 << 10;
+
+    // Takes the socket. Code::unavailable: it cannot be sealed here.
+    static Result<RecordLink> make(FileDescriptor socket, const std::optional<LinkKeys>& keys);
+
+    // `head`, and then the records. Code::unavailable: not all of it was taken in time.
+    Status send(std::span<const std::uint8_t> head, const LinkRecords& records, Instant deadline);
+
+    // So many bytes. Code::unavailable: they did not all come in time.
+    Status receive(std::span<std::uint8_t> out, Instant deadline);
+
+    // Records to their slots. What each one's bytes sum to is in `digests`.
+    Status receive_records(const LinkRecords& records, std::span<RunDigest> digests, Instant deadline);
+
+    // From any thread: what waits ends at once, as failed.
+    void shut() noexcept;
+
+private:
+    RecordLink(FileDescriptor socket, std::optional<Sealing> seal, std::optional<Sealing> open);
+
+    Status send_plain(std::span<const std::uint8_t> head, const LinkRecords& records, Instant deadline);
+    Status send_sealed(std::span<const std::uint8_t> head, const LinkRecords& records, Instant deadline);
+    Status send_piece(std::size_t size, Instant deadline);
+    Status write_all(std::span<const std::uint8_t> bytes, Instant deadline);
+    Status read_all(std::span<std::uint8_t> out, Instant deadline);
+    Status receive_sealed(std::span<std::uint8_t> out, Instant deadline);
+    Status open_piece(std::span<std::uint8_t>& out, Instant deadline);
+    Status wait(short events, Instant deadline);
+
+    FileDescriptor socket_;
+    std::optional<Sealing> seal_;
+    std::optional<Sealing> open_;
+    std::vector<std::uint8_t> sealed_;  // a piece on its way out
+    std::vector<std::uint8_t> coming_;  // a piece on its way in, as it came
+    std::vector<std::uint8_t> opened_;  // of a piece, what nobody has asked for yet
+    std::size_t opened_from_ = 0;
+};
+
+}  // namespace kvo

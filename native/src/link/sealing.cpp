@@ -1,0 +1,152 @@
+#include "link/sealing.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "shim/dynamic_library.hpp"
+
+namespace kvo {
+
+// As libcrypto has declared them since version 1.1; its types are opaque there, too.
+struct CryptoCalls {
+    void* (*new_state)() = nullptr;
+    void (*free_state)(void*) = nullptr;
+    const void* (*aes_256_gcm)() = nullptr;
+    int (*init)(void*, const void* cipher, void* engine, const unsigned char* key, const unsigned char* nonce,
+                int seals) = nullptr;
+    int (*update)(void*, unsigned char* out, int* out_bytes, const unsigned char* in, int in_bytes) = nullptr;
+    int (*finish)(void*, unsigned char* out, int* out_bytes) = nullptr;
+    int (*control)(void*, int type, int number, void* pointer) = nullptr;
+};
+
+namespace {
+
+constexpr std::array kLibraries = {"libcrypto.so.3", "libcrypto.so.1.1"};
+constexpr int kGetTag = 0x10, kSetTag = 0x11;
+constexpr std::size_t kNonceBytes = 12;
+constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;  // lengths are ints there
+
+template <typename Function>
+bool find(const DynamicLibrary& library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(library.find(name));
+    return function != nullptr;
+}
+
+Result<CryptoCalls> load() {
+    std::string reason = "no libcrypto";
+    for (const char* name : kLibraries) {
+        const Result<DynamicLibrary> library = DynamicLibrary::open(name);
+        if (!library.ok()) {
+            reason = library.fault().message();
+            continue;
+        }
+        CryptoCalls calls;
+        if (find(library.value(), "EVP_CIPHER_CTX_new", calls.new_state) &&
+            find(library.value(), "EVP_CIPHER_CTX_free", calls.free_state) &&
+            find(library.value(), "EVP_aes_256_gcm", calls.aes_256_gcm) &&
+            find(library.value(), "EVP_CipherInit_ex", calls.init) &&
+            find(library.value(), "EVP_CipherUpdate", calls.update) &&
+            find(library.value(), "EVP_CipherFinal_ex", calls.finish) &&
+            find(library.value(), "EVP_CIPHER_CTX_ctrl", calls.control)) {
+            return calls;
+        }
+        reason = std::string(name) + " lacks AES-GCM";
+    }
+    return Status(Code::unavailable, reason);
+}
+
+// Once for the process.
+const Result<CryptoCalls>& crypto() {
+    static const Result<CryptoCalls> loaded = load();
+    return loaded;
+}
+
+Status refused(const char* what) { return {Code::failed, std::string("libcrypto: ") + what + " failed"}; }
+
+}  // namespace
+
+Result<Sealing> Sealing::make(const SealKey& key, Way way) {
+    const Result<CryptoCalls>& calls = crypto();
+    if (!calls.ok()) {
+        return calls.fault();
+    }
+    void* state = calls.value().new_state();
+    if (state == nullptr) {
+        return refused("a new state");
+    }
+    Sealing made(&calls.value(), state, way);
+    if (calls.value().init(state, calls.value().aes_256_gcm(), nullptr, key.data(), nullptr, way == Way::seal) != 1) {
+        return refused("taking the key");
+    }
+    return made;
+}
+
+Sealing::Sealing(Sealing&& other) noexcept
+    : calls_(other.calls_), state_(std::exchange(other.state_, nullptr)), way_(other.way_), next_(other.next_) {}
+
+Sealing& Sealing::operator=(Sealing&& other) noexcept {
+    std::swap(calls_, other.calls_);
+    std::swap(state_, other.state_);
+    std::swap(way_, other.way_);
+    std::swap(next_, other.next_);
+    return *this;
+}
+
+Sealing::~Sealing() {
+    if (state_ != nullptr) {
+        calls_->free_state(state_);
+    }
+}
+
+Status Sealing::begin() {
+    if (next_ == std::numeric_limits<std::uint64_t>::max()) {
+        return {Code::failed, "this key has sealed all that it may"};
+    }
+    std::array<std::uint8_t, kNonceBytes> nonce{};
+    const std::uint64_t number = next_++;
+    for (std::size_t byte = 0; byte < sizeof number; ++byte) {
+        nonce[byte] = static_cast<std::uint8_t>(number >> (8 * byte));
+    }
+    const bool is_begun = calls_->init(state_, nullptr, nullptr, nullptr, nonce.data(), -1) == 1;
+    return is_begun ? Status() : refused("a new piece");
+}
+
+Status Sealing::run(std::span<const std::uint8_t> in, std::uint8_t* out) {
+    while (!in.empty()) {
+        const std::size_t size = std::min(in.size(), kMostAtOnce);
+        int done = 0;
+        if (calls_->update(state_, out, &done, in.data(), static_cast<int>(size)) != 1 ||
+            done != static_cast<int>(size)) {
+            return refused("a piece");
+        }
+        in = in.subspan(size);
+        out += size;
+    }
+    return {};
+}
+
+Result<SealTag> Sealing::finish() {
+    SealTag tag{};
+    int done = 0;
+    if (calls_->finish(state_, tag.data(), &done) != 1 ||
+        calls_->control(state_, kGetTag, static_cast<int>(tag.size()), tag.data()) != 1) {
+        return refused("the end of a piece");
+    }
+    return tag;
+}
+
+Status Sealing::check(const SealTag& tag) {
+    SealTag wanted = tag, rest{};
+    int done = 0;
+    if (calls_->control(state_, kSetTag, static_cast<int>(wanted.size()), wanted.data()) != 1 ||
+        calls_->finish(state_, rest.data(), &done) != 1) {
+        return {Code::failed, "what came is not what was sealed"};
+    }
+    return {};
+}
+
+}  // namespace kvo

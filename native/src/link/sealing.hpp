@@ -1,0 +1,54 @@
+// AES-256-GCM by the libcrypto that this machine has, found at run time: its owner keeps it up to date, we don't.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.hpp"
+
+namespace kvo {
+
+inline constexpr std::size_t kSealKeyBytes = 32;
+inline constexpr std::size_t kSealTagBytes = 16;
+
+using SealKey = std::array<std::uint8_t, kSealKeyBytes>;
+using SealTag = std::array<std::uint8_t, kSealTagBytes>;
+
+struct CryptoCalls;
+
+// One direction of one connection. Pieces are sealed, or opened, one after the other, each under the next number: a
+// piece that was changed, left out, repeated or moved does not open. For one thread at a time.
+class Sealing {
+public:
+    enum class Way { seal, open };
+
+    // A key must never be used for a second Sealing of the same way. Code::unavailable: there is no libcrypto.
+    static Result<Sealing> make(const SealKey& key, Way way);
+
+    Sealing(Sealing&&) noexcept;
+    Sealing& operator=(Sealing&&) noexcept;
+    ~Sealing();
+
+    // The next piece.
+    Status begin();
+    // Of its bytes, in any number of parts. `out` has as many; it may be the same memory. What was opened means nothing
+    // before `check`.
+    Status run(std::span<const std::uint8_t> in, std::uint8_t* out);
+    // Of a piece that was sealed.
+    Result<SealTag> finish();
+    // Of a piece that was opened. Code::failed: it is not what was sealed.
+    Status check(const SealTag& tag);
+
+private:
+    Sealing(const CryptoCalls* calls, void* state, Way way) noexcept : calls_(calls), state_(state), way_(way) {}
+
+    const CryptoCalls* calls_;
+    void* state_;
+    Way way_;
+    std::uint64_t next_ = 0;
+};
+
+}  // namespace kvo
