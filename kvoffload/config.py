@@ -43,7 +43,7 @@ class Source(Enum):
     FLAG = "flag"
 
 
-SERVER_TABLES = ("domains", "clients", "operators")
+SERVER_TABLES = ("domains", "clients", "operators", "peers")
 """Tables of the file that are no settings: `kvoffload serve` reads them."""
 
 

@@ -59,6 +59,20 @@ class Settings(BaseModel):
         allowed="the path of a secret key file of `kvoffload keys new`, or empty",
         description="Secret key of `kvoffload serve` for TCP connections; the file's [[clients]] say whose.",
     )
+    peer_listen: TcpEndpoint = _setting(
+        "",
+        room="cli",
+        allowed=f"{TCP_FORM}, or empty",
+        description="Where `kvoffload serve` takes links of its fleet's other servers, by which records travel. The "
+        "file's [[peers]] say who they are; they meet at `listen` first. Empty: it serves no other servers.",
+    )
+    peer_link: Literal["sealed", "trusted"] = _setting(
+        "sealed",
+        room="cli",
+        allowed="sealed or trusted",
+        description="Whether records are encrypted between the servers of a fleet. trusted is for networks that nobody "
+        "else can listen to or write to. The same on all of them.",
+    )
     linger: Duration = _setting(
         0.0,
         room="client",

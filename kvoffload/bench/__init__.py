@@ -10,6 +10,7 @@ from kvoffload.bench.digest import DigestBenchmark
 from kvoffload.bench.disk import DiskBenchmark
 from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
+from kvoffload.bench.peer import PeerBenchmark
 from kvoffload.bench.rpc import RpcBenchmark
 from kvoffload.bench.shm import ShmBenchmark
 from kvoffload.bench.valkey import ValkeyBenchmark
@@ -22,6 +23,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     DiskBenchmark(),
     IndexBenchmark(),
     PageMapBenchmark(),
+    PeerBenchmark(),
     RpcBenchmark(),
     ShmBenchmark(),
     ValkeyBenchmark(),

@@ -44,9 +44,9 @@ class OwnServer:
     def time_limit(self, verb: str, size_bytes: int, clients: int) -> float:
         """Seconds in which its own benchmark moves DATA_BYTES."""
         calls = DATA_BYTES // size_bytes
-        command = [_find("redis-benchmark"), "-p", str(self.port), "-d", str(size_bytes), "-n", str(calls)]
+        command = [*_call("redis-benchmark"), "-p", str(self.port), "-d", str(size_bytes), "-n", str(calls)]
         command += ["-c", str(clients), "-t", verb, "--csv"]
-        done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         rows = list(csv.DictReader(done.stdout.splitlines()))
         if done.returncode or not rows:
             raise BenchmarkError(f"redis-benchmark failed: {done.stderr.strip() or 'no figures'}")
@@ -54,9 +54,7 @@ class OwnServer:
 
     def flush(self) -> None:
         """Nothing is there any more."""
-        subprocess.run(
-            [_find("redis-cli"), "-p", str(self.port), "flushall"], env=_environment(), capture_output=True, check=True
-        )
+        subprocess.run([*_call("redis-cli"), "-p", str(self.port), "flushall"], capture_output=True, check=True)
 
 
 class ValkeyBenchmark:
@@ -115,8 +113,8 @@ def serve(folder: Path) -> Iterator[OwnServer]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [_find("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
-    process = subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [*_call("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end_s = time.monotonic() + START_S
         while True:
@@ -140,6 +138,7 @@ def _find(program: str) -> str:
     return found
 
 
-def _environment() -> dict[str, str]:
+def _call(program: str) -> list[str]:
+    """How it is started, with its libraries beside it."""
     libraries = Path(sys.prefix) / "debian/usr/lib" / f"{os.uname().machine}-linux-gnu"
-    return {**os.environ, "LD_LIBRARY_PATH": f"{libraries}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    return ["env", f"LD_LIBRARY_PATH={libraries}", _find(program)]

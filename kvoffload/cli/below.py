@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvoffload.config import Settings
 from kvoffload.daemon.server_config import ServerConfig
@@ -15,16 +16,20 @@ from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB, format_size
 from kvoffload.valkey_address import parse_valkey_address
 
+if TYPE_CHECKING:
+    from kvoffload.cli.fleet import FleetPlan
+
 MIN_DISK_BYTES = GIB
 
 
-def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, list[TierPlan]]:
+def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | None = None) -> dict[str, list[TierPlan]]:
     """By domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
-    tiers = [plan for plan in (_plan_disk(settings), _plan_valkey(settings)) if plan is not None]
+    peers = None if fleet is None else fleet.tier
+    tiers = [plan for plan in (_plan_disk(settings, fleet), peers, _plan_valkey(settings)) if plan is not None]
     if not tiers:
         return {}
     if len(config.domains) > 1:
-        name = "disk" if settings.disk else "valkey"
+        name = next(name for name in ("disk", "peer_listen", "valkey") if getattr(settings, name))
         raise ConfigError(
             f"setting {name!r} = {getattr(settings, name)!r} with {len(config.domains)} domains: blocks of one domain "
             "could come to another's memory",
@@ -33,7 +38,7 @@ def choose_tiers(settings: Settings, config: ServerConfig) -> dict[str, list[Tie
     return {config.make_domains()[0].name: tiers}
 
 
-def _plan_disk(settings: Settings) -> TierPlan | None:
+def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
     folders = [Path(folder) for folder in split_folders(settings.disk)]
     if not folders:
         return None
@@ -46,7 +51,10 @@ def _plan_disk(settings: Settings) -> TierPlan | None:
         folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
         daily_bytes=settings.disk_daily,
     )
-    return TierPlan(place=disk, terms=TierTerms(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue))
+    # In a fleet a record is kept where it lives, and not on every disk.
+    wants = None if fleet is None else fleet.place.is_home
+    terms = TierTerms(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue, wants=wants)
+    return TierPlan(place=disk, terms=terms)
 
 
 def _plan_valkey(settings: Settings) -> TierPlan | None:

@@ -50,12 +50,14 @@ def serve(
     if not settings.server:
         raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from kvoffload.cli.fleet import plan_fleet
     from kvoffload.client.private_files import PrivateFiles
     from kvoffload.daemon.ending import EndingTerms
     from kvoffload.daemon.private_life import PrivateTerms
     from kvoffload.daemon.server import CacheServer, ServerPlan
 
     config = read_tables(file)
+    fleet = plan_fleet(settings, config)
     memory = choose_memory(settings, config)
     memory_bytes = sum(terms.memory_bytes for terms in memory.values())
     if private is not None and not adopt_wait:
@@ -74,7 +76,8 @@ def serve(
         operator_uids=frozenset({os.getuid(), *(config.operators.users or ())}),
         operator_token=config.read_token(Path() if file is None else file.parent),
         remote=choose_remote(settings, config),
-        tiers=choose_tiers(settings, config),
+        tiers=choose_tiers(settings, config, fleet),
+        peering=None if fleet is None else fleet.peering,
     )
     server = CacheServer(plan)
     try:
@@ -118,10 +121,12 @@ def choose_remote(settings: Settings, config: ServerConfig) -> RemoteTerms | Non
     if not settings.key_file:
         if config.clients:
             raise ConfigError("clients have keys, and the server has none", remedy="set key_file")
-        return RemoteTerms(address=address, stranger=Guest(domain=config.find_open_domain()))
+        stranger = Guest(domain=config.find_open_domain(), is_peer=bool(settings.peer_listen))
+        return RemoteTerms(address=address, stranger=stranger)
     keys = read_pair(Path(settings.key_file))
-    if not config.clients:
-        raise ConfigError(f"nobody may connect to {address}", remedy="name clients with their keys in [[clients]]")
+    if not config.clients and not config.peers:
+        remedy = "name clients with their keys in [[clients]], or servers in [[peers]]"
+        raise ConfigError(f"nobody may connect to {address}", remedy=remedy)
     return RemoteTerms(address=address, keys=keys, guests=config.make_guests())
 
 

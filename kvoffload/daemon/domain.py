@@ -14,6 +14,7 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     Greeting,
+    Introduce,
     Register,
     Reuse,
     ServerTerms,
@@ -116,12 +117,12 @@ def choose_domain(domains: Mapping[str, Domain], greeting: Greeting, uid: int) -
     return protocol if isinstance(protocol, Error) else domain
 
 
-def read_geometry(message: Register) -> CacheGeometry:
+def read_geometry(message: Register | Introduce) -> CacheGeometry:
     """What the cache is told of an identity's groups."""
     return CacheGeometry(hash_block_size=message.hash_block_size, groups=tuple(_read_groups(message)))
 
 
-def _read_groups(message: Register) -> Iterable[CacheGroup]:
+def _read_groups(message: Register | Introduce) -> Iterable[CacheGroup]:
     for group in message.groups:
         rule = GroupRule(block_size=group.block_size, reuse=_RULES[group.reuse], window=group.window)
         yield CacheGroup(rule=rule, record_bytes=group.record_bytes, shards=group.shards)

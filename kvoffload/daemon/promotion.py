@@ -174,7 +174,7 @@ class Promotions:
         self._counts.missing += int((batch.outcomes == RecordOutcome.MISSING).sum())
         piece.is_good &= is_found
         piece.digests[shard] = batch.digests
-        piece.parents = batch.parents
+        piece.parents = batch.parents if batch.parents.strip(b"\0") else piece.before.tobytes()
         piece.waits_for -= 1
         if not piece.waits_for:
             self._store(piece)
@@ -221,6 +221,7 @@ class Promotions:
         for group, lacking in enumerate(missing):
             positions, hashes = lacking, rows[group][lacking]
             names = as_names(hashes)
+            before = space.rows_before(group, rows)[lacking]
             if coming := self._coming[space.number, group]:
                 found = [coming.get(name) for name in names]
                 for piece in {piece for piece in found if piece is not None}:
@@ -228,9 +229,10 @@ class Promotions:
                     piece.waiters.add(promotion)
                 fresh = [at for at, piece in enumerate(found) if piece is None]
                 positions, hashes, names = positions[fresh], hashes[fresh], [names[at] for at in fresh]
+                before = before[fresh]
             for part in cut_pieces(len(names), space.block_bytes(group), self._terms.piece_bytes):
                 first_token = int(positions[part.start]) * space.rules[group].block_size
-                pieces.append(Piece(space, group, hashes[part], names[part], first_token, {promotion}))
+                pieces.append(Piece(space, group, hashes[part], before[part], names[part], first_token, {promotion}))
         for piece in sorted(pieces, key=lambda piece: piece.first_token):
             promotion.pieces.add(piece)
             self._queue.append(piece)
@@ -285,7 +287,7 @@ class Promotions:
         if hashes and not piece.waits_for:
             cache.abort(self._session, tickets)
             return False
-        piece.tickets, piece.read = tickets, piece.hashes[wanted]
+        piece.tickets, piece.read, piece.before = tickets, piece.hashes[wanted], piece.before[wanted]
         # Without the batches of all shards none of it is whole.
         piece.is_good = np.full(len(tickets), piece.waits_for == space.shards(group))
         return True

@@ -37,6 +37,8 @@ class Piece:
     space: TierSpace
     group: int
     hashes: Rows
+    before: Rows
+    """What came before each, for tiers that do not know it."""
     names: list[bytes]
     first_token: int
     waiters: set[Promotion] = field(default_factory=set)

@@ -7,7 +7,7 @@ from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.session import Connection, EngineSession, Registration
 from kvoffload.daemon.to_send import OpenExpress
-from kvoffload.protocol import Agreement, Error, ErrorCode, Register, Registered, advance
+from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register, Registered, advance
 from kvoffload.types import Fingerprint
 
 
@@ -24,7 +24,7 @@ def register(connection: Connection, message: Register, *, namespace_limit: int)
     tenant = domain.choose_tenant(message, session.uid)
     if isinstance(tenant, Error):
         return tenant
-    name_space = _open_namespace(domain, message, namespace_limit)
+    name_space = open_namespace(domain, message, namespace_limit)
     if isinstance(name_space, Error):
         return name_space
     connection.agreed = agreed
@@ -65,16 +65,19 @@ def _compare(connection: Connection, message: Register) -> Agreement | Error:
     return advance(domain.handshake, connection.agreed, message, known=known)
 
 
-def _open_namespace(domain: Domain, message: Register, namespace_limit: int) -> int | Error:
+def open_namespace(domain: Domain, message: Register | Introduce, namespace_limit: int) -> int | Error:
+    """Of an identity, known or new. A refusal changes nothing."""
     assert domain.cache is not None
-    if message.fingerprint not in domain.registers and len(domain.registers) >= namespace_limit:
-        return refuse(message, ErrorCode.BUSY, f"there are {len(domain.registers)} identities")
+    known = domain.fingerprints
+    if len(known) >= namespace_limit and message.fingerprint not in known.values():
+        return refuse(message, ErrorCode.BUSY, f"there are {len(known)} identities")
     geometry = read_geometry(message)
     try:
         name_space = domain.cache.open_namespace(Fingerprint(message.fingerprint), geometry)
     except ValueError as fault:
         return refuse(message, ErrorCode.MISMATCH, str(fault))
-    domain.registers.setdefault(message.fingerprint, message)
+    if isinstance(message, Register):
+        domain.registers.setdefault(message.fingerprint, message)
     domain.fingerprints[name_space] = message.fingerprint
     if domain.traffic is not None:
         domain.traffic.learn(name_space, message.fingerprint, geometry)

@@ -19,14 +19,14 @@ from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
 from kvoffload.daemon.express_channels import ExpressChannels
 from kvoffload.daemon.lifelines import Lifelines
+from kvoffload.daemon.peer_office import PeeringPlan, open_office
 from kvoffload.daemon.pools import Pools
 from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
 from kvoffload.daemon.server_core import ServerCore
 from kvoffload.daemon.server_terms import CoreTerms, RemoteTerms, ServerLimits
 from kvoffload.daemon.session import Peer
-from kvoffload.daemon.tier_chain import TierChain
+from kvoffload.daemon.tier_chain import open_chains
 from kvoffload.daemon.tier_terms import TierPlan
-from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.packets import Credentials, close_all
@@ -77,6 +77,8 @@ class ServerPlan:
     """None: nobody comes over TCP."""
     tiers: Mapping[str, Sequence[TierPlan]] = field(default_factory=dict)
     """Below memory, by domain."""
+    peering: PeeringPlan | None = None
+    """None: it serves no other servers."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 
@@ -130,18 +132,14 @@ class CacheServer:
             listener.close()
             raise
         self._express = ExpressChannels(boot_id=self._boot_id)
-        tiers = {
-            name: TierChain(
-                [TierTraffic(tier.place.open_tier(), tier.terms, open_pidfd=_open_own_pidfd) for tier in below]
-            )
-            for name, below in plan.tiers.items()
-            if below
-        }
+        tiers = open_chains(plan.tiers, open_pidfd=_open_own_pidfd)
         self._express.watch_stored(bool(tiers))
+        self._peers = open_office(plan.peering, open_pidfd=_open_own_pidfd, clock=lambda: clock_ns() / 1e9)
+        capabilities = CAPABILITIES - (set() if self._peers else {"peer"})
         self._core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
-                handshake=ServerTerms(capabilities=frozenset(CAPABILITIES), domain="", software=SOFTWARE),
+                handshake=ServerTerms(capabilities=capabilities, domain="", software=SOFTWARE),
                 control=self._channels.endpoint,
                 pid=os.getpid(),
                 uid=os.getuid(),
@@ -153,10 +151,12 @@ class CacheServer:
             draw=lambda: secrets.randbits(32),
             on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
             tiers=tiers,
+            links=self._peers,
         )
         for socket in self._channels.sockets:
             self._poller.register(socket, zmq.POLLIN)
-        for file in (self._express.fileno(), *self._core.tiers.files()):
+        peers = () if self._peers is None else (self._peers.fileno(),)
+        for file in (self._express.fileno(), *self._core.tiers.files(), *peers):
             self._poller.register(file, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
@@ -170,6 +170,11 @@ class CacheServer:
     def remote_endpoint(self) -> str:
         """Where it listens over TCP; empty: nowhere."""
         return self._channels.remote_endpoint
+
+    @property
+    def has_memory(self) -> bool:
+        """Of all domains; engines that came before it wait."""
+        return len(self._pools.caches) == len(self._plan.memory)
 
     def stop(self) -> None:
         """Takes nothing new and ends when nobody holds anything."""
@@ -195,8 +200,9 @@ class CacheServer:
         self._send(self._core.tiers.advance(self._clock_ns()))
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
-            for part in (self._core, self._channels, self._express):
-                part.tick()
+            for part in (self._core, self._channels, self._express, self._peers):
+                if part is not None:
+                    part.tick()
             if self._life is not None:
                 self._life.bound_log()
         self._send_events()
@@ -210,6 +216,8 @@ class CacheServer:
         self._lifelines.close()
         self._express.close()
         self._channels.close()
+        if self._peers is not None:
+            self._peers.close()
         for offered in self._offered.values():
             offered.close()
         self._core.tiers.close(self._clock_ns)
@@ -237,6 +245,8 @@ class CacheServer:
                 self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
                 self.unwatch(ready)
                 self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
+            elif self._peers is not None and ready == self._peers.fileno():
+                self._peers.tell(self._core.tell_stored, self._core.feed.tell_lost)
             elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
@@ -319,6 +329,8 @@ class CacheServer:
             self._pools.begin()
 
     def _attach(self, domain: str, adopted_boot_id: int) -> None:
+        if self._peers is not None:
+            self._peers.attach(domain, self._pools.caches[domain])
         self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
 
     def _adopt(self, lifeline: int, former_boot_id: int) -> None:

@@ -9,6 +9,10 @@ users = ["alice", 1001]          domain = "chat"
 name = "batch"                   [operators]
 quota = "16GiB"                  users = ["root"]
 users = ["alice"]                token_file = "token"
+
+                                 [[peers]]
+                                 address = "tcp://10.0.0.2:5555"
+                                 key = "<public key>"
 """
 
 from __future__ import annotations
@@ -36,9 +40,11 @@ from kvoffload.daemon.session import Guest
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KEY_FORM, is_public_key, read_private_text
 from kvoffload.protocol.limits import MAX_TENANTS, NAME_BYTES
+from kvoffload.tcp_address import TCP_FORM, parse_tcp_address
 from kvoffload.units import MIB, SIZE_FORM, format_size, parse_size
 
 MAX_DOMAINS = 64
+MAX_PEERS = 1024
 MIN_TOKEN_LETTERS = 16
 _NAME_FORM = f"a name of 1 to {NAME_BYTES} bytes in one line"
 _USER_FORM = "the name of a user of this machine, or a number from 0 to 4294967294"
@@ -72,6 +78,10 @@ def _key(value: str) -> str:
     if not is_public_key(value):
         raise ValueError("not a public key")
     return value
+
+
+def _address(value: str) -> str:
+    return str(parse_tcp_address(value))
 
 
 def _field(allowed: str, default: Any = ..., **bounds: Any) -> Any:
@@ -109,6 +119,13 @@ class _Client(_Table):
     operator: StrictBool = _field("true or false", False)
 
 
+class _Peer(_Table):
+    address: Annotated[StrictStr, AfterValidator(_address)] = _field(TCP_FORM)
+    """Where its control channel is: its `listen`."""
+    key: Annotated[StrictStr, AfterValidator(_key)] | None = _field(KEY_FORM, None)
+    """May be left out on loopback."""
+
+
 class _Operators(_Table):
     users: _Users = _field(_USER_FORM, None)
     token_file: StrictStr = _field("the path of a file that only this user can read", "")
@@ -119,6 +136,7 @@ class ServerConfig(_Table):
 
     domains: tuple[_Domain, ...] = _field(f"{_LIST_FORM} of at most {MAX_DOMAINS} tables", (), max_length=MAX_DOMAINS)
     clients: tuple[_Client, ...] = _field(f"{_LIST_FORM} of at most 4096 tables", (), max_length=4096)
+    peers: tuple[_Peer, ...] = _field(f"{_LIST_FORM} of at most {MAX_PEERS} tables", (), max_length=MAX_PEERS)
     operators: _Operators = _field("a table", _Operators())
 
     def make_domains(self) -> tuple[DomainTerms, ...]:
@@ -128,10 +146,16 @@ class ServerConfig(_Table):
     def make_guests(self) -> dict[str, Guest]:
         """Who is let in over TCP, by public key."""
         first = self.make_domains()[0].name
-        return {
+        peers = {
+            peer.key: Guest(domain=first, name=peer.address, is_peer=True)
+            for peer in self.peers
+            if peer.key is not None
+        }
+        clients = {
             client.key: Guest(domain=client.domain or first, name=client.name, is_operator=client.operator)
             for client in self.clients
         }
+        return peers | clients
 
     def find_open_domain(self) -> str:
         """Of whoever comes over TCP without a key. ConfigError: every domain has its users, and nobody is one there."""
@@ -209,7 +233,10 @@ def _check_domains(config: ServerConfig, origin: str) -> None:
 
 
 def _check_clients(config: ServerConfig, origin: str) -> None:
-    _check_once(((f"clients[{at}].key", client.key) for at, client in enumerate(config.clients)), origin)
+    keys = [(f"clients[{at}].key", client.key) for at, client in enumerate(config.clients)]
+    keys += [(f"peers[{at}].key", peer.key) for at, peer in enumerate(config.peers) if peer.key is not None]
+    _check_once(keys, origin)
+    _check_once(((f"peers[{at}].address", peer.address) for at, peer in enumerate(config.peers)), origin)
     known = [domain.name for domain in config.make_domains()]
     for at, client in enumerate(config.clients):
         if not client.domain and len(known) > 1:
@@ -260,6 +287,7 @@ _TABLES: dict[str, type[BaseModel]] = {
     "domains": _Domain,
     "tenants": _Tenant,
     "clients": _Client,
+    "peers": _Peer,
     "operators": _Operators,
 }
 

@@ -15,6 +15,7 @@ from kvoffload.daemon.domain import Domain, DomainTerms
 from kvoffload.daemon.drain import DrainState, check_drain
 from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.fault_log import FaultLog
+from kvoffload.daemon.peer_office import LinkOffice, peer_calls
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.registering import open_express, register
 from kvoffload.daemon.served_cache import ServedCache
@@ -85,9 +86,10 @@ class ServerCore:
         draw: Callable[[], int],
         on_heard: Callable[[bool], None] = lambda _: None,
         tiers: Mapping[str, TierChain] = MappingProxyType({}),
+        links: LinkOffice | None = None,
     ) -> None:
-        """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether
-        anybody wants to hear of blocks that are stored; `tiers`, by domain, always do."""
+        """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
+        wants to hear of blocks that are stored; `tiers`, by domain, always do."""
         self._terms = terms
         self._domains = {domain.name: Domain(domain, terms.handshake, tiers.get(domain.name)) for domain in domains}
         self._feed = EventFeed(terms.limits, on_heard)
@@ -107,6 +109,7 @@ class ServerCore:
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
+            **peer_calls(links, terms.limits.namespaces),
             Mark: lambda _, __: Done(),
             Stats: self._count,
             Subscribe: self._subscribe,

@@ -31,6 +31,8 @@ class Guest:
     name: str = ""
     """For logs."""
     is_operator: bool = False
+    is_peer: bool = False
+    """Another cache server, whose tier this one is: it may move records."""
 
 
 class OwnedDescriptor(Protocol):

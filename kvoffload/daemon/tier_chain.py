@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.daemon.promotion_parts import Answer
 from kvoffload.daemon.served_cache import ServedCache
-from kvoffload.daemon.tier_terms import TierSpace
+from kvoffload.daemon.tier_terms import TierPlan, TierSpace
 from kvoffload.daemon.tier_traffic import PREFETCH_WAIT_MS, TierTraffic
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
 
@@ -16,6 +16,15 @@ _ROUNDS = 3
 """A farther tier may fill a gap behind which a nearer one has more."""
 _RANKS = (PromotionOutcome.PARTLY, PromotionOutcome.COMPLETE, PromotionOutcome.TOO_SLOW)
 """What is said of all tiers together: the first of these that one of them said."""
+
+
+def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable[[], int]) -> dict[str, TierChain]:
+    """By domain, where it has tiers. `open_pidfd`: of the process that owns the slots of what is under way."""
+    return {
+        name: TierChain([TierTraffic(tier.place.open_tier(), tier.terms, open_pidfd=open_pidfd) for tier in below])
+        for name, below in plans.items()
+        if below
+    }
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, GroupRule
+from kvoffload.kvspec import ReuseRule
 from kvoffload.tiers import RecordNames, Tier
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB
@@ -26,6 +27,11 @@ class WriteRule(Enum):
     SECOND_USE = "second_use"
     """Likewise, and only those that were loaded since they were stored."""
 
+
+OnLearn = Callable[[int, bytes, CacheGeometry], None]
+"""Of a namespace: its number, fingerprint and geometry."""
+Wants = Callable[[bytes], npt.NDArray[np.bool_]]
+"""Of hashes: which."""
 
 PIECE_BLOCKS = 1024
 """However small they are: what is done for one piece is done in one go."""
@@ -55,6 +61,10 @@ class TierTerms:
     """At a time; whoever comes later has what is in memory."""
     kept_share: float = 0.75
     """Of memory, that may be filled with blocks that are to be written back."""
+    wants: Wants | None = None
+    """Which blocks are written; None: all."""
+    on_learn: OnLearn = lambda *_: None
+    """Hears of identities whose blocks are moved."""
 
 
 class TierPlace(Protocol):
@@ -142,6 +152,20 @@ class TierSpace:
         every = self.geometry.groups[group].rule.block_size // self.geometry.hash_block_size
         count = min(len(rows), limit // self.geometry.hash_block_size) // every
         return rows[every - 1 : count * every : every]
+
+    def rows_before(self, group: int, rows: list[Rows]) -> Rows:
+        """Of a group's `chain_rows`, the block before each, as `LocalCache.commit` calls it; zeros for none."""
+        rules, before = self.rules, np.zeros_like(rows[group])
+        if rules[group].reuse is ReuseRule.PREFIX:
+            before[1:] = rows[group][:-1]
+            return before
+        anchor = next((at for at, rule in enumerate(rules) if rule.reuse is ReuseRule.PREFIX), None)
+        if anchor is not None:
+            every, rest = divmod(rules[group].block_size, rules[anchor].block_size)
+            found = rows[anchor][every - 1 :: every] if every and not rest else rows[anchor][:0]
+            count = min(len(before), len(found))
+            before[:count] = found[:count]
+        return before
 
 
 Rows = npt.NDArray[np.uint8]

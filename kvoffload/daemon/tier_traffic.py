@@ -60,6 +60,7 @@ class TierTraffic:
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
         """Blocks of this identity are moved from here on."""
         self._spaces.setdefault(name_space, TierSpace(number=name_space, fingerprint=fingerprint, geometry=geometry))
+        self.terms.on_learn(name_space, fingerprint, geometry)
 
     def fileno(self) -> int:
         """Readable when `advance` may have something to do."""

@@ -114,6 +114,10 @@ class WriteDown:
         names = as_rows(hashes)
         before = as_rows(parents) if parents else as_rows(_NO_PARENT * len(names))
         noted = _Noted(space, group, names, before)
+        if self._terms.wants is not None:
+            noted = noted.part(self._terms.wants(hashes))
+            if not len(noted.hashes):
+                return
         if self._terms.write is WriteRule.THROUGH:
             self._enqueue(noted)
             return

@@ -52,6 +52,7 @@ from kvoffload.protocol.opening import (
     Registered,
     Reuse,
 )
+from kvoffload.protocol.peering import Introduce, LinkOpened, OpenLink
 from kvoffload.protocol.sequence import Arrival, InboundSequence
 from kvoffload.protocol.watching import (
     Cleared,
@@ -111,14 +112,17 @@ __all__ = [
     "HelloAccepted",
     "IdentityField",
     "InboundSequence",
+    "Introduce",
     "InvalidReason",
     "Invalidate",
     "LeasedSlots",
+    "LinkOpened",
     "Mark",
     "Medium",
     "Memory",
     "NamespaceOpened",
     "Offer",
+    "OpenLink",
     "Outcome",
     "Phase",
     "PlaceCounts",

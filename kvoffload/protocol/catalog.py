@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.protocol import answers, blocks, lifecycle, lifeline, opening, watching
+from kvoffload.protocol import answers, blocks, lifecycle, lifeline, opening, peering, watching
 from kvoffload.protocol.message import Message
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -39,6 +39,9 @@ MESSAGES: tuple[type[Message], ...] = (
     lifecycle.Draining,
     lifecycle.Adopt,
     lifecycle.AdoptAnswer,
+    peering.OpenLink,
+    peering.LinkOpened,
+    peering.Introduce,
     lifeline.Greeting,
     lifeline.Welcome,
     lifeline.Memory,
@@ -50,5 +53,6 @@ MESSAGES: tuple[type[Message], ...] = (
     lifeline.Farewell,
 )
 
-CAPABILITIES = frozenset({"adopt", "events", "prefetch", "promote"})
-"""Parts of this version that a peer may lack. `promote` a server has where there are tiers below memory."""
+CAPABILITIES = frozenset({"adopt", "events", "peer", "prefetch", "promote"})
+"""Parts of this version that a peer may lack. `promote` a server has where there are tiers below memory, `peer` where
+it serves other servers."""

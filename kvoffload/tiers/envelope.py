@@ -37,6 +37,11 @@ class RecordName:
         return _KEY.pack(self.fingerprint, self.group, self.shard, self.block_hash)
 
 
+def read_key(key: bytes) -> RecordName:
+    """The name whose key it is."""
+    return RecordName(*_KEY.unpack(key))
+
+
 @dataclass(frozen=True, slots=True)
 class RecordHead:
     """`parent`: the hash of the block before this one."""

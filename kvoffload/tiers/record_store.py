@@ -3,9 +3,15 @@ wait."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.tiers.base import Addresses, Digests, RecordNames
 
 Key = bytes
 Value = bytes | bytearray | memoryview
@@ -50,4 +56,47 @@ class RecordStore(Protocol):
         """Whether it can be asked."""
         ...
 
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoundRecords:
+    """What a get has ended with: outcomes and digests, one a record; `parents` where the store knows them."""
+
+    outcomes: npt.NDArray[np.uint8]
+    digests: Digests
+    parents: bytes = b""
+
+
+class SlotStore(ABC):
+    """A store that moves records of itself, between its connection and slots. Otherwise as a RecordStore."""
+
+    @abstractmethod
+    def put_slots(
+        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
+    ) -> npt.NDArray[np.uint8]:
+        """Outcomes. What is there already is not sent; a record without its digest is not stored."""
+
+    @abstractmethod
+    def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
+        """What is found is verified."""
+
+    @abstractmethod
+    def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]: ...
+
+    @abstractmethod
+    def remove(self, keys: Sequence[Key]) -> list[bool]: ...
+
+    def scan(self, cursor: int, head_bytes: int) -> tuple[int, list[bytes]]:
+        """Not every store can."""
+        raise StoreFaultError("it does not list what it has")
+
+    @abstractmethod
+    def probe(self) -> StoreFacts: ...
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """From any thread: what is under way fails at once; when it has, no slot is touched any more."""
+
+    @abstractmethod
     def close(self) -> None: ...

@@ -34,7 +34,7 @@ from kvoffload.tiers.base import (
     TierState,
 )
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, read_head
-from kvoffload.tiers.record_store import RecordStore, StoreFacts, StoreFaultError
+from kvoffload.tiers.record_store import RecordStore, SlotStore, StoreFacts, StoreFaultError
 from kvoffload.tiers.remote_job import RemoteJob, Verb
 from kvoffload.units import MIB
 
@@ -50,7 +50,7 @@ class RemoteTierTerms:
     """`place`: where it is, as people may read it: without secrets."""
 
     place: str
-    open_store: Callable[[], RecordStore]
+    open_store: Callable[[], RecordStore | SlotStore]
     """Connects; StoreFaultError."""
     connections: int = 4
     call_bytes: int = 8 * MIB
@@ -59,6 +59,8 @@ class RemoteTierTerms:
     last_probe_s: float = 10.0
     """Between two probes: of a store that was lost, more and more; of one that is there, always."""
     batch_limit: int = BATCH_LIMIT
+    on_close: Callable[[], None] = lambda: None
+    """What else waits for the store ends its waits."""
 
 
 class RemoteTier:
@@ -204,6 +206,7 @@ class RemoteTier:
                 condition.notify_all()
         for job in left:
             self._end(job, RecordOutcome.UNAVAILABLE)
+        self._terms.on_close()
         end_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(end_s - time.monotonic(), 0))
@@ -275,7 +278,7 @@ class RemoteTier:
 
     def _serve(self) -> None:
         """Of one connection."""
-        store: RecordStore | None = None
+        store: RecordStore | SlotStore | None = None
         opened = 0
         while (job := self._next()) is not None:
             losses = self._losses
@@ -291,7 +294,8 @@ class RemoteTier:
                 if store is not None:
                     store.close()
                     store = None
-                self._lose(str(fault), losses)
+                if not job.is_interrupted:
+                    self._lose(str(fault), losses)
                 self._end(job, RecordOutcome.UNAVAILABLE)
             except Exception:
                 # One batch is not worth a connection, nor the other way round.
@@ -349,7 +353,7 @@ class RemoteTier:
 
     def _probe(self) -> None:
         """Asks now and then whether the store is there, by a connection that nothing else needs."""
-        store: RecordStore | None = None
+        store: RecordStore | SlotStore | None = None
         wait_s = self._terms.first_probe_s
         while True:
             losses = self._losses

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.tiers.base import Addresses, Digests, FinishedBatch, RecordNames, RecordOutcome, Ticket
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, RecordName, Verdict, list_names, open_value
-from kvoffload.tiers.record_store import RecordStore
+from kvoffload.tiers.record_store import RecordStore, SlotStore
 from kvoffload.types import HASH_BYTES
 
 _NOT_YET = 0
@@ -30,7 +32,8 @@ class Verb(Enum):
 
 @dataclass(eq=False)
 class RemoteJob:
-    """Slots are touched under `lock`, and not after `is_over`."""
+    """Slots are touched under `lock`, and not after `is_over`. A store that moves records itself has the lock for as
+    long, and is interrupted by whoever ends the job meanwhile."""
 
     ticket: Ticket
     verb: Verb
@@ -42,6 +45,8 @@ class RemoteJob:
     parents: bytes = b""
     stored: RecordOutcome = RecordOutcome.WRITTEN
     is_over: bool = False
+    is_interrupted: bool = False
+    """Its time was over while its records were moving: not the store's fault."""
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -50,9 +55,17 @@ class RemoteJob:
         self._outcomes: npt.NDArray[np.uint8] = np.full(count, _NOT_YET, np.uint8)
         self._found_digests = np.zeros(count, np.uint64)
         self._found_parents = [_NO_PARENT] * count
+        self._mover: SlotStore | None = None
+        """Has the lock, and moves records."""
+        self._is_to_end = False
 
     def end(self, otherwise: RecordOutcome) -> FinishedBatch | None:
         """Once; what was not settled is `otherwise`. None: it was over before."""
+        self._is_to_end = True
+        mover = self._mover
+        if mover is not None:
+            self.is_interrupted = True
+            mover.interrupt()
         with self.lock:
             if self.is_over:
                 return None
@@ -65,18 +78,20 @@ class RemoteJob:
             parents=b"".join(self._found_parents),
         )
 
-    def serve(self, store: RecordStore, call_bytes: int) -> None:
+    def serve(self, store: RecordStore | SlotStore, call_bytes: int) -> None:
         """All of it, in calls of about so many bytes. Raises what the store raises."""
-        work: dict[Verb, Callable[[RecordStore, range], None]] = {
-            Verb.PUT: self._put,
-            Verb.GET: self._get,
-            Verb.LOOK: self._look,
-            Verb.REMOVE: self._remove,
+        work: dict[Verb, Callable[[range], None]] = {
+            Verb.LOOK: partial(self._look, store),
+            Verb.REMOVE: partial(self._remove, store),
         }
+        if isinstance(store, SlotStore):
+            work |= {Verb.PUT: partial(self._put_slots, store), Verb.GET: partial(self._get_slots, store)}
+        else:
+            work |= {Verb.PUT: partial(self._put, store), Verb.GET: partial(self._get, store)}
         for part in self._cut(call_bytes):
             if self.is_over:
                 return
-            work[self.verb](store, part)
+            work[self.verb](part)
 
     def _cut(self, call_bytes: int) -> Iterator[range]:
         moves = self.verb in (Verb.PUT, Verb.GET)
@@ -136,10 +151,60 @@ class RemoteJob:
         if damaged:
             store.remove([self._list[at].key for at in damaged])
 
-    def _look(self, store: RecordStore, part: range) -> None:
+    def _put_slots(self, store: SlotStore, part: range) -> None:
+        chosen = slice(part.start, part.stop)
+        with self._moving(store) as may_move:
+            if not may_move:
+                return
+            outcomes = store.put_slots(
+                self._part_names(chosen),
+                self.slots[chosen],
+                record_bytes=self.record_bytes,
+                digests=self.digests[chosen],
+                parents=self.parents[part.start * HASH_BYTES : part.stop * HASH_BYTES],
+            )
+            stored = outcomes == RecordOutcome.WRITTEN
+            self._outcomes[chosen] = np.where(stored, np.uint8(self.stored), outcomes)
+
+    def _get_slots(self, store: SlotStore, part: range) -> None:
+        chosen = slice(part.start, part.stop)
+        with self._moving(store) as may_move:
+            if not may_move:
+                return
+            names = self._part_names(chosen)
+            found = store.get_slots(names, self.slots[chosen], record_bytes=self.record_bytes)
+            self._outcomes[chosen] = found.outcomes
+            self._found_digests[chosen] = found.digests
+            for at, parent in enumerate(list_hashes(found.parents)):
+                self._found_parents[part.start + at] = parent
+        damaged = [
+            self._list[part.start + int(at)].key for at in np.flatnonzero(found.outcomes == RecordOutcome.DAMAGED)
+        ]
+        if damaged:
+            store.remove(damaged)
+
+    @contextlib.contextmanager
+    def _moving(self, store: SlotStore) -> Iterator[bool]:
+        """False: the job is over, or about to be."""
+        with self.lock:
+            self._mover = store
+            try:
+                yield not (self.is_over or self._is_to_end)
+            finally:
+                self._mover = None
+
+    def _part_names(self, chosen: slice) -> RecordNames:
+        hashes = self.names.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES]
+        return replace(self.names, hashes=hashes)
+
+    def _look(self, store: RecordStore | SlotStore, part: range) -> None:
         for at, is_there in zip(part, store.look([self._list[at].key for at in part]), strict=True):
             self._settle(at, RecordOutcome.FOUND if is_there else RecordOutcome.MISSING)
 
-    def _remove(self, store: RecordStore, part: range) -> None:
+    def _remove(self, store: RecordStore | SlotStore, part: range) -> None:
         for at, was_there in zip(part, store.remove([self._list[at].key for at in part]), strict=True):
             self._settle(at, RecordOutcome.REMOVED if was_there else RecordOutcome.MISSING)
+
+
+def list_hashes(hashes: bytes) -> Iterator[bytes]:
+    return (hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES))

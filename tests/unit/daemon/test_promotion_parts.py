@@ -12,13 +12,13 @@ SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)
 
 def test_a_piece_has_the_size_of_all_its_shards() -> None:
     rows = as_rows(make_chain(1, 3))
-    piece = Piece(SPACE, 0, rows, as_names(rows), 0)
+    piece = Piece(SPACE, 0, rows, rows, as_names(rows), 0)
     assert piece.size_bytes == 3 * HYBRID.groups[0].record_bytes * HYBRID.groups[0].shards
 
 
 def test_pieces_and_requests_are_who_they_are() -> None:
     rows = as_rows(make_chain(1, 3))
-    pieces = {Piece(SPACE, 0, rows, as_names(rows), 0) for _ in range(2)}
+    pieces = {Piece(SPACE, 0, rows, rows, as_names(rows), 0) for _ in range(2)}
     assert len(pieces) == 2
     assert len({Promotion(lambda _: None, 16, 1.0) for _ in range(2)}) == 2
 

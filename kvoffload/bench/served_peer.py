@@ -1,0 +1,103 @@
+"""Another cache server in a process of its own, and a tier over it, for which everything lives there."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.bench.child import Child, answer_commands, say_ready
+from kvoffload.bench.tier_load import TIMEOUT_S
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule
+from kvoffload.daemon import Guest, RemoteTerms
+from kvoffload.daemon.peer_office import PeeringPlan
+from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.daemon.tier_terms import TierPlan, TierTerms
+from kvoffload.errors import BenchmarkError
+from kvoffload.kvspec import ReuseRule
+from kvoffload.peers import SpaceBook
+from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.base import Tier, TierState
+from kvoffload.tiers.remote import RemoteTier
+
+CONNECTIONS = 4
+_HERE = "here"
+
+
+def teach(spaces: SpaceBook, fingerprint: bytes, record_bytes: int) -> None:
+    """An identity of one group."""
+    group = CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=record_bytes)
+    spaces.learn(0, fingerprint, CacheGeometry(hash_block_size=16, groups=(group,)))
+
+
+def always_there(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp]:
+    """Nothing lives here."""
+    there = next((at for at, name in enumerate(members) if name != _HERE), 0)
+    return np.full(len(hashes) // 32, there, np.intp)
+
+
+@contextmanager
+def serve_peer(memory_bytes: int, *, is_sealed: bool) -> Iterator[tuple[Tier, SpaceBook]]:
+    """A tier over another server, which runs in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder:
+        path = Path(folder) / "peer"
+        with Child(__name__, path, memory_bytes, int(is_sealed)) as child:
+            member = FleetMember(address=TcpAddress("127.0.0.1", child.ask("port")))
+            spaces = SpaceBook()
+            terms = FleetTerms(
+                own=FleetMember(address=TcpAddress("127.0.0.1", 0), key=_HERE),
+                others=[member],
+                is_sealed=is_sealed,
+                timeout_s=TIMEOUT_S,
+                connections=CONNECTIONS,
+            )
+            tier = FleetPlace(terms, spaces, always_there).open_tier()
+            try:
+                await_ready(tier)
+                yield tier, spaces
+            finally:
+                tier.close()
+
+
+def await_ready(tier: Tier) -> None:
+    """BenchmarkError: it does not come."""
+    for member in tier.members.values():  # type: ignore[attr-defined]
+        assert isinstance(member, RemoteTier)
+        member.wait_open(TIMEOUT_S)
+    health = tier.health()[0]
+    if health.state is not TierState.READY:
+        raise BenchmarkError(f"there is no peer: {health.reason}")
+
+
+def main(path: str, memory_bytes: str, is_sealed: str) -> None:
+    """The other server, until the end of its input or SIGTERM."""
+    spaces = SpaceBook()
+    place = FleetPlace(
+        FleetTerms(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[]), spaces, always_there
+    )
+    plan = ServerPlan(
+        socket=Path(path),
+        # What came last stays, whether it was used or not.
+        memory={"": CacheTerms(memory_bytes=int(memory_bytes), segment_bytes=int(memory_bytes), policy="lru")},
+        remote=RemoteTerms(address=TcpAddress("127.0.0.1", 0), stranger=Guest(domain="", is_peer=True)),
+        tiers={"": [TierPlan(place=place, terms=TierTerms(name="peer", on_learn=spaces.learn))]},
+        peering=PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=bool(int(is_sealed))),
+    )
+    server = CacheServer(plan)
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    while not server.has_memory:
+        server.turn(0.01)
+    loop = threading.Thread(target=server.run)
+    loop.start()
+    say_ready()
+    answer_commands({"port": lambda: int(server.remote_endpoint.rpartition(":")[2])})
+    server.stop()
+    loop.join()
+    server.close()

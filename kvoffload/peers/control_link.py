@@ -1,0 +1,180 @@
+"""The control channel to one peer: CurveZMQ, question by question. It knows who is who, and agrees on links."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+
+import zmq
+
+from kvoffload.key_files import KeyPair
+from kvoffload.peers.space_book import PeerSpace
+from kvoffload.protocol import (
+    Answer,
+    ClientMessage,
+    Done,
+    Error,
+    GroupTerms,
+    Hello,
+    HelloAccepted,
+    Introduce,
+    LinkOpened,
+    OpenLink,
+    Reuse,
+    ServerMessage,
+)
+from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN
+from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.wire_codec import CODEC
+
+CAPABILITY = "peer"
+_FRAME_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlTerms:
+    """Of one peer. Without keys, which is for loopback alone, nobody knows who anybody is."""
+
+    address: TcpAddress
+    peer_key: str = ""
+    """The peer's public key, as `kvoffload keys show` prints it."""
+    keys: KeyPair | None = None
+    """Our own."""
+    domain: str = ""
+    timeout_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class LinkTicket:
+    """Where data links go, and what they begin with."""
+
+    address: TcpAddress
+    token: bytes
+    secret: bytes = field(repr=False)
+
+
+class ControlLink:
+    """Safe to use from any thread; each question waits for the one before. StoreFaultError: no good answer in time."""
+
+    def __init__(self, terms: ControlTerms) -> None:
+        self._terms = terms
+        self._lock = threading.Lock()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._asked = 0
+        self._ticket: LinkTicket | None = None
+        self._closing = os.eventfd(0, os.EFD_CLOEXEC)
+        self._is_closed = False
+
+    def find_ticket(self, *, is_sealed: bool) -> LinkTicket:
+        """One that was good a while ago, or else a new one."""
+        with self._lock:
+            if self._ticket is None:
+                opened = self._ask(OpenLink(is_sealed=is_sealed), LinkOpened)
+                assert isinstance(opened, LinkOpened)
+                address = TcpAddress(self._terms.address.host, opened.port)
+                self._ticket = LinkTicket(address, opened.token, opened.secret)
+            return self._ticket
+
+    def forget_ticket(self, ticket: LinkTicket) -> None:
+        """The peer does not know it any more."""
+        with self._lock:
+            if self._ticket is ticket:
+                self._ticket = None
+
+    def introduce(self, space: PeerSpace) -> None:
+        """An identity whose records will come."""
+        geometry = space.geometry
+        groups = tuple(
+            GroupTerms(
+                record_bytes=group.record_bytes,
+                block_size=group.rule.block_size,
+                reuse=_REUSES[group.rule.reuse.name],
+                window=group.rule.window,
+                shards=group.shards,
+            )
+            for group in geometry.groups
+        )
+        message = Introduce(fingerprint=space.fingerprint, hash_block_size=geometry.hash_block_size, groups=groups)
+        with self._lock:
+            self._ask(message, Done)
+
+    def close(self) -> None:
+        """Whoever waits for an answer waits no more. Once more does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        os.eventfd_write(self._closing, 1)
+        with self._lock:
+            self._hang_up()
+            os.close(self._closing)
+
+    def _ask(self, message: ClientMessage, wanted: type[ServerMessage]) -> ServerMessage:
+        try:
+            if self._is_closed:
+                raise StoreFaultError("closed")
+            if self._socket is None:
+                self._connect()
+            answer = self._exchange(message)
+        except (zmq.ZMQError, StoreFaultError) as fault:
+            self._hang_up()
+            raise StoreFaultError(f"the peer at {self._terms.address}: {fault}") from fault
+        if not isinstance(answer, wanted):
+            self._hang_up()
+            reason = answer.message if isinstance(answer, Error) else f"it answers {type(answer).__name__}"
+            raise StoreFaultError(f"the peer at {self._terms.address}: {reason}")
+        return answer
+
+    def _connect(self) -> None:
+        terms = self._terms
+        self._context = zmq.Context(io_threads=1)
+        made = self._socket = self._context.socket(zmq.DEALER)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.MAXMSGSIZE, _FRAME_BYTES)
+        made.setsockopt(zmq.IPV6, int(terms.address.is_version_6))
+        if terms.keys is not None:
+            made.setsockopt(zmq.CURVE_SERVERKEY, terms.peer_key.encode())
+            made.setsockopt(zmq.CURVE_PUBLICKEY, terms.keys.public)
+            made.setsockopt(zmq.CURVE_SECRETKEY, terms.keys.secret)
+        made.connect(str(terms.address))
+        self._asked = 0
+        hello = Hello(
+            protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX, capabilities=(CAPABILITY,), domain=terms.domain
+        )
+        answer = self._exchange(hello)
+        if not isinstance(answer, HelloAccepted):
+            raise StoreFaultError(answer.message if isinstance(answer, Error) else "it does not greet")
+        if CAPABILITY not in answer.capabilities:
+            raise StoreFaultError("it serves no peers: set peer_listen there")
+
+    def _exchange(self, message: ClientMessage) -> ServerMessage:
+        assert self._socket is not None
+        self._asked += 1
+        self._socket.send(CODEC.encode_call(message, number=self._asked, session=0), zmq.NOBLOCK)
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._closing, zmq.POLLIN)
+        end_s = time.monotonic() + self._terms.timeout_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            ready = dict(poller.poll(max(int(left_s * 1000), 1)))
+            if self._socket not in ready:
+                break
+            answer = CODEC.decode_answer(self._socket.recv(zmq.NOBLOCK))
+            if isinstance(answer, Answer) and answer.number == self._asked:
+                return answer.message
+        raise StoreFaultError("no answer in time, or it does not know our key")
+
+    def _hang_up(self) -> None:
+        self._ticket = None
+        if self._socket is not None:
+            self._socket.close(0)
+            self._socket = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+
+_REUSES = {reuse.name: reuse for reuse in Reuse}

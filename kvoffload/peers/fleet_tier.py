@@ -1,0 +1,246 @@
+"""The memory of a fleet as one tier: each record has its home with one of the members, as all of them reckon it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.errors import TierError
+from kvoffload.tiers.base import (
+    BATCH_LIMIT,
+    CLOSE_TIMEOUT_S,
+    Addresses,
+    Digests,
+    FinishedBatch,
+    RecordNames,
+    RecordOutcome,
+    ScanPage,
+    Ticket,
+    Tier,
+    TierHealth,
+    TierState,
+)
+from kvoffload.types import HASH_BYTES
+
+_NO_PARENTS = b""
+
+
+@dataclass(eq=False)
+class _Batch:
+    """One of ours, and what its parts have ended with."""
+
+    outcomes: npt.NDArray[np.uint8]
+    digests: Digests
+    parents: npt.NDArray[np.uint8]
+    waits_for: set[tuple[str, Ticket]] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Part:
+    ticket: Ticket
+    rows: npt.NDArray[np.intp]
+
+
+Homes = Callable[[tuple[str, ...], bytes], npt.NDArray[np.intp]]
+"""Of members and hashes: the place in the list of each one's home. The same on all machines."""
+
+
+class FleetTier:
+    """A Tier over others, one a member. Of the records whose home is here, this server's memory is the place: they are
+    not sent anywhere, and not asked for.
+
+    A member that is absent has no records: until it is back, the next one in its order is their home.
+    """
+
+    knows_all = False
+
+    def __init__(self, own_name: str, members: Mapping[str, Tier], homes: Homes) -> None:
+        """Takes the tiers. `own_name` is none of theirs."""
+        self._own_name = own_name
+        self._homes = homes
+        self._lock = threading.Lock()
+        self._members = dict(members)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = select.epoll()
+        self._poller.register(self._event, select.EPOLLIN)
+        for tier in self._members.values():
+            self._poller.register(tier.fileno(), select.EPOLLIN)
+        self._batches: dict[Ticket, _Batch] = {}
+        self._parts: dict[tuple[str, Ticket], _Part] = {}
+        self._finished: list[FinishedBatch] = []
+        self._last_ticket = 0
+        self._is_closed = False
+
+    @property
+    def members(self) -> dict[str, Tier]:
+        """By name, without this server."""
+        with self._lock:
+            return dict(self._members)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(tier.capacity_bytes for tier in self.members.values())
+
+    def is_home(self, hashes: bytes) -> npt.NDArray[np.bool_]:
+        """Which of these records live here."""
+        with self._lock:
+            present = self._present()
+        return np.asarray(self._homes(present, hashes) == present.index(self._own_name))
+
+    def put(
+        self,
+        names: RecordNames,
+        slots: Addresses,
+        *,
+        record_bytes: int,
+        digests: Digests,
+        parents: bytes = b"",
+        is_durable: bool = False,
+        timeout_s: float,
+    ) -> Ticket | None:
+        """What lives here counts as stored: this server's memory has it."""
+        before = np.frombuffer(parents, np.uint8).reshape(-1, HASH_BYTES) if parents else None
+
+        def ask(tier: Tier, rows: npt.NDArray[np.intp], part: RecordNames) -> Ticket | None:
+            return tier.put(
+                part,
+                np.ascontiguousarray(slots[rows]),
+                record_bytes=record_bytes,
+                digests=np.ascontiguousarray(digests[rows]),
+                parents=_NO_PARENTS if before is None else before[rows].tobytes(),
+                is_durable=is_durable,
+                timeout_s=timeout_s,
+            )
+
+        return self._split(names, ask, RecordOutcome.DURABLE if is_durable else RecordOutcome.WRITTEN)
+
+    def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
+        def ask(tier: Tier, rows: npt.NDArray[np.intp], part: RecordNames) -> Ticket | None:
+            return tier.get(part, np.ascontiguousarray(slots[rows]), record_bytes=record_bytes, timeout_s=timeout_s)
+
+        return self._split(names, ask, RecordOutcome.MISSING)
+
+    def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        return self._split(names, lambda tier, _, part: tier.look(part, timeout_s=timeout_s), RecordOutcome.MISSING)
+
+    def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
+        return self._split(names, lambda tier, _, part: tier.remove(part, timeout_s=timeout_s), RecordOutcome.MISSING)
+
+    def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(names), np.bool_)
+
+    def poll(self) -> list[FinishedBatch]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        with self._lock:
+            for name, tier in self._members.items():
+                for ended in tier.poll():
+                    self._take(name, ended)
+            finished, self._finished = self._finished, []
+        return finished
+
+    def scan(self, cursor: int = 0, *, timeout_s: float) -> ScanPage:
+        raise TierError("the memory of other servers is not listed from here")
+
+    def health(self) -> list[TierHealth]:
+        return [one for tier in self.members.values() for one in tier.health()]
+
+    def fileno(self) -> int:
+        return self._poller.fileno()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            members = list(self._members.values())
+        faults = []
+        for tier in members:
+            try:
+                tier.close(timeout_s)
+            except TierError as fault:
+                faults.append(str(fault))
+        self._poller.close()
+        os.close(self._event)
+        if faults:
+            raise TierError("; ".join(faults))
+
+    # ---- inside ----
+
+    def _present(self) -> tuple[str, ...]:
+        """Members that are not absent, and this one: sorted, as on all machines."""
+        present = [
+            name
+            for name, tier in self._members.items()
+            if any(one.state is not TierState.ABSENT for one in tier.health())
+        ]
+        return tuple(sorted([*present, self._own_name]))
+
+    def _split(
+        self,
+        names: RecordNames,
+        ask: Callable[[Tier, npt.NDArray[np.intp], RecordNames], Ticket | None],
+        here: RecordOutcome,
+    ) -> Ticket | None:
+        """`here`: how those end whose home is this server."""
+        rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
+        with self._lock:
+            if self._is_closed:
+                raise TierError("the tier of peers is closed")
+            if len(self._batches) + len(self._finished) >= BATCH_LIMIT:
+                return None
+            present = self._present()
+            homes = self._homes(present, names.hashes) if len(names) else np.empty(0, np.intp)
+            self._last_ticket += 1
+            ticket = self._last_ticket
+            batch = self._batches[ticket] = _Batch(
+                np.full(len(names), here, np.uint8), np.zeros(len(names), np.uint64), np.zeros_like(rows)
+            )
+            for home in np.unique(homes):
+                name = present[int(home)]
+                if name == self._own_name:
+                    continue
+                chosen = np.flatnonzero(homes == home)
+                part = RecordNames(
+                    fingerprint=names.fingerprint,
+                    hashes=rows[chosen].tobytes(),
+                    group=names.group,
+                    shard=names.shard,
+                )
+                asked = ask(self._members[name], chosen, part)
+                if asked is None:
+                    batch.outcomes[chosen] = RecordOutcome.UNAVAILABLE
+                    continue
+                self._parts[name, asked] = _Part(ticket, chosen)
+                batch.waits_for.add((name, asked))
+            if not batch.waits_for:
+                self._finish(ticket)
+                os.eventfd_write(self._event, 1)
+        return ticket
+
+    def _take(self, name: str, ended: FinishedBatch) -> None:
+        part = self._parts.pop((name, ended.ticket), None)
+        if part is None:
+            return
+        batch = self._batches[part.ticket]
+        batch.outcomes[part.rows] = ended.outcomes
+        batch.digests[part.rows] = ended.digests
+        batch.parents[part.rows] = np.frombuffer(ended.parents, np.uint8).reshape(-1, HASH_BYTES)
+        batch.waits_for.discard((name, ended.ticket))
+        if not batch.waits_for:
+            self._finish(part.ticket)
+
+    def _finish(self, ticket: Ticket) -> None:
+        batch = self._batches.pop(ticket)
+        self._finished.append(
+            FinishedBatch(
+                ticket=ticket, outcomes=batch.outcomes, digests=batch.digests, parents=batch.parents.tobytes()
+            )
+        )

@@ -1,0 +1,334 @@
+"""What a peer may do with a domain's memory: look, take a lease, leave records, remove them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import NO_LIMIT, Acquired, CacheStats, CommitOutcome, LeaseId, Reservation, SessionId
+from kvoffload.peers.space_book import PeerSpace, SpaceBook
+from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.types import HASH_BYTES
+
+STAGED_LIMIT = 65_536
+"""Blocks of which some shards have come; beyond it new ones are refused."""
+STAGED_S = 30.0
+"""How long the other shards are waited for."""
+HELD_SHARE = 0.25
+"""Of memory, that links may hold in leases and slots together."""
+_LOOKS = 3
+"""At which records are there, before a get is given up: others evict in between."""
+
+_STORED = (CommitOutcome.READABLE, CommitOutcome.INCOMPLETE, CommitOutcome.DUPLICATE)
+
+
+class PeerCache(Protocol):
+    """What a desk needs of a cache, in the words of `LocalCache`. Safe to call from any thread."""
+
+    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId: ...
+
+    def add_process(self, session: SessionId, *, pidfd: int) -> None: ...
+
+    def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
+
+    def acquire_entries(
+        self, session: SessionId, name_space: int, group: int, hashes: Buffer, *, shard: int = 0, is_use: bool = True
+    ) -> Acquired: ...
+
+    def release(self, session: SessionId, lease: LeaseId) -> bool: ...
+
+    def reserve(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        *,
+        count: int = 0,
+        hashes: Buffer | None = None,
+        tenant: int = 0,
+    ) -> Reservation: ...
+
+    def commit(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        tickets: npt.NDArray[np.uint64],
+        *,
+        hashes: Buffer,
+        parents: Buffer | None = None,
+        digests: npt.NDArray[np.uint64] | None = None,
+        shard: int = 0,
+        tenant: int | None = None,
+    ) -> npt.NDArray[np.uint8]: ...
+
+    def abort(self, session: SessionId, tickets: npt.NDArray[np.uint64]) -> int: ...
+
+    def invalidate(self, name_space: int, group: int, hashes: Buffer) -> int: ...
+
+    def pointers(self, addresses: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]: ...
+
+    @property
+    def stats(self) -> CacheStats: ...
+
+
+OnStored = Callable[[PeerSpace, int, bytes, bytes], None]
+"""Of a group: hashes, and their parents."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """Records that are leased, to be sent. `found`: which of those asked for; slots and digests are theirs."""
+
+    found: npt.NDArray[np.bool_]
+    slots: Addresses
+    digests: Digests
+    lease: LeaseId | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Room:
+    """Slots for records that are to come. `outcomes` of those that need not; `wanted` of the others."""
+
+    space: PeerSpace
+    outcomes: npt.NDArray[np.uint8]
+    wanted: npt.NDArray[np.bool_]
+    slots: Addresses
+    tickets: npt.NDArray[np.uint64]
+
+
+@dataclass(eq=False)
+class _Staged:
+    """A block of which some shards have come, or are coming."""
+
+    ticket: int
+    slot: int
+    touched_s: float
+    shards: set[int] = field(default_factory=set)
+
+
+class PeerDesk:
+    """Of one domain. Safe to call from any thread."""
+
+    def __init__(
+        self,
+        cache: PeerCache,
+        spaces: SpaceBook,
+        *,
+        pidfd: int,
+        on_stored: OnStored,
+        clock: Callable[[], float],
+    ) -> None:
+        """`pidfd`: of the process whose links these are. `on_stored` hears of what became readable, on any thread."""
+        self._cache = cache
+        self._spaces = spaces
+        self._on_stored = on_stored
+        self._clock = clock
+        self._session = cache.open_session(held_limit_bytes=int(cache.stats.capacity_bytes * HELD_SHARE) or NO_LIMIT)
+        cache.add_process(self._session, pidfd=pidfd)
+        self._lock = threading.Lock()
+        self._staged: dict[tuple[int, int, bytes], _Staged] = {}
+
+    def count(self) -> tuple[int, int]:
+        """Bytes of memory, and how many of them are used."""
+        stats = self._cache.stats
+        return stats.capacity_bytes, stats.used_bytes
+
+    def look(self, names: RecordNames) -> npt.NDArray[np.uint8]:
+        """FOUND or MISSING."""
+        space = self._spaces.find(names.fingerprint)
+        if space is None or not self._has(space, names):
+            return np.full(len(names), RecordOutcome.MISSING, np.uint8)
+        found = self._cache.lookup(space.number, names.group, names.hashes)
+        return np.where(found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
+
+    def acquire(self, names: RecordNames, record_bytes: int) -> Held:
+        """Until `release`."""
+        nothing = Held(
+            found=np.zeros(len(names), np.bool_), slots=np.empty(0, np.uint64), digests=np.empty(0, np.uint64)
+        )
+        space = self._spaces.find(names.fingerprint)
+        group = None if space is None else space.find_group(names.group, record_bytes)
+        if space is None or group is None or names.shard >= group.shards:
+            return nothing
+        rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
+        for _ in range(_LOOKS):
+            found = self._cache.lookup(space.number, names.group, names.hashes)
+            if not found.any():
+                break
+            acquired = self._cache.acquire_entries(
+                self._session, space.number, names.group, rows[found].tobytes(), shard=names.shard
+            )
+            if acquired.is_hit:
+                leased = acquired.groups[names.group]
+                slots = self._cache.pointers(leased.addresses) + np.uint64(names.shard * record_bytes)
+                return Held(found=found, slots=slots, digests=leased.digests, lease=acquired.lease)
+        return nothing
+
+    def release(self, held: Held) -> None:
+        if held.lease is not None:
+            self._cache.release(self._session, held.lease)
+
+    def reserve(self, names: RecordNames, record_bytes: int) -> Room | None:
+        """None: the identity is not known here, or is another one. What is there already is not wanted."""
+        space = self._spaces.find(names.fingerprint)
+        group = None if space is None else space.find_group(names.group, record_bytes)
+        if space is None or group is None or names.shard >= group.shards:
+            return None
+        if group.shards > 1:
+            return self._reserve_shard(space, names, record_bytes)
+        got = self._cache.reserve(self._session, space.number, names.group, hashes=names.hashes)
+        if len(got) < len(names):
+            self._cache.abort(self._session, got.tickets)
+            return self._refuse(space, names)
+        wanted = got.tickets != 0
+        return Room(
+            space=space,
+            outcomes=np.where(wanted, np.uint8(0), np.uint8(RecordOutcome.WRITTEN)),
+            wanted=wanted,
+            slots=self._cache.pointers(got.addresses[wanted]),
+            tickets=got.tickets[wanted],
+        )
+
+    def commit(
+        self, room: Room, names: RecordNames, *, claimed: Digests, found: Digests, parents: bytes
+    ) -> npt.NDArray[np.uint8]:
+        """Outcomes of all records. Of those that were wanted, `claimed` are the digests that they should have, and
+        `found` those of the bytes that have come."""
+        outcomes = room.outcomes.copy()
+        at = np.flatnonzero(room.wanted)
+        is_good = claimed == found
+        outcomes[at[~is_good]] = RecordOutcome.DAMAGED
+        self._give_back(room, names, at, ~is_good)
+        if not is_good.any():
+            return outcomes
+        rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)[at[is_good]]
+        before = np.frombuffer(parents, np.uint8).reshape(-1, HASH_BYTES)[at[is_good]]
+        ended = self._cache.commit(
+            self._session,
+            room.space.number,
+            names.group,
+            room.tickets[is_good],
+            hashes=rows.tobytes(),
+            parents=before.tobytes(),
+            digests=np.ascontiguousarray(found[is_good]),
+            shard=names.shard,
+        )
+        is_stored = np.isin(ended, _STORED)
+        outcomes[at[is_good]] = np.where(is_stored, np.uint8(RecordOutcome.WRITTEN), np.uint8(RecordOutcome.FAILED))
+        self._unstage(room.space, names, at[is_good][ended != CommitOutcome.INCOMPLETE])
+        is_new = ended == CommitOutcome.READABLE
+        if is_new.any():
+            self._on_stored(room.space, names.group, rows[is_new].tobytes(), before[is_new].tobytes())
+        return outcomes
+
+    def abort(self, room: Room, names: RecordNames) -> None:
+        """What was wanted has not come."""
+        at = np.flatnonzero(room.wanted)
+        self._give_back(room, names, at, np.ones(len(at), np.bool_))
+
+    def remove(self, names: RecordNames) -> npt.NDArray[np.uint8]:
+        """REMOVED or MISSING. A block without one of its shards is none: it goes as a whole."""
+        space = self._spaces.find(names.fingerprint)
+        if space is None or not self._has(space, names):
+            return np.full(len(names), RecordOutcome.MISSING, np.uint8)
+        was_there = self._cache.lookup(space.number, names.group, names.hashes)
+        self._cache.invalidate(space.number, names.group, names.hashes)
+        return np.where(was_there, np.uint8(RecordOutcome.REMOVED), np.uint8(RecordOutcome.MISSING))
+
+    def tick(self) -> None:
+        """To be called now and then: blocks whose other shards have not come are given up."""
+        now_s = self._clock()
+        with self._lock:
+            old = [key for key, staged in self._staged.items() if now_s - staged.touched_s > STAGED_S]
+            tickets = [self._staged.pop(key).ticket for key in old]
+        if tickets:
+            self._cache.abort(self._session, np.array(tickets, np.uint64))
+
+    # ---- blocks of several shards ----
+
+    def _reserve_shard(self, space: PeerSpace, names: RecordNames, record_bytes: int) -> Room:
+        """One slot serves all shards of a block, which come one by one."""
+        count, now_s = len(names), self._clock()
+        outcomes = np.zeros(count, np.uint8)
+        slots, tickets = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+        with self._lock:
+            is_there = self._cache.lookup(space.number, names.group, names.hashes)
+            outcomes[is_there] = RecordOutcome.WRITTEN
+            keys = [self._key(space, names, at) for at in range(count)]
+            new = [at for at in np.flatnonzero(~is_there) if keys[at] not in self._staged]
+            if len(self._staged) + len(new) > STAGED_LIMIT or not self._stage(space, names, keys, new, now_s):
+                return self._refuse(space, names)
+            for at in np.flatnonzero(~is_there):
+                staged = self._staged.get(keys[at])
+                if staged is None or names.shard in staged.shards:
+                    # Another link brings this very shard.
+                    outcomes[at] = RecordOutcome.WRITTEN
+                    continue
+                staged.shards.add(names.shard)
+                staged.touched_s = now_s
+                slots[at], tickets[at] = staged.slot + names.shard * record_bytes, staged.ticket
+        wanted = outcomes == 0
+        return Room(space=space, outcomes=outcomes, wanted=wanted, slots=slots[wanted], tickets=tickets[wanted])
+
+    def _stage(
+        self, space: PeerSpace, names: RecordNames, keys: list[tuple[int, int, bytes]], new: list[int], now_s: float
+    ) -> bool:
+        """False: there is no room for them."""
+        if not new:
+            return True
+        hashes = b"".join(keys[at][2] for at in new)
+        got = self._cache.reserve(self._session, space.number, names.group, hashes=hashes)
+        if len(got) < len(new):
+            self._cache.abort(self._session, got.tickets)
+            return False
+        pointers = self._cache.pointers(got.addresses)
+        for at, ticket, slot in zip(new, got.tickets.tolist(), pointers.tolist(), strict=True):
+            if ticket:
+                self._staged[keys[at]] = _Staged(ticket, slot, now_s)
+        return True
+
+    def _give_back(self, room: Room, names: RecordNames, at: npt.NDArray[np.intp], bad: npt.NDArray[np.bool_]) -> None:
+        """Slots of these; where others write to the same slot, only this shard."""
+        if not bad.any():
+            return
+        if not self._is_sharded(room.space, names.group):
+            self._cache.abort(self._session, room.tickets[bad])
+            return
+        with self._lock:
+            for one in at[bad]:
+                staged = self._staged.get(self._key(room.space, names, int(one)))
+                if staged is not None:
+                    staged.shards.discard(names.shard)
+
+    def _unstage(self, space: PeerSpace, names: RecordNames, whole: npt.NDArray[np.intp]) -> None:
+        if not self._is_sharded(space, names.group):
+            return
+        with self._lock:
+            for at in whole:
+                self._staged.pop(self._key(space, names, int(at)), None)
+
+    def _is_sharded(self, space: PeerSpace, group: int) -> bool:
+        return space.geometry.groups[group].shards > 1
+
+    def _has(self, space: PeerSpace, names: RecordNames) -> bool:
+        return names.group < len(space.geometry.groups) and names.shard < space.geometry.groups[names.group].shards
+
+    def _key(self, space: PeerSpace, names: RecordNames, at: int) -> tuple[int, int, bytes]:
+        return space.number, names.group, names.hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]
+
+    def _refuse(self, space: PeerSpace, names: RecordNames) -> Room:
+        """There is no room."""
+        return Room(
+            space=space,
+            outcomes=np.full(len(names), RecordOutcome.FAILED, np.uint8),
+            wanted=np.zeros(len(names), np.bool_),
+            slots=np.empty(0, np.uint64),
+            tickets=np.empty(0, np.uint64),
+        )

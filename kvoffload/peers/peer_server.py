@@ -1,0 +1,343 @@
+"""Serves other machines' links: a thread that lets them in, and one for each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvoffload import native
+from kvoffload.errors import ConfigError
+from kvoffload.peers.link_hello import (
+    HELLO_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    TOKEN_BYTES,
+    HelloVerdict,
+    LinkAnswer,
+    LinkSecret,
+    is_proof,
+    read_hello,
+)
+from kvoffload.peers.peer_desk import PeerDesk, Room
+from kvoffload.peers.requests import (
+    HEAD_BYTES,
+    BadRequestError,
+    LinkRequest,
+    LinkStatus,
+    LinkVerb,
+    answer_only,
+    read_head,
+)
+from kvoffload.peers.requests import LinkAnswer as RecordsAnswer
+from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.base import RecordOutcome
+
+logger = logging.getLogger(__name__)
+
+MAX_LINKS = 64
+"""Beyond it newcomers are refused."""
+MAX_OF_ONE_PEER = 16
+SESSIONS_OF_ONE_PEER = 8
+"""Secrets that are good at a time; the oldest is forgotten."""
+HELLO_TIMEOUT_S = 5.0
+STEP_TIMEOUT_S = 10.0
+"""For each part of a request that has begun, and each of its answer."""
+SILENCE_S = 60
+"""After which the system asks whether the other machine is still there, and then lets go."""
+_EMPTY = np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class LinkSession:
+    """What a peer is told over the control channel, so that it may open links."""
+
+    token: bytes
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Known:
+    peer: str
+    domain: str
+    secret: bytes = field(repr=False)
+
+
+class PeerServer:
+    """`open_session` and `attach` may be called from any thread, too."""
+
+    def __init__(self, address: TcpAddress, *, is_sealed: bool) -> None:
+        """Listens. ConfigError: nobody can listen there."""
+        self._is_sealed = is_sealed
+        self._listener = _listen(address)
+        self.address = TcpAddress(address.host, self._listener.getsockname()[1])
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._desks: dict[str, PeerDesk] = {}
+        self._known: dict[bytes, _Known] = {}
+        self._tokens: dict[str, deque[bytes]] = {}
+        self._links: dict[int, tuple[socket.socket, threading.Thread]] = {}
+        self._of_peer: Counter[str] = Counter()
+        self._is_closed = False
+        self._accepting = threading.Thread(target=self._accept_all, name="kvoffload-peers", daemon=True)
+        self._accepting.start()
+
+    def attach(self, domain: str, desk: PeerDesk) -> None:
+        """The domain's memory is there."""
+        with self._lock:
+            self._desks[domain] = desk
+
+    def open_session(self, peer: str, domain: str) -> LinkSession:
+        """For a peer that the control channel knows."""
+        made = LinkSession(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(32))
+        with self._lock:
+            tokens = self._tokens.setdefault(peer, deque())
+            tokens.append(made.token)
+            if len(tokens) > SESSIONS_OF_ONE_PEER:
+                self._known.pop(tokens.popleft(), None)
+            self._known[made.token] = _Known(peer, domain, made.secret)
+        return made
+
+    def __len__(self) -> int:
+        """Links."""
+        return len(self._links)
+
+    def tick(self) -> None:
+        """To be called now and then."""
+        with self._lock:
+            desks = list(self._desks.values())
+        for desk in desks:
+            desk.tick()
+
+    def close(self) -> None:
+        """All links end. After it no slot is touched."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            links = list(self._links.values())
+        os.eventfd_write(self._wake, 1)
+        self._accepting.join()
+        for end, _ in links:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for _, thread in links:
+            thread.join()
+        self._listener.close()
+        os.close(self._wake)
+
+    def _accept_all(self) -> None:
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while True:
+            poller.poll()
+            with self._lock:
+                if self._is_closed:
+                    return
+            try:
+                end, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionError):
+                continue
+            except OSError as fault:
+                logger.warning("no peer is let in for a moment: %s", fault.strerror)
+                select.select([self._wake], [], [], 1.0)
+                continue
+            self._begin(end)
+
+    def _begin(self, end: socket.socket) -> None:
+        end.setblocking(True)
+        with contextlib.suppress(OSError):
+            _tune(end)
+        number = end.fileno()
+        thread = threading.Thread(target=self._serve, args=(number, end), name="kvoffload-peer", daemon=True)
+        with self._lock:
+            if self._is_closed or len(self._links) >= MAX_LINKS:
+                end.close()
+                return
+            self._links[number] = end, thread
+        thread.start()
+
+    def _serve(self, number: int, end: socket.socket) -> None:
+        """Of one link, until it ends."""
+        peer = ""
+        try:
+            end.settimeout(HELLO_TIMEOUT_S)
+            found = self._greet(end)
+            if found is not None:
+                peer, desk, link = found
+                _serve_requests(end, link, desk)
+        except BadRequestError as fault:
+            logger.warning("a link of peer %s: %s", peer, fault)
+        except (OSError, ValueError) as fault:
+            logger.debug("a link of peer %s ends: %s", peer or "nobody", fault)
+        except Exception:
+            # A fault of the cache is one link's.
+            logger.exception("a link of peer %s failed", peer)
+        finally:
+            with self._lock:
+                if peer:
+                    self._of_peer[peer] -= 1
+                del self._links[number]
+                with contextlib.suppress(OSError):
+                    # Its end is the other side's to see, whoever still has the link.
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def _greet(self, end: socket.socket) -> tuple[str, PeerDesk, native.RecordLink] | None:
+        """None: it was refused. OSError, ValueError: it is no peer of ours."""
+        hello = _receive(end, HELLO_BYTES)
+        read = read_hello(hello)
+        with self._lock:
+            known = None if isinstance(read, HelloVerdict) else self._known.get(read.token)
+            desk = None if known is None else self._desks.get(known.domain)
+        verdict = read if isinstance(read, HelloVerdict) else self._judge(read.is_sealed, known, desk)
+        if verdict is not HelloVerdict.WELCOME or known is None or desk is None:
+            end.sendall(LinkAnswer(verdict=verdict).pack())
+            return None
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        secret = LinkSecret(known.secret, hello, nonce)
+        end.sendall(LinkAnswer(verdict=verdict, nonce=nonce, proof=secret.server_proof).pack())
+        if not is_proof(_receive(end, PROOF_BYTES), secret.client_proof):
+            raise ValueError("it does not know its session's secret")
+        with self._lock:
+            if self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
+                raise ValueError("it has as many links as it may have")
+            self._of_peer[known.peer] += 1
+        keys = (secret.server_key, secret.client_key) if self._is_sealed else None
+        return known.peer, desk, native.RecordLink(os.dup(end.fileno()), keys)
+
+    def _judge(self, is_sealed: bool, known: _Known | None, desk: PeerDesk | None) -> HelloVerdict:
+        if known is None:
+            return HelloVerdict.UNKNOWN
+        if is_sealed != self._is_sealed:
+            return HelloVerdict.OTHER_MODE
+        if desk is None or len(self._links) > MAX_LINKS or self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
+            return HelloVerdict.BUSY
+        return HelloVerdict.WELCOME
+
+
+def _serve_requests(end: socket.socket, link: native.RecordLink, desk: PeerDesk) -> None:
+    poller = select.poll()
+    poller.register(end, select.POLLIN)
+    verbs: dict[LinkVerb, Callable[[native.RecordLink, PeerDesk, LinkRequest], None]] = {
+        LinkVerb.LOOK: _look,
+        LinkVerb.GET: _get,
+        LinkVerb.PUT: _put,
+        LinkVerb.REMOVE: _remove,
+        LinkVerb.COUNT: _count,
+    }
+    step_ms = int(STEP_TIMEOUT_S * 1000)
+    while True:
+        poller.poll()
+        head = read_head(link.receive(HEAD_BYTES, timeout_ms=step_ms))
+        rest = link.receive(head.rest_bytes, timeout_ms=step_ms) if head.count else b""
+        verbs[head.verb](link, desk, head.read_rest(rest))
+
+
+def _answer(link: native.RecordLink, answer: RecordsAnswer, slots: np.ndarray = _EMPTY, record_bytes: int = 0) -> None:
+    link.send(answer.pack(), slots.data, record_bytes, timeout_ms=int(STEP_TIMEOUT_S * 1000))
+
+
+def _outcomes(outcomes: np.ndarray) -> RecordsAnswer:
+    return RecordsAnswer(outcomes=outcomes, digests=np.zeros(len(outcomes), np.uint64))
+
+
+def _look(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
+    _answer(link, _outcomes(desk.look(request.names)))
+
+
+def _remove(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
+    _answer(link, _outcomes(desk.remove(request.names)))
+
+
+def _count(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
+    _answer(link, RecordsAnswer(outcomes=np.zeros(2, np.uint8), digests=np.array(desk.count(), np.uint64)))
+
+
+def _get(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
+    held = desk.acquire(request.names, request.record_bytes)
+    try:
+        outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
+        digests = np.zeros(len(outcomes), np.uint64)
+        digests[held.found] = held.digests
+        answer = RecordsAnswer(outcomes=outcomes, digests=digests)
+        _answer(link, answer, np.ascontiguousarray(held.slots), request.record_bytes)
+    finally:
+        desk.release(held)
+
+
+def _put(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
+    names = request.names
+    room = desk.reserve(names, request.record_bytes)
+    if room is None:
+        _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
+        return
+    try:
+        _answer(link, _outcomes(room.outcomes))
+        found = _receive_wanted(link, request, room)
+    except BaseException:
+        desk.abort(room, names)
+        raise
+    claimed = np.frombuffer(request.digests, np.uint64)[room.wanted]
+    _answer(link, _outcomes(desk.commit(room, names, claimed=claimed, found=found, parents=request.parents)))
+
+
+def _receive_wanted(link: native.RecordLink, request: LinkRequest, room: Room) -> np.ndarray:
+    names = request.names
+    rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, 32)[room.wanted]
+    digests = link.receive_records(
+        np.ascontiguousarray(room.slots).data,
+        request.record_bytes,
+        fingerprint=names.fingerprint,
+        block_hashes=rows.tobytes(),
+        group=names.group,
+        shard=names.shard,
+        timeout_ms=int(STEP_TIMEOUT_S * 1000),
+    )
+    return np.frombuffer(digests, np.uint64)
+
+
+def _receive(end: socket.socket, size: int) -> bytes:
+    """OSError: it has hung up, or takes too long."""
+    got = b""
+    while len(got) < size:
+        part = end.recv(size - len(got))
+        if not part:
+            raise ConnectionResetError("it has hung up")
+        got += part
+    return got
+
+
+def _tune(end: socket.socket) -> None:
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * SILENCE_S * 1000)
+
+
+def _listen(address: TcpAddress) -> socket.socket:
+    family = socket.AF_INET6 if address.is_version_6 else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.is_version_6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address.host, address.port))
+        made.listen(MAX_LINKS)
+    except OSError as fault:
+        made.close()
+        raise ConfigError(
+            f"nobody can listen for peers at {address}: {fault.strerror}",
+            remedy="choose another address of this machine, or port",
+        ) from fault
+    return made

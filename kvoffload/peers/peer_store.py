@@ -1,0 +1,224 @@
+"""Another machine's cache server as a store: one data link, by which records go from slot to slot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import native
+from kvoffload.peers.control_link import ControlLink, LinkTicket
+from kvoffload.peers.link_hello import (
+    ANSWER_BYTES,
+    NONCE_BYTES,
+    HelloVerdict,
+    LinkHello,
+    LinkSecret,
+    is_proof,
+    read_answer,
+)
+from kvoffload.peers.requests import (
+    ANSWER_BYTES as HEAD_BYTES,
+)
+from kvoffload.peers.requests import (
+    BadRequestError,
+    LinkAnswer,
+    LinkRequest,
+    LinkStatus,
+    LinkVerb,
+    read_answer_head,
+)
+from kvoffload.peers.requests import read_answer as read_records
+from kvoffload.peers.space_book import SpaceBook
+from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.envelope import read_key
+from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError
+from kvoffload.types import HASH_BYTES
+
+_NOTHING = RecordNames(fingerprint=bytes(HASH_BYTES), hashes=b"")
+_COUNTS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerStoreTerms:
+    """Of one peer."""
+
+    control: ControlLink
+    spaces: SpaceBook
+    is_sealed: bool = True
+    timeout_s: float = 1.0
+
+
+class PeerStore(SlotStore):
+    """One data link. Of one thread, but `interrupt`."""
+
+    def __init__(self, terms: PeerStoreTerms) -> None:
+        """Connects. StoreFaultError."""
+        self._terms = terms
+        self._lock = threading.Lock()
+        self._end: socket.socket | None = None
+        ticket = terms.control.find_ticket(is_sealed=terms.is_sealed)
+        try:
+            self._link = self._connect(ticket)
+        except StoreFaultError:
+            self.close()
+            terms.control.forget_ticket(ticket)
+            raise
+
+    def put_slots(
+        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
+    ) -> npt.NDArray[np.uint8]:
+        request = LinkRequest(
+            verb=LinkVerb.PUT,
+            names=names,
+            record_bytes=record_bytes,
+            digests=np.ascontiguousarray(digests).tobytes(),
+            parents=parents or bytes(len(names) * HASH_BYTES),
+        )
+        with self._faults():
+            told = self._ask(request)
+            if told.status is LinkStatus.UNKNOWN_IDENTITY and self._introduce(names.fingerprint):
+                told = self._ask(request)
+            if told.status is not LinkStatus.OK:
+                return np.full(len(names), RecordOutcome.FAILED, np.uint8)
+            wanted = told.outcomes == 0
+            self._send(b"", np.ascontiguousarray(slots[wanted]), record_bytes)
+            return self._read(len(names)).outcomes
+
+    def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
+        with self._faults():
+            told = self._ask(LinkRequest(verb=LinkVerb.GET, names=names, record_bytes=record_bytes))
+            outcomes = told.outcomes.copy()
+            found = outcomes == RecordOutcome.FOUND
+            rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
+            came = self._link.receive_records(
+                np.ascontiguousarray(slots[found]).data,
+                record_bytes,
+                fingerprint=names.fingerprint,
+                block_hashes=rows[found].tobytes(),
+                group=names.group,
+                shard=names.shard,
+                timeout_ms=self._timeout_ms,
+            )
+        digests = np.zeros(len(names), np.uint64)
+        digests[found] = np.frombuffer(came, np.uint64)
+        outcomes[found & (digests != told.digests)] = RecordOutcome.DAMAGED
+        return FoundRecords(outcomes=outcomes, digests=digests, parents=b"")
+
+    def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
+        return self._ask_each(LinkVerb.LOOK, keys, RecordOutcome.FOUND)
+
+    def remove(self, keys: Sequence[Key]) -> list[bool]:
+        return self._ask_each(LinkVerb.REMOVE, keys, RecordOutcome.REMOVED)
+
+    def probe(self) -> StoreFacts:
+        with self._faults():
+            self._send(LinkRequest(verb=LinkVerb.COUNT, names=_NOTHING).pack())
+            told = self._read(_COUNTS)
+        return StoreFacts(capacity_bytes=int(told.digests[0]), used_bytes=int(told.digests[1]))
+
+    def interrupt(self) -> None:
+        with self._lock:
+            if self._end is not None:
+                with contextlib.suppress(OSError):
+                    self._end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:
+            end, self._end = self._end, None
+        if end is not None:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    # ---- inside ----
+
+    @property
+    def _timeout_ms(self) -> int:
+        return max(int(self._terms.timeout_s * 1000), 1)
+
+    def _connect(self, ticket: LinkTicket) -> native.RecordLink:
+        address = ticket.address
+        try:
+            end = self._end = socket.create_connection((address.host, address.port), self._terms.timeout_s)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keys = self._shake_hands(end, ticket)
+            return native.RecordLink(os.dup(end.fileno()), keys)
+        except (OSError, ValueError, RuntimeError) as fault:
+            raise StoreFaultError(f"no link to {address}: {fault}") from fault
+
+    def _shake_hands(self, end: socket.socket, ticket: LinkTicket) -> tuple[bytes, bytes] | None:
+        """Keys to send and to receive with; None: it is not sealed."""
+        is_sealed = self._terms.is_sealed
+        hello = LinkHello(token=ticket.token, nonce=secrets.token_bytes(NONCE_BYTES), is_sealed=is_sealed).pack()
+        end.sendall(hello)
+        answer = read_answer(_receive(end, ANSWER_BYTES))
+        if answer.verdict is not HelloVerdict.WELCOME:
+            raise ValueError(_REFUSALS[answer.verdict])
+        secret = LinkSecret(ticket.secret, hello, answer.nonce)
+        if not is_proof(answer.proof, secret.server_proof):
+            raise ValueError("whoever answers there does not know the session's secret")
+        end.sendall(secret.client_proof)
+        return (secret.client_key, secret.server_key) if is_sealed else None
+
+    def _introduce(self, fingerprint: bytes) -> bool:
+        space = self._terms.spaces.find(fingerprint)
+        if space is None:
+            return False
+        self._terms.control.introduce(space)
+        return True
+
+    def _ask_each(self, verb: LinkVerb, keys: Sequence[Key], wanted: RecordOutcome) -> list[bool]:
+        if not keys:
+            return []
+        names = [read_key(key) for key in keys]
+        first = names[0]
+        hashes = b"".join(name.block_hash for name in names)
+        asked = RecordNames(fingerprint=first.fingerprint, hashes=hashes, group=first.group, shard=first.shard)
+        with self._faults():
+            told = self._ask(LinkRequest(verb=verb, names=asked))
+        return list(map(bool, told.outcomes == wanted))
+
+    def _ask(self, request: LinkRequest) -> LinkAnswer:
+        self._send(request.pack())
+        return self._read(len(request.names))
+
+    def _send(self, head: bytes, slots: Addresses | None = None, record_bytes: int = 0) -> None:
+        self._link.send(head, b"" if slots is None else slots.data, record_bytes, timeout_ms=self._timeout_ms)
+
+    def _read(self, count: int) -> LinkAnswer:
+        status, rest = read_answer_head(self._link.receive(HEAD_BYTES, timeout_ms=self._timeout_ms), count)
+        return read_records(status, self._link.receive(rest, timeout_ms=self._timeout_ms) if rest else b"")
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, BadRequestError) as fault:
+            self.close()
+            raise StoreFaultError(str(fault) or type(fault).__name__) from fault
+
+
+_REFUSALS = {
+    HelloVerdict.UNKNOWN: "it does not know our session (any more)",
+    HelloVerdict.OTHER_MODE: "one side has peer_link = trusted, and the other one sealed",
+    HelloVerdict.BUSY: "it has as many links as it may have, or no memory yet",
+    HelloVerdict.OTHER_VERSION: "it speaks another version",
+}
+
+
+def _receive(end: socket.socket, size: int) -> bytes:
+    got = b""
+    while len(got) < size:
+        part = end.recv(size - len(got))
+        if not part:
+            raise ConnectionResetError("it has hung up")
+        got += part
+    return got

@@ -1,0 +1,164 @@
+"""What travels on a data link: requests about records of one identity, group and shard, and answers, with their bytes.
+
+A get: request, answer, the records that were found. A put: request, answer with what is wanted, those records, answer
+with what became of them. A look, or a removal: request, answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.tiers.base import Digests, RecordNames
+from kvoffload.types import HASH_BYTES
+from kvoffload.units import GIB
+
+MAGIC: Final = b"KVPR"
+MAX_RECORDS: Final = 4096
+MAX_RECORD_BYTES: Final = GIB
+_HEAD = struct.Struct("<4sHHIIIIQ32s")
+_ANSWER = struct.Struct("<4sHHI")
+HEAD_BYTES: Final = _HEAD.size
+ANSWER_BYTES: Final = _ANSWER.size
+_DIGEST_BYTES: Final = 8
+
+
+class LinkVerb(IntEnum):
+    LOOK = 1
+    GET = 2
+    PUT = 3
+    REMOVE = 4
+    COUNT = 5
+    """How much memory there is, and how much of it is used."""
+
+
+class LinkStatus(IntEnum):
+    OK = 0
+    UNKNOWN_IDENTITY = 1
+    """It has to be introduced first."""
+    CLOSING = 2
+    """The server ends, or has no memory yet."""
+
+
+class BadRequestError(ValueError):
+    """What came is no request, or asks for too much. One line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkRequest:
+    """`digests` and `parents` are those of a put."""
+
+    verb: LinkVerb
+    names: RecordNames
+    record_bytes: int = 0
+    is_use: bool = False
+    digests: bytes = b""
+    parents: bytes = b""
+
+    def pack(self) -> bytes:
+        names = self.names
+        head = _HEAD.pack(
+            MAGIC,
+            self.verb,
+            int(self.is_use),
+            names.group,
+            names.shard,
+            len(names),
+            0,
+            self.record_bytes,
+            names.fingerprint,
+        )
+        return b"".join((head, names.hashes, self.digests, self.parents))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestHead:
+    """What a request is about, and how long the rest of it is."""
+
+    verb: LinkVerb
+    fingerprint: bytes
+    group: int
+    shard: int
+    count: int
+    record_bytes: int
+    is_use: bool
+
+    @property
+    def rest_bytes(self) -> int:
+        each = HASH_BYTES + (_DIGEST_BYTES + HASH_BYTES if self.verb is LinkVerb.PUT else 0)
+        return self.count * each
+
+    def read_rest(self, rest: bytes) -> LinkRequest:
+        """`rest` has `rest_bytes`."""
+        hashes = self.count * HASH_BYTES
+        digests = hashes + self.count * _DIGEST_BYTES
+        return LinkRequest(
+            verb=self.verb,
+            names=RecordNames(fingerprint=self.fingerprint, hashes=rest[:hashes], group=self.group, shard=self.shard),
+            record_bytes=self.record_bytes,
+            is_use=self.is_use,
+            digests=rest[hashes:digests],
+            parents=rest[digests:],
+        )
+
+
+def read_head(frame: bytes) -> RequestHead:
+    """BadRequestError."""
+    magic, verb, is_use, group, shard, count, _, record_bytes, fingerprint = _HEAD.unpack(frame)
+    if magic != MAGIC or verb not in LinkVerb.__members__.values():
+        raise BadRequestError("what came on a link is no request")
+    if count > MAX_RECORDS or record_bytes > MAX_RECORD_BYTES:
+        raise BadRequestError(
+            f"a request about {count} records of {record_bytes} bytes; allowed are {MAX_RECORDS} of {MAX_RECORD_BYTES}"
+        )
+    return RequestHead(
+        verb=LinkVerb(verb),
+        fingerprint=fingerprint,
+        group=group,
+        shard=shard,
+        count=count,
+        record_bytes=record_bytes,
+        is_use=bool(is_use),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkAnswer:
+    """One outcome a record, a number of `RecordOutcome`; `digests` of what a get found, else zeros or none."""
+
+    status: LinkStatus = LinkStatus.OK
+    outcomes: npt.NDArray[np.uint8]
+    digests: Digests
+
+    def pack(self) -> bytes:
+        head = _ANSWER.pack(MAGIC, self.status, 0, len(self.outcomes))
+        return b"".join((head, self.outcomes.tobytes(), self.digests.tobytes()))
+
+
+def answer_only(status: LinkStatus) -> LinkAnswer:
+    """Without records."""
+    return LinkAnswer(status=status, outcomes=np.empty(0, np.uint8), digests=np.empty(0, np.uint64))
+
+
+def read_answer_head(frame: bytes, wanted: int) -> tuple[LinkStatus, int]:
+    """Its status, and the bytes that come behind it. BadRequestError: it is none, or not about so many records."""
+    magic, status, _, count = _ANSWER.unpack(frame)
+    if magic != MAGIC or status not in LinkStatus.__members__.values():
+        raise BadRequestError("what came on a link is no answer")
+    if count != (wanted if status == LinkStatus.OK else 0):
+        raise BadRequestError(f"an answer about {count} records, not {wanted}")
+    return LinkStatus(status), count * (1 + _DIGEST_BYTES)
+
+
+def read_answer(status: LinkStatus, rest: bytes) -> LinkAnswer:
+    count = len(rest) // (1 + _DIGEST_BYTES)
+    return LinkAnswer(
+        status=status,
+        outcomes=np.frombuffer(rest, np.uint8, count),
+        digests=np.frombuffer(rest, np.uint64, count, offset=count),
+    )

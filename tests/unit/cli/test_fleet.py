@@ -1,0 +1,98 @@
+"""Which fleet a server belongs to, by what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cli.below import choose_tiers
+from kvoffload.cli.fleet import FleetPlan, plan_fleet
+from kvoffload.config import Settings, load_settings
+from kvoffload.daemon.server_config import ServerConfig, read_server_config
+from kvoffload.errors import ConfigError
+from kvoffload.key_files import read_public_key, write_new_pair
+
+HERE, THERE = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"
+
+
+def settings_of(**more: object) -> Settings:
+    return load_settings(flags={"listen": HERE, "peer_listen": "tcp://127.0.0.1:7600", **more}).settings
+
+
+def config_of(*peers: dict[str, str], **more: object) -> ServerConfig:
+    return read_server_config({"peers": list(peers), **more}, origin="file x")
+
+
+def plan(settings: Settings, config: ServerConfig) -> FleetPlan:
+    made = plan_fleet(settings, config)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, str]:
+    """Public keys by name; NAME.key lies in tmp_path."""
+    return {name: read_public_key(write_new_pair(tmp_path / name)[1]) for name in ("here", "there")}
+
+
+def test_without_peers_there_is_no_fleet() -> None:
+    assert plan_fleet(load_settings().settings, ServerConfig()) is None
+
+
+def test_on_loopback_members_are_known_by_their_addresses() -> None:
+    made = plan(settings_of(peer_link="trusted"), config_of({"address": HERE}, {"address": THERE}))
+    assert not made.peering.is_sealed
+    assert str(made.peering.address) == "tcp://127.0.0.1:7600"
+    assert made.tier.terms.name == "peer"
+    assert made.tier.place.describe() == "1 peers"
+
+
+def test_elsewhere_members_are_known_by_their_keys(tmp_path: Path, keys: dict[str, str]) -> None:
+    """The same file may lie on all machines: who has our own key is this one."""
+    settings = settings_of(
+        listen="tcp://0.0.0.0:5555", peer_listen="tcp://0.0.0.0:7600", key_file=str(tmp_path / "here.key")
+    )
+    peers = [
+        {"address": "tcp://10.0.0.1:5555", "key": keys["here"]},
+        {"address": "tcp://10.0.0.2:5555", "key": keys["there"]},
+    ]
+    config = config_of(*peers)
+    assert plan(settings, config).tier.place.describe() == "1 peers"
+    guests = config.make_guests()
+    assert {guest.name for guest in guests.values() if guest.is_peer} == {"tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"}
+
+
+def test_a_disk_takes_what_lives_here_and_peers_the_rest(tmp_path: Path) -> None:
+    settings = settings_of(disk="/nvme0/kv", disk_size="4GiB", valkey="valkey://127.0.0.1")
+    config = config_of({"address": THERE})
+    fleet = plan(settings, config)
+    disk, peers, valkey = choose_tiers(settings, config, fleet)[""]
+    assert disk.terms.wants == fleet.place.is_home
+    assert peers.terms.wants == fleet.place.lives_elsewhere
+    assert valkey.terms.wants is None
+    assert [tier.terms.name for tier in (disk, peers, valkey)] == ["disk", "peer", "valkey"]
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, keys: dict[str, str]) -> None:
+    nobody = settings_of(peer_listen="")
+    with pytest.raises(ConfigError, match=r"\[\[peers\]\] are named, and nothing listens.*set peer_listen"):
+        plan_fleet(nobody, config_of({"address": THERE}))
+    with pytest.raises(ConfigError, match=r"'peer_listen' = .* without listen"):
+        plan_fleet(settings_of(listen=""), ServerConfig())
+    with pytest.raises(ConfigError, match=r"tcp://10.0.0.2:5555 can be reached from other machines.*keys new"):
+        plan_fleet(settings_of(), config_of({"address": "tcp://10.0.0.2:5555"}))
+    with pytest.raises(ConfigError, match=r"tcp://0.0.0.0:7600 can be reached from other machines"):
+        plan_fleet(settings_of(peer_listen="tcp://0.0.0.0:7600"), ServerConfig())
+    with pytest.raises(ConfigError, match="has a key, and this server has none; set key_file"):
+        plan_fleet(settings_of(), config_of({"address": THERE, "key": keys["there"]}))
+    with pytest.raises(ConfigError, match=r"the peer at .* has no key"):
+        plan_fleet(settings_of(key_file=str(tmp_path / "here.key")), config_of({"address": THERE}))
+    with pytest.raises(ConfigError, match=r"peers\[0\].address = 'here' in file x"):
+        config_of({"address": "here"})
+    with pytest.raises(ConfigError, match=r"peers\[1\].address = .* is that of peers\[0\].address too"):
+        config_of({"address": THERE}, {"address": THERE})
+    domains = [{"name": name, "memory": "64MiB"} for name in ("red", "blue")]
+    two = config_of({"address": THERE}, domains=domains)
+    with pytest.raises(ConfigError, match=r"'peer_listen' = .* with 2 domains"):
+        choose_tiers(settings_of(), two, plan_fleet(settings_of(), two))

@@ -1,0 +1,207 @@
+"""Servers of one fleet: each block lives with one of them, and all of them have it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.cache import AcquireOutcome
+from kvoffload.client import AsyncClient, Client
+from kvoffload.daemon.peer_office import PeeringPlan
+from kvoffload.daemon.server import CacheServer
+from kvoffload.daemon.server_terms import RemoteTerms
+from kvoffload.daemon.session import Guest
+from kvoffload.daemon.tier_terms import TierPlan, TierTerms
+from kvoffload.key_files import KeyPair
+from kvoffload.peers import SpaceBook
+from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.homes import find_homes
+from kvoffload.tcp_address import TcpAddress
+from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
+from tests.unit.client.conftest import make_terms
+from tests.unit.daemon.remote_client import make_keys
+from tests.unit.daemon.test_server_remote import load
+from tests.unit.daemon.test_server_tiers import FAR, NAME, PAYING, WAIT_S, Settled, await_that, disk_below, serving
+
+BLOCKS = 16 + 8 + 4
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Fleet:
+    """Servers that know each other by their keys. `strangers`: those whose keys the others do not have."""
+
+    def __init__(self, folder: Path, *names: str, is_sealed: bool = True) -> None:
+        self.folder = folder
+        self.is_sealed = is_sealed
+        self.keys: dict[str, KeyPair] = {name: make_keys() for name in names}
+        self.members = {
+            name: FleetMember(address=TcpAddress("127.0.0.1", free_port()), key=self.keys[name].public.decode())
+            for name in names
+        }
+        self.places: dict[str, FleetPlace] = {}
+
+    @contextmanager
+    def serving(self, name: str, *, disk: Path | None = None, **changed: Any) -> Iterator[CacheServer]:
+        spaces = SpaceBook()
+        own = self.members[name]
+        others = [member for other, member in self.members.items() if other != name]
+        terms = FleetTerms(
+            own=own, others=others, keys=self.keys[name], is_sealed=self.is_sealed, timeout_s=5.0, probe_s=0.2
+        )
+        place = self.places[name] = FleetPlace(replace(terms, **changed.pop("fleet", {})), spaces, find_homes)
+        tier = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
+        guests = {member.key: Guest(domain="", name=str(member.address), is_peer=True) for member in others}
+        below = [] if disk is None else [disk_below(disk, wants=place.is_home)]
+        options: dict[str, Any] = {
+            "tiers": {"": [*below, TierPlan(place=place, terms=tier)]},
+            "remote": RemoteTerms(address=own.address, keys=self.keys[name], guests=guests),
+            "peering": PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=self.is_sealed),
+            **changed,
+        }
+        with serving(self.folder / name, **options) as server:
+            yield server
+
+    def client(self, name: str) -> AsyncClient:
+        return AsyncClient(make_terms(self.folder / name, name=NAME))
+
+
+def traffic_of(server: CacheServer, at: int = -1) -> Any:
+    return server._core.tiers._traffic[""].tiers[at]
+
+
+def readable(server: CacheServer) -> int:
+    cache = server._core._domains[""].cache
+    assert cache is not None
+    return cache.stats.readable
+
+
+def are_ready(*servers: CacheServer) -> bool:
+    return all(one.state.value == "ready" for server in servers for one in traffic_of(server).health())
+
+
+@pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "trusted"])
+async def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Path, *, is_sealed: bool) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c", is_sealed=is_sealed)
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(fleet.serving(name)) for name in fleet.members}
+        await_that(lambda: are_ready(*servers.values()))
+        async with fleet.client("a") as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            await_that(lambda: traffic_of(servers["a"]).is_idle)
+        # One copy beside the one of the engine that made it.
+        sent = traffic_of(servers["a"]).counts.written
+        assert 0 < sent < BLOCKS
+        await_that(lambda: readable(servers["b"]) + readable(servers["c"]) == sent)
+        async with fleet.client("b") as client:
+            assert await client.wait_until_served(WAIT_S)
+            assert (await client.acquire(CHAIN)).outcome is AcquireOutcome.MISS
+            assert await load(client) == TOKENS
+            stats = await client.stats()
+        assert stats.traffic["peer"]["promoted"] > 0
+        assert {(place.tier, place.state) for place in stats.places} == {("peer", "ready")}
+        assert traffic_of(servers["b"]).counts.written == 0, "what came from a peer is not sent to it again"
+
+
+async def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    with fleet.serving("a") as one:
+        with fleet.serving("b") as two:
+            await_that(lambda: are_ready(one, two))
+            async with fleet.client("a") as client:
+                assert await client.wait_until_served(WAIT_S)
+                await save(client)
+                await_that(lambda: traffic_of(one).is_idle)
+        async with fleet.client("a") as client:
+            assert await client.wait_until_served(WAIT_S)
+            assert await load(client) == TOKENS
+            await_that(lambda: [place.state.value for place in traffic_of(one).health()] == ["absent"])
+            # Nobody else is there: all of it lives here now.
+            assert fleet.places["a"].is_home(CHAIN).all()
+            assert (await client.acquire(bytes(32 * 8), far=FAR)).outcome is AcquireOutcome.MISS
+        with fleet.serving("b") as two:
+            await_that(lambda: are_ready(one, two))
+            assert not fleet.places["a"].is_home(CHAIN).all()
+            async with fleet.client("b") as client:
+                assert await client.wait_until_served(WAIT_S)
+                await load(client)
+
+
+async def test_a_disk_has_what_lives_on_its_machine(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    disks = {name: tmp_path / f"disk-{name}" for name in fleet.members}
+    for disk in disks.values():
+        disk.mkdir(mode=0o700)
+    with fleet.serving("a", disk=disks["a"]) as one, fleet.serving("b", disk=disks["b"]) as two:
+        await_that(lambda: are_ready(one, two))
+        async with fleet.client("a") as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            await_that(lambda: traffic_of(one).is_idle and traffic_of(one, 0).is_idle)
+        sent = traffic_of(one).counts.written
+        await_that(lambda: traffic_of(two, 0).counts.written == sent)
+        assert traffic_of(one, 0).counts.written == BLOCKS - sent
+
+
+async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    guests = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests={})
+    with (
+        fleet.serving("a", remote=guests) as one,
+        fleet.serving("b", fleet={"timeout_s": 0.2}) as two,
+    ):
+        await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
+        await_that(lambda: are_ready(one))
+        said: list[logging.LogRecord] = []
+        told = f"peer tier {fleet.members['a'].address} is absent"
+        await_that(lambda: bool(said.extend(one for one in caplog.records if told in one.message) or said))
+    assert {record.levelno for record in said} == {logging.WARNING}
+    assert "does not know our key" in said[0].message
+
+
+async def test_a_client_that_only_watches_opens_no_links(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    watcher = {fleet.members["b"].key: Guest(domain="", name="watcher")}
+    remote = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests=watcher)
+    with fleet.serving("a", remote=remote), fleet.serving("b") as two:
+        await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
+        assert "only a peer opens links" in traffic_of(two).health()[0].reason
+
+
+async def test_both_sides_must_say_whether_links_are_sealed(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    with fleet.serving("a"), fleet.serving("b", fleet={"is_sealed": False}) as two:
+        await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
+        assert "set peer_link = 'sealed'" in traffic_of(two).health()[0].reason
+
+
+@pytest.fixture
+def fleet_of_two(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path, "a", "b")
+
+
+class TestClientOverPeers(OffloadCacheContract):
+    """With a fleet below, nothing is another for an engine."""
+
+    @pytest.fixture
+    def cache(self, fleet_of_two: Fleet) -> Iterator[Any]:
+        with (
+            fleet_of_two.serving("a", domains=PAYING) as server,
+            fleet_of_two.serving("b") as other,
+            Client(make_terms(fleet_of_two.folder / "a")) as client,
+        ):
+            await_that(lambda: are_ready(server, other))
+            assert client.wait_until_served(WAIT_S)
+            yield Settled(client, server)

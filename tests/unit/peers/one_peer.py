@@ -1,0 +1,80 @@
+"""A server's memory and its links, without a control channel: whoever asks is told a session."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
+from kvoffload.kvspec import ReuseRule
+from kvoffload.peers.control_link import LinkTicket
+from kvoffload.peers.peer_desk import PeerDesk
+from kvoffload.peers.peer_server import PeerServer
+from kvoffload.peers.peer_store import PeerStoreTerms
+from kvoffload.peers.space_book import PeerSpace, SpaceBook
+from kvoffload.tcp_address import TcpAddress
+from kvoffload.types import Fingerprint
+from kvoffload.units import MIB
+
+LOOPBACK = TcpAddress("127.0.0.1", 0)
+
+
+def same_groups(record_bytes: int, *, groups: int = 3, shards: int = 1) -> CacheGeometry:
+    """Groups whose records have one size."""
+    group = CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=record_bytes, shards=shards)
+    return CacheGeometry(hash_block_size=16, groups=(group,) * groups)
+
+
+@dataclass(eq=False)
+class OnePeer:
+    """`there` is what the peer knows, `here` what its client does. It is also the client's control link."""
+
+    cache: LocalCache
+    server: PeerServer
+    there: SpaceBook
+    here: SpaceBook = field(default_factory=SpaceBook)
+    stored: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    introduced: int = 0
+    is_lost: bool = False
+    """The server has forgotten all sessions."""
+
+    def find_ticket(self, *, is_sealed: bool) -> LinkTicket:
+        session = self.server.open_session("one", "")
+        return LinkTicket(self.server.address, b"?" * 16 if self.is_lost else session.token, session.secret)
+
+    def forget_ticket(self, ticket: LinkTicket) -> None:
+        self.is_lost = False
+
+    def introduce(self, space: PeerSpace) -> None:
+        self.introduced += 1
+        self.teach(self.there, space.fingerprint, space.geometry)
+
+    def teach(self, book: SpaceBook, fingerprint: bytes, geometry: CacheGeometry) -> None:
+        number = self.cache.open_namespace(Fingerprint(fingerprint), geometry) if book is self.there else 7
+        book.learn(number, fingerprint, geometry)
+
+    def terms(self, *, is_sealed: bool = True, timeout_s: float = 30.0) -> PeerStoreTerms:
+        return PeerStoreTerms(control=self, spaces=self.here, is_sealed=is_sealed, timeout_s=timeout_s)  # type: ignore[arg-type]
+
+
+@contextmanager
+def one_peer(*, is_sealed: bool = True, memory_bytes: int = 64 * MIB) -> Iterator[OnePeer]:
+    terms = CacheTerms(memory_bytes=memory_bytes, segment_bytes=min(memory_bytes, 64 * MIB))
+    with LocalCache.create(terms) as cache:
+        server = PeerServer(LOOPBACK, is_sealed=is_sealed)
+        try:
+            peer = OnePeer(cache, server, SpaceBook())
+            desk = PeerDesk(
+                cache,
+                peer.there,
+                pidfd=os.pidfd_open(os.getpid()),
+                on_stored=lambda space, group, hashes, parents: peer.stored.append((group, hashes, parents)),
+                clock=time.monotonic,
+            )
+            server.attach("", desk)
+            yield peer
+        finally:
+            server.close()

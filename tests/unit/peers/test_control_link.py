@@ -1,0 +1,133 @@
+"""The control channel to a real server: who is let in, what is said when it is not there, and that it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvoffload.daemon.server import CacheServer
+from kvoffload.daemon.server_terms import RemoteTerms
+from kvoffload.daemon.session import Guest
+from kvoffload.key_files import KeyPair
+from kvoffload.peers import PeerSpace
+from kvoffload.peers.control_link import ControlLink, ControlTerms
+from kvoffload.tiers.record_store import StoreFaultError
+from tests.unit.cache.cache_model import HYBRID, PLAIN
+from tests.unit.daemon.remote_client import make_keys
+from tests.unit.daemon.test_server_peers import Fleet, await_that
+from tests.unit.daemon.test_server_tiers import serving
+
+TIMEOUT_S = 20.0
+SPACE = PeerSpace(number=0, fingerprint=b"F" * 32, geometry=HYBRID)
+
+
+class There:
+    """A server of a fleet of two, and what the other one knows of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fleet = Fleet(folder, "there", "here")
+
+    @contextmanager
+    def serving(self) -> Iterator[CacheServer]:
+        with self.fleet.serving("there") as server:
+            await_that(lambda: server._core._domains[""].cache is not None)
+            yield server
+
+    def link(self, keys: KeyPair | None = None, *, peer_key: str = "", timeout_s: float = TIMEOUT_S) -> ControlLink:
+        member = self.fleet.members["there"]
+        terms = ControlTerms(
+            address=member.address,
+            peer_key=peer_key or member.key,
+            keys=keys or self.fleet.keys["here"],
+            timeout_s=timeout_s,
+        )
+        return ControlLink(terms)
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> There:
+    return There(tmp_path)
+
+
+def test_a_ticket_is_kept_until_it_is_no_good(there: There) -> None:
+    with there.serving() as server:
+        link = there.link()
+        ticket = link.find_ticket(is_sealed=True)
+        assert (len(ticket.token), len(ticket.secret)) == (16, 32)
+        assert server._peers is not None
+        assert ticket.address.port == server._peers.port
+        assert link.find_ticket(is_sealed=True) is ticket
+        link.forget_ticket(ticket)
+        newer = link.find_ticket(is_sealed=True)
+        assert newer.token != ticket.token
+        link.forget_ticket(ticket)
+        assert link.find_ticket(is_sealed=True) is newer
+        assert "secret" not in repr(newer)
+        link.close()
+
+
+def test_an_identity_is_introduced_and_a_conflict_is_told(there: There) -> None:
+    with there.serving() as server:
+        link = there.link()
+        link.introduce(SPACE)
+        link.introduce(SPACE)
+        cache = server._core._domains[""].cache
+        assert cache is not None
+        assert cache.stats.namespaces == 1
+        other = PeerSpace(number=0, fingerprint=b"F" * 32, geometry=PLAIN)
+        with pytest.raises(StoreFaultError, match="introduce: "):
+            link.introduce(other)
+        link.introduce(SPACE)
+        link.close()
+
+
+def test_nobody_there_is_one_line_and_it_is_found_when_it_comes(there: There) -> None:
+    link = there.link(timeout_s=0.05)
+    with pytest.raises(StoreFaultError, match=r"the peer at tcp://127.0.0.1:\d+: no answer in time"):
+        link.find_ticket(is_sealed=True)
+    with there.serving():
+        patient = there.link()
+        patient.find_ticket(is_sealed=True)
+        patient.close()
+    link.close()
+
+
+@pytest.mark.parametrize("wrong", ["ours", "theirs"])
+def test_a_wrong_key_on_either_side_is_no_way_in(there: There, wrong: str) -> None:
+    stranger = make_keys()
+    with there.serving():
+        terms = {"keys": stranger} if wrong == "ours" else {"peer_key": stranger.public.decode()}
+        link = there.link(timeout_s=0.3, **terms)  # type: ignore[arg-type]
+        with pytest.raises(StoreFaultError, match="does not know our key"):
+            link.find_ticket(is_sealed=True)
+        link.close()
+
+
+def test_a_server_without_links_says_which_setting_it_lacks(tmp_path: Path) -> None:
+    there = There(tmp_path)
+    member, keys = there.fleet.members["there"], there.fleet.keys["there"]
+    guests = {there.fleet.members["here"].key: Guest(domain="", is_peer=True)}
+    remote = RemoteTerms(address=member.address, keys=keys, guests=guests)
+    with serving(tmp_path / "plain", remote=remote):
+        link = there.link()
+        with pytest.raises(StoreFaultError, match="set peer_listen there"):
+            link.find_ticket(is_sealed=True)
+        link.close()
+
+
+def test_a_server_that_came_anew_is_greeted_anew(there: There) -> None:
+    link = there.link()
+    with there.serving():
+        first = link.find_ticket(is_sealed=True)
+    with there.serving():
+        link.forget_ticket(first)
+        try:
+            second = link.find_ticket(is_sealed=True)
+        except StoreFaultError:
+            # The session was the old one's.
+            second = link.find_ticket(is_sealed=True)
+        assert second.token != first.token
+    link.close()

@@ -1,0 +1,37 @@
+"""What a server knows of its fleet before and after its tier is open."""
+
+from __future__ import annotations
+
+from kvoffload.peers import SpaceBook
+from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.homes import find_homes
+from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.base import TierState
+from tests.unit.daemon.test_server_tiers import await_that
+from tests.unit.tiers.tier_contract import hashes_of
+
+
+def member(port: int, key: str = "") -> FleetMember:
+    return FleetMember(address=TcpAddress("127.0.0.1", port), key=key)
+
+
+def test_a_member_is_called_by_its_key_or_by_its_address() -> None:
+    assert member(5, "k" * 40).name == "k" * 40
+    assert member(5).name == "tcp://127.0.0.1:5"
+
+
+def test_before_it_is_open_everything_lives_here() -> None:
+    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)]), SpaceBook(), find_homes)
+    assert place.describe() == "1 peers"
+    assert place.is_home(hashes_of(0, 30)).all()
+    assert not place.lives_elsewhere(hashes_of(0, 30)).any()
+
+
+def test_while_nobody_answers_everything_lives_here() -> None:
+    """Port 1 of loopback has no listener."""
+    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)], timeout_s=0.1), SpaceBook(), find_homes)
+    tier = place.open_tier()
+    await_that(lambda: tier.health()[0].state is TierState.ABSENT)
+    assert "the peer at tcp://127.0.0.1:1" in tier.health()[0].reason
+    assert place.is_home(hashes_of(0, 30)).all()
+    tier.close()

@@ -1,0 +1,139 @@
+"""A fleet's memory as one tier, over members whose tiers are plain ones."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvoffload.peers.fleet_tier import FleetTier
+from kvoffload.tiers.base import RecordOutcome, Tier, TierHealth, TierState
+from kvoffload.units import MIB
+from tests.unit.tiers.faulty_tier import FaultyTier
+from tests.unit.tiers.memory_tier import MemoryTier
+from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, hashes_of, look, put
+
+OWN = "b"
+
+
+def homes_by_first_byte(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp]:
+    first = np.frombuffer(hashes, np.uint8).reshape(-1, 32)[:, 0]
+    return first.astype(np.intp) % len(members)
+
+
+def homes_but_here(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp]:
+    """None of them lives with OWN."""
+    others = [at for at, name in enumerate(members) if name != OWN]
+    return np.array(others, np.intp)[homes_by_first_byte(tuple(members[at] for at in others), hashes)]
+
+
+class Member(FaultyTier):
+    """That may go away."""
+
+    is_absent = False
+
+    def __init__(self) -> None:
+        super().__init__(MemoryTier(), lambda verb, place: None)
+
+    def health(self) -> list[TierHealth]:
+        if self.is_absent:
+            return [TierHealth(name="gone", state=TierState.ABSENT, reason="it is gone")]
+        return super().health()
+
+
+class TestFleetTier(TierContract):
+    is_listed = False
+
+    @pytest.fixture
+    def tier(self) -> Iterator[Tier]:
+        tier = FleetTier(OWN, {"a": MemoryTier(16 * MIB), "c": MemoryTier(16 * MIB)}, homes_but_here)
+        yield tier
+        tier.close()
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.members = {"a": Member(), "c": Member()}
+        self.tier = FleetTier(OWN, self.members, homes_by_first_byte)
+
+
+@pytest.fixture
+def fleet() -> Iterator[Setting]:
+    made = Setting()
+    yield made
+    made.tier.close()
+
+
+def home_names(fleet: Setting, hashes: bytes, *members: str) -> list[str]:
+    return [members[at] for at in homes_by_first_byte(members, hashes)]
+
+
+def test_each_record_goes_to_its_home_and_to_no_other(fleet: Setting) -> None:
+    records = Records(0, 60, 500, filled=True)
+    assert put(fleet.tier, records).count(RecordOutcome.WRITTEN) == 60
+    homes = home_names(fleet, records.names.hashes, "a", "b", "c")
+    for name, member in fleet.members.items():
+        assert member.contains(records.names).tolist() == [home == name for home in homes]
+    assert fleet.tier.is_home(records.names.hashes).tolist() == [home == OWN for home in homes]
+    assert set(homes) == {"a", "b", "c"}
+
+
+def test_what_lives_here_is_not_asked_for(fleet: Setting) -> None:
+    records = Records(0, 60, 500, filled=True)
+    put(fleet.tier, records)
+    homes = home_names(fleet, records.names.hashes, "a", "b", "c")
+    assert look(fleet.tier, records.names) == [home != OWN for home in homes]
+    read = Records(0, 60, 500, filled=False)
+    ended = get(fleet.tier, read)
+    found = np.array([home != OWN for home in homes])
+    assert ((ended.outcomes == RecordOutcome.FOUND) == found).all()
+    assert np.array_equal(read.memory[found], records.memory[found])
+    assert (ended.digests[found] == records.digests[found]).all()
+    parents = np.frombuffer(ended.parents, np.uint8).reshape(-1, 32)
+    assert np.array_equal(parents[found], np.frombuffer(records.parents, np.uint8).reshape(-1, 32)[found])
+
+
+def test_while_a_member_is_absent_its_records_live_elsewhere(fleet: Setting) -> None:
+    fleet.members["c"].is_absent = True
+    records = Records(0, 60, 500, filled=True)
+    put(fleet.tier, records)
+    homes = home_names(fleet, records.names.hashes, "a", "b")
+    assert fleet.members["a"].contains(records.names).tolist() == [home == "a" for home in homes]
+    assert not fleet.members["c"].contains(records.names).any()
+    assert fleet.tier.is_home(records.names.hashes).tolist() == [home == OWN for home in homes]
+
+
+def test_a_server_alone_is_the_home_of_all() -> None:
+    tier = FleetTier(OWN, {}, homes_by_first_byte)
+    records = Records(0, 5, 500, filled=True)
+    assert put(tier, records).count(RecordOutcome.WRITTEN) == 5
+    assert tier.is_home(records.names.hashes).all()
+    assert not any(look(tier, records.names))
+    assert tier.health() == []
+    tier.close()
+
+
+def test_a_batch_ends_when_the_last_of_its_parts_has(fleet: Setting) -> None:
+    records = Records(0, 60, 500, filled=True)
+    fleet.members["a"].is_held = True
+    ticket = fleet.tier.put(
+        records.names, records.slots, record_bytes=500, digests=records.digests, timeout_s=TIMEOUT_S
+    )
+    select.select([fleet.tier], [], [], 0.01)
+    assert fleet.tier.poll() == []
+    fleet.members["a"].is_held = False
+    assert finish(fleet.tier, ticket).count(RecordOutcome.WRITTEN) == 60
+
+
+def test_a_member_that_takes_no_more_batches_is_unavailable_for_its_part_alone(
+    fleet: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet.members["a"], "look", lambda names, *, timeout_s: None)
+    hashes = hashes_of(0, 60)
+    ended = finish(fleet.tier, fleet.tier.look(Records(0, 60, 5, filled=False).names, timeout_s=TIMEOUT_S))
+    homes = home_names(fleet, hashes, "a", "b", "c")
+    wanted = [RecordOutcome.UNAVAILABLE if home == "a" else RecordOutcome.MISSING for home in homes]
+    assert ended.outcomes.tolist() == wanted

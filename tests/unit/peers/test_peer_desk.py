@@ -1,0 +1,150 @@
+"""What a peer may do with a memory: nothing that it could break, and nothing without a bound."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvoffload.cache import CacheGeometry, CacheTerms, LocalCache
+from kvoffload.peers import SpaceBook
+from kvoffload.peers.peer_desk import STAGED_S, PeerDesk
+from kvoffload.tiers.base import RecordNames, RecordOutcome
+from kvoffload.types import Fingerprint
+from tests.unit.peers.one_peer import same_groups
+from tests.unit.tiers.tier_contract import FINGERPRINT, hashes_of
+
+RECORD = 3000
+TERMS = CacheTerms(memory_bytes=1 << 20, segment_bytes=1 << 20, extent_bytes=16 << 10, entry_limit=4096)
+
+
+class Desk:
+    """`now_s` is moved by the test."""
+
+    def __init__(self, cache: LocalCache, geometry: CacheGeometry) -> None:
+        self.cache = cache
+        self.now_s = 100.0
+        self.stored: list[bytes] = []
+        spaces = SpaceBook()
+        spaces.learn(cache.open_namespace(Fingerprint(FINGERPRINT), geometry), FINGERPRINT, geometry)
+        self.desk = PeerDesk(
+            cache,
+            spaces,
+            pidfd=os.pidfd_open(os.getpid()),
+            on_stored=lambda space, group, hashes, parents: self.stored.append(hashes),
+            clock=lambda: self.now_s,
+        )
+
+    def names(self, first: int, count: int, shard: int = 0, group: int = 0) -> RecordNames:
+        return RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(first, count), group=group, shard=shard)
+
+    def put(self, names: RecordNames) -> list[int]:
+        """As if the right bytes had come."""
+        room = self.desk.reserve(names, RECORD)
+        assert room is not None
+        digests = np.arange(1, 1 + len(room.slots), dtype=np.uint64)
+        parents = bytes(32 * len(names))
+        return self.desk.commit(room, names, claimed=digests, found=digests, parents=parents).tolist()
+
+
+@pytest.fixture(params=[1, 2], ids=["whole", "two shards"])
+def shards(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def desk(shards: int) -> Iterator[Desk]:
+    with LocalCache.create(TERMS) as cache:
+        yield Desk(cache, same_groups(RECORD, shards=shards))
+
+
+@pytest.fixture
+def sharded() -> Iterator[Desk]:
+    with LocalCache.create(TERMS) as cache:
+        yield Desk(cache, same_groups(RECORD, shards=2))
+
+
+def test_what_is_held_is_not_evicted_until_it_is_released(desk: Desk, shards: int) -> None:
+    for shard in range(shards):
+        desk.put(desk.names(0, 4, shard))
+    held = desk.desk.acquire(desk.names(0, 5), RECORD)
+    assert held.found.tolist() == [True] * 4 + [False]
+    assert held.digests.tolist() == [1, 2, 3, 4]
+    desk.cache.evict(1 << 20)
+    assert desk.desk.look(desk.names(0, 4)).tolist() == [RecordOutcome.FOUND] * 4
+    desk.desk.release(held)
+    desk.cache.evict(1 << 20)
+    assert desk.desk.look(desk.names(0, 4)).tolist() == [RecordOutcome.MISSING] * 4
+    assert desk.cache.stats.leases == 0
+
+
+def test_other_names_sizes_and_shards_are_missing_or_refused(desk: Desk, shards: int) -> None:
+    strange = [desk.names(0, 2, group=7), desk.names(0, 2, shard=shards)]
+    strange.append(RecordNames(fingerprint=b"S" * 32, hashes=hashes_of(0, 2)))
+    for names in strange:
+        assert desk.desk.look(names).tolist() == [RecordOutcome.MISSING] * 2
+        assert desk.desk.remove(names).tolist() == [RecordOutcome.MISSING] * 2
+        assert not desk.desk.acquire(names, RECORD).found.any()
+        assert desk.desk.reserve(names, RECORD) is None
+    assert desk.desk.reserve(desk.names(0, 2), RECORD + 1) is None
+
+
+def test_memory_that_is_full_of_what_is_held_refuses(desk: Desk, shards: int) -> None:
+    count = (1 << 20) // (RECORD * shards)
+    assert set(desk.put(desk.names(0, count))) == {RecordOutcome.FAILED}, "more than links may hold together"
+    assert desk.cache.stats.reserved == 0
+    for first in range(0, 3 * count, 8):
+        for shard in range(shards):
+            assert set(desk.put(desk.names(first, 8, shard))) == {RecordOutcome.WRITTEN}
+    assert desk.cache.stats.evicted > 0
+
+
+def test_what_has_not_come_leaves_nothing_behind(desk: Desk) -> None:
+    names = desk.names(0, 4)
+    room = desk.desk.reserve(names, RECORD)
+    assert room is not None
+    desk.desk.abort(room, names)
+    desk.now_s += STAGED_S + 1
+    desk.desk.tick()
+    assert desk.cache.stats.reserved == 0
+    assert desk.put(names) == [RecordOutcome.WRITTEN] * 4
+
+
+def test_the_loop_hears_of_a_block_when_it_is_whole(sharded: Desk) -> None:
+    sharded.put(sharded.names(0, 3, shard=1))
+    assert sharded.stored == []
+    sharded.put(sharded.names(1, 3, shard=0))
+    assert sharded.stored == [hashes_of(1, 2)]
+    assert sharded.desk.look(sharded.names(0, 4)).tolist() == [
+        RecordOutcome.MISSING,
+        RecordOutcome.FOUND,
+        RecordOutcome.FOUND,
+        RecordOutcome.MISSING,
+    ]
+
+
+def test_a_shard_that_another_link_brings_is_not_wanted_twice(sharded: Desk) -> None:
+    names = sharded.names(0, 2)
+    first = sharded.desk.reserve(names, RECORD)
+    second = sharded.desk.reserve(names, RECORD)
+    assert first is not None
+    assert second is not None
+    assert (len(first.slots), len(second.slots)) == (2, 0)
+    other = sharded.desk.reserve(sharded.names(0, 2, shard=1), RECORD)
+    assert other is not None
+    assert (other.slots == first.slots + np.uint64(RECORD)).all()
+
+
+def test_blocks_whose_other_shards_do_not_come_are_given_up(sharded: Desk) -> None:
+    sharded.put(sharded.names(0, 3))
+    sharded.now_s += STAGED_S - 1
+    sharded.put(sharded.names(3, 3))
+    assert sharded.cache.stats.reserved == 6
+    sharded.now_s += 2
+    sharded.desk.tick()
+    assert sharded.cache.stats.reserved == 3
+    # Their late half begins anew.
+    assert sharded.put(sharded.names(0, 3, shard=1)) == [RecordOutcome.WRITTEN] * 3
+    assert sharded.desk.look(sharded.names(0, 3)).tolist() == [RecordOutcome.MISSING] * 3

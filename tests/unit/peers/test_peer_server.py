@@ -1,0 +1,152 @@
+"""Whoever knocks at a server's links: nonsense, silence, too many, a wrong secret; and that it ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvoffload.errors import ConfigError
+from kvoffload.peers import peer_server
+from kvoffload.peers.link_hello import ANSWER_BYTES, HelloVerdict, LinkHello, LinkSecret, read_answer
+from kvoffload.peers.peer_server import MAX_OF_ONE_PEER, SESSIONS_OF_ONE_PEER, PeerServer
+from kvoffload.peers.peer_store import PeerStore
+from kvoffload.peers.requests import HEAD_BYTES
+from kvoffload.tiers.record_store import StoreFaultError
+from tests.unit.daemon.test_server_tiers import await_that
+from tests.unit.peers.one_peer import LOOPBACK, OnePeer, one_peer, same_groups
+from tests.unit.peers.test_peer_store import put
+from tests.unit.tiers.tier_contract import FINGERPRINT, Records
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def peer() -> Iterator[OnePeer]:
+    with one_peer(is_sealed=False) as made:
+        made.teach(made.here, FINGERPRINT, same_groups(5000))
+        yield made
+
+
+def knock(peer: OnePeer) -> socket.socket:
+    address = peer.server.address
+    return socket.create_connection((address.host, address.port), TIMEOUT_S)
+
+
+def greet(end: socket.socket, hello: bytes) -> Any:
+    end.sendall(hello)
+    return read_answer(end.recv(ANSWER_BYTES, socket.MSG_WAITALL))
+
+
+def open_link(peer: OnePeer) -> socket.socket:
+    """By hand, after the hello."""
+    end = knock(peer)
+    session = peer.server.open_session("by hand", "")
+    hello = LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack()
+    answer = greet(end, hello)
+    assert answer.verdict is HelloVerdict.WELCOME
+    end.sendall(LinkSecret(session.secret, hello, answer.nonce).client_proof)
+    return end
+
+
+def is_let_go(end: socket.socket) -> bool:
+    try:
+        return end.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n".ljust(64, b" "), b"\0" * 64, b"KVPL"])
+def test_nonsense_is_let_go(peer: OnePeer, said: bytes) -> None:
+    with knock(peer) as end:
+        end.sendall(said)
+        end.shutdown(socket.SHUT_WR)
+        assert is_let_go(end)
+    PeerStore(peer.terms(is_sealed=False)).close()
+
+
+def test_who_says_nothing_is_let_go(peer: OnePeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_server, "HELLO_TIMEOUT_S", 0.01)
+    with knock(peer) as end:
+        assert is_let_go(end)
+
+
+def test_a_token_without_its_secret_is_no_way_in(peer: OnePeer) -> None:
+    session = peer.server.open_session("one", "")
+    hello = LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack()
+    with knock(peer) as end:
+        answer = greet(end, hello)
+        assert answer.verdict is HelloVerdict.WELCOME
+        end.sendall(LinkSecret(b"guessed".ljust(32), hello, answer.nonce).client_proof)
+        assert is_let_go(end)
+    assert "secret" not in repr(session)
+
+
+def test_an_old_session_is_forgotten_when_there_are_many_newer_ones(peer: OnePeer) -> None:
+    old = peer.server.open_session("one", "")
+    newer = [peer.server.open_session("one", "") for _ in range(SESSIONS_OF_ONE_PEER)]
+    for session, verdict in ((old, HelloVerdict.UNKNOWN), (newer[0], HelloVerdict.WELCOME)):
+        with knock(peer) as end:
+            answer = greet(end, LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack())
+            assert answer.verdict is verdict
+
+
+def test_a_request_that_asks_for_too_much_ends_its_link_and_no_other(peer: OnePeer) -> None:
+    store = PeerStore(peer.terms(is_sealed=False))
+    with open_link(peer) as end:
+        end.sendall(b"\xff" * HEAD_BYTES)
+        assert is_let_go(end)
+    assert put(store, Records(0, 2, 5000, filled=True)) == [2, 2]
+    store.close()
+
+
+def test_one_peer_has_so_many_links_and_no_more(peer: OnePeer) -> None:
+    stores = [PeerStore(peer.terms(is_sealed=False)) for _ in range(MAX_OF_ONE_PEER)]
+    await_that(lambda: len(peer.server) == MAX_OF_ONE_PEER)
+    with pytest.raises(StoreFaultError, match=r"as many links|hung up"):
+        PeerStore(peer.terms(is_sealed=False)).probe()
+    for store in stores:
+        store.probe()
+        store.close()
+    await_that(lambda: len(peer.server) == 0)
+    PeerStore(peer.terms(is_sealed=False)).close()
+
+
+def test_a_put_that_is_cut_off_leaves_nothing_behind(peer: OnePeer) -> None:
+    from kvoffload.peers.requests import ANSWER_BYTES as HEAD
+    from kvoffload.peers.requests import LinkRequest, LinkVerb
+
+    peer.teach(peer.there, FINGERPRINT, same_groups(5000))
+    records = Records(0, 4, 5000, filled=True)
+    request = LinkRequest(
+        verb=LinkVerb.PUT,
+        names=records.names,
+        record_bytes=5000,
+        digests=records.digests.tobytes(),
+        parents=records.parents,
+    )
+    with open_link(peer) as end:
+        end.sendall(request.pack())
+        end.recv(HEAD + 4 * 9, socket.MSG_WAITALL)
+        assert peer.cache.stats.reserved == 4
+        end.sendall(b"half of a record" * 100)
+    await_that(lambda: peer.cache.stats.reserved == 0)
+    assert peer.cache.stats.readable == 0
+
+
+def test_a_server_ends_with_links_that_do_nothing() -> None:
+    with one_peer() as peer:
+        store = PeerStore(peer.terms())
+        peer.server.close()
+        with pytest.raises(StoreFaultError):
+            store.probe()
+        peer.server.close()
+
+
+def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
+    server = PeerServer(LOOPBACK, is_sealed=True)
+    with pytest.raises(ConfigError, match=f"nobody can listen for peers at {server.address}"):
+        PeerServer(server.address, is_sealed=True)
+    server.close()

@@ -1,0 +1,219 @@
+"""Records from slot to slot between two servers' memories, over a real socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvoffload.peers.peer_store import PeerStore
+from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier
+from kvoffload.tiers.envelope import RecordName
+from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from tests.unit.peers.one_peer import OnePeer, one_peer, same_groups
+from tests.unit.tiers.tier_contract import FINGERPRINT, Records, TierContract, hashes_of
+
+TIMEOUT_S = 30.0
+
+
+class Taught:
+    """A tier whose identity is known as soon as the first records come; all groups have records of their size."""
+
+    def __init__(self, tier: RemoteTier, peer: OnePeer) -> None:
+        self._tier = tier
+        self._peer = peer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tier, name)
+
+    def put(self, names: RecordNames, slots: Any, **terms: Any) -> Any:
+        self._peer.teach(self._peer.here, names.fingerprint, same_groups(terms["record_bytes"]))
+        return self._tier.put(names, slots, **terms)
+
+
+@pytest.fixture(params=[True, False], ids=["sealed", "trusted"])
+def is_sealed(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def peer(is_sealed: bool) -> Iterator[OnePeer]:
+    with one_peer(is_sealed=is_sealed) as made:
+        yield made
+
+
+class TestPeerStore(TierContract):
+    """A peer does not list its memory, and does not keep what came before a block."""
+
+    knows_parents = False
+    is_listed = False
+
+    @pytest.fixture
+    def tier(self, peer: OnePeer, is_sealed: bool) -> Iterator[Tier]:
+        terms = RemoteTierTerms(place="peer", open_store=lambda: PeerStore(peer.terms(is_sealed=is_sealed)))
+        tier = RemoteTier(terms)
+        assert tier.wait_open(TIMEOUT_S)
+        yield Taught(tier, peer)  # type: ignore[misc]
+        tier.close()
+
+
+def put(store: PeerStore, records: Records, **changed: Any) -> list[int]:
+    terms = {"digests": records.digests, "parents": records.parents, **changed}
+    return store.put_slots(records.names, records.slots, record_bytes=records.record_bytes, **terms).tolist()
+
+
+def get(store: PeerStore, records: Records) -> list[int]:
+    return store.get_slots(records.names, records.slots, record_bytes=records.record_bytes).outcomes.tolist()
+
+
+@pytest.fixture
+def store(peer: OnePeer, is_sealed: bool) -> Iterator[PeerStore]:
+    peer.teach(peer.here, FINGERPRINT, same_groups(5000))
+    store = PeerStore(peer.terms(is_sealed=is_sealed))
+    yield store
+    store.close()
+
+
+def test_an_identity_is_introduced_once_and_nothing_is_sent_twice(peer: OnePeer, store: PeerStore) -> None:
+    records = Records(0, 4, 5000, filled=True)
+    assert put(store, records) == [RecordOutcome.WRITTEN] * 4
+    assert put(store, records) == [RecordOutcome.WRITTEN] * 4
+    assert peer.introduced == 1
+    assert peer.stored == [(0, records.names.hashes, records.parents)]
+    assert peer.cache.stats.reserved == 0
+
+
+def test_an_identity_that_nobody_knows_is_not_stored(peer: OnePeer, store: PeerStore) -> None:
+    records = Records(0, 2, 5000, filled=True)
+    stranger = RecordNames(fingerprint=b"S" * 32, hashes=records.names.hashes)
+    outcomes = store.put_slots(
+        stranger, records.slots, record_bytes=5000, digests=records.digests, parents=records.parents
+    )
+    assert outcomes.tolist() == [RecordOutcome.FAILED] * 2
+
+
+def test_records_of_another_size_are_not_mistaken(store: PeerStore) -> None:
+    put(store, Records(0, 2, 5000, filled=True))
+    assert put(store, Records(5, 2, 4999, filled=True)) == [RecordOutcome.FAILED] * 2
+    assert get(store, Records(0, 2, 4999, filled=False)) == [RecordOutcome.MISSING] * 2
+
+
+def test_a_block_is_readable_when_all_its_shards_have_come(peer: OnePeer, is_sealed: bool) -> None:
+    peer.teach(peer.here, FINGERPRINT, same_groups(3000, shards=2))
+    hashes = hashes_of(0, 3)
+    store = PeerStore(peer.terms(is_sealed=is_sealed))
+    memory = np.random.default_rng(1).integers(0, 256, (2, 3, 3000), np.uint8)
+
+    def names(shard: int) -> RecordNames:
+        return RecordNames(fingerprint=FINGERPRINT, hashes=hashes, shard=shard)
+
+    def send(shard: int, *, is_good: bool = True) -> list[int]:
+        slots = np.uint64(memory[shard].ctypes.data) + np.arange(3, dtype=np.uint64) * np.uint64(3000)
+        digests = Records(0, 3, 3000, filled=False).digests.copy()
+        from kvoffload import native
+
+        for at in range(3):
+            digests[at] = native.digest_record(
+                memory[shard, at].data,
+                fingerprint=FINGERPRINT,
+                block_hash=hashes[32 * at : 32 * at + 32],
+                group=0,
+                shard=shard,
+            )
+        if not is_good:
+            digests[1] ^= np.uint64(1)
+        return store.put_slots(names(shard), slots, record_bytes=3000, digests=digests, parents=b"").tolist()
+
+    assert send(0) == [RecordOutcome.WRITTEN] * 3
+    keys = [RecordName(FINGERPRINT, 0, 1, hashes[32 * at : 32 * at + 32]).key for at in range(3)]
+    assert store.look(keys) == [False] * 3
+    assert send(1, is_good=False) == [RecordOutcome.WRITTEN, RecordOutcome.DAMAGED, RecordOutcome.WRITTEN]
+    assert store.look(keys) == [True, False, True]
+    assert send(1) == [RecordOutcome.WRITTEN] * 3
+    assert store.look(keys) == [True] * 3
+    assert peer.cache.stats.reserved == 0
+    for shard in range(2):
+        read = np.zeros((3, 3000), np.uint8)
+        slots = np.uint64(read.ctypes.data) + np.arange(3, dtype=np.uint64) * np.uint64(3000)
+        found = store.get_slots(names(shard), slots, record_bytes=3000)
+        assert found.outcomes.tolist() == [RecordOutcome.FOUND] * 3
+        assert np.array_equal(read, memory[shard])
+    store.close()
+
+
+def test_a_session_that_is_not_known_any_more_is_opened_anew(peer: OnePeer, is_sealed: bool) -> None:
+    peer.is_lost = True
+    with pytest.raises(StoreFaultError, match="does not know our session"):
+        PeerStore(peer.terms(is_sealed=is_sealed))
+    PeerStore(peer.terms(is_sealed=is_sealed)).close()
+
+
+def test_both_sides_must_say_whether_it_is_sealed(peer: OnePeer, is_sealed: bool) -> None:
+    with pytest.raises(StoreFaultError, match="peer_link"):
+        PeerStore(peer.terms(is_sealed=not is_sealed))
+
+
+def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_sealed: bool) -> None:
+    """It knows the protocol, and even our token."""
+    import threading
+
+    from kvoffload.peers.link_hello import HELLO_BYTES, HelloVerdict, LinkAnswer
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pretend() -> None:
+        end, _ = listener.accept()
+        with end:
+            end.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            end.sendall(LinkAnswer(verdict=HelloVerdict.WELCOME, nonce=b"n" * 16, proof=b"p" * 32).pack())
+            end.recv(1)
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    real = peer.find_ticket
+
+    def lead_there(*, is_sealed: bool) -> Any:
+        from dataclasses import replace
+
+        from kvoffload.tcp_address import TcpAddress
+
+        return replace(real(is_sealed=is_sealed), address=TcpAddress("127.0.0.1", listener.getsockname()[1]))
+
+    peer.find_ticket = lead_there  # type: ignore[method-assign]
+    with pytest.raises(StoreFaultError, match="secret"):
+        PeerStore(peer.terms(is_sealed=is_sealed))
+    thread.join()
+    listener.close()
+
+
+def test_a_server_that_hangs_costs_one_timeout(is_sealed: bool) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with one_peer(is_sealed=is_sealed) as peer:
+        from kvoffload.peers.control_link import LinkTicket
+        from kvoffload.tcp_address import TcpAddress
+
+        ticket = LinkTicket(TcpAddress("127.0.0.1", listener.getsockname()[1]), b"t" * 16, b"s" * 32)
+        peer.find_ticket = lambda *, is_sealed: ticket  # type: ignore[method-assign]
+        with pytest.raises(StoreFaultError, match="timed out"):
+            PeerStore(peer.terms(is_sealed=is_sealed, timeout_s=0.01))
+    listener.close()
+
+
+def test_an_interrupted_store_fails_at_once(store: PeerStore) -> None:
+    store.interrupt()
+    with pytest.raises(StoreFaultError):
+        store.probe()
+
+
+def test_it_says_how_much_memory_the_peer_has(peer: OnePeer, store: PeerStore) -> None:
+    put(store, Records(0, 4, 5000, filled=True))
+    facts = store.probe()
+    assert (facts.capacity_bytes, facts.used_bytes) == (
+        peer.cache.stats.capacity_bytes,
+        peer.cache.stats.used_bytes,
+    )
+    assert facts.used_bytes > 0

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from kvoffload.peers import SpaceBook
+from tests.unit.cache.cache_model import HYBRID, PLAIN
+
+
+def test_the_first_word_about_an_identity_stays() -> None:
+    book = SpaceBook()
+    book.learn(3, b"F" * 32, HYBRID)
+    book.learn(4, b"F" * 32, PLAIN)
+    space = book.find(b"F" * 32)
+    assert space is not None
+    assert (space.number, space.geometry) == (3, HYBRID)
+    assert book.find(b"G" * 32) is None
+
+
+def test_a_group_is_found_by_number_and_size() -> None:
+    book = SpaceBook()
+    book.learn(3, b"F" * 32, HYBRID)
+    space = book.find(b"F" * 32)
+    assert space is not None
+    assert space.find_group(0, HYBRID.groups[0].record_bytes) is HYBRID.groups[0]
+    assert space.find_group(0, 1) is None
+    assert space.find_group(len(HYBRID.groups), HYBRID.groups[0].record_bytes) is None
+    assert space.find_group(-1, HYBRID.groups[-1].record_bytes) is None
