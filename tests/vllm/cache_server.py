@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,8 +22,9 @@ LOOK_S = 0.02
 class SharedServer:
     """`kvoffload serve` on one socket: at most one process at a time, none at first."""
 
-    def __init__(self, folder: Path, *, tables: str = "", **settings: str) -> None:
-        """`tables`: what its configuration file says."""
+    def __init__(self, folder: Path, *, tables: str = "", enter: Sequence[str] = (), **settings: str) -> None:
+        """`tables`: what its configuration file says. `enter` begins its command line: where it runs."""
+        self._enter = tuple(enter)
         self.socket = folder / "s"
         self._config = folder / "server.toml"
         self._config.write_text(tables)
@@ -69,7 +70,7 @@ class SharedServer:
 
     def _start(self, *, adopt_wait_s: int) -> None:
         assert self._process is None
-        command = [sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", str(adopt_wait_s)]
+        command = [*self._enter, sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", str(adopt_wait_s)]
         command += ["--config", str(self._config)]
         for name, value in {"server": str(self.socket), **self._settings}.items():
             command += ["--set", f"{name}={value}"]

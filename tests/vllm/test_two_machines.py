@@ -1,0 +1,136 @@
+"""Two engines on two machines: what one has computed, the first request of the other finds through a remote, bit-equal
+to the engine's own hit."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cache import CacheStats
+from tests.fleet_of_two import fleet_of_two
+from tests.machines import Machine, Network, two_machines, why_not
+from tests.unit.tiers.valkey_server import environment, find_program
+from tests.vllm import connector_probe as probe
+from tests.vllm.cache_server import SharedServer
+from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.test_equality import answer, restorable
+from tests.vllm.test_restart import start
+from tests.vllm.test_warm_disk import stats_of
+from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
+
+MISSING = why_not()
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+
+WAIT_S = 60.0
+LENGTH = 1400
+VALKEY_PORT = 6379
+Servers = tuple[SharedServer, SharedServer]
+SETTINGS = {"promote_deadline": "30s", "remote_timeout": "10s"}
+
+
+@contextmanager
+def beside(folder: Path, network: Network, **settings: str) -> Iterator[Servers]:
+    """Servers that know nothing of each other, on either machine."""
+
+    def make(machine: Machine) -> SharedServer:
+        room = folder / f"room-{machine.name}"
+        room.mkdir()
+        return SharedServer(room, enter=machine.enter, **SETTINGS, **settings)
+
+    with make(network.one) as one, make(network.other) as other:
+        one.start()
+        other.start()
+        yield one, other
+
+
+@contextmanager
+def over_valkey(folder: Path, network: Network) -> Iterator[Servers]:
+    address = network.one.address
+    command = [*network.one.enter, find_program("redis-server"), "--bind", address, "--port", str(VALKEY_PORT)]
+    command += ["--protected-mode", "no", "--save", "", "--dir", str(folder)]
+    with (
+        run_beside(command, environment()),
+        beside(folder, network, valkey=f"valkey://{address}:{VALKEY_PORT}") as servers,
+    ):
+        yield servers
+
+
+@contextmanager
+def run_beside(command: list[str], variables: Mapping[str, str]) -> Iterator[None]:
+    """Whoever needs it finds it when it is there."""
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def over_peers(folder: Path, network: Network) -> Iterator[Servers]:
+    with fleet_of_two(folder, network, **SETTINGS) as servers:
+        yield servers
+
+
+Kind = Callable[[Path, Network], AbstractContextManager[Servers]]
+KINDS: dict[str, Kind] = {"valkey": over_valkey, "peer": over_peers}
+
+
+def await_settled(engine: Engine, kind: str) -> CacheStats:
+    """Until the remote is there, and nothing waits to be written to it any more."""
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        stats = stats_of(engine)
+        counts = stats.traffic[kind]
+        if {place.state for place in stats.places} == {"ready"} and not counts["waiting_bytes"] and stats.readable:
+            return stats
+        assert time.monotonic() < end_s, stats
+        time.sleep(0.02)
+
+
+def await_ready(engine: Engine) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while {place.state for place in stats_of(engine).places} != {"ready"}:
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("valkey", DENSE), ("peer", DENSE), ("peer", SLIDING), ("peer", GDN)],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
+def test_the_first_request_on_another_machine_hits(
+    engines: EnginePool, tmp_path: Path, kind: str, model: TinyModel
+) -> None:
+    engines.close()  # only one may run in this process
+    prompt, expected = make_prompt(seed=41, length=LENGTH), restorable(model, LENGTH)
+    with two_machines() as network, KINDS[kind](tmp_path, network) as (here, there):
+        engine = start(engines, here, model)
+        try:
+            await_ready(engine)
+            assert answer(engine, prompt).cached == 0
+            local = answer(engine, prompt)
+            assert local.cached == expected
+            engine.drain()
+            assert await_settled(engine, kind).traffic[kind]["written"] > 0
+        finally:
+            engine.close()
+        engine = start(engines, there, model)
+        try:
+            await_ready(engine)
+            restored = answer(engine, prompt)
+            assert restored.cached == expected
+            assert restored == local
+            engine.drain()
+            counts = stats_of(engine).traffic[kind]
+            assert counts["promoted"] > 0
+            assert counts["quarantined"] == counts["late"] == counts["missing"] == 0
+            assert probe.faults(engine) == {}
+        finally:
+            engine.close()
