@@ -77,6 +77,7 @@ measure_growth = _native.measure_growth
 memory_headroom_bytes = _native.memory_headroom_bytes
 
 ReplayTrace = _native.ReplayTrace
+ReplayMemory = _native.ReplayMemory
 policy_names = _native.policy_names
 replay_policy = _native.replay_policy
 count_optimal_hits = _native.count_optimal_hits

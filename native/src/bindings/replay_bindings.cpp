@@ -3,13 +3,17 @@
 
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings/bindings.hpp"
 #include "evict/belady.hpp"
 #include "evict/make_policy.hpp"
 #include "evict/replay.hpp"
+#include "evict/replay_memory.hpp"
 
 namespace nb = nanobind;
 
@@ -17,6 +21,8 @@ namespace kvo {
 namespace {
 
 using Numbers = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Blocks = nb::ndarray<const BlockNumber, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using MadeBlocks = nb::ndarray<nb::numpy, BlockNumber, nb::ndim<1>>;
 
 ReplayShape make_shape(bool is_hybrid) { return is_hybrid ? hybrid_shape() : plain_shape(); }
 
@@ -105,6 +111,68 @@ nb::dict replay_policy(Trace& trace, const std::string& policy_name, std::uint64
     return found;
 }
 
+MadeBlocks list_request(const Trace& trace, std::size_t at) {
+    if (at >= trace.requests.request_count()) {
+        throw nb::index_error(("there are " + std::to_string(trace.requests.request_count()) + " requests").c_str());
+    }
+    const auto blocks = trace.requests.request(at);
+    auto* const copy = new std::vector<BlockNumber>(blocks.begin(), blocks.end());
+    const nb::capsule owner(copy, [](void* list) noexcept { delete static_cast<std::vector<BlockNumber>*>(list); });
+    return MadeBlocks(copy->data(), {copy->size()}, owner);
+}
+
+// A memory over a trace that lives as long, and to which nobody may add meanwhile.
+class Memory {
+public:
+    Memory(Trace& trace, const std::string& policy_name, std::uint64_t capacity_blocks)
+        : trace_(trace), memory_(trace.requests, capacity_blocks, make_new_policy(policy_name, capacity_blocks)) {
+        trace_.replays.fetch_add(1);
+    }
+    ~Memory() { trace_.replays.fetch_sub(1); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    std::uint64_t used_blocks() const { return memory_.used_blocks(); }
+    std::size_t count_prefix(const Blocks& blocks) const { return memory_.count_prefix(check(blocks)); }
+    nb::bytes holds(const Blocks& blocks) const {
+        std::string flags;
+        for (const BlockNumber block : check(blocks)) {
+            flags.push_back(memory_.holds(block) ? 1 : 0);
+        }
+        return nb::bytes(flags.data(), flags.size());
+    }
+    void touch(const Blocks& blocks) { memory_.touch(check(blocks)); }
+    nb::tuple admit(const Blocks& blocks, const Blocks& held) {
+        const auto made = memory_.admit(check(blocks), check(held));
+        if (!made.ok()) {
+            raise_if_not_ok(made.fault());
+        }
+        return nb::make_tuple(made.value().admitted, made.value().evicted, made.value().refused);
+    }
+
+private:
+    static std::unique_ptr<EvictionPolicy> make_new_policy(const std::string& name, std::uint64_t capacity_blocks) {
+        auto policy = make_policy(name, replay_bounds(plain_shape(), capacity_blocks));
+        if (!policy.ok()) {
+            raise_if_not_ok(policy.fault());
+        }
+        return std::move(policy.value());
+    }
+
+    std::span<const BlockNumber> check(const Blocks& blocks) const {
+        const std::span<const BlockNumber> all{blocks.data(), blocks.shape(0)};
+        for (const BlockNumber block : all) {
+            if (block >= trace_.requests.block_count()) {
+                throw nb::index_error(("the trace has no block " + std::to_string(block)).c_str());
+            }
+        }
+        return all;
+    }
+
+    Trace& trace_;
+    ReplayMemory memory_;
+};
+
 nb::tuple list_policies() {
     nb::list names;
     for (const std::string_view name : policy_names()) {
@@ -124,10 +192,20 @@ void bind_replay(nb::module_& module) {
         .def_prop_ro("request_count", [](const Trace& trace) { return trace.requests.request_count(); })
         .def_prop_ro("reference_count", [](const Trace& trace) { return trace.requests.reference_count(); })
         .def_prop_ro("block_count", [](const Trace& trace) { return trace.requests.block_count(); })
+        .def("request", list_request, nb::arg("at"), "The numbers of a request's blocks, in order.")
         .def(
             "total_bytes",
             [](const Trace& trace, bool is_hybrid) { return total_bytes(trace.requests, make_shape(is_hybrid)); },
             nb::arg("is_hybrid"), "Of all distinct records, in the units of capacities.");
+    nb::class_<Memory>(module, "ReplayMemory", "One of several memories of a replay, by the numbers of blocks.")
+        .def(nb::init<Trace&, const std::string&, std::uint64_t>(), nb::arg("trace"), nb::arg("policy"),
+             nb::arg("capacity_blocks"), nb::keep_alive<1, 2>())
+        .def_prop_ro("used_blocks", &Memory::used_blocks)
+        .def("count_prefix", &Memory::count_prefix, nb::arg("blocks"), "How many from the first one on are here.")
+        .def("holds", &Memory::holds, nb::arg("blocks"), "A byte for each: 1 where it is here.")
+        .def("touch", &Memory::touch, nb::arg("blocks"), "One request makes use of those that are here.")
+        .def("admit", &Memory::admit, nb::arg("blocks"), nb::arg("held"),
+             "Takes in what is not here, beside `held`, which stays: how many came, went, and did not fit.");
     module.def("policy_names", list_policies, "The eviction policies that `replay` knows.");
     module.def("replay_policy", replay_policy, nb::arg("trace"), nb::arg("policy"), nb::arg("capacity"),
                nb::arg("is_hybrid"), "What a cache of that capacity would have served. The GIL is released.");

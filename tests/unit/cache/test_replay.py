@@ -161,3 +161,36 @@ def test_capacities() -> None:
 def test_bad_capacities(text: str) -> None:
     with pytest.raises(ConfigError, match="above 0 and up to 100"):
         parse_capacities(text)
+
+
+@pytest.mark.parametrize("policy", native.policy_names())
+def test_a_memory_that_is_driven_by_hand_is_the_replay(policy: str) -> None:
+    trace = pack_trace(random_requests(3))
+    memory = native.ReplayMemory(trace, policy, 20)
+    hits = admitted = evicted = 0
+    for at in range(trace.request_count):
+        blocks = trace.request(at)
+        boundary = memory.count_prefix(blocks)
+        assert memory.holds(blocks)[: boundary + 1] == b"\1" * boundary + b"\0" * (boundary < len(blocks))
+        memory.touch(blocks[:boundary])
+        came, went, _ = memory.admit(blocks[boundary:], blocks[:boundary])
+        hits, admitted, evicted = hits + boundary, admitted + came, evicted + went
+        assert memory.used_blocks == admitted - evicted <= 20
+    whole = native.replay_policy(trace, policy, 20, False)
+    assert (hits, admitted, evicted) == (whole["hits"], whole["admitted"], whole["evicted"])
+
+
+def test_a_memory_refuses_what_its_trace_does_not_have() -> None:
+    trace = pack_trace([request(1, 2), request(1, 3)])
+    assert trace.request(1).tolist() == [0, 2]
+    with pytest.raises(IndexError, match="2 requests"):
+        trace.request(2)
+    with pytest.raises(ValueError, match="nothing"):
+        native.ReplayMemory(trace, "nothing", 4)
+    memory = native.ReplayMemory(trace, "lru", 4)
+    with pytest.raises(IndexError, match="no block 3"):
+        memory.touch(np.array([0, 3], np.uint32))
+    with pytest.raises(ValueError, match="while a replay of it runs"):
+        trace.add(np.array([5], np.uint64), np.array([1], np.uint64))
+    del memory
+    trace.add(np.array([5], np.uint64), np.array([1], np.uint64))
