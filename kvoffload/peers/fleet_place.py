@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
-from kvoffload.peers.fleet_tier import FleetTier, Homes
+from kvoffload.peers.fleet_tier import FindHomes, FleetTier
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
 from kvoffload.peers.space_book import SpaceBook
 from kvoffload.tcp_address import TcpAddress
@@ -51,7 +51,7 @@ class FleetTerms:
 class FleetPlace:
     """A TierPlace. One for each server, since it has one fleet."""
 
-    def __init__(self, terms: FleetTerms, spaces: SpaceBook, homes: Homes) -> None:
+    def __init__(self, terms: FleetTerms, spaces: SpaceBook, homes: FindHomes) -> None:
         self._terms = terms
         self._spaces = spaces
         self._homes = homes

@@ -27,28 +27,21 @@ from kvoffload.tiers.base import (
     TierHealth,
     TierState,
 )
-from kvoffload.types import HASH_BYTES
-
-_NO_PARENTS = b""
+from kvoffload.tiers.home_ring import HomeBatch, Homes, join_homes, pick_hashes, split_by_home
 
 
 @dataclass(eq=False)
 class _Batch:
-    """One of ours, and what its parts have ended with."""
+    """One of ours: how many records, how those end that no part is about, and what its parts have ended with."""
 
-    outcomes: npt.NDArray[np.uint8]
-    digests: Digests
-    parents: npt.NDArray[np.uint8]
-    waits_for: set[tuple[str, Ticket]] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class _Part:
-    ticket: Ticket
-    rows: npt.NDArray[np.intp]
+    count: int
+    otherwise: RecordOutcome
+    ended: list[tuple[HomeBatch, FinishedBatch]] = field(default_factory=list)
+    waits_for: dict[tuple[str, Ticket], HomeBatch] = field(default_factory=dict)
+    """By member and its tier's ticket."""
 
 
-Homes = Callable[[tuple[str, ...], bytes], npt.NDArray[np.intp]]
+FindHomes = Callable[[tuple[str, ...], bytes], Homes]
 """Of members and hashes: the place in the list of each one's home. The same on all machines."""
 
 
@@ -61,7 +54,7 @@ class FleetTier:
 
     knows_all = False
 
-    def __init__(self, own_name: str, members: Mapping[str, Tier], homes: Homes) -> None:
+    def __init__(self, own_name: str, members: Mapping[str, Tier], homes: FindHomes) -> None:
         """Takes the tiers. `own_name` is none of theirs."""
         self._own_name = own_name
         self._homes = homes
@@ -73,7 +66,8 @@ class FleetTier:
         for tier in self._members.values():
             self._poller.register(tier.fileno(), select.EPOLLIN)
         self._batches: dict[Ticket, _Batch] = {}
-        self._parts: dict[tuple[str, Ticket], _Part] = {}
+        self._parts: dict[tuple[str, Ticket], Ticket] = {}
+        """Ours, by member and its tier's ticket."""
         self._finished: list[FinishedBatch] = []
         self._last_ticket = 0
         self._is_closed = False
@@ -106,15 +100,14 @@ class FleetTier:
         timeout_s: float,
     ) -> Ticket | None:
         """What lives here counts as stored: this server's memory has it."""
-        before = np.frombuffer(parents, np.uint8).reshape(-1, HASH_BYTES) if parents else None
 
-        def ask(tier: Tier, rows: npt.NDArray[np.intp], part: RecordNames) -> Ticket | None:
+        def ask(tier: Tier, part: HomeBatch) -> Ticket | None:
             return tier.put(
-                part,
-                np.ascontiguousarray(slots[rows]),
+                part.names,
+                np.ascontiguousarray(slots[part.places]),
                 record_bytes=record_bytes,
-                digests=np.ascontiguousarray(digests[rows]),
-                parents=_NO_PARENTS if before is None else before[rows].tobytes(),
+                digests=np.ascontiguousarray(digests[part.places]),
+                parents=pick_hashes(parents, part.places),
                 is_durable=is_durable,
                 timeout_s=timeout_s,
             )
@@ -122,16 +115,19 @@ class FleetTier:
         return self._split(names, ask, RecordOutcome.DURABLE if is_durable else RecordOutcome.WRITTEN)
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
-        def ask(tier: Tier, rows: npt.NDArray[np.intp], part: RecordNames) -> Ticket | None:
-            return tier.get(part, np.ascontiguousarray(slots[rows]), record_bytes=record_bytes, timeout_s=timeout_s)
+        def ask(tier: Tier, part: HomeBatch) -> Ticket | None:
+            chosen = np.ascontiguousarray(slots[part.places])
+            return tier.get(part.names, chosen, record_bytes=record_bytes, timeout_s=timeout_s)
 
         return self._split(names, ask, RecordOutcome.MISSING)
 
     def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
-        return self._split(names, lambda tier, _, part: tier.look(part, timeout_s=timeout_s), RecordOutcome.MISSING)
+        return self._split(names, lambda tier, part: tier.look(part.names, timeout_s=timeout_s), RecordOutcome.MISSING)
 
     def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
-        return self._split(names, lambda tier, _, part: tier.remove(part, timeout_s=timeout_s), RecordOutcome.MISSING)
+        return self._split(
+            names, lambda tier, part: tier.remove(part.names, timeout_s=timeout_s), RecordOutcome.MISSING
+        )
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.zeros(len(names), np.bool_)
@@ -184,63 +180,48 @@ class FleetTier:
         return tuple(sorted([*present, self._own_name]))
 
     def _split(
-        self,
-        names: RecordNames,
-        ask: Callable[[Tier, npt.NDArray[np.intp], RecordNames], Ticket | None],
-        here: RecordOutcome,
+        self, names: RecordNames, ask: Callable[[Tier, HomeBatch], Ticket | None], here: RecordOutcome
     ) -> Ticket | None:
         """`here`: how those end whose home is this server."""
-        rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
         with self._lock:
             if self._is_closed:
                 raise TierError("the tier of peers is closed")
             if len(self._batches) + len(self._finished) >= BATCH_LIMIT:
                 return None
             present = self._present()
-            homes = self._homes(present, names.hashes) if len(names) else np.empty(0, np.intp)
             self._last_ticket += 1
             ticket = self._last_ticket
-            batch = self._batches[ticket] = _Batch(
-                np.full(len(names), here, np.uint8), np.zeros(len(names), np.uint64), np.zeros_like(rows)
-            )
-            for home in np.unique(homes):
-                name = present[int(home)]
+            batch = self._batches[ticket] = _Batch(len(names), here)
+            for part in split_by_home(names, self._homes(present, names.hashes)):
+                name = present[part.home]
                 if name == self._own_name:
                     continue
-                chosen = np.flatnonzero(homes == home)
-                part = RecordNames(
-                    fingerprint=names.fingerprint,
-                    hashes=rows[chosen].tobytes(),
-                    group=names.group,
-                    shard=names.shard,
-                )
-                asked = ask(self._members[name], chosen, part)
+                asked = ask(self._members[name], part)
                 if asked is None:
-                    batch.outcomes[chosen] = RecordOutcome.UNAVAILABLE
+                    batch.ended.append((part, _refuse(part)))
                     continue
-                self._parts[name, asked] = _Part(ticket, chosen)
-                batch.waits_for.add((name, asked))
+                self._parts[name, asked] = ticket
+                batch.waits_for[name, asked] = part
             if not batch.waits_for:
                 self._finish(ticket)
                 os.eventfd_write(self._event, 1)
         return ticket
 
     def _take(self, name: str, ended: FinishedBatch) -> None:
-        part = self._parts.pop((name, ended.ticket), None)
-        if part is None:
+        ticket = self._parts.pop((name, ended.ticket), None)
+        if ticket is None:
             return
-        batch = self._batches[part.ticket]
-        batch.outcomes[part.rows] = ended.outcomes
-        batch.digests[part.rows] = ended.digests
-        batch.parents[part.rows] = np.frombuffer(ended.parents, np.uint8).reshape(-1, HASH_BYTES)
-        batch.waits_for.discard((name, ended.ticket))
+        batch = self._batches[ticket]
+        batch.ended.append((batch.waits_for.pop((name, ended.ticket)), ended))
         if not batch.waits_for:
-            self._finish(part.ticket)
+            self._finish(ticket)
 
     def _finish(self, ticket: Ticket) -> None:
         batch = self._batches.pop(ticket)
-        self._finished.append(
-            FinishedBatch(
-                ticket=ticket, outcomes=batch.outcomes, digests=batch.digests, parents=batch.parents.tobytes()
-            )
-        )
+        self._finished.append(join_homes(ticket, batch.count, batch.ended, otherwise=batch.otherwise))
+
+
+def _refuse(part: HomeBatch) -> FinishedBatch:
+    """Its member takes no more batches now."""
+    outcomes = np.full(len(part.names), RecordOutcome.UNAVAILABLE, np.uint8)
+    return FinishedBatch(ticket=0, outcomes=outcomes, digests=np.empty(0, np.uint64), parents=b"")
