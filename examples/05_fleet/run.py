@@ -1,7 +1,7 @@
 """Three servers, one fleet: what an engine on one machine has computed, an engine on another one finds.
 
 The machines are three servers on loopback, which know each other by their keys. The first engine's blocks are spread
-over all of them; the second engine, on another machine, restores them from there. Then a machine is lost: a third engine
+over all of them; the second engine, on another machine, restores them. Then a machine is lost: a third engine
 has what is left of the prompt, computes the rest, and says the same. Exit code 0: tokens and logprobs are equal.
 """
 

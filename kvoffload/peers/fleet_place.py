@@ -58,7 +58,8 @@ class FleetPlace:
         self._tier: FleetTier | None = None
 
     def describe(self) -> str:
-        return f"{len(self._terms.others)} peers"
+        count = len(self._terms.others)
+        return "1 peer" if count == 1 else f"{count} peers"
 
     def open_tier(self) -> Tier:
         """Starts its threads; no peer need be there."""

@@ -7,6 +7,7 @@ from tests.house.tree import ROOT, read_texts, tracked_files
 RUN_BY = {
     "examples/02_shared_server.py": "tests/examples/test_shared_server.py",
     "examples/03_two_engines_one_server.py": "tests/examples/test_shared_server.py",
+    "examples/05_fleet/run.py": "tests/examples/test_fleet.py",
     "examples/demo.py": "tests/vllm/test_demo.py",
     "examples/mini_engine/run.py": "tests/examples/test_mini_engine.py",
 }

@@ -45,7 +45,7 @@ def test_on_loopback_members_are_known_by_their_addresses() -> None:
     assert not made.peering.is_sealed
     assert str(made.peering.address) == "tcp://127.0.0.1:7600"
     assert made.tier.terms.name == "peer"
-    assert made.tier.place.describe() == "1 peers"
+    assert made.tier.place.describe() == "1 peer"
 
 
 def test_elsewhere_members_are_known_by_their_keys(tmp_path: Path, keys: dict[str, str]) -> None:
@@ -58,7 +58,7 @@ def test_elsewhere_members_are_known_by_their_keys(tmp_path: Path, keys: dict[st
         {"address": "tcp://10.0.0.2:5555", "key": keys["there"]},
     ]
     config = config_of(*peers)
-    assert plan(settings, config).tier.place.describe() == "1 peers"
+    assert plan(settings, config).tier.place.describe() == "1 peer"
     guests = config.make_guests()
     assert {guest.name for guest in guests.values() if guest.is_peer} == {"tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"}
 

@@ -22,7 +22,7 @@ def test_a_member_is_called_by_its_key_or_by_its_address() -> None:
 
 def test_before_it_is_open_everything_lives_here() -> None:
     place = FleetPlace(FleetTerms(own=member(5), others=[member(1)]), SpaceBook(), find_homes)
-    assert place.describe() == "1 peers"
+    assert place.describe() == "1 peer"
     assert place.is_home(hashes_of(0, 30)).all()
     assert not place.lives_elsewhere(hashes_of(0, 30)).any()
 
