@@ -119,9 +119,9 @@ def serve(folder: Path) -> Iterator[OwnServer]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = [*_call("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     memory_bytes = SERVER_ROUNDS * DATA_BYTES + SERVER_BYTES
     command += ["--maxmemory", str(memory_bytes), "--maxmemory-policy", "allkeys-lru"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end_s = time.monotonic() + START_S
         while True:

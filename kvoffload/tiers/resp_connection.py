@@ -120,21 +120,37 @@ class RespConnection:
                 return found
             self._fill(end_s)
 
-    def read_value(self) -> memoryview | ErrorAnswer | None:
-        """Valid until the next one is read. None: there is none."""
+    def read_size(self) -> int | ErrorAnswer | None:
+        """Of a value, which is to be read next. None: there is none."""
         line = self._read_line()
         if line[:1] == b"-":
             return ErrorAnswer(line[1:].decode(errors="replace"))
         if line[:1] != b"$":
             raise StoreFaultError(f"it does not speak as it should: {line[:40]!r} where a value was due")
         size = _number(line)
-        if size < 0:
-            return None
         if size > _VALUE_LIMIT:
             raise StoreFaultError(f"it does not speak as it should: a value of {size} bytes")
-        if len(self._body) < size + 2:
-            self._body = bytearray(size + 2)
-        self._read_into(memoryview(self._body)[: size + 2])
+        return None if size < 0 else size
+
+    def read_into(self, *parts: memoryview) -> None:
+        """A value whose size was read, to where it is wanted."""
+        for part in parts:
+            self._read_into(part)
+        end_s = self._allow(0)
+        while self._last - self._first < len(_END):
+            self._fill(end_s)
+        self._first += len(_END)
+
+    def read_value(self) -> memoryview | ErrorAnswer | None:
+        """Valid until the next one is read. None: there is none."""
+        size = self.read_size()
+        return self.read_body(size) if isinstance(size, int) else size
+
+    def read_body(self, size: int) -> memoryview:
+        """A value whose size was read; valid until the next one."""
+        if len(self._body) < size:
+            self._body = bytearray(size)
+        self.read_into(memoryview(self._body)[:size])
         return memoryview(self._body)[:size]
 
     def read_answer(self, depth: int = 0) -> Answer:
@@ -154,6 +170,12 @@ class RespConnection:
         if line[:1] != b"+":
             raise StoreFaultError(f"it does not speak as it should: {line[:40]!r}")
         return line[1:]
+
+    def interrupt(self) -> None:
+        """From any thread: what is under way fails at once."""
+        with contextlib.suppress(OSError):
+            # Of the socket below TLS, which has no state that two threads could get wrong.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -6,15 +6,31 @@ policy's business.
 
 from __future__ import annotations
 
-import ssl
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from kvoffload.tiers.record_store import Key, StoreFacts, StoreFaultError, Value
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.envelope import (
+    HEAD_BYTES,
+    RecordHead,
+    RecordName,
+    Verdict,
+    check_record,
+    digest_of,
+    list_names,
+    open_value,
+)
+from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.resp_connection import Answer, ErrorAnswer, RespConnection, pack_command
-from kvoffload.tiers.valkey_slots import NODE_LIMIT, Node, SlotMap, read_slots, slot_of
+from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command
+from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes, as_bytes, check_answer
+from kvoffload.tiers.valkey_slots import NODE_LIMIT
+from kvoffload.types import HASH_BYTES
 from kvoffload.valkey_address import ValkeyAddress
 
 PREFIX = b"kvoffload:1:"
@@ -52,124 +68,91 @@ class ValkeyTerms:
     def open_tier(self) -> RemoteTier:
         """Starts its threads; the server need not be there."""
         return RemoteTier(
-            RemoteTierTerms(place=str(self.address), open_store=ValkeyDoor(self).open, connections=self.connections)
+            RemoteTierTerms(place=str(self.address), open_store=self.make_opener(), connections=self.connections)
         )
 
+    def make_opener(self) -> Callable[[], ValkeyStore]:
+        """What connects, as often as it is called. StoreFaultError."""
+        return partial(ValkeyStore, self, ClusterView())
 
-class ValkeyDoor:
-    """Any thread may open a store. What one of them learns of a cluster all know, also when its first node is gone."""
 
-    def __init__(self, terms: ValkeyTerms) -> None:
-        self.terms = terms
-        self.slots: SlotMap | None = None
-        """None: no cluster was seen yet."""
+class ValkeyStore(SlotStore):
+    """Of one thread, but `interrupt`."""
 
-    def open(self) -> ValkeyStore:
+    def __init__(self, terms: ValkeyTerms, view: ClusterView) -> None:
         """Connects. StoreFaultError."""
-        return ValkeyStore(self)
+        self._ttl_s = terms.ttl_s
+        self._nodes = ValkeyNodes(terms, view)
 
-    def connect(self, node: Node) -> RespConnection:
-        """To one node, as the user that is meant. StoreFaultError."""
-        terms = self.terms
-        connection = RespConnection(*node, timeout_s=terms.call_timeout_s, tls=self._make_tls())
-        try:
-            if terms.address.user or terms.password:
-                user = [terms.address.user.encode()] if terms.address.user else []
-                _check(connection.ask(b"AUTH", *user, terms.password.encode()))
-            if terms.address.database:
-                _check(connection.ask(b"SELECT", b"%d" % terms.address.database))
-        except StoreFaultError:
-            connection.close()
-            raise
-        return connection
-
-    def _make_tls(self) -> ssl.SSLContext | None:
-        terms = self.terms
-        if not terms.address.has_tls:
-            return None
-        try:
-            context = ssl.create_default_context(cafile=terms.ca_file or None)
-            if terms.cert_file:
-                context.load_cert_chain(terms.cert_file, terms.key_file or None)
-        except OSError as fault:
-            raise StoreFaultError(f"certificates cannot be read: {' '.join(str(fault).split())}") from fault
-        return context
-
-
-class ValkeyStore:
-    """A RecordStore."""
-
-    def __init__(self, door: ValkeyDoor) -> None:
-        self._door = door
-        self._named = (door.terms.address.host, door.terms.address.port)
-        self._nodes: dict[Node, RespConnection] = {}
-        self._is_cluster = self._is_map_old = False
-        self._value_bytes = 0
-        """Of the last one that was got."""
-        try:
-            first = self._connect_any()
-            if b"cluster_enabled:1" in _bytes(_check(self._nodes[first].ask(b"INFO", b"cluster"))):
-                self._learn(first)
-        except StoreFaultError:
-            self.close()
-            raise
-
-    def put(self, records: Iterable[tuple[Key, Sequence[Value]]]) -> list[bool]:
-        """What a node does not take because it was moved is refused; the next call knows better."""
-        self._learn_if_old()
-        ttl = [b"\r\n$2\r\nEX\r\n", _word(b"%d" % self._door.terms.ttl_s)] if self._door.terms.ttl_s else [b"\r\n"]
-        asked: list[RespConnection] = []
+    def put_slots(
+        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
+    ) -> npt.NDArray[np.uint8]:
+        wanted = list(list_names(names))
+        outcomes = np.full(len(wanted), RecordOutcome.WRITTEN, np.uint8)
+        there = self.look([name.key for name in wanted], is_use=True)
+        ttl = self._ttl_s
+        rest = b"\r\n$2\r\nEX\r\n" + _word(b"%d" % ttl) if ttl else b"\r\n"
+        sent: dict[int, RespConnection] = {}
         outbox = _Outbox()
-        for key, parts in records:
-            size = sum(map(len, parts))
-            begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (2 * len(ttl) + 1, _word(PREFIX + key), size)
-            asked.append(self._of(key))
-            # While these are on their way the next ones are made ready.
-            outbox.add(asked[-1], [begin, *parts, *ttl], size)
+        for at, name in enumerate(wanted):
+            if there[at]:
+                continue
+            data = view_slot(int(slots[at]), record_bytes)
+            digest = digest_of(data, name)
+            if digest != int(digests[at]):
+                outcomes[at] = RecordOutcome.DAMAGED
+                continue
+            parent = parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
+            words = 5 if ttl else 3
+            begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + record_bytes)
+            sent[at] = self._nodes.of(PREFIX + name.key)
+            # While these are on their way the next ones are verified.
+            head = RecordHead(name, record_bytes, digest, parent).pack()
+            outbox.add(sent[at], [begin, head, data, rest], record_bytes)
         outbox.send()
-        return [line is not None for line in self._read_lines(asked, refusal="OOM")]
+        for at, line in zip(sent, self._read_lines(list(sent.values()), refusal="OOM"), strict=True):
+            if line is None:
+                outcomes[at] = RecordOutcome.FAILED
+        return outcomes
 
-    def get(self, keys: Sequence[Key]) -> Iterator[memoryview | None]:
+    def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         """What a node does not have any more because it was moved is a miss; the next call knows better."""
-        self._learn_if_old()
+        self._nodes.begin()
+        wanted = list(list_names(names))
+        outcomes = np.full(len(wanted), RecordOutcome.MISSING, np.uint8)
+        digests = np.zeros(len(wanted), np.uint64)
+        parents = [bytes(HASH_BYTES)] * len(wanted)
+        ahead = max(_AHEAD_BYTES // (HEAD_BYTES + record_bytes), 2)
         asked: list[RespConnection] = []
-        taken = 0
-        try:
-            while taken < len(keys):
-                ahead = max(_AHEAD_BYTES // (self._value_bytes + 1), 2)
-                if len(asked) - taken <= ahead // 2:
-                    asked += self._send_each(keys[len(asked) : taken + ahead], b"GET")
-                value = asked[taken].read_value()
-                taken += 1
-                if isinstance(value, ErrorAnswer):
-                    self._read_error(value)
-                    value = None
-                if value is not None:
-                    self._value_bytes = len(value)
-                yield value
-        finally:
-            if taken < len(asked):
-                # Answers to nobody's question.
-                self.close()
+        for at, name in enumerate(wanted):
+            if len(asked) - at <= ahead // 2:
+                asked += self._send_each([name.key for name in wanted[len(asked) : at + ahead]], b"GET")
+            head = self._read_record(asked[at], name, view_slot(int(slots[at]), record_bytes))
+            if isinstance(head, RecordHead):
+                outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
+            elif head is Verdict.DAMAGED:
+                outcomes[at] = RecordOutcome.DAMAGED
+        return FoundRecords(outcomes=outcomes, digests=digests, parents=b"".join(parents))
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
-        if is_use and self._door.terms.ttl_s:
-            return self._count_each(b"EXPIRE", keys, b"%d" % self._door.terms.ttl_s)
+        if is_use and self._ttl_s:
+            return self._count_each(b"EXPIRE", keys, b"%d" % self._ttl_s)
         return self._count_each(b"TOUCH" if is_use else b"EXISTS", keys)
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
         return self._count_each(b"UNLINK", keys)
 
     def scan(self, cursor: int, head_bytes: int) -> tuple[int, list[bytes]]:
-        connections = self._primaries()
+        self._nodes.begin()
+        connections = self._nodes.primaries()
         at, node = divmod(cursor, NODE_LIMIT)
         if node >= len(connections):
             return 0, []
         asked = connections[node]
-        page = _check(asked.ask(b"SCAN", b"%d" % at, b"MATCH", PREFIX + b"*", b"COUNT", b"%d" % _SCANNED))
+        page = check_answer(asked.ask(b"SCAN", b"%d" % at, b"MATCH", PREFIX + b"*", b"COUNT", b"%d" % _SCANNED))
         if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list):
             raise StoreFaultError("it does not speak as it should: a scan without a page")
-        following, keys = int(_bytes(page[0])), [_bytes(key) for key in page[1]]
+        following, keys = int(as_bytes(page[0])), [as_bytes(key) for key in page[1]]
         asked.send([pack_command(b"GETRANGE", key, b"0", b"%d" % (head_bytes - 1)) for key in keys])
         heads = [head for head in [asked.read_answer() for _ in keys] if isinstance(head, bytes) and head]
         if following:
@@ -178,8 +161,8 @@ class ValkeyStore:
 
     def probe(self) -> StoreFacts:
         """Also whether this user may do what will be done."""
-        self._learn_if_old(is_certain=True)
-        facts = [self._probe(connection) for connection in self._primaries()]
+        self._nodes.begin(is_certain=True)
+        facts = [self._probe(connection) for connection in self._nodes.primaries()]
         capacities = [fact.capacity_bytes for fact in facts]
         return StoreFacts(
             capacity_bytes=sum(capacities) if all(capacities) else 0,
@@ -187,60 +170,34 @@ class ValkeyStore:
             values=sum(fact.values for fact in facts),
         )
 
+    def interrupt(self) -> None:
+        self._nodes.interrupt()
+
     def close(self) -> None:
-        for connection in self._nodes.values():
-            connection.close()
-        self._nodes.clear()
-
-    # ---- nodes ----
-
-    def _connect_any(self) -> Node:
-        """The node that is named, or another one if it is known to be of a cluster. The first one's fault counts."""
-        faults = []
-        for node in dict.fromkeys((self._named, *(self._door.slots.nodes if self._door.slots else ()))):
-            try:
-                self._nodes[node] = self._door.connect(node)
-            except StoreFaultError as fault:
-                faults.append(fault)
-            else:
-                return node
-        raise faults[0]
-
-    def _learn(self, node: Node) -> None:
-        """Which nodes there are, from one of them."""
-        slots = read_slots(_check(self._connection(node).ask(b"CLUSTER", b"SLOTS")), node)
-        self._door.slots = slots
-        self._is_cluster, self._is_map_old = True, False
-        for gone in self._nodes.keys() - set(slots.primaries) - {node}:
-            self._nodes.pop(gone).close()
-
-    def _learn_if_old(self, *, is_certain: bool = False) -> None:
-        if self._is_cluster and (self._is_map_old or is_certain):
-            self._learn(next(iter(self._nodes), None) or self._connect_any())
-
-    def _connection(self, node: Node) -> RespConnection:
-        if node not in self._nodes:
-            self._nodes[node] = self._door.connect(node)
-        return self._nodes[node]
-
-    def _of(self, key: Key) -> RespConnection:
-        if self._is_cluster and self._door.slots:
-            return self._connection(self._door.slots.find(slot_of(PREFIX + key)))
-        return self._connection(self._named)
-
-    def _primaries(self) -> list[RespConnection]:
-        if self._is_cluster and self._door.slots:
-            return [self._connection(node) for node in self._door.slots.primaries]
-        return [self._connection(self._named)]
+        self._nodes.close()
 
     # ---- calls ----
 
+    def _read_record(self, asked: RespConnection, name: RecordName, room: memoryview) -> RecordHead | Verdict | None:
+        """To where it is wanted, if it has the length that is. None: there is none."""
+        size = asked.read_size()
+        if isinstance(size, ErrorAnswer):
+            self._read_error(size)
+            return None
+        if size is None:
+            return None
+        if size != HEAD_BYTES + len(room):
+            return open_value(asked.read_body(size), name, len(room))
+        head = bytearray(HEAD_BYTES)
+        asked.read_into(memoryview(head), room)
+        return check_record(memoryview(head), room, name)
+
     def _count_each(self, verb: bytes, keys: Sequence[Key], *rest: bytes) -> list[bool]:
         """Those that a cluster is moving to other nodes are asked for twice."""
-        self._learn_if_old()
+        self._nodes.begin()
         answers = self._read_lines(self._send_each(keys, verb, *rest))
-        if self._is_map_old and None in answers:
-            self._learn_if_old()
+        if self._nodes.is_map_old and None in answers:
+            self._nodes.begin()
             moved = [at for at, answer in enumerate(answers) if answer is None]
             again = self._read_lines(self._send_each([keys[at] for at in moved], verb, *rest))
             for at, answer in zip(moved, again, strict=True):
@@ -249,7 +206,7 @@ class ValkeyStore:
 
     def _send_each(self, keys: Sequence[Key], verb: bytes, *rest: bytes) -> list[RespConnection]:
         """Whom each was sent to."""
-        asked = [self._of(key) for key in keys]
+        asked = [self._nodes.of(PREFIX + key) for key in keys]
         outbox = _Outbox()
         for connection, key in zip(asked, keys, strict=True):
             outbox.add(connection, [pack_command(verb, PREFIX + key, *rest)], 0)
@@ -269,7 +226,7 @@ class ValkeyStore:
 
     def _read_error(self, error: ErrorAnswer, refusal: str = "") -> None:
         if error.code in _ELSEWHERE:
-            self._is_map_old = True
+            self._nodes.is_map_old = True
         elif error.code != refusal:
             raise StoreFaultError(error.text)
 
@@ -281,9 +238,11 @@ class ValkeyStore:
             if isinstance(answer, ErrorAnswer) and answer.code not in (*_ELSEWHERE, "OOM"):
                 raise StoreFaultError(answer.text)
         memory = dict(
-            line.split(b":", 1) for line in _bytes(_check(connection.ask(b"INFO", b"memory"))).split() if b":" in line
+            line.split(b":", 1)
+            for line in as_bytes(check_answer(connection.ask(b"INFO", b"memory"))).split()
+            if b":" in line
         )
-        values = _check(connection.ask(b"DBSIZE"))
+        values = check_answer(connection.ask(b"DBSIZE"))
         return StoreFacts(
             capacity_bytes=int(memory.get(b"maxmemory", 0)),
             used_bytes=int(memory.get(b"used_memory", 0)),
@@ -313,15 +272,3 @@ class _Outbox:
 
 def _word(word: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(word), word)
-
-
-def _check(answer: Answer) -> Answer:
-    if isinstance(answer, ErrorAnswer):
-        raise StoreFaultError(answer.text)
-    return answer
-
-
-def _bytes(answer: Answer) -> bytes:
-    if not isinstance(answer, bytes):
-        raise StoreFaultError("it does not speak as it should")
-    return answer

@@ -17,7 +17,7 @@ import pytest
 
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.valkey import ValkeyDoor, ValkeyTerms
+from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_slots import SLOTS
 from kvoffload.valkey_address import ValkeyAddress
 
@@ -149,7 +149,7 @@ def make_tier(terms: ValkeyTerms) -> RemoteTier:
     tier = RemoteTier(
         RemoteTierTerms(
             place=str(terms.address),
-            open_store=ValkeyDoor(terms).open,
+            open_store=terms.make_opener(),
             connections=2,
             first_probe_s=0.02,
             last_probe_s=0.05,
