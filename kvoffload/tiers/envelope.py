@@ -95,18 +95,26 @@ def read_head(value: bytes | memoryview) -> RecordHead | Verdict:
     return RecordHead(RecordName(fingerprint, group, shard, block_hash), record_bytes, digest, parent)
 
 
+def digest_of(data: memoryview, name: RecordName) -> int:
+    """Of a record's bytes under its name."""
+    return native.digest_record(
+        data, fingerprint=name.fingerprint, block_hash=name.block_hash, group=name.group, shard=name.shard
+    )
+
+
 def open_value(value: memoryview, name: RecordName, record_bytes: int) -> RecordHead | Verdict:
     """The head, if what follows it is this record and has its digest."""
     head = read_head(value)
+    if isinstance(head, RecordHead) and head.name == name and head.record_bytes != record_bytes:
+        return Verdict.OTHER
+    return check_record(value, value[HEAD_BYTES:], name)
+
+
+def check_record(head_bytes: bytes | memoryview, data: memoryview, name: RecordName) -> RecordHead | Verdict:
+    """The head, if `data` is this record and has its digest."""
+    head = read_head(head_bytes)
     if isinstance(head, Verdict):
         return head
-    if head.name != name:
-        return Verdict.DAMAGED
-    if head.record_bytes != record_bytes:
-        return Verdict.OTHER
-    data = value[HEAD_BYTES:]
-    if len(data) != record_bytes or head.digest != native.digest_record(
-        data, fingerprint=name.fingerprint, block_hash=name.block_hash, group=name.group, shard=name.shard
-    ):
+    if head.name != name or len(data) != head.record_bytes or head.digest != digest_of(data, name):
         return Verdict.DAMAGED
     return head

@@ -3,6 +3,7 @@ wait."""
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class RecordStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def view_slot(address: int, size_bytes: int) -> memoryview:
+    """Its bytes; who has it says for how long."""
+    return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

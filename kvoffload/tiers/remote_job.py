@@ -57,11 +57,13 @@ class RemoteJob:
         self._found_parents = [_NO_PARENT] * count
         self._mover: SlotStore | None = None
         """Has the lock, and moves records."""
-        self._is_to_end = False
+        self._otherwise: RecordOutcome | None = None
+        """What is not settled ends so: whoever was first to end it has said."""
 
     def end(self, otherwise: RecordOutcome) -> FinishedBatch | None:
         """Once; what was not settled is `otherwise`. None: it was over before."""
-        self._is_to_end = True
+        if self._otherwise is None:
+            self._otherwise = otherwise
         mover = self._mover
         if mover is not None:
             self.is_interrupted = True
@@ -70,7 +72,7 @@ class RemoteJob:
             if self.is_over:
                 return None
             self.is_over = True
-            self._outcomes[self._outcomes == _NOT_YET] = otherwise
+            self._outcomes[self._outcomes == _NOT_YET] = self._otherwise
         return FinishedBatch(
             ticket=self.ticket,
             outcomes=self._outcomes,
@@ -189,7 +191,7 @@ class RemoteJob:
         with self.lock:
             self._mover = store
             try:
-                yield not (self.is_over or self._is_to_end)
+                yield not self.is_over and self._otherwise is None
             finally:
                 self._mover = None
 

@@ -6,23 +6,43 @@ policy's business.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
-from kvoffload.tiers.record_store import Key, StoreFacts, StoreFaultError, Value
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.envelope import (
+    HEAD_BYTES,
+    RecordHead,
+    RecordName,
+    Verdict,
+    check_record,
+    digest_of,
+    list_names,
+    open_value,
+)
+from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command
+from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes, as_bytes, check_answer
+from kvoffload.tiers.valkey_slots import NODE_LIMIT
+from kvoffload.types import HASH_BYTES
 from kvoffload.valkey_address import ValkeyAddress
-
-if TYPE_CHECKING:
-    import redis
 
 PREFIX = b"kvoffload:1:"
 """Of every key; the number is that of the envelope's layout."""
+_PROBED = PREFIX + b"probe"
+"""A key that nobody writes."""
 _SCANNED = 256
-_NODES = 1 << 10
-"""Of a cluster, at most: a scan's cursor says which one it is at."""
+_SENT_BYTES = 256 << 10
+"""Smaller values leave together."""
+_AHEAD_BYTES = 2 << 20
+"""Asked for before it is read: the server copies what it has to send, best while that is in its caches."""
+_ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,152 +68,207 @@ class ValkeyTerms:
     def open_tier(self) -> RemoteTier:
         """Starts its threads; the server need not be there."""
         return RemoteTier(
-            RemoteTierTerms(place=str(self.address), open_store=self.open_store, connections=self.connections)
+            RemoteTierTerms(place=str(self.address), open_store=self.make_opener(), connections=self.connections)
         )
 
-    def open_store(self) -> ValkeyStore:
+    def make_opener(self) -> Callable[[], ValkeyStore]:
+        """What connects, as often as it is called. StoreFaultError."""
+        return partial(ValkeyStore, self, ClusterView())
+
+
+class ValkeyStore(SlotStore):
+    """Of one thread, but `interrupt`."""
+
+    def __init__(self, terms: ValkeyTerms, view: ClusterView) -> None:
         """Connects. StoreFaultError."""
-        return ValkeyStore(self)
+        self._ttl_s = terms.ttl_s
+        self._nodes = ValkeyNodes(terms, view)
 
+    def put_slots(
+        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
+    ) -> npt.NDArray[np.uint8]:
+        wanted = list(list_names(names))
+        outcomes = np.full(len(wanted), RecordOutcome.WRITTEN, np.uint8)
+        there = self.look([name.key for name in wanted], is_use=True)
+        ttl = self._ttl_s
+        rest = b"\r\n$2\r\nEX\r\n" + _word(b"%d" % ttl) if ttl else b"\r\n"
+        sent: dict[int, RespConnection] = {}
+        outbox = _Outbox()
+        for at, name in enumerate(wanted):
+            if there[at]:
+                continue
+            data = view_slot(int(slots[at]), record_bytes)
+            digest = digest_of(data, name)
+            if digest != int(digests[at]):
+                outcomes[at] = RecordOutcome.DAMAGED
+                continue
+            parent = parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
+            words = 5 if ttl else 3
+            begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + record_bytes)
+            sent[at] = self._nodes.of(PREFIX + name.key)
+            # While these are on their way the next ones are verified.
+            head = RecordHead(name, record_bytes, digest, parent).pack()
+            outbox.add(sent[at], [begin, head, data, rest], record_bytes)
+        outbox.send()
+        for at, line in zip(sent, self._read_lines(list(sent.values()), refusal="OOM"), strict=True):
+            if line is None:
+                outcomes[at] = RecordOutcome.FAILED
+        return outcomes
 
-class ValkeyStore:
-    """A RecordStore."""
-
-    def __init__(self, terms: ValkeyTerms) -> None:
-        try:
-            import redis
-        except ImportError:
-            raise StoreFaultError("redis-py is not installed: pip install 'kvoffload[valkey]'") from None
-        self._terms = terms
-        self._errors = redis.exceptions
-        self._client: Any = None
-        with self._faults():
-            single = redis.Redis(**self._options(redis))
-            self._client = single
-            if single.info("cluster").get("cluster_enabled"):
-                options = self._options(redis)
-                del options["db"]
-                single.close()
-                self._client = redis.RedisCluster(**options)
-        self._is_cluster = self._client is not single
-
-    def put(self, keys: Sequence[Key], values: Sequence[Sequence[Value]]) -> list[bool]:
-        ttl_s = self._terms.ttl_s or None
-        with self._faults(), self._pipeline() as calls:
-            for key, parts in zip(keys, values, strict=True):
-                calls.set(PREFIX + key, b"".join(parts), ex=ttl_s)
-            return [self._is_taken(answer) for answer in calls.execute(raise_on_error=False)]
-
-    def get(self, keys: Sequence[Key]) -> list[memoryview | None]:
-        with self._faults():
-            if self._is_cluster:
-                answers = self._ask_each("GET", keys)
-            else:
-                answers = self._client.mget([PREFIX + key for key in keys]) if keys else []
-            return [None if value is None else memoryview(value) for value in answers]
+    def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
+        """What a node does not have any more because it was moved is a miss; the next call knows better."""
+        self._nodes.begin()
+        wanted = list(list_names(names))
+        outcomes = np.full(len(wanted), RecordOutcome.MISSING, np.uint8)
+        digests = np.zeros(len(wanted), np.uint64)
+        parents = [bytes(HASH_BYTES)] * len(wanted)
+        ahead = max(_AHEAD_BYTES // (HEAD_BYTES + record_bytes), 2)
+        asked: list[RespConnection] = []
+        for at, name in enumerate(wanted):
+            if len(asked) - at <= ahead // 2:
+                asked += self._send_each([name.key for name in wanted[len(asked) : at + ahead]], b"GET")
+            head = self._read_record(asked[at], name, view_slot(int(slots[at]), record_bytes))
+            if isinstance(head, RecordHead):
+                outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
+            elif head is Verdict.DAMAGED:
+                outcomes[at] = RecordOutcome.DAMAGED
+        return FoundRecords(outcomes=outcomes, digests=digests, parents=b"".join(parents))
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
-        with self._faults():
-            if is_use and self._terms.ttl_s:
-                return list(map(bool, self._ask_each("EXPIRE", keys, self._terms.ttl_s)))
-            return list(map(bool, self._ask_each("TOUCH" if is_use else "EXISTS", keys)))
+        if is_use and self._ttl_s:
+            return self._count_each(b"EXPIRE", keys, b"%d" % self._ttl_s)
+        return self._count_each(b"TOUCH" if is_use else b"EXISTS", keys)
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
-        with self._faults():
-            return list(map(bool, self._ask_each("UNLINK", keys)))
+        return self._count_each(b"UNLINK", keys)
 
     def scan(self, cursor: int, head_bytes: int) -> tuple[int, list[bytes]]:
-        with self._faults():
-            nodes = self._nodes()
-            at, node = divmod(cursor, _NODES)
-            if node >= len(nodes):
-                return 0, []
-            following, keys = nodes[node].scan(at, match=PREFIX + b"*", count=_SCANNED)
-            heads = []
-            if keys:
-                with nodes[node].pipeline(transaction=False) as calls:
-                    for key in keys:
-                        calls.getrange(key, 0, head_bytes - 1)
-                    heads = [head for head in calls.execute(raise_on_error=False) if isinstance(head, bytes) and head]
-            if following:
-                return int(following) * _NODES + node, heads
-            return (node + 1 if node + 1 < len(nodes) else 0), heads
+        self._nodes.begin()
+        connections = self._nodes.primaries()
+        at, node = divmod(cursor, NODE_LIMIT)
+        if node >= len(connections):
+            return 0, []
+        asked = connections[node]
+        page = check_answer(asked.ask(b"SCAN", b"%d" % at, b"MATCH", PREFIX + b"*", b"COUNT", b"%d" % _SCANNED))
+        if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list):
+            raise StoreFaultError("it does not speak as it should: a scan without a page")
+        following, keys = int(as_bytes(page[0])), [as_bytes(key) for key in page[1]]
+        asked.send([pack_command(b"GETRANGE", key, b"0", b"%d" % (head_bytes - 1)) for key in keys])
+        heads = [head for head in [asked.read_answer() for _ in keys] if isinstance(head, bytes) and head]
+        if following:
+            return following * NODE_LIMIT + node, heads
+        return (node + 1 if node + 1 < len(connections) else 0), heads
 
     def probe(self) -> StoreFacts:
-        with self._faults():
-            facts = [(node.info("memory"), node.dbsize()) for node in self._nodes()]
-            capacities = [int(memory.get("maxmemory", 0)) for memory, _ in facts]
-            return StoreFacts(
-                capacity_bytes=sum(capacities) if all(capacities) else 0,
-                used_bytes=sum(int(memory["used_memory"]) for memory, _ in facts),
-                values=sum(int(values) for _, values in facts),
-            )
+        """Also whether this user may do what will be done."""
+        self._nodes.begin(is_certain=True)
+        facts = [self._probe(connection) for connection in self._nodes.primaries()]
+        capacities = [fact.capacity_bytes for fact in facts]
+        return StoreFacts(
+            capacity_bytes=sum(capacities) if all(capacities) else 0,
+            used_bytes=sum(fact.used_bytes for fact in facts),
+            values=sum(fact.values for fact in facts),
+        )
+
+    def interrupt(self) -> None:
+        self._nodes.interrupt()
 
     def close(self) -> None:
-        if self._client is not None:
-            with contextlib.suppress(Exception):
-                self._client.close()
+        self._nodes.close()
 
-    # ---- inside ----
+    # ---- calls ----
 
-    def _options(self, library: Any) -> dict[str, Any]:
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
+    def _read_record(self, asked: RespConnection, name: RecordName, room: memoryview) -> RecordHead | Verdict | None:
+        """To where it is wanted, if it has the length that is. None: there is none."""
+        size = asked.read_size()
+        if isinstance(size, ErrorAnswer):
+            self._read_error(size)
+            return None
+        if size is None:
+            return None
+        if size != HEAD_BYTES + len(room):
+            return open_value(asked.read_body(size), name, len(room))
+        head = bytearray(HEAD_BYTES)
+        asked.read_into(memoryview(head), room)
+        return check_record(memoryview(head), room, name)
 
-        terms = self._terms
-        options: dict[str, Any] = {
-            "host": terms.address.host,
-            "port": terms.address.port,
-            "db": terms.address.database,
-            "username": terms.address.user or None,
-            "password": terms.password or None,
-            "socket_timeout": terms.call_timeout_s,
-            "socket_connect_timeout": terms.call_timeout_s,
-            # Whoever waits has one timeout, not several.
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-        }
-        if terms.address.has_tls:
-            options |= {
-                "ssl": True,
-                "ssl_ca_certs": terms.ca_file or None,
-                "ssl_certfile": terms.cert_file or None,
-                "ssl_keyfile": terms.key_file or None,
-                "ssl_check_hostname": True,
-                "ssl_cert_reqs": "required",
-            }
-        return options
+    def _count_each(self, verb: bytes, keys: Sequence[Key], *rest: bytes) -> list[bool]:
+        """Those that a cluster is moving to other nodes are asked for twice."""
+        self._nodes.begin()
+        answers = self._read_lines(self._send_each(keys, verb, *rest))
+        if self._nodes.is_map_old and None in answers:
+            self._nodes.begin()
+            moved = [at for at, answer in enumerate(answers) if answer is None]
+            again = self._read_lines(self._send_each([keys[at] for at in moved], verb, *rest))
+            for at, answer in zip(moved, again, strict=True):
+                answers[at] = answer
+        return [answer == b":1" for answer in answers]
 
-    def _pipeline(self) -> Any:
-        return self._client.pipeline() if self._is_cluster else self._client.pipeline(transaction=False)
+    def _send_each(self, keys: Sequence[Key], verb: bytes, *rest: bytes) -> list[RespConnection]:
+        """Whom each was sent to."""
+        asked = [self._nodes.of(PREFIX + key) for key in keys]
+        outbox = _Outbox()
+        for connection, key in zip(asked, keys, strict=True):
+            outbox.add(connection, [pack_command(verb, PREFIX + key, *rest)], 0)
+        outbox.send()
+        return asked
 
-    def _ask_each(self, verb: str, keys: Sequence[Key], *rest: Any) -> list[Any]:
-        if not keys:
-            return []
-        with self._pipeline() as calls:
-            for key in keys:
-                # A cluster's own methods for several keys answer otherwise than those of one server.
-                calls.execute_command(verb, PREFIX + key, *rest)
-            return list(calls.execute())
+    def _read_lines(self, asked: Sequence[RespConnection], *, refusal: str = "") -> list[bytes | None]:
+        """Answers of one line each, in the order in which they were asked for. None: it was refused, or moved."""
+        lines = {connection: iter(connection.read_lines(count)) for connection, count in Counter(asked).items()}
+        return [self._read_line(next(lines[connection]), refusal) for connection in asked]
 
-    def _nodes(self) -> list[redis.Redis]:
-        if not self._is_cluster:
-            return [self._client]
-        return [self._client.get_redis_connection(node) for node in self._client.get_primaries()]
+    def _read_line(self, line: bytes, refusal: str) -> bytes | None:
+        if line[:1] != b"-":
+            return line
+        self._read_error(ErrorAnswer(line[1:].decode(errors="replace")), refusal)
+        return None
 
-    def _is_taken(self, answer: object) -> bool:
-        """A server that is full says so, and is asked again with the next record."""
-        if isinstance(answer, self._errors.OutOfMemoryError):
-            return False
-        if isinstance(answer, Exception):
-            raise answer
-        return bool(answer)
+    def _read_error(self, error: ErrorAnswer, refusal: str = "") -> None:
+        if error.code in _ELSEWHERE:
+            self._nodes.is_map_old = True
+        elif error.code != refusal:
+            raise StoreFaultError(error.text)
 
-    @contextlib.contextmanager
-    def _faults(self) -> Iterator[None]:
-        try:
-            yield
-        except (self._errors.RedisError, OSError) as fault:
-            self.close()
-            reason = " ".join(str(fault).split()) or type(fault).__name__
-            raise StoreFaultError(reason) from fault
+    def _probe(self, connection: RespConnection) -> StoreFacts:
+        allowed = (b"GET", b"GETRANGE 0 0", b"EXISTS", b"TOUCH", b"EXPIRE 1", b"UNLINK", b"SET - XX")
+        commands = [(verb, _PROBED, *rest) for verb, *rest in map(bytes.split, allowed)]
+        connection.send([pack_command(*command) for command in commands])
+        for answer in [connection.read_answer() for _ in commands]:
+            if isinstance(answer, ErrorAnswer) and answer.code not in (*_ELSEWHERE, "OOM"):
+                raise StoreFaultError(answer.text)
+        memory = dict(
+            line.split(b":", 1)
+            for line in as_bytes(check_answer(connection.ask(b"INFO", b"memory"))).split()
+            if b":" in line
+        )
+        values = check_answer(connection.ask(b"DBSIZE"))
+        return StoreFacts(
+            capacity_bytes=int(memory.get(b"maxmemory", 0)),
+            used_bytes=int(memory.get(b"used_memory", 0)),
+            values=values if isinstance(values, int) else 0,
+        )
+
+
+class _Outbox:
+    """Commands that go out together, to each node its own."""
+
+    def __init__(self) -> None:
+        self._parts: dict[RespConnection, list[Value]] = {}
+        self._bytes = 0
+
+    def add(self, connection: RespConnection, parts: list[Value], size_bytes: int) -> None:
+        self._parts.setdefault(connection, []).extend(parts)
+        self._bytes += size_bytes
+        if self._bytes >= _SENT_BYTES:
+            self.send()
+
+    def send(self) -> None:
+        for connection, parts in self._parts.items():
+            connection.send(parts)
+        self._parts.clear()
+        self._bytes = 0
+
+
+def _word(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("redis", reason="redis-py is not installed")
-
 from kvoffload.bench import valkey
 from kvoffload.bench.valkey import ValkeyBenchmark
 from kvoffload.errors import BenchmarkError

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("redis", reason="redis-py is not installed")
-
 from kvoffload.cache import AcquireOutcome
 from kvoffload.client import AsyncClient, Client
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms

@@ -15,11 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.tiers.base import TierState
+from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey_slots import SLOTS
+from kvoffload.valkey_address import ValkeyAddress
+
 DEBIAN = Path(sys.prefix) / "debian"
 """Where `make setup` unpacks it."""
 LIBRARIES = DEBIAN / "usr/lib" / f"{os.uname().machine}-linux-gnu"
 WAIT_S = 30.0
-SLOTS = 16384
 
 
 def find_program(name: str) -> str:
@@ -102,16 +107,16 @@ def ask(server: Server, *words: str) -> str:
 
 
 @contextmanager
-def serve_cluster(folder: Path, *options: str, nodes: int = 3) -> Iterator[Sequence[Server]]:
-    """So many nodes, each with its part of the slots."""
+def serve_cluster(folder: Path, *options: str, nodes: int = 3, replicas: int = 0) -> Iterator[Sequence[Server]]:
+    """So many nodes, each with its part of the slots; then so many replicas, of the first ones."""
     with ExitStack() as stack:
         servers = []
-        for at in range(nodes):
+        for at in range(nodes + replicas):
             place = folder / f"node{at}"
             place.mkdir(parents=True)
             cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(free_port()))
             servers.append(stack.enter_context(serve(place, *cluster, *options)))
-        for at, server in enumerate(servers):
+        for at, server in enumerate(servers[:nodes]):
             first, last = SLOTS * at // nodes, SLOTS * (at + 1) // nodes - 1
             ask(server, "cluster", "addslotsrange", str(first), str(last))
             ask(server, "cluster", "set-config-epoch", str(at + 1))
@@ -120,11 +125,67 @@ def serve_cluster(folder: Path, *options: str, nodes: int = 3) -> Iterator[Seque
             for other in servers:
                 if other is not server:
                     ask(other, "cluster", "meet", "127.0.0.1", str(server.port), bus)
-        end_s = time.monotonic() + WAIT_S
         for server in servers:
-            while (
-                f"cluster_known_nodes:{nodes}" not in (told := ask(server, "cluster", "info")) or "state:ok" not in told
-            ):
-                assert time.monotonic() < end_s, told
-                time.sleep(0.05)
+            await_told(server, f"cluster_known_nodes:{len(servers)}", "cluster", "info")
+        for primary, replica in zip(servers, servers[nodes:], strict=False):
+            ask(replica, "cluster", "replicate", ask(primary, "cluster", "myid"))
+        for server in servers:
+            await_told(server, "state:ok", "cluster", "info")
+        for replica in servers[nodes:]:
+            await_told(replica, "master_link_status:up", "info", "replication")
         yield servers
+
+
+def await_told(server: Server, wanted: str, *words: str) -> None:
+    """Until the answer has it."""
+    end_s = time.monotonic() + WAIT_S
+    while wanted not in (told := ask(server, *words)):
+        assert time.monotonic() < end_s, told
+        time.sleep(0.05)
+
+
+def make_tier(terms: ValkeyTerms) -> RemoteTier:
+    """One that looks often whether the server is back."""
+    tier = RemoteTier(
+        RemoteTierTerms(
+            place=str(terms.address),
+            open_store=terms.make_opener(),
+            connections=2,
+            first_probe_s=0.02,
+            last_probe_s=0.05,
+        )
+    )
+    assert tier.wait_open(WAIT_S)
+    return tier
+
+
+def terms_of(server: Server, *, user: str = "", has_tls: bool = False, **changes: object) -> ValkeyTerms:
+    address = ValkeyAddress(host="127.0.0.1", port=server.port, user=user, has_tls=has_tls)
+    return ValkeyTerms(address=address, **changes)  # type: ignore[arg-type]
+
+
+def await_state(tier: RemoteTier, state: TierState) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while tier.health()[0].state is not state:
+        assert time.monotonic() < end_s, tier.health()
+        time.sleep(0.005)
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return key, certificate
+
+
+@contextmanager
+def serve_tls(folder: Path, *options: str) -> Iterator[tuple[Server, Path]]:
+    """With the certificate that has to be trusted."""
+    folder.mkdir(exist_ok=True)
+    key, certificate = make_certificate(folder, "server")
+    port = free_port()
+    tls = ("--port", "0", "--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key))
+    with serve(folder / "tls", *tls, "--tls-auth-clients", "no", *options, port=port) as server:
+        yield server, certificate

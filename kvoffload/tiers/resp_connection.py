@@ -1,0 +1,256 @@
+"""A connection that speaks RESP, the language of Valkey and Redis.
+
+It does what other clients do not: a large value is sent from where it lies, not from a copy beside its command, and it
+is read into memory that was used before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvoffload.tiers.record_store import StoreFaultError, Value
+
+_LINE_BYTES = 64 << 10
+_SEND_PARTS = 512
+"""Of one call of the kernel, which takes 1024."""
+_SLOWEST = 1 << 20
+"""Bytes a second; an answer has so much time more than one without bytes."""
+_VALUE_LIMIT = 512 << 20
+"""The server's own."""
+_DEPTH = 8
+_END = b"\r\n"
+_TIMEVAL = struct.Struct("@ll")
+
+
+@dataclass(frozen=True)
+class ErrorAnswer:
+    """What a server says instead of an answer."""
+
+    text: str
+
+    @property
+    def code(self) -> str:
+        return self.text.partition(" ")[0]
+
+
+Answer = int | bytes | ErrorAnswer | list["Answer"] | None
+
+
+def pack_command(*words: Value) -> bytes:
+    """For short ones."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        parts.append(b"$%d\r\n%b\r\n" % (len(word), bytes(word)))
+    return b"".join(parts)
+
+
+class RespConnection:
+    """Of one thread. StoreFaultError: it is of no use any more."""
+
+    def __init__(self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """Connects. No answer may take longer than the timeout, and a large one not longer than a slow line needs."""
+        self._timeout_s = timeout_s
+        self._all = socket.MSG_WAITALL if tls is None else 0
+        self._lines = bytearray(_LINE_BYTES)
+        self._first = self._last = 0
+        """What was read and not yet taken."""
+        self._body = bytearray()
+        """The last value; a record's size is soon that of all."""
+        plain: socket.socket | None = None
+        try:
+            plain = socket.create_connection((host, port), timeout_s)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
+            if tls is None:
+                # The kernel waits: for all of a value, and without a turn of this thread for each part of it.
+                plain.settimeout(None)
+                wait = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+        except OSError as fault:
+            if plain is not None:
+                plain.close()
+            raise StoreFaultError(_describe(fault, timeout_s)) from fault
+
+    def send(self, parts: Sequence[Value]) -> None:
+        """Commands, in whatever pieces they come."""
+        left = [memoryview(part) for part in parts if len(part)]
+        end_s = self._allow(sum(map(len, left)))
+        try:
+            if isinstance(self._socket, ssl.SSLSocket):
+                for joined in _join_small(left):
+                    self._socket.sendall(joined)
+                    self._check(end_s)
+                return
+            at = 0
+            while at < len(left):
+                sent = self._socket.sendmsg(left[at : at + _SEND_PARTS])
+                while at < len(left) and sent >= len(left[at]):
+                    sent -= len(left[at])
+                    at += 1
+                if sent:
+                    left[at] = left[at][sent:]
+                if at < len(left):
+                    self._check(end_s)
+        except OSError as fault:
+            raise StoreFaultError(_describe(fault, self._timeout_s)) from fault
+
+    def ask(self, *words: Value) -> Answer:
+        self.send([pack_command(*words)])
+        return self.read_answer()
+
+    def read_lines(self, count: int) -> list[bytes]:
+        """So many answers of one line each, which all but values and lists are; with the sign before them."""
+        end_s = self._allow(0)
+        found: list[bytes] = []
+        while True:
+            cut = self._lines.rfind(_END, self._first, self._last)
+            if cut >= 0:
+                lines = bytes(self._lines[self._first : cut]).split(_END, count - len(found))
+                taken = lines[: count - len(found)]
+                self._first += sum(map(len, taken)) + 2 * len(taken)
+                found += taken
+            if len(found) == count:
+                return found
+            self._fill(end_s)
+
+    def read_size(self) -> int | ErrorAnswer | None:
+        """Of a value, which is to be read next. None: there is none."""
+        line = self._read_line()
+        if line[:1] == b"-":
+            return ErrorAnswer(line[1:].decode(errors="replace"))
+        if line[:1] != b"$":
+            raise StoreFaultError(f"it does not speak as it should: {line[:40]!r} where a value was due")
+        size = _number(line)
+        if size > _VALUE_LIMIT:
+            raise StoreFaultError(f"it does not speak as it should: a value of {size} bytes")
+        return None if size < 0 else size
+
+    def read_into(self, *parts: memoryview) -> None:
+        """A value whose size was read, to where it is wanted."""
+        for part in parts:
+            self._read_into(part)
+        end_s = self._allow(0)
+        while self._last - self._first < len(_END):
+            self._fill(end_s)
+        self._first += len(_END)
+
+    def read_value(self) -> memoryview | ErrorAnswer | None:
+        """Valid until the next one is read. None: there is none."""
+        size = self.read_size()
+        return self.read_body(size) if isinstance(size, int) else size
+
+    def read_body(self, size: int) -> memoryview:
+        """A value whose size was read; valid until the next one."""
+        if len(self._body) < size:
+            self._body = bytearray(size)
+        self.read_into(memoryview(self._body)[:size])
+        return memoryview(self._body)[:size]
+
+    def read_answer(self, depth: int = 0) -> Answer:
+        """Whatever it is."""
+        line = self._peek_line()
+        if line[:1] == b"$":
+            value = self.read_value()
+            return bytes(value) if isinstance(value, memoryview) else value
+        self._read_line()
+        if line[:1] == b":":
+            return _number(line)
+        if line[:1] == b"-":
+            return ErrorAnswer(line[1:].decode(errors="replace"))
+        if line[:1] == b"*" and depth < _DEPTH:
+            count = _number(line)
+            return None if count < 0 else [self.read_answer(depth + 1) for _ in range(count)]
+        if line[:1] != b"+":
+            raise StoreFaultError(f"it does not speak as it should: {line[:40]!r}")
+        return line[1:]
+
+    def interrupt(self) -> None:
+        """From any thread: what is under way fails at once."""
+        with contextlib.suppress(OSError):
+            # Of the socket below TLS, which has no state that two threads could get wrong.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    # ---- inside ----
+
+    def _allow(self, size_bytes: int) -> float:
+        return time.monotonic() + self._timeout_s + size_bytes / _SLOWEST
+
+    def _check(self, end_s: float) -> None:
+        if time.monotonic() > end_s:
+            raise TimeoutError
+
+    def _peek_line(self) -> bytes:
+        end_s = self._allow(0)
+        while (cut := self._lines.find(_END, self._first, self._last)) < 0:
+            self._fill(end_s)
+        return bytes(self._lines[self._first : cut])
+
+    def _read_line(self) -> bytes:
+        line = self._peek_line()
+        self._first += len(line) + 2
+        return line
+
+    def _fill(self, end_s: float) -> None:
+        """At least one byte more."""
+        if self._first:
+            self._lines[: self._last - self._first] = self._lines[self._first : self._last]
+            self._last -= self._first
+            self._first = 0
+        if self._last == len(self._lines):
+            raise StoreFaultError("it does not speak as it should: a line without an end")
+        self._last += self._receive(memoryview(self._lines)[self._last :], end_s)
+
+    def _read_into(self, room: memoryview) -> None:
+        end_s = self._allow(len(room))
+        at = min(self._last - self._first, len(room))
+        room[:at] = memoryview(self._lines)[self._first : self._first + at]
+        self._first += at
+        while at < len(room):
+            at += self._receive(room[at:], end_s, self._all)
+
+    def _receive(self, room: memoryview, end_s: float, flags: int = 0) -> int:
+        try:
+            count = self._socket.recv_into(room, 0, flags)
+            self._check(end_s)
+        except OSError as fault:
+            raise StoreFaultError(_describe(fault, self._timeout_s)) from fault
+        if not count:
+            raise StoreFaultError("it has hung up")
+        return count
+
+
+def _number(line: bytes) -> int:
+    try:
+        return int(line[1:])
+    except ValueError:
+        raise StoreFaultError(f"it does not speak as it should: {line[:40]!r} where a number was due") from None
+
+
+def _describe(fault: OSError, timeout_s: float) -> str:
+    if isinstance(fault, TimeoutError | BlockingIOError):
+        return f"no answer within {timeout_s:g} s"
+    return " ".join(str(fault).split()) or type(fault).__name__
+
+
+def _join_small(parts: Sequence[memoryview]) -> list[Value]:
+    """TLS makes a record of each piece that is sent."""
+    joined: list[Value] = []
+    small: list[memoryview] = []
+    for part in parts:
+        if len(part) < _LINE_BYTES:
+            small.append(part)
+            continue
+        joined += [b"".join(small), part]
+        small = []
+    return [*joined, b"".join(small)]

@@ -1,0 +1,144 @@
+"""Connections to one server, or to the nodes of a cluster, of which any may go and others come."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.resp_connection import Answer, ErrorAnswer, RespConnection
+from kvoffload.tiers.valkey_slots import Node, SlotMap, read_slots, slot_of
+
+if TYPE_CHECKING:
+    from kvoffload.tiers.valkey import ValkeyTerms
+
+
+@dataclass(eq=False)
+class ClusterView:
+    """What all threads that speak to a cluster know of it: one learns, and the first node may be gone."""
+
+    slots: SlotMap | None = None
+    """None: no cluster was seen yet."""
+
+
+class ValkeyNodes:
+    """Of one thread, but `interrupt`."""
+
+    def __init__(self, terms: ValkeyTerms, view: ClusterView) -> None:
+        """Connects. StoreFaultError."""
+        self._terms = terms
+        self._view = view
+        self._named = (terms.address.host, terms.address.port)
+        self._nodes: dict[Node, RespConnection] = {}
+        self._is_cluster = False
+        self._is_cut = False
+        """Connections were interrupted."""
+        self.is_map_old = False
+        """A node has said that it does not have a key any more."""
+        try:
+            first = self._connect_any()
+            if b"cluster_enabled:1" in as_bytes(check_answer(self._nodes[first].ask(b"INFO", b"cluster"))):
+                self._learn(first)
+        except StoreFaultError:
+            self.close()
+            raise
+
+    def begin(self, *, is_certain: bool = False) -> None:
+        """Of every call: by connections that are whole, to the nodes that there are now."""
+        if self._is_cut:
+            self.close()
+            self._is_cut = False
+        if self._is_cluster and (self.is_map_old or is_certain):
+            self._learn(next(iter(self._nodes), None) or self._connect_any())
+
+    def of(self, key: bytes) -> RespConnection:
+        """To the node that has it."""
+        if self._is_cluster and self._view.slots:
+            return self._connection(self._view.slots.find(slot_of(key)))
+        return self._connection(self._named)
+
+    def primaries(self) -> list[RespConnection]:
+        """To all that have keys."""
+        if self._is_cluster and self._view.slots:
+            return [self._connection(node) for node in self._view.slots.primaries]
+        return [self._connection(self._named)]
+
+    def interrupt(self) -> None:
+        """From any thread: what is under way fails. A node that is just being connected to has its timeout."""
+        self._is_cut = True
+        for connection in list(self._nodes.values()):
+            connection.interrupt()
+
+    def close(self) -> None:
+        for connection in self._nodes.values():
+            connection.close()
+        self._nodes.clear()
+
+    # ---- inside ----
+
+    def _connect_any(self) -> Node:
+        """The node that is named, or another one if it is known to be of a cluster. The first one's fault counts."""
+        faults = []
+        for node in dict.fromkeys((self._named, *(self._view.slots.nodes if self._view.slots else ()))):
+            try:
+                self._nodes[node] = self._connect(node)
+            except StoreFaultError as fault:
+                faults.append(fault)
+            else:
+                return node
+        raise faults[0]
+
+    def _learn(self, node: Node) -> None:
+        """Which nodes there are, from one of them."""
+        slots = read_slots(check_answer(self._connection(node).ask(b"CLUSTER", b"SLOTS")), node)
+        self._view.slots = slots
+        self._is_cluster, self.is_map_old = True, False
+        for gone in self._nodes.keys() - set(slots.primaries) - {node}:
+            self._nodes.pop(gone).close()
+
+    def _connection(self, node: Node) -> RespConnection:
+        if node not in self._nodes:
+            self._nodes[node] = self._connect(node)
+        return self._nodes[node]
+
+    def _connect(self, node: Node) -> RespConnection:
+        """To one node, as the user that is meant. StoreFaultError."""
+        terms = self._terms
+        connection = RespConnection(*node, timeout_s=terms.call_timeout_s, tls=self._make_tls())
+        try:
+            if terms.address.user or terms.password:
+                user = [terms.address.user.encode()] if terms.address.user else []
+                check_answer(connection.ask(b"AUTH", *user, terms.password.encode()))
+            if terms.address.database:
+                check_answer(connection.ask(b"SELECT", b"%d" % terms.address.database))
+        except StoreFaultError:
+            connection.close()
+            raise
+        return connection
+
+    def _make_tls(self) -> ssl.SSLContext | None:
+        terms = self._terms
+        if not terms.address.has_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=terms.ca_file or None)
+            if terms.cert_file:
+                context.load_cert_chain(terms.cert_file, terms.key_file or None)
+        except OSError as fault:
+            raise StoreFaultError(f"certificates cannot be read: {' '.join(str(fault).split())}") from fault
+        return context
+
+
+def check_answer(answer: Answer) -> Answer:
+    """StoreFaultError: it is an error's."""
+    if isinstance(answer, ErrorAnswer):
+        raise StoreFaultError(answer.text)
+    return answer
+
+
+def as_bytes(answer: Answer) -> bytes:
+    """StoreFaultError: it is something else."""
+    if not isinstance(answer, bytes):
+        raise StoreFaultError("it does not speak as it should")
+    return answer

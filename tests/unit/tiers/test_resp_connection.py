@@ -1,0 +1,163 @@
+"""Answers of every kind, cut anywhere; what makes no sense or takes too long is a fault in one line."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command
+
+LARGE = bytes(range(256)) * 1200
+
+
+class Peer:
+    """The other end: what it is to say, and what it was told."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.end: socket.socket | None = None
+
+    def connect(self, timeout_s: float = 30.0) -> RespConnection:
+        connection = RespConnection("127.0.0.1", self.port, timeout_s=timeout_s)
+        self.end, _ = self._listener.accept()
+        self.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def say(self, *pieces: bytes) -> None:
+        assert self.end is not None
+        for piece in pieces:
+            self.end.sendall(piece)
+
+    def close(self) -> None:
+        self._listener.close()
+        if self.end is not None:
+            self.end.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.close()
+
+
+def test_a_command_is_packed() -> None:
+    assert pack_command(b"SET", memoryview(b"key"), b"") == b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$0\r\n\r\n"
+
+
+def test_answers_may_be_cut_anywhere(peer: Peer) -> None:
+    connection = peer.connect()
+    text = b"+OK\r\n:-7\r\n$5\r\na\r\nbc\r\n$-1\r\n-ERR no\r\n*2\r\n:1\r\n*1\r\n$0\r\n\r\n*-1\r\n"
+    wanted = [b"OK", -7, b"a\r\nbc", None, ErrorAnswer("ERR no"), [1, [b""]], None]
+    for cut in range(1, len(text)):
+        peer.say(text[:cut], text[cut:])
+        assert [connection.read_answer() for _ in wanted] == wanted
+    connection.close()
+
+
+def test_lines_are_read_together(peer: Peer) -> None:
+    connection = peer.connect()
+    lines = [b":%d" % number for number in range(20_000)]
+    teller = threading.Thread(target=peer.say, args=[b"".join(line + b"\r\n" for line in [*lines, b"+next", b"-no"])])
+    teller.start()
+    assert connection.read_lines(0) == []
+    assert connection.read_lines(20_000) == lines
+    assert connection.read_lines(1) == [b"+next"]
+    assert connection.read_answer() == ErrorAnswer("no")
+    teller.join()
+    connection.close()
+
+
+def test_large_values_go_out_of_and_come_into_memory_that_lasts(peer: Peer) -> None:
+    connection = peer.connect()
+    sender = threading.Thread(
+        target=connection.send, args=[[b"$%d\r\n" % len(LARGE), memoryview(LARGE), b"\r\n"] * 300]
+    )
+    sender.start()
+    assert peer.end is not None
+    wanted = (b"$%d\r\n" % len(LARGE) + LARGE + b"\r\n") * 300
+    got = bytearray()
+    while len(got) < len(wanted):
+        got += peer.end.recv(1 << 20)
+    sender.join()
+    assert got == wanted
+    teller = threading.Thread(target=peer.say, args=[wanted])
+    teller.start()
+    first = connection.read_value()
+    assert first == LARGE
+    for _ in range(299):
+        value = connection.read_value()
+        assert value == LARGE
+        assert isinstance(value, memoryview)
+        assert isinstance(first, memoryview)
+        assert value.obj is first.obj
+    teller.join()
+    connection.close()
+
+
+def test_a_missing_value_and_an_error_are_told_apart(peer: Peer) -> None:
+    connection = peer.connect()
+    peer.say(b"$-1\r\n-MOVED 5 far:1\r\n")
+    assert connection.read_value() is None
+    moved = connection.read_value()
+    assert isinstance(moved, ErrorAnswer)
+    assert moved.code == "MOVED"
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"hello\r\n",
+        b"$many\r\n",
+        b":\r\n",
+        b"*x\r\n",
+        b"$999999999999\r\n",
+        b"*1\r\n" * 20 + b":1\r\n",
+        b"+" + bytes(70_000),
+    ],
+)
+def test_nonsense_is_a_fault_in_one_line(peer: Peer, said: bytes) -> None:
+    connection = peer.connect()
+    peer.say(said)
+    with pytest.raises(StoreFaultError, match="it does not speak as it should") as fault:
+        connection.read_answer()
+    assert "\n" not in str(fault.value)
+    connection.close()
+
+
+def test_whoever_says_nothing_is_not_waited_for(peer: Peer) -> None:
+    connection = peer.connect(timeout_s=0.02)
+    for read in (connection.read_answer, connection.read_value, lambda: connection.read_lines(1)):
+        with pytest.raises(StoreFaultError, match=r"no answer within 0\.02 s"):
+            read()
+    peer.say(b"$300000\r\nthe beginning")
+    with pytest.raises(StoreFaultError, match=r"no answer within 0\.02 s"):
+        connection.read_value()
+    connection.close()
+
+
+def test_whoever_takes_nothing_is_not_waited_for(peer: Peer) -> None:
+    connection = peer.connect(timeout_s=0.02)
+    with pytest.raises(StoreFaultError, match=r"no answer within 0\.02 s"):
+        connection.send([LARGE] * 300)
+    connection.close()
+
+
+def test_whoever_hangs_up_is_said_to(peer: Peer) -> None:
+    connection = peer.connect()
+    peer.say(b"$10\r\nabc")
+    peer.close()
+    with pytest.raises(StoreFaultError, match="it has hung up"):
+        connection.read_value()
+    connection.close()
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(StoreFaultError, match="refused"):
+        RespConnection("127.0.0.1", 1, timeout_s=1.0)

@@ -1,0 +1,223 @@
+"""Whatever becomes of a server is a miss, said in one line, and costs no batch more than its timeout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.tiers.base import RecordOutcome, TierState
+from kvoffload.tiers.envelope import list_names
+from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
+from kvoffload.tiers.valkey_slots import SLOTS, slot_of
+from kvoffload.valkey_address import ValkeyAddress
+from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, finish, get, put
+from tests.unit.tiers.valkey_server import (
+    Server,
+    ask,
+    await_state,
+    await_told,
+    make_certificate,
+    make_tier,
+    serve,
+    serve_cluster,
+    serve_tls,
+    terms_of,
+)
+
+FOUND, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.UNAVAILABLE
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+def test_a_server_that_evicts_nothing_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    with serve(tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction") as server:
+        tier = make_tier(terms_of(server))
+        ended = put(tier, Records(0, 10, 1 << 20, filled=True))
+        assert 0 < ended.count(RecordOutcome.WRITTEN) < 10
+        assert ended.count(RecordOutcome.FAILED) == 10 - ended.count(RecordOutcome.WRITTEN)
+        assert tier.health()[0].state is TierState.READY
+        tier.close()
+
+
+def test_a_server_that_is_killed_costs_nothing_until_it_is_back(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        tier = make_tier(terms_of(server))
+        records = Records(0, 4, 1000, filled=True)
+        put(tier, records)
+        server.kill()
+        for _ in range(5):
+            assert get(tier, Records(0, 4, 1000, filled=False)).count(UNAVAILABLE) == 4
+        assert tier.health()[0].counts["lost"] == 1
+        server.start()
+        await_state(tier, TierState.READY)
+        assert get(tier, Records(0, 4, 1000, filled=False)).count(RecordOutcome.MISSING) == 4, "it keeps nothing"
+        put(tier, records)
+        read = Records(0, 4, 1000, filled=False)
+        assert get(tier, read).count(FOUND) == 4
+        assert np.array_equal(read.memory, records.memory)
+        tier.close()
+
+
+def test_a_server_that_is_stopped_costs_one_timeout(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        tier = make_tier(terms_of(server, call_timeout_s=0.1))
+        put(tier, Records(0, 4, 1000, filled=True))
+        server.pause()
+        read = Records(0, 4, 1000, filled=False)
+        ended = finish(tier, tier.get(read.names, read.slots, record_bytes=1000, timeout_s=TIMEOUT_S))
+        assert ended.count(UNAVAILABLE) == 4
+        assert get(tier, read).count(UNAVAILABLE) == 4
+        server.go_on()
+        await_state(tier, TierState.READY)
+        assert get(tier, read).count(FOUND) == 4
+        tier.close()
+
+
+def test_a_server_that_was_flushed_has_nothing(server: Server) -> None:
+    tier = make_tier(terms_of(server))
+    put(tier, Records(0, 4, 1000, filled=True))
+    ask(server, "flushall")
+    assert get(tier, Records(0, 4, 1000, filled=False)).count(RecordOutcome.MISSING) == 4
+    tier.close()
+
+
+def test_a_node_of_a_cluster_may_end(tmp_path: Path) -> None:
+    with serve_cluster(tmp_path, "--cluster-require-full-coverage", "no") as servers:
+        tier = make_tier(terms_of(servers[0], call_timeout_s=0.3))
+        put(tier, Records(0, 30, 1000, filled=True))
+        servers[2].kill()
+        read = Records(0, 30, 1000, filled=False)
+        ended = get(tier, read)
+        assert ended.count(FOUND) + ended.count(UNAVAILABLE) + ended.count(RecordOutcome.MISSING) == 30
+        tier.close()
+
+
+@pytest.mark.parametrize("password", ["right", "wrong", ""])
+def test_a_user_has_to_be_let_in(tmp_path: Path, password: str) -> None:
+    rights = "--user cache on >right ~kvoffload:* +@all -@dangerous +info --user default off"
+    with serve(tmp_path / "server", *rights.split()) as server:
+        tier = make_tier(terms_of(server, user="cache" if password else "", password=password))
+        records = Records(0, 2, 100, filled=True)
+        if password == "right":
+            assert put(tier, records).count(RecordOutcome.WRITTEN) == 2
+        else:
+            assert put(tier, records).count(UNAVAILABLE) == 2
+            [health] = tier.health()
+            assert health.state is TierState.ABSENT
+            assert "password" in health.reason or "Authentication" in health.reason
+            assert "\n" not in health.reason
+            assert "wrong" not in health.reason.split()
+        tier.close()
+
+
+def test_nobody_there_is_said_in_one_line() -> None:
+    with pytest.raises(StoreFaultError) as refused:
+        ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=1)).make_opener()()
+    assert "\n" not in str(refused.value)
+    assert os.strerror(111).lower() in str(refused.value).lower()
+
+
+def test_a_slow_server_costs_one_timeout_and_is_found_again(server: Server) -> None:
+    tier = make_tier(terms_of(server, call_timeout_s=0.05))
+    written = Records(40, 4, 1000, filled=True)
+    put(tier, written)
+    ask(server, "client", "pause", "3000")
+    read = Records(40, 4, 1000, filled=False)
+    assert get(tier, read).count(UNAVAILABLE) == 4
+    assert tier.health()[0].reason == "no answer within 0.05 s"
+    await_state(tier, TierState.READY)
+    assert get(tier, read).count(FOUND) == 4
+    assert np.array_equal(read.memory, written.memory)
+    tier.close()
+
+
+def test_a_batch_does_not_wait_for_a_slow_server_beyond_its_own_timeout(server: Server) -> None:
+    tier = make_tier(terms_of(server, call_timeout_s=TIMEOUT_S))
+    put(tier, Records(50, 4, 1000, filled=True))
+    ask(server, "client", "pause", "2000")
+    late, read = Records(50, 4, 1000, filled=False), Records(50, 4, 1000, filled=False)
+    ended = finish(tier, tier.get(late.names, late.slots, record_bytes=1000, timeout_s=0.01))
+    assert ended.count(RecordOutcome.LATE) == 4
+    assert get(tier, read).count(FOUND) == 4
+    assert not late.memory.any()
+    assert tier.health()[0].counts.get("lost", 0) == 0
+    tier.close()
+
+
+def test_a_user_without_rights_is_told_which(tmp_path: Path) -> None:
+    rights = "--user cache on >right ~kvoffload:* +@all -@dangerous +info -set"
+    with serve(tmp_path / "server", *rights.split()) as server:
+        tier = make_tier(terms_of(server, user="cache", password="right"))
+        for _ in range(3):
+            assert put(tier, Records(0, 2, 100, filled=True)).count(UNAVAILABLE) == 2
+        [health] = tier.health()
+        assert health.state is TierState.ABSENT
+        assert "no permissions to run the 'set' command" in health.reason
+        assert "\n" not in health.reason
+        tier.close()
+
+
+def test_a_certificate_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
+    with serve_tls(tmp_path) as (server, _):
+        _, other = make_certificate(tmp_path, "other")
+        bad = make_tier(terms_of(server, has_tls=True, ca_file=str(other)))
+        assert put(bad, Records(0, 2, 100, filled=True)).count(UNAVAILABLE) == 2
+        assert "CERTIFICATE_VERIFY_FAILED" in bad.health()[0].reason
+        bad.close()
+        nothing = make_tier(terms_of(server, has_tls=True, ca_file=str(tmp_path / "nothing.pem")))
+        assert "certificates cannot be read" in nothing.health()[0].reason
+        nothing.close()
+        plain_text = make_tier(terms_of(server, call_timeout_s=0.3))
+        assert plain_text.health()[0].state is TierState.ABSENT
+        plain_text.close()
+
+
+@pytest.mark.parametrize("named", [0, 1])
+def test_a_replica_takes_over(tmp_path: Path, named: int) -> None:
+    """Also where the node that is gone is the one that users name."""
+    with serve_cluster(tmp_path, replicas=1) as servers:
+        primary, replica = servers[0], servers[3]
+        tier = make_tier(terms_of(servers[named], call_timeout_s=0.5))
+        written = Records(0, 40, 1000, filled=True)
+        assert put(tier, written).count(RecordOutcome.WRITTEN) == 40
+        held = ask(primary, "dbsize")
+        assert int(held) > 5
+        await_told(replica, held, "dbsize")
+        primary.kill()
+        read, found = Records(0, 40, 1000, filled=False), 0
+        while found < 40:
+            await_state(tier, TierState.READY)
+            ended = finish(tier, tier.get(read.names, read.slots, record_bytes=1000, timeout_s=1.0))
+            found = ended.count(FOUND)
+            assert found + ended.count(UNAVAILABLE) + ended.count(RecordOutcome.LATE) == 40
+        assert np.array_equal(read.memory, written.memory)
+        assert "role:master" in ask(replica, "info", "replication")
+        assert put(tier, Records(100, 40, 1000, filled=True)).count(RecordOutcome.WRITTEN) == 40
+        tier.close()
+
+
+def test_slots_that_move_are_found_where_they_are(tmp_path: Path) -> None:
+    with serve_cluster(tmp_path) as servers:
+        tier = make_tier(terms_of(servers[1]))
+        records = Records(0, 12, 100, filled=True)
+        put(tier, records)
+        ask(servers[0], "flushall")
+        slots = {slot_of(PREFIX + name.key) for name in list_names(records.names)}
+        goal = ask(servers[1], "cluster", "myid")
+        for server in (servers[1], servers[0], servers[2]):
+            for slot in slots & set(range(SLOTS // 3)):
+                ask(server, "cluster", "setslot", str(slot), "node", goal)
+        assert put(tier, records).count(RecordOutcome.WRITTEN) == 12
+        assert get(tier, Records(0, 12, 100, filled=False)).count(FOUND) == 12
+        assert ask(servers[0], "dbsize") == "0"
+        assert tier.health()[0].counts.get("lost", 0) == 0
+        tier.close()
