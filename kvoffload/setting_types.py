@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictInt
 
+from kvoffload.s3_address import parse_s3_address, parse_s3_endpoint
 from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import parse_duration, parse_size
 from kvoffload.valkey_address import parse_valkey_address
@@ -56,6 +57,14 @@ def check_valkey_address(value: str) -> str:
     return str(parse_valkey_address(value)) if value else value
 
 
+def check_s3_address(value: str) -> str:
+    return str(parse_s3_address(value)) if value else value
+
+
+def check_s3_endpoint(value: str) -> str:
+    return parse_s3_endpoint(value) if value else value
+
+
 def check_tcp_address(value: str) -> str:
     return str(parse_tcp_address(value)) if value else value
 
@@ -78,4 +87,6 @@ Folders = Annotated[str, AfterValidator(check_folders)]
 TcpEndpoint = Annotated[str, AfterValidator(check_tcp_address)]
 FilePath = Annotated[str, AfterValidator(check_file_path)]
 ValkeyUrl = Annotated[str, AfterValidator(check_valkey_address)]
+S3Url = Annotated[str, AfterValidator(check_s3_address)]
+S3Endpoint = Annotated[str, AfterValidator(check_s3_endpoint)]
 Count = Annotated[StrictInt, BeforeValidator(read_count)]

@@ -7,11 +7,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
+from kvoffload.s3_address import ENDPOINT_FORM, S3_FORM
 from kvoffload.setting_types import (
     Count,
     Duration,
     FilePath,
     Folders,
+    S3Endpoint,
+    S3Url,
     Size,
     SizeOrAuto,
     SocketPath,
@@ -174,6 +177,40 @@ class Settings(BaseModel):
         description="How long a record stays there without being used. 0s: until the server evicts it.",
         ge=0.0,
         le=8760 * 3600.0,
+    )
+    s3: S3Url = _setting(
+        "",
+        room="tiers",
+        allowed=f"{S3_FORM}, or empty",
+        description="A bucket of an S3-compatible object store, below all other tiers, for blocks that other machines "
+        "use too. Empty: none.",
+    )
+    s3_endpoint: S3Endpoint = _setting(
+        "",
+        room="tiers",
+        allowed=f"{ENDPOINT_FORM}; or empty",
+        description="Where that store is. Empty: Amazon's, of the region.",
+    )
+    s3_region: str = _setting(
+        "",
+        room="tiers",
+        allowed="the name of a region, or empty",
+        description="Of the bucket. Empty: what the environment says, or us-east-1.",
+        max_length=64,
+        pattern="^[a-z0-9-]*$",
+    )
+    s3_credentials_file: FilePath = _setting(
+        "",
+        room="tiers",
+        allowed="the absolute path of a file that only this user can read, or empty",
+        description="Has aws_access_key_id and aws_secret_access_key in its section [default]. Empty: what the "
+        "environment or the machine's role has.",
+    )
+    s3_ca_file: FilePath = _setting(
+        "",
+        room="tiers",
+        allowed="an absolute path, or empty",
+        description="Whose certificates are trusted too with https://, beside the public ones.",
     )
     remote_write: Literal["write_through", "write_back", "second_use"] = _setting(
         "write_through",

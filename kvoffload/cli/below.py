@@ -10,8 +10,11 @@ from kvoffload.daemon.server_config import ServerConfig
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
+from kvoffload.s3_address import parse_s3_address
+from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.setting_types import split_folders
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB, format_size
 from kvoffload.valkey_address import parse_valkey_address
@@ -25,11 +28,12 @@ MIN_DISK_BYTES = GIB
 def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | None = None) -> dict[str, list[TierPlan]]:
     """By domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
     peers = None if fleet is None else fleet.tier
-    tiers = [plan for plan in (_plan_disk(settings, fleet), peers, _plan_valkey(settings)) if plan is not None]
+    plans = (_plan_disk(settings, fleet), peers, _plan_valkey(settings), _plan_s3(settings))
+    tiers = [plan for plan in plans if plan is not None]
     if not tiers:
         return {}
     if len(config.domains) > 1:
-        name = next(name for name in ("disk", "peer_listen", "valkey") if getattr(settings, name))
+        name = next(name for name in ("disk", "peer_listen", "valkey", "s3") if getattr(settings, name))
         raise ConfigError(
             f"setting {name!r} = {getattr(settings, name)!r} with {len(config.domains)} domains: blocks of one domain "
             "could come to another's memory",
@@ -73,3 +77,46 @@ def _plan_valkey(settings: Settings) -> TierPlan | None:
     )
     terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
     return TierPlan(place=valkey, terms=terms)
+
+
+def _plan_s3(settings: Settings) -> TierPlan | None:
+    if not settings.s3:
+        return None
+    s3 = S3Terms(
+        address=parse_s3_address(settings.s3),
+        endpoint=settings.s3_endpoint,
+        region=settings.s3_region,
+        keys=_read_s3_keys(settings.s3_credentials_file),
+        ca_certificates=_read_certificates(settings.s3_ca_file),
+        call_timeout_s=settings.remote_timeout,
+        connections=settings.remote_connections,
+    )
+    terms = TierTerms(name="s3", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    return TierPlan(place=s3, terms=terms)
+
+
+def _read_s3_keys(file: str) -> S3Keys | None:
+    if not file:
+        return None
+    try:
+        return parse_s3_keys(read_private_text(Path(file)))
+    except ValueError as fault:
+        raise ConfigError(
+            f"setting 's3_credentials_file' = {file!r}: {fault}",
+            remedy="give a file with a section [default], aws_access_key_id and aws_secret_access_key",
+        ) from None
+
+
+def _read_certificates(file: str) -> str:
+    if not file:
+        return ""
+    try:
+        text = Path(file).read_text("ascii", "replace")
+    except OSError as fault:
+        text = f"{fault.strerror}"
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        raise ConfigError(
+            f"setting 's3_ca_file' = {file!r} is no certificate that can be read",
+            remedy="give a file of certificates in PEM",
+        )
+    return text

@@ -12,6 +12,7 @@ from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.daemon.tier_terms import WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.disk import DiskTerms
+from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB
 
@@ -89,6 +90,12 @@ def test_valkey_lies_below_the_disk(tmp_path: Path) -> None:
         ("valkey", "valkey://me:open@far", "a password has a file of its own"),
         ("valkey_password_file", "secret", "no absolute path"),
         ("remote_connections", "0", "greater than or equal to 1"),
+        ("s3", "https://cache", "no scheme and bucket"),
+        ("s3", "s3://me:open@cache", "cannot be the name of a bucket"),
+        ("s3_endpoint", "store.example:9000", "no http:// or https:// and host"),
+        ("s3_endpoint", "https://me:open@far", "keys have a file of their own"),
+        ("s3_region", "eu west", "s3_region"),
+        ("s3_ca_file", "ca.pem", "no absolute path"),
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_set(name: str, value: str, fault: str) -> None:
@@ -110,3 +117,55 @@ def test_domains_do_not_share_a_store() -> None:
     config = read_server_config({"domains": domains}, origin="file x")
     with pytest.raises(ConfigError, match=r"setting 'valkey' = .* with 2 domains"):
         choose_tiers(load_settings(flags={"valkey": "valkey://far"}).settings, config)
+    with pytest.raises(ConfigError, match=r"setting 's3' = .* with 2 domains"):
+        choose_tiers(load_settings(flags={"s3": "s3://cache"}).settings, config)
+
+
+def private_file(file: Path, text: str) -> str:
+    file.write_text(text)
+    file.chmod(0o600)
+    return str(file)
+
+
+def test_s3_lies_below_valkey(tmp_path: Path) -> None:
+    keys = "[default]\naws_access_key_id = me\naws_secret_access_key = sesame\n"
+    s3 = {
+        "valkey": "valkey://near",
+        "s3": "s3://cache/kv/",
+        "s3_endpoint": "https://far:9000/",
+        "s3_region": "eu-west-1",
+        "s3_credentials_file": private_file(tmp_path / "keys", keys),
+        "s3_ca_file": private_file(tmp_path / "ca.pem", "-----BEGIN CERTIFICATE-----\n"),
+        "remote_timeout": "3s",
+        "remote_connections": "7",
+    }
+    *nearer, far = choose_tiers(disk_settings(**s3), ServerConfig())[""]
+    assert [plan.terms.name for plan in nearer] == ["disk", "valkey"]
+    assert isinstance(far.place, S3Terms)
+    assert far.terms.name == "s3"
+    assert far.place.describe() == "s3://cache/kv at https://far:9000"
+    assert far.place.keys is not None
+    assert (far.place.keys.key_id, far.place.keys.secret, far.place.region) == ("me", "sesame", "eu-west-1")
+    assert (far.place.call_timeout_s, far.place.connections) == (3.0, 7)
+    assert "sesame" not in repr(far)
+    [alone] = choose_tiers(load_settings(flags={"s3": "s3://cache"}).settings, ServerConfig())[""]
+    assert isinstance(alone.place, S3Terms)
+    assert (alone.place.describe(), alone.place.keys) == ("s3://cache", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("s3_credentials_file", "[default]\naws_access_key_id = me\n", "has no aws_secret_access_key"),
+        ("s3_credentials_file", "me:sesame", "no `name = value`"),
+        ("s3_ca_file", "sesame", "is no certificate that can be read"),
+    ],
+)
+def test_what_a_file_does_not_have_is_said(tmp_path: Path, name: str, text: str, fault: str) -> None:
+    settings = load_settings(flags={"s3": "s3://cache", name: private_file(tmp_path / "file", text)}).settings
+    with pytest.raises(ConfigError, match=fault) as refused:
+        choose_tiers(settings, ServerConfig())
+    assert "sesame" not in str(refused.value)
+    (tmp_path / "file").unlink()
+    with pytest.raises(ConfigError):
+        choose_tiers(settings, ServerConfig())

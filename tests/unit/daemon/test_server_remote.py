@@ -1,19 +1,19 @@
-"""Servers over a store that they share, a real one: what one of them was given, the other one has."""
+"""Servers over a store that they share, a real one of each kind: what one of them was given, the other one has."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytest.importorskip("obstore", reason="obstore is not installed")
+
 from kvoffload.cache import AcquireOutcome
 from kvoffload.client import AsyncClient, Client
-from kvoffload.daemon.tier_terms import TierPlan, TierTerms
-from kvoffload.tiers.valkey import ValkeyTerms
-from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.cache.offload_contract import (
     CHAIN,
     TOKENS,
@@ -23,6 +23,7 @@ from tests.unit.cache.offload_contract import (
     save,
 )
 from tests.unit.client.conftest import make_terms
+from tests.unit.daemon.shared_stores import SHARED, SharedStore
 from tests.unit.daemon.test_server_tiers import (
     FAR,
     NAME,
@@ -34,27 +35,21 @@ from tests.unit.daemon.test_server_tiers import (
     disk_below,
     serving,
 )
-from tests.unit.tiers.valkey_server import Server, ask, serve
 
 BLOCKS = 16 + 8 + 4
 RECORDS = BLOCKS + 16
 """Blocks of attention have two shards."""
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("store"), "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as server:
-        yield server
+@pytest.fixture(scope="module", params=SHARED)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedStore]:
+    with SHARED[request.param](tmp_path_factory.mktemp("store")) as store:
+        yield store
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_there_at_first(store: Server) -> None:
-    ask(store, "flushall")
-
-
-def valkey_below(store: Server, **terms: Any) -> TierPlan:
-    place = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=store.port), call_timeout_s=2.0, connections=2)
-    return TierPlan(place=place, terms=TierTerms(name="valkey", **terms))
+def _nothing_is_there_at_first(store: SharedStore) -> None:
+    store.flush()
 
 
 def make_client(socket: Path) -> AsyncClient:
@@ -73,51 +68,50 @@ async def load(client: AsyncClient) -> int:
     return found.boundary
 
 
-async def test_what_one_machine_has_computed_another_one_has(tmp_path: Path, store: Server) -> None:
+async def test_what_one_machine_has_computed_another_one_has(tmp_path: Path, store: SharedStore) -> None:
     with (
-        serving(tmp_path / "one", tiers={"": [valkey_below(store)]}) as one,
-        serving(tmp_path / "two", tiers={"": [valkey_below(store)]}) as two,
+        serving(tmp_path / "one", tiers={"": [store.below()]}) as one,
+        serving(tmp_path / "two", tiers={"": [store.below()]}) as two,
     ):
         async with make_client(tmp_path / "one") as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
             await_that(lambda: counts_of(one)["written"] == BLOCKS)
-        assert int(ask(store, "dbsize")) == RECORDS
+        assert store.count() == RECORDS
         async with make_client(tmp_path / "two") as client:
             assert await client.wait_until_served(WAIT_S)
             assert (await client.acquire(CHAIN)).outcome is AcquireOutcome.MISS
             assert await load(client) == TOKENS
             stats = await client.stats()
-        assert stats.traffic["valkey"]["promoted"] == 16 + 2 + 1
-        assert [(place.tier, place.state) for place in stats.places] == [("valkey", "ready")]
+        assert stats.traffic[store.kind]["promoted"] == 16 + 2 + 1
+        assert [(place.tier, place.state) for place in stats.places] == [(store.kind, "ready")]
         assert counts_of(two)["written"] == 0, "what comes from there is not written there again"
 
 
-async def test_a_near_disk_takes_what_came_from_afar(tmp_path: Path, store: Server) -> None:
+async def test_a_near_disk_takes_what_came_from_afar(tmp_path: Path, store: SharedStore) -> None:
     folder = tmp_path / "disk"
     folder.mkdir(mode=0o700)
-    with serving(tmp_path / "one", tiers={"": [valkey_below(store)]}) as one:
+    with serving(tmp_path / "one", tiers={"": [store.below()]}) as one:
         async with make_client(tmp_path / "one") as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
             await_that(lambda: counts_of(one)["written"] == BLOCKS)
-    with serving(tmp_path / "two", tiers={"": [disk_below(folder), valkey_below(store)]}) as two:
+    with serving(tmp_path / "two", tiers={"": [disk_below(folder), store.below()]}) as two:
         async with make_client(tmp_path / "two") as client:
             assert await client.wait_until_served(WAIT_S)
             assert await load(client) == TOKENS
             await_that(lambda: counts_of(two)["written"] == 16 + 2 + 1)
-    ask(store, "flushall")
-    with serving(tmp_path / "two", tiers={"": [disk_below(folder), valkey_below(store)]}):
+    store.flush()
+    with serving(tmp_path / "two", tiers={"": [disk_below(folder), store.below()]}):
         async with make_client(tmp_path / "two") as client:
             assert await client.wait_until_served(WAIT_S)
             assert await load(client) == TOKENS
 
 
 async def test_a_store_that_is_not_there_is_memory_alone_and_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, store: SharedStore
 ) -> None:
-    nowhere = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=1))
-    plan = TierPlan(place=nowhere, terms=TierTerms(name="valkey"))
+    plan = replace(store.below(), place=store.nowhere)
     with serving(tmp_path / "s", tiers={"": [plan]}) as server:
         async with make_client(tmp_path / "s") as client:
             assert await client.wait_until_served(WAIT_S)
@@ -125,16 +119,16 @@ async def test_a_store_that_is_not_there_is_memory_alone_and_one_line(
             assert await load(client) == TOKENS
             assert (await client.acquire(bytes(32 * 8), far=FAR)).outcome is AcquireOutcome.MISS
         await_that(lambda: counts_of(server)["failed"] > 0)
-        await_that(lambda: any("valkey tier" in record.message for record in caplog.records))
-    said = [record for record in caplog.records if "valkey tier" in record.message]
+        await_that(lambda: any(f"{store.kind} tier" in record.message for record in caplog.records))
+    said = [record for record in caplog.records if f"{store.kind} tier" in record.message]
     assert [record.levelno for record in said] == [logging.WARNING]
-    assert "valkey://127.0.0.1:1/0 is absent: " in said[0].message
+    assert f"{store.nowhere.describe()} is absent: " in said[0].message
 
 
-async def test_what_is_invalidated_is_gone_for_all(tmp_path: Path, store: Server) -> None:
+async def test_what_is_invalidated_is_gone_for_all(tmp_path: Path, store: SharedStore) -> None:
     with (
-        serving(tmp_path / "one", tiers={"": [valkey_below(store)]}) as one,
-        serving(tmp_path / "two", tiers={"": [valkey_below(store)]}),
+        serving(tmp_path / "one", tiers={"": [store.below()]}) as one,
+        serving(tmp_path / "two", tiers={"": [store.below()]}),
     ):
         async with make_client(tmp_path / "one") as client:
             assert await client.wait_until_served(WAIT_S)
@@ -142,19 +136,19 @@ async def test_what_is_invalidated_is_gone_for_all(tmp_path: Path, store: Server
             await_that(lambda: counts_of(one)["written"] == BLOCKS)
             client.invalidate(0, CHAIN[:32])
             await client.stats()
-            await_that(lambda: int(ask(store, "dbsize")) == RECORDS - 2)
+            await_that(lambda: store.count() == RECORDS - 2)
         async with make_client(tmp_path / "two") as client:
             assert await client.wait_until_served(WAIT_S)
             assert await load(client) == 0
 
 
-class TestClientOverValkey(OffloadCacheContract):
+class TestClientOverAStore(OffloadCacheContract):
     """With a store below, nothing is another for an engine."""
 
     @pytest.fixture
-    def cache(self, tmp_path: Path, store: Server) -> Iterator[Any]:
+    def cache(self, tmp_path: Path, store: SharedStore) -> Iterator[Any]:
         with (
-            serving(tmp_path / "s", tiers={"": [valkey_below(store)]}, domains=PAYING) as server,
+            serving(tmp_path / "s", tiers={"": [store.below()]}, domains=PAYING) as server,
             Client(make_terms(tmp_path / "s")) as client,
         ):
             assert client.wait_until_served(WAIT_S)

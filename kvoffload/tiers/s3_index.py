@@ -1,0 +1,256 @@
+"""Where small records lie in packs: the sections of index objects, and what of them a server remembers.
+
+An index object has one writer, one connection of one server, which makes it longer by whole sections and never changes
+what it has said. So whoever knows how far it has read an object reads what came behind.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum
+from threading import Lock
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import native
+from kvoffload.types import HASH_BYTES
+from kvoffload.units import MIB
+
+MAGIC: Final = b"KVOI"
+VERSION: Final = 1
+PACK_NAME_BYTES: Final = 16
+INDEX_LIMIT: Final = 1 << 22
+"""Records, of all spaces together: 20 bytes of memory each."""
+READ_BYTES: Final = 8 * MIB
+"""Of index objects, for one question; the next question reads on."""
+
+_HEAD = struct.Struct("<4sHHI4x16s")
+_CHECKSUM = struct.Struct("<Q")
+_ENTRY = np.dtype([("hash", "u1", (HASH_BYTES,)), ("offset", "<u4"), ("bytes", "<u4")])
+_KNOWN = np.dtype([("key", "<u8"), ("pack", "<u4"), ("offset", "<u4"), ("bytes", "<u4")])
+
+_Known = npt.NDArray[np.void]
+
+
+class SectionKind(IntEnum):
+    PACKED = 0
+    """These records lie there."""
+    REMOVED = 1
+    """They don't any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRecord:
+    """A record, and where in its pack it is."""
+
+    block_hash: bytes
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What an index object says of one pack."""
+
+    kind: SectionKind
+    pack: bytes
+    records: Sequence[PackedRecord]
+
+    def write(self) -> bytes:
+        entries = np.zeros(len(self.records), _ENTRY)
+        for at, record in enumerate(self.records):
+            entries[at] = np.frombuffer(record.block_hash, np.uint8), record.offset, record.size_bytes
+        data = _HEAD.pack(MAGIC, VERSION, self.kind, len(self.records), self.pack) + entries.tobytes()
+        return data + _CHECKSUM.pack(native.digest_run(data))
+
+
+def read_sections(data: bytes | memoryview) -> list[Section]:
+    """Up to the first that is not as it should be."""
+    sections: list[Section] = []
+    at = 0
+    while at + _HEAD.size <= len(data):
+        magic, version, kind, count, pack = _HEAD.unpack_from(data, at)
+        end = at + _HEAD.size + count * _ENTRY.itemsize
+        if (magic, version) != (MAGIC, VERSION) or kind not in tuple(SectionKind) or end + _CHECKSUM.size > len(data):
+            break
+        if _CHECKSUM.unpack_from(data, end) != (native.digest_run(bytes(data[at:end])),):
+            break
+        entries = np.frombuffer(data[at + _HEAD.size : end], _ENTRY)
+        records = [
+            PackedRecord(block_hash=row["hash"].tobytes(), offset=int(row["offset"]), size_bytes=int(row["bytes"]))
+            for row in entries
+        ]
+        sections.append(Section(kind=SectionKind(kind), pack=pack, records=records))
+        at = end + _CHECKSUM.size
+    return sections
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedIndex:
+    """An index object, as a listing tells of it."""
+
+    path: str
+    size_bytes: int
+    changed: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexPart:
+    """What of an index object is still to be read."""
+
+    path: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlace:
+    """Where a record may lie: what is there says itself whether it is that one."""
+
+    pack: bytes
+    offset: int
+    size_bytes: int
+
+
+@dataclass(eq=False)
+class _Space:
+    """What is known of one identity, group and shard."""
+
+    read: dict[str, int] = field(default_factory=dict)
+    """Index objects, and up to where each was read."""
+    packs: list[bytes | None] = field(default_factory=list)
+    """By number; None for those that are gone."""
+    numbers: dict[bytes, int] = field(default_factory=dict)
+    runs: list[_Known] = field(default_factory=list)
+    """Sorted; each has more than twice the records of the next, so that there are few."""
+    removed: set[tuple[bytes, int]] = field(default_factory=set)
+    """Packs and offsets."""
+    has_whole: bool = False
+    """Some records are objects of their own."""
+
+    @property
+    def records(self) -> int:
+        return sum(map(len, self.runs)) + len(self.removed)
+
+    def number(self, pack: bytes) -> int:
+        if pack not in self.numbers:
+            self.numbers[pack] = len(self.packs)
+            self.packs.append(pack)
+        return self.numbers[pack]
+
+    def add(self, run: _Known) -> None:
+        """Sorts it in; what is gone is left out on the way."""
+        while self.runs and len(self.runs[-1]) <= 2 * len(run):
+            run = np.concatenate([self.runs.pop(), run])
+        is_here = np.array([pack is not None for pack in self.packs], np.bool_)
+        run = run[is_here[run["pack"]]]
+        self.runs.append(run[np.argsort(run["key"], kind="stable")])
+
+
+class PackIndex:
+    """Of all connections of one server. Safe to call from any thread; nothing here waits."""
+
+    def __init__(self, limit: int = INDEX_LIMIT) -> None:
+        self._limit = limit
+        self._lock = Lock()
+        self._spaces: OrderedDict[str, _Space] = OrderedDict()
+        """The one that was used last is last."""
+
+    def find(self, space: str, hashes: Sequence[bytes]) -> list[list[PackPlace]]:
+        """Of each record the places that are known, the newest first."""
+        found: list[list[PackPlace]] = [[] for _ in hashes]
+        with self._lock:
+            here = self._use(space)
+            keys = _keys_of(b"".join(hashes))
+            for run in reversed(here.runs):
+                first, last = (np.searchsorted(run["key"], keys, side) for side in ("left", "right"))
+                for at in np.flatnonzero(first < last):
+                    for row in run[first[at] : last[at]][::-1]:
+                        pack = here.packs[row["pack"]]
+                        if pack is not None and (pack, int(row["offset"])) not in here.removed:
+                            found[at].append(PackPlace(pack, int(row["offset"]), int(row["bytes"])))
+        return found
+
+    def plan(self, space: str, listed: Iterable[ListedIndex]) -> list[IndexPart]:
+        """What is to be read, the newest first. A list that is older than what is known changes nothing."""
+        parts = []
+        with self._lock:
+            here = self._use(space)
+            room = self._limit - here.records if here.read else self._limit // 2
+            left = READ_BYTES
+            for one in sorted(listed, key=lambda one: one.changed, reverse=True):
+                start = here.read.get(one.path, 0)
+                if start >= one.size_bytes or left <= 0:
+                    continue
+                if not start and room <= 0:
+                    # Older than what there is room for.
+                    here.read[one.path] = one.size_bytes
+                    continue
+                parts.append(IndexPart(path=one.path, start=start, end=one.size_bytes))
+                left -= one.size_bytes - start
+                room -= (one.size_bytes - start) // _ENTRY.itemsize
+        return parts
+
+    def learn(self, space: str, part: IndexPart, data: bytes | memoryview) -> None:
+        """What was read of that part."""
+        sections = read_sections(data)
+        with self._lock:
+            here = self._use(space)
+            if here.read.get(part.path, 0) != part.start:
+                return
+            here.read[part.path] = part.end
+            for section in sections:
+                if section.kind is SectionKind.REMOVED:
+                    here.removed |= {(section.pack, record.offset) for record in section.records}
+            packed = [section for section in sections if section.kind is SectionKind.PACKED]
+            rows = [(here.number(section.pack), record) for section in packed for record in section.records]
+            run = np.zeros(len(rows), _KNOWN)
+            run["key"] = _keys_of(b"".join(record.block_hash for _, record in rows))
+            run["pack"] = [pack for pack, _ in rows]
+            run["offset"] = [record.offset for _, record in rows]
+            run["bytes"] = [record.size_bytes for _, record in rows]
+            here.add(run)
+            self._keep_to_limit()
+
+    def forget_pack(self, space: str, pack: bytes) -> None:
+        """It is gone."""
+        with self._lock:
+            here = self._use(space)
+            if pack in here.numbers:
+                here.packs[here.numbers.pop(pack)] = None
+
+    def forget_record(self, space: str, place: PackPlace) -> None:
+        """It is not in its place any more."""
+        with self._lock:
+            self._use(space).removed.add((place.pack, place.offset))
+            self._keep_to_limit()
+
+    def has_whole(self, space: str) -> bool:
+        """Whether some of its records are objects of their own, as far as is known."""
+        with self._lock:
+            return self._use(space).has_whole
+
+    def note_whole(self, space: str, has_whole: bool) -> None:
+        with self._lock:
+            self._use(space).has_whole = has_whole
+
+    def _use(self, space: str) -> _Space:
+        here = self._spaces.setdefault(space, _Space())
+        self._spaces.move_to_end(space)
+        return here
+
+    def _keep_to_limit(self) -> None:
+        """What was not used for longest goes. A space that is too large alone begins anew, with its newest half."""
+        while sum(space.records for space in self._spaces.values()) > self._limit:
+            self._spaces.popitem(last=False)
+
+
+def _keys_of(hashes: bytes) -> npt.NDArray[np.uint64]:
+    """Eight bytes of each: enough to find it, and the record itself says the rest."""
+    return np.frombuffer(hashes, "<u8").reshape(-1, HASH_BYTES // 8)[:, 0]
