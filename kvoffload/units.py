@@ -48,7 +48,9 @@ def parse_duration(text: str | float) -> float:
     number, unit = _split(text, "duration")
     if unit not in DURATION_UNITS:
         raise ValueError(f"unit {unit!r} is not one of {', '.join(DURATION_UNITS)}" if unit else "the unit is missing")
-    return float(number) * DURATION_UNITS[unit]
+    factor = DURATION_UNITS[unit]
+    # Divided, as 100 times a millionth is a little less than 100 millionths, and would be below a bound of that.
+    return float(number) * factor if factor >= 1 else float(number) / round(1 / factor)
 
 
 def format_size(size_bytes: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from kvoffload.config import Settings, Source, describe_settings, format_value, load_settings
 from kvoffload.errors import ConfigError
@@ -35,33 +34,14 @@ def test_a_flag_has_only_text_to_offer() -> None:
     assert (settings.self_test, settings.copy_threads, settings.acquire_deadline) == (False, 4, 0.02)
 
 
-def test_settings_are_frozen() -> None:
-    with pytest.raises(ValidationError):
-        load_settings().settings.verify = "always"  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
         ("memory", "12 parsecs", "unit 'parsecs'"),
-        ("memory", "-1GiB", "not a size"),
-        ("memory", -1, "negative"),
-        ("memory", "1KiB", "too small"),
-        ("memory", None, "not a size"),
         ("segment_size", "1B", "greater than or equal to 67108864"),
         ("acquire_deadline", 5, "the unit is missing"),
-        ("acquire_deadline", "2h", "less than or equal to 60"),
-        ("step_budget", "soon", "not a duration"),
-        ("copy_threads", -3, "greater than or equal to 0"),
-        ("copy_threads", "many", "valid integer"),
-        ("copy_threads", True, "valid integer"),
         ("verify", "never", "'tiers' or 'always'"),
-        ("self_test", "perhaps", "valid boolean"),
         ("server", "/" + "ü" * 60, "longer than the kernel takes"),
-        ("hash_seed", 5, "valid string"),
-        ("linger", "25h", "less than or equal to 86400"),
-        ("socket_mode", "0777", "'0600', '0660' or '0666'"),
-        ("socket_mode", 0o660, "'0600', '0660' or '0666'"),
     ],
 )
 def test_a_wrong_value_gives_one_line_that_says_it_all(name: str, value: object, said: str) -> None:

@@ -61,6 +61,11 @@ def test_other_durations_are_refused(text: str | float, reason: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("100us", 0.0001), ("10ms", 0.01), ("3ms", 0.003), ("0.1ms", 0.0001)])
+def test_a_bound_is_what_it_is_written_as(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
 @given(st.integers(0, 1 << 60))
 def test_a_size_survives_the_round_trip(size_bytes: int) -> None:
     assert parse_size(format_size(size_bytes)) == size_bytes

@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 
 from kvoffload.tiers.base import RecordOutcome, TierState
-from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
-from kvoffload.tiers.valkey_slots import SLOTS, slot_of
+from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, finish, get, put
 from tests.unit.tiers.valkey_server import (
     Server,
     ask,
     await_state,
-    await_told,
     make_certificate,
     make_tier,
     serve,
@@ -179,45 +176,3 @@ def test_a_certificate_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
         plain_text = make_tier(terms_of(server, call_timeout_s=0.3))
         assert plain_text.health()[0].state is TierState.ABSENT
         plain_text.close()
-
-
-@pytest.mark.parametrize("named", [0, 1])
-def test_a_replica_takes_over(tmp_path: Path, named: int) -> None:
-    """Also where the node that is gone is the one that users name."""
-    with serve_cluster(tmp_path, replicas=1) as servers:
-        primary, replica = servers[0], servers[3]
-        tier = make_tier(terms_of(servers[named], call_timeout_s=0.5))
-        written = Records(0, 40, 1000, filled=True)
-        assert put(tier, written).count(RecordOutcome.WRITTEN) == 40
-        held = ask(primary, "dbsize")
-        assert int(held) > 5
-        await_told(replica, held, "dbsize")
-        primary.kill()
-        read, found = Records(0, 40, 1000, filled=False), 0
-        while found < 40:
-            await_state(tier, TierState.READY)
-            ended = finish(tier, tier.get(read.names, read.slots, record_bytes=1000, timeout_s=1.0))
-            found = ended.count(FOUND)
-            assert found + ended.count(UNAVAILABLE) + ended.count(RecordOutcome.LATE) == 40
-        assert np.array_equal(read.memory, written.memory)
-        assert "role:master" in ask(replica, "info", "replication")
-        assert put(tier, Records(100, 40, 1000, filled=True)).count(RecordOutcome.WRITTEN) == 40
-        tier.close()
-
-
-def test_slots_that_move_are_found_where_they_are(tmp_path: Path) -> None:
-    with serve_cluster(tmp_path) as servers:
-        tier = make_tier(terms_of(servers[1]))
-        records = Records(0, 12, 100, filled=True)
-        put(tier, records)
-        ask(servers[0], "flushall")
-        slots = {slot_of(PREFIX + name.key) for name in list_names(records.names)}
-        goal = ask(servers[1], "cluster", "myid")
-        for server in (servers[1], servers[0], servers[2]):
-            for slot in slots & set(range(SLOTS // 3)):
-                ask(server, "cluster", "setslot", str(slot), "node", goal)
-        assert put(tier, records).count(RecordOutcome.WRITTEN) == 12
-        assert get(tier, Records(0, 12, 100, filled=False)).count(FOUND) == 12
-        assert ask(servers[0], "dbsize") == "0"
-        assert tier.health()[0].counts.get("lost", 0) == 0
-        tier.close()
