@@ -3,7 +3,9 @@ to the engine's own hit."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +30,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.skipif(bool(MISSING), reason=MISSING
 
 WAIT_S = 60.0
 LENGTH = 1400
-VALKEY_PORT = 6379
+VALKEY_PORT, S3_PORT = 6379, 9000
 Servers = tuple[SharedServer, SharedServer]
 SETTINGS = {"promote_deadline": "30s", "remote_timeout": "10s"}
 
@@ -63,12 +65,39 @@ def over_valkey(folder: Path, network: Network) -> Iterator[Servers]:
 @contextmanager
 def run_beside(command: list[str], variables: Mapping[str, str]) -> Iterator[None]:
     """Whoever needs it finds it when it is there."""
-    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
+
+
+_BUCKET = """
+import logging, sys
+from http.client import HTTPConnection
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+address, port = sys.argv[1], int(sys.argv[2])
+ThreadedMotoServer(ip_address=address, port=port, verbose=False).start()
+asking = HTTPConnection(address, port)
+asking.request("PUT", "/bucket")
+assert asking.getresponse().status == 200
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def over_s3(folder: Path, network: Network) -> Iterator[Servers]:
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    address = network.one.address
+    keys = folder / "credentials"
+    keys.write_text("[default]\naws_access_key_id = cache\naws_secret_access_key = of-a-test\n")
+    keys.chmod(0o600)
+    bucket = {"s3": "s3://bucket/blocks", "s3_endpoint": f"http://{address}:{S3_PORT}", "s3_region": "us-east-1"}
+    command = [*network.one.enter, sys.executable, "-c", _BUCKET, address, str(S3_PORT)]
+    with run_beside(command, os.environ), beside(folder, network, s3_credentials_file=str(keys), **bucket) as servers:
+        yield servers
 
 
 @contextmanager
@@ -78,7 +107,7 @@ def over_peers(folder: Path, network: Network) -> Iterator[Servers]:
 
 
 Kind = Callable[[Path, Network], AbstractContextManager[Servers]]
-KINDS: dict[str, Kind] = {"valkey": over_valkey, "peer": over_peers}
+KINDS: dict[str, Kind] = {"valkey": over_valkey, "s3": over_s3, "peer": over_peers}
 
 
 def await_settled(engine: Engine, kind: str) -> CacheStats:
@@ -102,7 +131,7 @@ def await_ready(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "model"),
-    [("valkey", DENSE), ("peer", DENSE), ("peer", SLIDING), ("peer", GDN)],
+    [("valkey", DENSE), ("s3", SLIDING), ("peer", DENSE), ("peer", SLIDING), ("peer", GDN)],
     ids=lambda one: one if isinstance(one, str) else one.name,
 )
 def test_the_first_request_on_another_machine_hits(
