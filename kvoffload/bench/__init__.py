@@ -11,6 +11,7 @@ from kvoffload.bench.disk import DiskBenchmark
 from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
 from kvoffload.bench.rpc import RpcBenchmark
+from kvoffload.bench.s3 import S3Benchmark
 from kvoffload.bench.shm import ShmBenchmark
 from kvoffload.bench.valkey import ValkeyBenchmark
 
@@ -23,6 +24,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     IndexBenchmark(),
     PageMapBenchmark(),
     RpcBenchmark(),
+    S3Benchmark(),
     ShmBenchmark(),
     ValkeyBenchmark(),
 )
