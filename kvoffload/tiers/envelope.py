@@ -79,23 +79,15 @@ def list_names(names: RecordNames) -> Iterator[RecordName]:
 
 def read_head(value: bytes | memoryview) -> RecordHead | Verdict:
     """Of a value, or of its first HEAD_BYTES."""
-    if len(value) < HEAD_BYTES or bytes(value[:4]) != MAGIC:
-        return Verdict.DAMAGED
-    fields = bytes(value[: _FIELDS.size])
-    _, version, _, group, shard, record_bytes, digest, fingerprint, block_hash, parent = _FIELDS.unpack(fields)
-    if _CHECKSUM.unpack(value[_FIELDS.size : HEAD_BYTES]) != (native.digest_run(fields),):
-        return Verdict.DAMAGED
-    if version != VERSION:
-        return Verdict.OTHER
-    return RecordHead(RecordName(fingerprint, group, shard, block_hash), record_bytes, digest, parent)
+    return _read_head(value, None)
 
 
 def open_value(value: memoryview, name: RecordName, record_bytes: int) -> RecordHead | Verdict:
     """The head, if what follows it is this record and has its digest."""
-    head = read_head(value)
+    head = _read_head(value, name)
     if isinstance(head, Verdict):
         return head
-    if head.name != name:
+    if head.name is not name:
         return Verdict.DAMAGED
     if head.record_bytes != record_bytes:
         return Verdict.OTHER
@@ -105,3 +97,21 @@ def open_value(value: memoryview, name: RecordName, record_bytes: int) -> Record
     ):
         return Verdict.DAMAGED
     return head
+
+
+def _read_head(value: bytes | memoryview, expected: RecordName | None) -> RecordHead | Verdict:
+    """With that name itself where it is that one: to make one costs more than to compare."""
+    if len(value) < HEAD_BYTES or value[:4] != MAGIC:
+        return Verdict.DAMAGED
+    fields = bytes(value[: _FIELDS.size])
+    _, version, _, group, shard, record_bytes, digest, fingerprint, block_hash, parent = _FIELDS.unpack(fields)
+    if _CHECKSUM.unpack_from(value, _FIELDS.size) != (native.digest_run(fields),):
+        return Verdict.DAMAGED
+    if version != VERSION:
+        return Verdict.OTHER
+    if expected is not None and (
+        (block_hash, group, shard, fingerprint)
+        == (expected.block_hash, expected.group, expected.shard, expected.fingerprint)
+    ):
+        return RecordHead(expected, record_bytes, digest, parent)
+    return RecordHead(RecordName(fingerprint, group, shard, block_hash), record_bytes, digest, parent)
