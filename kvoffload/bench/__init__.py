@@ -12,6 +12,7 @@ from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
 from kvoffload.bench.peer import PeerBenchmark
 from kvoffload.bench.rpc import RpcBenchmark
+from kvoffload.bench.s3 import S3Benchmark
 from kvoffload.bench.shm import ShmBenchmark
 from kvoffload.bench.valkey import ValkeyBenchmark
 
@@ -25,6 +26,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     PageMapBenchmark(),
     PeerBenchmark(),
     RpcBenchmark(),
+    S3Benchmark(),
     ShmBenchmark(),
     ValkeyBenchmark(),
 )

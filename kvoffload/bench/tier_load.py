@@ -28,6 +28,7 @@ class Records:
     count: int
     memory: npt.NDArray[np.uint8]
     round: int = 0
+    batch_records: int = BATCH_RECORDS
 
     @property
     def fingerprint(self) -> bytes:
@@ -61,7 +62,7 @@ def put_all(tier: Tier, records: Records) -> float:
     digests = records.digests()
     begun = time.perf_counter()
     order = np.arange(records.count)
-    parts = [order[at : at + BATCH_RECORDS] for at in range(0, records.count, BATCH_RECORDS)]
+    parts = [order[at : at + records.batch_records] for at in range(0, records.count, records.batch_records)]
 
     def submit(part: npt.NDArray[np.intp]) -> Ticket | None:
         return tier.put(
@@ -79,7 +80,7 @@ def put_all(tier: Tier, records: Records) -> float:
 
 def get_all(tier: Tier, records: Records, order: npt.NDArray[np.intp]) -> float:
     """Seconds until these records were read to where they were put from."""
-    parts = [order[at : at + BATCH_RECORDS] for at in range(0, len(order), BATCH_RECORDS)]
+    parts = [order[at : at + records.batch_records] for at in range(0, len(order), records.batch_records)]
     begun = time.perf_counter()
 
     def submit(part: npt.NDArray[np.intp]) -> Ticket | None:

@@ -15,14 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
-from kvoffload.bench.measure import measure_timed_pair
-from kvoffload.bench.tier_load import TIMEOUT_S, Records, get_all, put_all
+from kvoffload.bench.far_store import FarStore, Load
+from kvoffload.bench.tier_load import TIMEOUT_S
 from kvoffload.errors import BenchmarkError
-from kvoffload.tiers.base import TierState
-from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import MIB
 from kvoffload.valkey_address import ValkeyAddress
@@ -34,7 +30,10 @@ SERVER_BYTES = 32 * MIB
 LIMIT_CLIENTS = (1, 2, 4)
 """Connections of the server's own benchmark: the best of them is the limit."""
 START_S = 10.0
-SIZES = ((MIB, Goal(Measure.RATIO, Bound.AT_LEAST, 0.7)), (64 << 10, None))
+LOADS = (
+    Load(record_bytes=MIB, value_bytes=MIB, goal=Goal(Measure.RATIO, Bound.AT_LEAST, 0.7)),
+    Load(record_bytes=64 << 10, value_bytes=64 << 10, goal=None),
+)
 _VERBS = {"put": "set", "get": "get"}
 
 
@@ -44,11 +43,11 @@ class OwnServer:
 
     port: int
 
-    def time_limit(self, verb: str, size_bytes: int, clients: int) -> float:
+    def time_limit(self, verb: str, value_bytes: int, clients: int) -> float:
         """Seconds in which its own benchmark moves DATA_BYTES."""
-        calls = DATA_BYTES // size_bytes
-        command = [*_call("redis-benchmark"), "-p", str(self.port), "-d", str(size_bytes), "-n", str(calls)]
-        command += ["-c", str(clients), "-t", verb, "--csv"]
+        calls = DATA_BYTES // value_bytes
+        command = [*_call("redis-benchmark"), "-p", str(self.port), "-d", str(value_bytes), "-n", str(calls)]
+        command += ["-c", str(clients), "-t", _VERBS[verb], "--csv"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         rows = list(csv.DictReader(done.stdout.splitlines()))
         if done.returncode or not rows:
@@ -71,45 +70,12 @@ class ValkeyBenchmark:
         with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder, serve(Path(folder)) as server:
             address = ValkeyAddress(host="127.0.0.1", port=server.port)
             tier = ValkeyTerms(address=address, call_timeout_s=TIMEOUT_S).open_tier()
-            try:
-                tier.wait_open(TIMEOUT_S)
-                if tier.health()[0].state is not TierState.READY:
-                    raise BenchmarkError(f"there is no tier: {tier.health()[0].reason}")
-                memory = np.random.default_rng(3).integers(0, 256, DATA_BYTES, np.uint8)
-                for size_bytes, goal in SIZES:
-                    records = Records(size_bytes, DATA_BYTES // size_bytes, memory)
-                    for verb in _VERBS:
-                        progress(f"{verb} of {size_bytes >> 10} KiB")
-                        yield self._row(server, tier, records, verb, goal)
-            finally:
-                tier.close()
-
-    def _row(self, server: OwnServer, tier: RemoteTier, records: Records, verb: str, goal: Goal | None) -> Result:
-        own = _VERBS[verb]
-        server.flush()
-        # What is put goes to a server that is full and evicts, as it is in use: a new one takes its memory from the
-        # kernel first, which its own benchmark never does, as it writes one value again and again.
-        for _ in range(1 if verb == "get" else SERVER_ROUNDS + 1):
-            put_all(tier, records)
-        server.time_limit("set", records.record_bytes, 1)  # which leaves what is got
-        best = min(LIMIT_CLIENTS, key=lambda clients: server.time_limit(own, records.record_bytes, clients))
-        order = np.arange(records.count)
-
-        def move() -> float:
-            if verb == "get":
-                return get_all(tier, records, order)
-            return put_all(tier, records)
-
-        pair = measure_timed_pair(move, lambda: server.time_limit(own, records.record_bytes, best))
-        return Result(
-            name=self.name,
-            value=DATA_BYTES / pair.value_s,
-            unit="B/s",
-            limit=DATA_BYTES / pair.limit_s,
-            spread=pair.spread,
-            goal=goal,
-            params={"what": verb, "record_bytes": records.record_bytes, "limit_clients": best},
-        )
+            # What is put goes to a server that is full and evicts, as it is in use: a new one takes its memory from the
+            # kernel first, which its own benchmark never does, as it writes one value again and again.
+            store = FarStore(
+                name=self.name, data_bytes=DATA_BYTES, clients=LIMIT_CLIENTS, rounds_before_puts=SERVER_ROUNDS + 1
+            )
+            yield from store.measure(tier, server, LOADS, progress)
 
 
 @contextlib.contextmanager

@@ -84,15 +84,7 @@ def list_names(names: RecordNames) -> Iterator[RecordName]:
 
 def read_head(value: bytes | memoryview) -> RecordHead | Verdict:
     """Of a value, or of its first HEAD_BYTES."""
-    if len(value) < HEAD_BYTES or bytes(value[:4]) != MAGIC:
-        return Verdict.DAMAGED
-    fields = bytes(value[: _FIELDS.size])
-    _, version, _, group, shard, record_bytes, digest, fingerprint, block_hash, parent = _FIELDS.unpack(fields)
-    if _CHECKSUM.unpack(value[_FIELDS.size : HEAD_BYTES]) != (native.digest_run(fields),):
-        return Verdict.DAMAGED
-    if version != VERSION:
-        return Verdict.OTHER
-    return RecordHead(RecordName(fingerprint, group, shard, block_hash), record_bytes, digest, parent)
+    return _read_head(value, None)
 
 
 def digest_of(data: memoryview, name: RecordName) -> int:
@@ -104,17 +96,38 @@ def digest_of(data: memoryview, name: RecordName) -> int:
 
 def open_value(value: memoryview, name: RecordName, record_bytes: int) -> RecordHead | Verdict:
     """The head, if what follows it is this record and has its digest."""
-    head = read_head(value)
-    if isinstance(head, RecordHead) and head.name == name and head.record_bytes != record_bytes:
+    head = _read_head(value, name)
+    if isinstance(head, RecordHead) and head.name is name and head.record_bytes != record_bytes:
         return Verdict.OTHER
-    return check_record(value, value[HEAD_BYTES:], name)
+    return _check(head, value[HEAD_BYTES:], name)
 
 
 def check_record(head_bytes: bytes | memoryview, data: memoryview, name: RecordName) -> RecordHead | Verdict:
     """The head, if `data` is this record and has its digest."""
-    head = read_head(head_bytes)
+    return _check(_read_head(head_bytes, name), data, name)
+
+
+def _check(head: RecordHead | Verdict, data: memoryview, name: RecordName) -> RecordHead | Verdict:
     if isinstance(head, Verdict):
         return head
-    if head.name != name or len(data) != head.record_bytes or head.digest != digest_of(data, name):
+    if head.name is not name or len(data) != head.record_bytes or head.digest != digest_of(data, name):
         return Verdict.DAMAGED
     return head
+
+
+def _read_head(value: bytes | memoryview, expected: RecordName | None) -> RecordHead | Verdict:
+    """With that name itself where it is that one: to make one costs more than to compare."""
+    if len(value) < HEAD_BYTES or value[:4] != MAGIC:
+        return Verdict.DAMAGED
+    fields = bytes(value[: _FIELDS.size])
+    _, version, _, group, shard, record_bytes, digest, fingerprint, block_hash, parent = _FIELDS.unpack(fields)
+    if _CHECKSUM.unpack_from(value, _FIELDS.size) != (native.digest_run(fields),):
+        return Verdict.DAMAGED
+    if version != VERSION:
+        return Verdict.OTHER
+    if expected is not None and (
+        (block_hash, group, shard, fingerprint)
+        == (expected.block_hash, expected.group, expected.shard, expected.fingerprint)
+    ):
+        return RecordHead(expected, record_bytes, digest, parent)
+    return RecordHead(RecordName(fingerprint, group, shard, block_hash), record_bytes, digest, parent)

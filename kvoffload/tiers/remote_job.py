@@ -97,7 +97,7 @@ class RemoteJob:
 
     def _cut(self, call_bytes: int) -> Iterator[range]:
         moves = self.verb in (Verb.PUT, Verb.GET)
-        step = max(call_bytes // (self.record_bytes + HEAD_BYTES), 1) if moves else len(self._list)
+        step = max(call_bytes // max(self.record_bytes, 1), 1) if moves else len(self._list)
         return (range(at, min(at + step, len(self._list))) for at in range(0, len(self._list), max(step, 1)))
 
     def _settle(self, at: int, outcome: RecordOutcome) -> None:

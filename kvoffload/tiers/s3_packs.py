@@ -20,7 +20,8 @@ from kvoffload.tiers.s3_bucket import S3Bucket
 from kvoffload.tiers.s3_index import IndexPart, PackedRecord, PackIndex, PackPlace, Section, SectionKind
 from kvoffload.units import KIB, MIB
 
-PACK_BYTES: Final = 8 * MIB
+PACK_BYTES: Final = 9 * MIB
+"""8 MiB of records, with what they are wrapped in."""
 INDEX_BYTES: Final = 64 * KIB
 """Of an index object, beyond which the next one is begun."""
 
