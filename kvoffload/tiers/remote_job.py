@@ -141,7 +141,9 @@ class RemoteJob:
                 with self.lock:
                     if self.is_over:
                         return
-                    ctypes.memmove(int(self.slots[at]), source.ctypes.data, self.record_bytes)
+                    # `source.ctypes` costs more than to copy a small record.
+                    address = source.__array_interface__["data"][0]
+                    ctypes.memmove(int(self.slots[at]), address, self.record_bytes)
                     self._found_digests[at] = head.digest
                     self._found_parents[at] = head.parent
                     self._outcomes[at] = RecordOutcome.FOUND

@@ -47,13 +47,13 @@ class Ranges:
     sizes: Sequence[int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Span:
     """Ranges of one object that are read by one request, by their numbers."""
 
     start: int
     end: int
-    numbers: Sequence[int]
+    numbers: list[int]
 
 
 def join_ranges(wanted: Ranges) -> list[Span]:
@@ -63,8 +63,8 @@ def join_ranges(wanted: Ranges) -> list[Span]:
         start, size = wanted.starts[number], wanted.sizes[number]
         last = spans[-1] if spans else None
         if last is not None and start - last.end < GAP_BYTES and last.end - last.start < PART_BYTES:
-            end = max(last.end, start + size)
-            spans[-1] = Span(start=last.start, end=end, numbers=[*last.numbers, number])
+            last.end = max(last.end, start + size)
+            last.numbers.append(number)
         elif size:
             spans.append(Span(start=start, end=start + size, numbers=[number]))
     return spans

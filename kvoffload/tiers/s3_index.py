@@ -33,9 +33,10 @@ READ_BYTES: Final = 8 * MIB
 _HEAD = struct.Struct("<4sHHI4x16s")
 _CHECKSUM = struct.Struct("<Q")
 _ENTRY = np.dtype([("hash", "u1", (HASH_BYTES,)), ("offset", "<u4"), ("bytes", "<u4")])
-_KNOWN = np.dtype([("key", "<u8"), ("pack", "<u4"), ("offset", "<u4"), ("bytes", "<u4")])
+_PLACE = np.dtype([("pack", "<u4"), ("offset", "<u4"), ("bytes", "<u4")])
 
-_Known = npt.NDArray[np.void]
+_Keys = npt.NDArray[np.uint64]
+_Places = npt.NDArray[np.void]
 
 
 class SectionKind(IntEnum):
@@ -118,6 +119,17 @@ class PackPlace:
     size_bytes: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Places of records, sorted by their keys."""
+
+    keys: _Keys
+    places: _Places
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
 @dataclass(eq=False)
 class _Space:
     """What is known of one identity, group and shard."""
@@ -126,8 +138,9 @@ class _Space:
     """Index objects, and up to where each was read."""
     packs: list[bytes | None] = field(default_factory=list)
     """By number; None for those that are gone."""
+    gone: list[int] = field(default_factory=list)
     numbers: dict[bytes, int] = field(default_factory=dict)
-    runs: list[_Known] = field(default_factory=list)
+    runs: list[_Run] = field(default_factory=list)
     """Sorted; each has more than twice the records of the next, so that there are few."""
     removed: set[tuple[bytes, int]] = field(default_factory=set)
     """Packs and offsets."""
@@ -144,13 +157,16 @@ class _Space:
             self.packs.append(pack)
         return self.numbers[pack]
 
-    def add(self, run: _Known) -> None:
-        """Sorts it in; what is gone is left out on the way."""
-        while self.runs and len(self.runs[-1]) <= 2 * len(run):
-            run = np.concatenate([self.runs.pop(), run])
-        is_here = np.array([pack is not None for pack in self.packs], np.bool_)
-        run = run[is_here[run["pack"]]]
-        self.runs.append(run[np.argsort(run["key"], kind="stable")])
+    def add(self, keys: _Keys, places: _Places) -> None:
+        """Sorts them in; what is gone is left out on the way."""
+        while self.runs and len(self.runs[-1]) <= 2 * len(keys):
+            run = self.runs.pop()
+            keys, places = np.concatenate([run.keys, keys]), np.concatenate([run.places, places])
+        if self.gone:
+            is_here = ~np.isin(places["pack"], self.gone)
+            keys, places = keys[is_here], places[is_here]
+        order = np.argsort(keys, kind="stable")
+        self.runs.append(_Run(keys[order], places[order]))
 
 
 class PackIndex:
@@ -169,12 +185,16 @@ class PackIndex:
             here = self._use(space)
             keys = _keys_of(b"".join(hashes))
             for run in reversed(here.runs):
-                first, last = (np.searchsorted(run["key"], keys, side) for side in ("left", "right"))
-                for at in np.flatnonzero(first < last):
-                    for row in run[first[at] : last[at]][::-1]:
-                        pack = here.packs[row["pack"]]
-                        if pack is not None and (pack, int(row["offset"])) not in here.removed:
-                            found[at].append(PackPlace(pack, int(row["offset"]), int(row["bytes"])))
+                first, last = (np.searchsorted(run.keys, keys, side) for side in ("left", "right"))
+                counts = last - first
+                behind = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+                rows = run.places[np.repeat(last - 1, counts) - behind]
+                for at, (number, offset, size) in zip(
+                    np.repeat(np.arange(len(keys)), counts).tolist(), rows.tolist(), strict=True
+                ):
+                    pack = here.packs[number]
+                    if pack is not None and (pack, offset) not in here.removed:
+                        found[at].append(PackPlace(pack, offset, size))
         return found
 
     def plan(self, space: str, listed: Iterable[ListedIndex]) -> list[IndexPart]:
@@ -210,12 +230,8 @@ class PackIndex:
                     here.removed |= {(section.pack, record.offset) for record in section.records}
             packed = [section for section in sections if section.kind is SectionKind.PACKED]
             rows = [(here.number(section.pack), record) for section in packed for record in section.records]
-            run = np.zeros(len(rows), _KNOWN)
-            run["key"] = _keys_of(b"".join(record.block_hash for _, record in rows))
-            run["pack"] = [pack for pack, _ in rows]
-            run["offset"] = [record.offset for _, record in rows]
-            run["bytes"] = [record.size_bytes for _, record in rows]
-            here.add(run)
+            places = np.array([(number, record.offset, record.size_bytes) for number, record in rows], _PLACE)
+            here.add(_keys_of(b"".join(record.block_hash for _, record in rows)), places)
             self._keep_to_limit()
 
     def forget_pack(self, space: str, pack: bytes) -> None:
@@ -223,7 +239,9 @@ class PackIndex:
         with self._lock:
             here = self._use(space)
             if pack in here.numbers:
-                here.packs[here.numbers.pop(pack)] = None
+                number = here.numbers.pop(pack)
+                here.packs[number] = None
+                here.gone.append(number)
 
     def forget_record(self, space: str, place: PackPlace) -> None:
         """It is not in its place any more."""
@@ -251,6 +269,6 @@ class PackIndex:
             self._spaces.popitem(last=False)
 
 
-def _keys_of(hashes: bytes) -> npt.NDArray[np.uint64]:
+def _keys_of(hashes: bytes) -> _Keys:
     """Eight bytes of each: enough to find it, and the record itself says the rest."""
     return np.frombuffer(hashes, "<u8").reshape(-1, HASH_BYTES // 8)[:, 0]
