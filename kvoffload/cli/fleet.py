@@ -14,6 +14,7 @@ from kvoffload.key_files import KeyPair, read_pair
 from kvoffload.peers import SpaceBook
 from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
+from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
 from kvoffload.tcp_address import TcpAddress, parse_tcp_address
 
 
@@ -52,7 +53,10 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         domain=config.make_domains()[0].name,
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
-        connections=settings.remote_connections,
+        # And one that probes.
+        connections=min(
+            settings.remote_connections, MAX_OF_ONE_PEER - 1, max(MAX_LINKS // max(len(members), 1) - 1, 1)
+        ),
     )
     place = FleetPlace(terms, spaces, find_homes)
     tier = TierTerms(
@@ -67,6 +71,11 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         place=place,
         peering=PeeringPlan(address=links, spaces=spaces, is_sealed=is_sealed),
     )
+
+
+def _links_a_peer(members: int) -> int:
+    """One of them is the probe's."""
+    return max(min(MAX_OF_ONE_PEER, MAX_LINKS // max(members, 1)), 2)
 
 
 def _check_members(members: list[FleetMember], keys: KeyPair | None, links: TcpAddress) -> None:
