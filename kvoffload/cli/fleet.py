@@ -53,10 +53,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         domain=config.make_domains()[0].name,
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
-        # And one that probes.
-        connections=min(
-            settings.remote_connections, MAX_OF_ONE_PEER - 1, max(MAX_LINKS // max(len(members), 1) - 1, 1)
-        ),
+        connections=min(settings.remote_connections, _links_a_peer(len(members)) - 1),
     )
     place = FleetPlace(terms, spaces, find_homes)
     tier = TierTerms(
