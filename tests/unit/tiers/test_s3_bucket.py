@@ -14,6 +14,7 @@ from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.s3 import WHOLE_BYTES
 from kvoffload.tiers.s3_bucket import GAP_BYTES, PART_BYTES, Ranges, join_ranges
+from tests.unit.daemon.test_server_tiers import await_that
 from tests.unit.tiers.fault_proxy import Asked, Fault, FaultProxy, stand_before
 from tests.unit.tiers.s3_server import S3Server, await_state, make_tier
 from tests.unit.tiers.tier_contract import Records, finish, get, look, put
@@ -103,7 +104,7 @@ def test_one_failure_is_tried_again(tier: RemoteTier, proxy: FaultProxy) -> None
 def test_a_store_that_hangs_costs_one_deadline_and_is_asked_nothing_more(
     weed: S3Server, proxy: FaultProxy, record_bytes: int
 ) -> None:
-    terms = replace(weed.terms(), endpoint=proxy.endpoint, call_timeout_s=0.5)
+    terms = replace(weed.terms(), endpoint=proxy.endpoint, call_timeout_s=2.0)
     tier = make_tier(terms)
     put(tier, Records(0, 40, record_bytes, filled=True))
     proxy.fault = lambda asked: Fault.HANG
@@ -119,7 +120,8 @@ def test_a_store_that_hangs_costs_one_deadline_and_is_asked_nothing_more(
     assert tier.health()[0].counts["lost"] == 1
     proxy.fault = lambda asked: Fault.NONE
     await_state(tier, TierState.READY)
-    assert get(tier, read).count(FOUND) == 40
+    # A machine that has much to do may be taken for one that hangs, for a moment.
+    await_that(lambda: get(tier, read).count(FOUND) == 40)
     tier.close()
 
 
