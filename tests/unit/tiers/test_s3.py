@@ -128,7 +128,8 @@ def test_whatever_an_object_has_become_no_wrong_bytes_come(
         others = list(values.values())
         changed = {"bit": bytes(broken), "short": value[: len(value) // 2], "empty": b"", "other": others[at - 1]}
         obstore.put(bucket, path, changed[damage])
-    for asked in (tier, make_tier(terms)):
+    other = make_tier(terms)
+    for asked in (tier, other):
         read = Records(0, 4, record_bytes, filled=False)
         ended = get(asked, read)
         for at in np.flatnonzero(ended.outcomes == FOUND):
@@ -137,6 +138,7 @@ def test_whatever_an_object_has_become_no_wrong_bytes_come(
         assert asked.health()[0].state is TierState.READY
     assert put(tier, records).count(RecordOutcome.WRITTEN) == 4
     tier.close()
+    other.close()
 
 
 def test_wrong_keys_are_refused_in_one_line(weed: S3Server) -> None:

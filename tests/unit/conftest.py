@@ -1,0 +1,22 @@
+"""What holds for every test of this folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+ENDING_S = 10.0
+"""A thread that has been told to end does so."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """What a test does not close works on beside the tests after it, and holds files."""
+    yield
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("kvoffload-")]
+    for thread in ours:
+        thread.join(ENDING_S)
+    left = sorted(thread.name for thread in ours if thread.is_alive())
+    assert not left, f"not closed: {left}"
