@@ -12,7 +12,8 @@ from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KeyPair, read_pair
 from kvoffload.peers import SpaceBook
-from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
 from kvoffload.tcp_address import TcpAddress, parse_tcp_address
 

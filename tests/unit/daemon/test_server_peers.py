@@ -21,7 +21,8 @@ from kvoffload.daemon.session import Guest
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceBook
-from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
 from kvoffload.tcp_address import TcpAddress
 from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
