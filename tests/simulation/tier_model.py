@@ -26,6 +26,7 @@ RECORD_FAULTS = (
     RecordOutcome.FAILED,
 )
 FAULT_RATE = 0.05
+ALONE_RATE = 0.5
 HANG_RATE = 0.02
 REFUSAL_RATE = 0.05
 
@@ -41,9 +42,11 @@ class Disk:
 
 
 class ModelTier:
-    """One server's use of it. Bytes are moved at the moment in which a batch ends, if the server lives then."""
+    """One server's use of it. Bytes are moved at the moment in which a batch ends, if the server lives then. In some
+    worlds others write to it, too, and it has to be asked what it has."""
 
     def __init__(self, server: Server, disk: Disk) -> None:
+        self.knows_all = server.timeline.random.random() < ALONE_RATE
         self._server = server
         self._disk = disk
         self._ended: list[FinishedBatch] = []
@@ -71,6 +74,9 @@ class ModelTier:
 
     def remove(self, names: RecordNames, *, timeout_s: float) -> int | None:
         return self._begin("remove", names, [0] * len(names), timeout_s)
+
+    def look(self, names: RecordNames, *, timeout_s: float) -> int | None:
+        return self._begin("look", names, [0] * len(names), timeout_s)
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.array([key in self._disk.records for key in keys_of(names)], np.bool_)
@@ -109,7 +115,7 @@ class ModelTier:
         assert isinstance(memory, ModelMemory)
         outcomes = []
         for key, pointer in zip(keys_of(names), pointers, strict=True):
-            act = {"put": self._put, "get": self._get, "remove": self._remove}[verb]
+            act = {"put": self._put, "get": self._get, "look": self._look, "remove": self._remove}[verb]
             outcomes.append(RecordOutcome.LATE if is_late else act(memory, key, pointer // SLOT_BYTES))
         count = len(outcomes)
         batch = FinishedBatch(
@@ -149,6 +155,12 @@ class ModelTier:
             # What is bad has been in the slot, too.
             memory.pieces[place, key[2], piece] = (b"", b"", 0) if fault is not None else record[piece]  # type: ignore[assignment]
         return RecordOutcome.FOUND if fault is None else fault
+
+    def _look(self, _memory: ModelMemory, key: Key, _place: int) -> RecordOutcome:
+        """What is there may be gone when it is asked for."""
+        if self._server.world.is_busy and self._server.timeline.chance(FAULT_RATE):
+            return RecordOutcome.UNAVAILABLE
+        return RecordOutcome.FOUND if key in self._disk.records else RecordOutcome.MISSING
 
     def _remove(self, _memory: ModelMemory, key: Key, _place: int) -> RecordOutcome:
         if self._server.world.is_busy and self._server.timeline.chance(FAULT_RATE):

@@ -1,0 +1,1 @@
+"""The programs in benchmarks/ that make claims without a machine to measure."""
