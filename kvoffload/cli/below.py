@@ -10,10 +10,12 @@ from kvoffload.daemon.server_config import ServerConfig
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
+from kvoffload.mooncake_address import parse_mooncake_address
 from kvoffload.s3_address import parse_s3_address
 from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.setting_types import split_folders
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB, format_size
@@ -23,17 +25,19 @@ if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
 
 MIN_DISK_BYTES = GIB
+MOONCAKE_CLIENTS = 2
+"""Each is a process."""
 
 
 def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | None = None) -> dict[str, list[TierPlan]]:
     """By domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
     peers = None if fleet is None else fleet.tier
-    plans = (_plan_disk(settings, fleet), peers, _plan_valkey(settings), _plan_s3(settings))
+    plans = (_plan_disk(settings, fleet), peers, _plan_mooncake(settings), _plan_valkey(settings), _plan_s3(settings))
     tiers = [plan for plan in plans if plan is not None]
     if not tiers:
         return {}
     if len(config.domains) > 1:
-        name = next(name for name in ("disk", "peer_listen", "valkey", "s3") if getattr(settings, name))
+        name = next(name for name in ("disk", "peer_listen", "mooncake", "valkey", "s3") if getattr(settings, name))
         raise ConfigError(
             f"setting {name!r} = {getattr(settings, name)!r} with {len(config.domains)} domains: blocks of one domain "
             "could come to another's memory",
@@ -120,3 +124,19 @@ def _read_certificates(file: str) -> str:
             remedy="give a file of certificates in PEM",
         )
     return text
+
+
+def _plan_mooncake(settings: Settings) -> TierPlan | None:
+    if not settings.mooncake:
+        return None
+    mooncake = MooncakeTerms(
+        address=parse_mooncake_address(settings.mooncake),
+        protocol=settings.mooncake_protocol,
+        device=settings.mooncake_device,
+        metadata=settings.mooncake_metadata,
+        host=settings.mooncake_host,
+        call_timeout_s=settings.remote_timeout,
+        connections=min(settings.remote_connections, MOONCAKE_CLIENTS),
+    )
+    terms = TierTerms(name="mooncake", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    return TierPlan(place=mooncake, terms=terms)

@@ -303,6 +303,10 @@ class RemoteTier:
                 self._end(job, RecordOutcome.FAILED)
             else:
                 self._end(job, RecordOutcome.FAILED)
+                if job.is_interrupted:
+                    # It had all been moved just before.
+                    store.close()
+                    store = None
         if store is not None:
             store.close()
 

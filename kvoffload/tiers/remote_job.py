@@ -57,6 +57,7 @@ class RemoteJob:
         self._found_parents = [_NO_PARENT] * count
         self._mover: SlotStore | None = None
         """Has the lock, and moves records."""
+        self._mover_lock = Lock()
         self._otherwise: RecordOutcome | None = None
         """What is not settled ends so: whoever was first to end it has said."""
 
@@ -64,10 +65,11 @@ class RemoteJob:
         """Once; what was not settled is `otherwise`. None: it was over before."""
         if self._otherwise is None:
             self._otherwise = otherwise
-        mover = self._mover
-        if mover is not None:
-            self.is_interrupted = True
-            mover.interrupt()
+        with self._mover_lock:
+            # Whoever moves records for this job, and nobody who has gone on to another one.
+            if self._mover is not None:
+                self.is_interrupted = True
+                self._mover.interrupt()
         with self.lock:
             if self.is_over:
                 return None
@@ -195,7 +197,8 @@ class RemoteJob:
             try:
                 yield not self.is_over and self._otherwise is None
             finally:
-                self._mover = None
+                with self._mover_lock:
+                    self._mover = None
 
     def _part_names(self, chosen: slice) -> RecordNames:
         hashes = self.names.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES]

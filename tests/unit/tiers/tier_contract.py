@@ -168,7 +168,7 @@ class TierContract:
             )
         in_time = {"put": RecordOutcome.DURABLE, "remove": RecordOutcome.REMOVED}.get(verb, RecordOutcome.FOUND)
         ended = finish(tier, ticket)
-        assert set(ended.outcomes.tolist()) <= {in_time, RecordOutcome.LATE}
+        assert set(ended.outcomes.tolist()) <= {in_time, RecordOutcome.LATE}, (ended.outcomes, tier.health())
         told = records.memory.copy()
         again = Records(0, 4, 5000, filled=False)
         left = get(tier, again).count(RecordOutcome.FOUND)
