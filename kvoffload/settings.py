@@ -78,6 +78,27 @@ class Settings(BaseModel):
         description="Whether records are encrypted between the servers of a fleet. trusted is for networks that nobody "
         "else can listen to or write to. The same on all of them.",
     )
+    fleet_board: ValkeyUrl = _setting(
+        "",
+        room="cli",
+        allowed=f"{VALKEY_FORM}, or empty",
+        description="A Valkey or Redis server where the servers of a fleet announce themselves, beside those that "
+        "[[peers]] name; reached with the valkey_ files. Needs key_file, and fleet_secret_file. Empty: none.",
+    )
+    fleet_name: str = _setting(
+        "fleet",
+        room="cli",
+        allowed="1 to 64 letters, digits, dots and dashes",
+        description="Which fleet's servers are to find each other there.",
+        pattern=r"^[A-Za-z0-9.-]{1,64}$",
+    )
+    fleet_secret_file: FilePath = _setting(
+        "",
+        room="cli",
+        allowed="the absolute path of a file that only this user can read, or empty",
+        description="Has what all servers of the fleet know and nobody else: whoever knows it may join. At least 16 "
+        "letters.",
+    )
     linger: Duration = _setting(
         0.0,
         room="client",

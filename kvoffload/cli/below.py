@@ -68,9 +68,15 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
 def _plan_valkey(settings: Settings) -> TierPlan | None:
     if not settings.valkey:
         return None
+    terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    return TierPlan(place=make_valkey(settings, settings.valkey), terms=terms)
+
+
+def make_valkey(settings: Settings, address: str) -> ValkeyTerms:
+    """How a server is reached, by the files of the settings. ConfigError: one of them cannot be read."""
     password = read_private_text(Path(settings.valkey_password_file)) if settings.valkey_password_file else ""
-    valkey = ValkeyTerms(
-        address=parse_valkey_address(settings.valkey),
+    return ValkeyTerms(
+        address=parse_valkey_address(address),
         password=password.strip(),
         ca_file=settings.valkey_ca_file,
         cert_file=settings.valkey_cert_file,
@@ -79,8 +85,6 @@ def _plan_valkey(settings: Settings) -> TierPlan | None:
         connections=settings.remote_connections,
         ttl_s=round(settings.valkey_ttl),
     )
-    terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
-    return TierPlan(place=valkey, terms=terms)
 
 
 def _plan_s3(settings: Settings) -> TierPlan | None:
