@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvoffload.cache import CommitOutcome, LeaseId, SessionId, find_reach, needed_blocks
 from kvoffload.daemon.bad_records import BadRecords
-from kvoffload.daemon.promotion_parts import Answer, AskedFor, Piece, Promotion
+from kvoffload.daemon.promotion_parts import Answer, AskedFor, Piece, Promotion, Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_looks import Found, TierLooks
 from kvoffload.daemon.tier_rate import TierRate
@@ -96,6 +96,20 @@ class Promotions:
         wait_s = message.wait_ms / 1000
         self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=partial(self._choose, asked))
 
+    def bring(self, wanted: Wanted, now_s: float) -> None:
+        """Blocks that the tier has, by their names alone; memory has none of them."""
+        space = self._find_space(wanted.name_space)
+        if self._cache is None or space is None or self.waiting >= self._terms.promotion_limit:
+            wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
+            return
+        rows = [as_rows(wanted.hashes if group == wanted.group else b"") for group in range(len(space.rules))]
+        promotion = Promotion(wanted.answer, 0, wanted.deadline_s)
+        self._waiting.add(promotion)
+        nobody_knows = [np.zeros_like(group) for group in rows]
+        self._queue_pieces(promotion, space, rows, nobody_knows, [np.arange(len(group)) for group in rows])
+        self.advance(now_s)
+        self._settle(promotion, now_s)
+
     def _choose(self, asked: AskedFor, below: Found, now_s: float) -> None:
         """What of `below` is brought up."""
         cache, message, space, rows = self._cache, asked.message, asked.space, asked.rows
@@ -128,7 +142,7 @@ class Promotions:
             # What is there already is not to give way to what comes.
             part = rows[group][needed[group].start : needed[group].stop]
             self._hold(promotion, space, group, part[in_memory[group][needed[group].start : needed[group].stop]])
-        self._queue_pieces(promotion, space, rows, missing)
+        self._queue_pieces(promotion, space, rows, [space.rows_before(group, rows) for group in groups], missing)
         self.advance(now_s)
         self._settle(promotion, now_s)
 
@@ -214,14 +228,19 @@ class Promotions:
         return True
 
     def _queue_pieces(
-        self, promotion: Promotion, space: TierSpace, rows: list[Rows], missing: list[npt.NDArray[np.int64]]
+        self,
+        promotion: Promotion,
+        space: TierSpace,
+        rows: list[Rows],
+        rows_before: list[Rows],
+        missing: list[npt.NDArray[np.int64]],
     ) -> None:
         """Those that are on their way are waited for, the others are queued in the order of their tokens."""
         pieces = []
         for group, lacking in enumerate(missing):
             positions, hashes = lacking, rows[group][lacking]
             names = as_names(hashes)
-            before = space.rows_before(group, rows)[lacking]
+            before = rows_before[group][lacking]
             if coming := self._coming[space.number, group]:
                 found = [coming.get(name) for name in names]
                 for piece in {piece for piece in found if piece is not None}:

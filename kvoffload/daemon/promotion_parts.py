@@ -30,6 +30,17 @@ class AskedFor:
         self.answer(Promoted(outcome=outcome, boundary=boundary))
 
 
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Blocks of one group, by their names alone, until `deadline_s`. `answer` is called once."""
+
+    name_space: int
+    group: int
+    hashes: bytes
+    deadline_s: float
+    answer: Answer
+
+
 @dataclass(eq=False)
 class Piece:
     """Blocks of one group that are read together, for whoever needs them."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from kvoffload.cache import CacheGeometry
-from kvoffload.daemon.promotion_parts import Answer
+from kvoffload.daemon.promotion_parts import Answer, Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_terms import TierPlan, TierSpace
 from kvoffload.daemon.tier_traffic import PREFETCH_WAIT_MS, TierTraffic
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
+from kvoffload.tiers import RecordNames
 
 _ROUNDS = 3
 """A farther tier may fill a gap behind which a nearer one has more."""
@@ -102,6 +106,21 @@ class TierChain:
             wait_ms=PREFETCH_WAIT_MS,
         )
         self.promote(wanted, now_s, lambda _: None)
+
+    def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        """Which of these records tiers have that know it. From any thread."""
+        found = np.zeros(len(names), np.bool_)
+        for tier in self.tiers:
+            found |= tier.find_near(names)
+        return found
+
+    def bring(self, wanted: Wanted, now_s: float) -> None:
+        """From the nearest tier that knows what it has."""
+        near = next((tier for tier in self.tiers if tier.knows_all), None)
+        if near is None:
+            wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
+        else:
+            near.bring(wanted, now_s)
 
     def advance(self, now_s: float) -> None:
         """Takes what has ended, and gives the tiers what they may have."""

@@ -15,7 +15,8 @@ from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.tcp_address import parse_tcp_address
 
 _TEXT_BYTES = 512
-_WORDS = 4
+_WORDS = 5
+_HERE, _GONE = "here", "gone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +25,12 @@ class Notice:
 
     member: FleetMember
     at_ms: int
+    is_gone: bool = False
+    """It says farewell."""
 
     def sign(self, fleet: str, secret: bytes) -> bytes:
         """As it is pinned."""
-        said = f"{self.at_ms} {self.member.address} {self.member.key}"
+        said = f"{self.at_ms} {self.member.address} {self.member.key} {_GONE if self.is_gone else _HERE}"
         return f"{said} {_mark(said, fleet, secret)}".encode()
 
 
@@ -43,9 +46,10 @@ def read_notice(text: bytes, fleet: str, secret: bytes) -> Notice | None:
         address = parse_tcp_address(words[1])
     except ValueError:
         return None
-    if not is_public_key(words[2]):
+    if not is_public_key(words[2]) or words[3] not in (_HERE, _GONE):
         return None
-    return Notice(member=FleetMember(address=address, key=words[2]), at_ms=int(words[0]))
+    member = FleetMember(address=address, key=words[2])
+    return Notice(member=member, at_ms=int(words[0]), is_gone=words[3] == _GONE)
 
 
 def _mark(said: str, fleet: str, secret: bytes) -> str:

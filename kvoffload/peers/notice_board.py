@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,8 @@ class NoticeBoard:
         self._terms = terms
         self._own = own
         self._on_members = on_members
+        self._seen: dict[str, tuple[FleetMember, float]] = {}
+        """By name: who, and when it was seen last."""
         self._is_lost = False
         self._nodes: ValkeyNodes | None = None
         self._ending = threading.Event()
@@ -56,7 +59,7 @@ class NoticeBoard:
         self._thread.start()
 
     def close(self) -> None:
-        """Takes the own notice down, if the board can be reached. Waits for one answer at most."""
+        """Says farewell, if the board can be reached."""
         self._ending.set()
         self._thread.join()
 
@@ -66,16 +69,17 @@ class NoticeBoard:
             try:
                 nodes = self._nodes = self._nodes or ValkeyNodes(self._terms.valkey, view)
                 nodes.begin(is_certain=True)
+                self._look(nodes)
                 if self._ending.is_set():
-                    check_answer(nodes.of(self._terms.key).ask(b"HDEL", self._terms.key, self._own.name.encode()))
                     nodes.close()
                     return
-                self._look(nodes)
             except StoreFaultError as fault:
                 self._lose(fault)
                 if self._ending.is_set():
                     return
             self._ending.wait(self._terms.every_s)
+
+    # ---- inside ----
 
     def _look(self, nodes: ValkeyNodes) -> None:
         terms = self._terms
@@ -84,7 +88,7 @@ class NoticeBoard:
         if not isinstance(told, list) or len(told) != 2:
             raise StoreFaultError("it does not speak as it should: a time without seconds")
         now_ms = int(as_bytes(told[0])) * 1000 + int(as_bytes(told[1])) // 1000
-        own = Notice(member=self._own, at_ms=now_ms).sign(terms.fleet, terms.secret)
+        own = Notice(member=self._own, at_ms=now_ms, is_gone=self._ending.is_set()).sign(terms.fleet, terms.secret)
         check_answer(board.ask(b"HSET", terms.key, self._own.name.encode(), own))
         count = check_answer(board.ask(b"HLEN", terms.key))
         if not isinstance(count, int):
@@ -102,8 +106,9 @@ class NoticeBoard:
         self._on_members(members)
 
     def _read(self, pinned: dict[bytes, bytes], now_ms: int) -> tuple[list[FleetMember], list[bytes]]:
-        """Who is there beside this one, and which notices are to be taken down."""
-        members, old = [], []
+        """Who is there beside this one, and which notices are to be taken down. A board that has lost its notices is no
+        farewell."""
+        now_s, old = time.monotonic(), []
         for name, text in pinned.items():
             notice = read_notice(text, self._terms.fleet, self._terms.secret)
             if notice is None or notice.member.name.encode() != name:
@@ -111,9 +116,16 @@ class NoticeBoard:
             age_ms = abs(now_ms - notice.at_ms)
             if age_ms > _FORGOTTEN_MS:
                 old.append(name)
+            elif notice.is_gone:
+                self._seen.pop(notice.member.name, None)
             elif age_ms <= self._terms.good_for_s * 1000 and notice.member.name != self._own.name:
-                members.append(notice.member)
-        return sorted(members, key=lambda member: member.name), old
+                self._seen[notice.member.name] = notice.member, now_s
+        self._seen = {
+            name: (member, seen_s)
+            for name, (member, seen_s) in self._seen.items()
+            if now_s - seen_s <= self._terms.good_for_s
+        }
+        return [self._seen[name][0] for name in sorted(self._seen)], old
 
     def _lose(self, fault: StoreFaultError) -> None:
         """Said once."""

@@ -167,6 +167,29 @@ async def test_a_disk_has_what_lives_on_its_machine(tmp_path: Path) -> None:
         assert traffic_of(one, 0).counts.written == BLOCKS - sent
 
 
+async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c")
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    with fleet.serving("a") as one, fleet.serving("c") as three:
+        with fleet.serving("b", disk=disk) as two:
+            await_that(lambda: are_ready(one, two, three))
+            async with fleet.client("a") as client:
+                assert await client.wait_until_served(WAIT_S)
+                await save(client)
+                await_that(lambda: traffic_of(one).is_idle)
+            await_that(lambda: traffic_of(two, 0).counts.written == readable(two) > 0)
+        await_that(lambda: not (are_ready(one) or are_ready(three)))
+        # It is started again, and nobody has said there what the records are.
+        with fleet.serving("b", disk=disk) as two:
+            await_that(lambda: two.has_memory and are_ready(one, two, three))
+            assert readable(two) == 0
+            async with fleet.client("c") as client:
+                assert await client.wait_until_served(WAIT_S)
+                assert await load(client) == TOKENS
+            assert traffic_of(two, 0).counts.promoted > 0
+
+
 async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     guests = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests={})

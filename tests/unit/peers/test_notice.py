@@ -19,6 +19,8 @@ NOTICE = Notice(
 
 def test_a_notice_is_read_as_it_was_signed() -> None:
     assert read_notice(NOTICE.sign("blue", SECRET), "blue", SECRET) == NOTICE
+    farewell = Notice(member=NOTICE.member, at_ms=5, is_gone=True)
+    assert read_notice(farewell.sign("blue", SECRET), "blue", SECRET) == farewell
     six = Notice(member=FleetMember(address=TcpAddress("::1", 5), key=NOTICE.member.key), at_ms=0)
     assert read_notice(six.sign("blue", SECRET), "blue", SECRET) == six
 
@@ -28,7 +30,7 @@ def test_of_another_fleet_or_secret_nothing_is_read() -> None:
     assert read_notice(NOTICE.sign("blue", b"guessed"), "blue", SECRET) is None
 
 
-@pytest.mark.parametrize("word", range(4))
+@pytest.mark.parametrize("word", range(5))
 def test_nothing_of_it_can_be_changed(word: int) -> None:
     words = NOTICE.sign("blue", SECRET).split(b" ")
     changed = words[word][:-1] + (b"1" if words[word][-1:] != b"1" else b"2")
