@@ -12,12 +12,10 @@ import numpy.typing as npt
 from kvoffload.cache import NO_LIMIT, CacheGeometry, SessionId
 from kvoffload.daemon.bad_records import BadRecords
 from kvoffload.daemon.promotion import Promotions
-from kvoffload.daemon.promotion_parts import Answer, Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_terms import TierCounts, TierSpace, TierTerms
 from kvoffload.daemon.write_down import WriteDown
 from kvoffload.errors import TierError
-from kvoffload.protocol import Promote
 from kvoffload.tiers import RecordNames, Tier, TierHealth, TierState
 
 logger = logging.getLogger(__name__)
@@ -84,9 +82,14 @@ class TierTraffic:
             self._writes.forget(space, group, hashes)
             self._reads.forget(space, group, hashes)
 
-    def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
-        """`answer` is called once: now, or from a later call of this object."""
-        self._reads.ask(message, now_s, answer)
+    @property
+    def reads(self) -> Promotions:
+        """What comes up."""
+        return self._reads
+
+    def find_space(self, name_space: int) -> TierSpace | None:
+        """None: nobody has said what its blocks are."""
+        return self._spaces.get(name_space)
 
     @property
     def knows_all(self) -> bool:
@@ -96,10 +99,6 @@ class TierTraffic:
     def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         """Which of these records it has, as far as it knows. From any thread."""
         return self._tier.contains(names)
-
-    def bring(self, wanted: Wanted, now_s: float) -> None:
-        """Blocks come up for somebody who names them."""
-        self._reads.bring(wanted, now_s)
 
     def advance(self, now_s: float) -> None:
         """Takes what has ended, and gives the tier what it may have."""
