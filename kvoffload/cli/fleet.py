@@ -20,6 +20,7 @@ from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
 from kvoffload.peers.notice_board import BoardTerms
+from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
 from kvoffload.tcp_address import TcpAddress, parse_tcp_address
 
 MIN_SECRET_LETTERS = 16
@@ -63,7 +64,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         domain=config.make_domains()[0].name,
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
-        connections=settings.remote_connections,
+        connections=min(settings.remote_connections, _links_a_peer(len(members)) - 1),
         board=_plan_board(settings, own),
     )
     guests: dict[str, Guest] = {}
@@ -112,6 +113,11 @@ def _plan_board(settings: Settings, own: FleetMember) -> BoardTerms | None:
         )
     valkey = make_valkey(settings, settings.fleet_board)
     return BoardTerms(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
+
+
+def _links_a_peer(members: int) -> int:
+    """One of them is the probe's."""
+    return max(min(MAX_OF_ONE_PEER, MAX_LINKS // max(members, 1)), 2)
 
 
 def _check_members(members: list[FleetMember], keys: KeyPair | None, links: TcpAddress) -> None:

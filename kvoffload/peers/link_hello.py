@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -84,7 +84,7 @@ def read_answer(frame: bytes) -> LinkAnswer:
 class LinkSecret:
     """What both sides make of the session's secret and of both hellos."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     hello: bytes
     nonce: bytes
     """The server's."""

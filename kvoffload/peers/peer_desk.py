@@ -127,6 +127,9 @@ class _Staged:
     slot: int
     touched_s: float
     shards: set[int] = field(default_factory=set)
+    """That have come, or are coming."""
+    moving: set[int] = field(default_factory=set)
+    """Of them, those that a link is writing now: so long the slot is nobody else's."""
 
 
 class PeerDesk:
@@ -232,7 +235,7 @@ class PeerDesk:
         at = np.flatnonzero(room.wanted)
         is_good = claimed == found
         outcomes[at[~is_good]] = RecordOutcome.DAMAGED
-        self._give_back(room, names, at, ~is_good)
+        self._give_back(room, names, ~is_good)
         if not is_good.any():
             return outcomes
         rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)[at[is_good]]
@@ -249,7 +252,7 @@ class PeerDesk:
         )
         is_stored = np.isin(ended, _STORED)
         outcomes[at[is_good]] = np.where(is_stored, np.uint8(RecordOutcome.WRITTEN), np.uint8(RecordOutcome.FAILED))
-        self._unstage(room.space, names, at[is_good][ended != CommitOutcome.INCOMPLETE])
+        self._end_move(room, names, is_good, is_whole=ended != CommitOutcome.INCOMPLETE)
         is_new = ended == CommitOutcome.READABLE
         if is_new.any():
             self._loop.tell_stored(room.space, names.group, rows[is_new].tobytes(), before[is_new].tobytes())
@@ -257,8 +260,7 @@ class PeerDesk:
 
     def abort(self, room: Room, names: RecordNames) -> None:
         """What was wanted has not come."""
-        at = np.flatnonzero(room.wanted)
-        self._give_back(room, names, at, np.ones(len(at), np.bool_))
+        self._give_back(room, names, np.ones(len(room.tickets), np.bool_))
 
     def remove(self, names: RecordNames) -> npt.NDArray[np.uint8]:
         """REMOVED or MISSING. A block without one of its shards is none: it goes as a whole."""
@@ -275,7 +277,7 @@ class PeerDesk:
         """To be called now and then: blocks whose other shards have not come are given up."""
         now_s = self._clock()
         with self._lock:
-            old = [key for key, staged in self._staged.items() if now_s - staged.touched_s > STAGED_S]
+            old = [key for key, one in self._staged.items() if now_s - one.touched_s > STAGED_S and not one.moving]
             tickets = [self._staged.pop(key).ticket for key in old]
         if tickets:
             self._cache.abort(self._session, np.array(tickets, np.uint64))
@@ -291,7 +293,7 @@ class PeerDesk:
             is_there = self._cache.lookup(space.number, names.group, names.hashes)
             outcomes[is_there] = RecordOutcome.WRITTEN
             keys = [self._key(space, names, at) for at in range(count)]
-            new = [at for at in np.flatnonzero(~is_there) if keys[at] not in self._staged]
+            new = list({keys[at]: at for at in np.flatnonzero(~is_there) if keys[at] not in self._staged}.values())
             if len(self._staged) + len(new) > STAGED_LIMIT or not self._stage(space, names, keys, new, now_s):
                 return self._refuse(space, names)
             for at in np.flatnonzero(~is_there):
@@ -301,6 +303,7 @@ class PeerDesk:
                     outcomes[at] = RecordOutcome.WRITTEN
                     continue
                 staged.shards.add(names.shard)
+                staged.moving.add(names.shard)
                 staged.touched_s = now_s
                 slots[at], tickets[at] = staged.slot + names.shard * record_bytes, staged.ticket
         wanted = outcomes == 0
@@ -323,7 +326,7 @@ class PeerDesk:
                 self._staged[keys[at]] = _Staged(ticket, slot, now_s)
         return True
 
-    def _give_back(self, room: Room, names: RecordNames, at: npt.NDArray[np.intp], bad: npt.NDArray[np.bool_]) -> None:
+    def _give_back(self, room: Room, names: RecordNames, bad: npt.NDArray[np.bool_]) -> None:
         """Slots of these; where others write to the same slot, only this shard."""
         if not bad.any():
             return
@@ -331,17 +334,34 @@ class PeerDesk:
             self._cache.abort(self._session, room.tickets[bad])
             return
         with self._lock:
-            for one in at[bad]:
-                staged = self._staged.get(self._key(room.space, names, int(one)))
+            for staged in self._list_staged(room, names, bad):
                 if staged is not None:
                     staged.shards.discard(names.shard)
+                    staged.moving.discard(names.shard)
 
-    def _unstage(self, space: PeerSpace, names: RecordNames, whole: npt.NDArray[np.intp]) -> None:
-        if not self._is_sharded(space, names.group):
+    def _end_move(
+        self, room: Room, names: RecordNames, good: npt.NDArray[np.bool_], *, is_whole: npt.NDArray[np.bool_]
+    ) -> None:
+        """Of those that were good: a block that is whole, or somebody else's, is staged no more."""
+        if not self._is_sharded(room.space, names.group):
             return
+        at = np.flatnonzero(room.wanted)[good]
         with self._lock:
-            for at in whole:
-                self._staged.pop(self._key(space, names, int(at)), None)
+            for place, staged, is_over in zip(at, self._list_staged(room, names, good), is_whole, strict=True):
+                if staged is not None:
+                    staged.moving.discard(names.shard)
+                    if is_over:
+                        del self._staged[self._key(room.space, names, int(place))]
+
+    def _list_staged(self, room: Room, names: RecordNames, chosen: npt.NDArray[np.bool_]) -> list[_Staged | None]:
+        """Of the chosen ones of those that were wanted. None: the block is staged anew, or not at all."""
+        at = np.flatnonzero(room.wanted)[chosen]
+        found = [self._staged.get(self._key(room.space, names, int(one))) for one in at]
+        tickets = room.tickets[chosen].tolist()
+        return [
+            staged if staged is not None and staged.ticket == ticket else None
+            for staged, ticket in zip(found, tickets, strict=True)
+        ]
 
     def _is_sharded(self, space: PeerSpace, group: int) -> bool:
         return space.geometry.groups[group].shards > 1

@@ -9,6 +9,7 @@ import secrets
 import select
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ from kvoffload.tiers.base import RecordOutcome
 
 logger = logging.getLogger(__name__)
 
-MAX_LINKS = 64
+MAX_LINKS = 256
 """Beyond it newcomers are refused."""
 MAX_OF_ONE_PEER = 16
 SESSIONS_OF_ONE_PEER = 8
@@ -167,14 +168,18 @@ class PeerServer:
                 end.close()
                 return
             self._links[number] = end, thread
-        thread.start()
+            try:
+                thread.start()
+            except RuntimeError as fault:
+                logger.warning("no peer is let in for a moment: %s", fault)
+                del self._links[number]
+                end.close()
 
     def _serve(self, number: int, end: socket.socket) -> None:
         """Of one link, until it ends."""
         peer = ""
         try:
-            end.settimeout(HELLO_TIMEOUT_S)
-            found = self._greet(end)
+            found = self._greet(end, time.monotonic() + HELLO_TIMEOUT_S)
             if found is not None:
                 peer, desk, link = found
                 _serve_requests(end, link, desk)
@@ -195,9 +200,9 @@ class PeerServer:
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
-    def _greet(self, end: socket.socket) -> tuple[str, PeerDesk, native.RecordLink] | None:
+    def _greet(self, end: socket.socket, end_s: float) -> tuple[str, PeerDesk, native.RecordLink] | None:
         """None: it was refused. OSError, ValueError: it is no peer of ours."""
-        hello = _receive(end, HELLO_BYTES)
+        hello = _receive(end, HELLO_BYTES, end_s)
         read = read_hello(hello)
         with self._lock:
             known = None if isinstance(read, HelloVerdict) else self._known.get(read.token)
@@ -209,14 +214,15 @@ class PeerServer:
         nonce = secrets.token_bytes(NONCE_BYTES)
         secret = LinkSecret(known.secret, hello, nonce)
         end.sendall(LinkAnswer(verdict=verdict, nonce=nonce, proof=secret.server_proof).pack())
-        if not is_proof(_receive(end, PROOF_BYTES), secret.client_proof):
+        if not is_proof(_receive(end, PROOF_BYTES, end_s), secret.client_proof):
             raise ValueError("it does not know its session's secret")
+        keys = (secret.server_key, secret.client_key) if self._is_sealed else None
+        link = native.RecordLink(os.dup(end.fileno()), keys)
         with self._lock:
             if self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
                 raise ValueError("it has as many links as it may have")
             self._of_peer[known.peer] += 1
-        keys = (secret.server_key, secret.client_key) if self._is_sealed else None
-        return known.peer, desk, native.RecordLink(os.dup(end.fileno()), keys)
+        return known.peer, desk, link
 
     def _judge(self, is_sealed: bool, known: _Known | None, desk: PeerDesk | None) -> HelloVerdict:
         if known is None:
@@ -313,10 +319,11 @@ def _receive_wanted(link: native.RecordLink, request: LinkRequest, room: Room) -
     return np.frombuffer(digests, np.uint64)
 
 
-def _receive(end: socket.socket, size: int) -> bytes:
+def _receive(end: socket.socket, size: int, end_s: float) -> bytes:
     """OSError: it has hung up, or takes too long."""
     got = b""
     while len(got) < size:
+        end.settimeout(max(end_s - time.monotonic(), 0.001))
         part = end.recv(size - len(got))
         if not part:
             raise ConnectionResetError("it has hung up")

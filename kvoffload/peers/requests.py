@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.tiers.base import Digests, RecordNames
+from kvoffload.tiers.base import Digests, RecordNames, RecordOutcome
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import GIB
 
@@ -26,6 +26,8 @@ _ANSWER = struct.Struct("<4sHHI")
 HEAD_BYTES: Final = _HEAD.size
 ANSWER_BYTES: Final = _ANSWER.size
 _DIGEST_BYTES: Final = 8
+_OUTCOMES = np.array([0, *RecordOutcome], np.uint8)
+"""0: to be sent."""
 
 
 class LinkVerb(IntEnum):
@@ -161,9 +163,13 @@ def read_answer_head(frame: bytes, wanted: int) -> tuple[LinkStatus, int]:
 
 
 def read_answer(status: LinkStatus, rest: bytes) -> LinkAnswer:
+    """BadRequestError: it has an outcome that this version does not know."""
     count = len(rest) // (1 + _DIGEST_BYTES)
+    outcomes = np.frombuffer(rest, np.uint8, count)
+    if not np.isin(outcomes, _OUTCOMES).all():
+        raise BadRequestError("an answer with outcomes that are none")
     return LinkAnswer(
         status=status,
-        outcomes=np.frombuffer(rest, np.uint8, count),
+        outcomes=outcomes,
         digests=np.frombuffer(rest, np.uint64, count, offset=count),
     )

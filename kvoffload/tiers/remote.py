@@ -41,6 +41,7 @@ from kvoffload.units import MIB
 logger = logging.getLogger(__name__)
 
 _NO_NUMBERS = np.empty(0, np.uint64)
+_OUTCOMES = {int(outcome): outcome.name.lower() for outcome in RecordOutcome}
 _URGENT = (Verb.GET, Verb.LOOK)
 """Requests wait for these."""
 
@@ -269,9 +270,9 @@ class RemoteTier:
             return
         with self._lock:
             self._jobs.pop(job.ticket, None)
-            for outcome, count in zip(*np.unique(finished.outcomes, return_counts=True), strict=True):
-                self._counts[f"{job.verb.value}_{RecordOutcome(outcome).name.lower()}"] += int(count)
             self._finished.append(finished)
+            for outcome, count in zip(*np.unique(finished.outcomes, return_counts=True), strict=True):
+                self._counts[f"{job.verb.value}_{_OUTCOMES.get(int(outcome), 'unknown')}"] += int(count)
         os.eventfd_write(self._event, 1)
 
     # ---- threads ----
@@ -298,9 +299,12 @@ class RemoteTier:
                     self._lose(str(fault), losses)
                 self._end(job, RecordOutcome.UNAVAILABLE)
             except Exception:
-                # One batch is not worth a connection, nor the other way round.
                 logger.exception("%s: a batch failed", self._terms.place)
                 self._end(job, RecordOutcome.FAILED)
+                if store is not None:
+                    # Answers may lie in it that nobody has read.
+                    store.close()
+                    store = None
             else:
                 self._end(job, RecordOutcome.FAILED)
                 if job.is_interrupted:
@@ -364,7 +368,9 @@ class RemoteTier:
             try:
                 store = store or self._terms.open_store()
                 facts = store.probe()
-            except StoreFaultError as fault:
+            except Exception as fault:
+                if not isinstance(fault, StoreFaultError):
+                    logger.exception("%s: a probe failed", self._terms.place)
                 if store is not None:
                     store.close()
                     store = None

@@ -20,6 +20,10 @@ from kvoffload.tiers.record_store import RecordStore, SlotStore
 from kvoffload.types import HASH_BYTES
 
 _NOT_YET = 0
+_NAMES_AT_ONCE = 1024
+"""Of looks and removals: what is late can be left off in between."""
+_RECORDS_AT_ONCE = 4096
+"""However small they are."""
 _NO_PARENT = bytes(HASH_BYTES)
 
 
@@ -99,8 +103,8 @@ class RemoteJob:
 
     def _cut(self, call_bytes: int) -> Iterator[range]:
         moves = self.verb in (Verb.PUT, Verb.GET)
-        step = max(call_bytes // max(self.record_bytes, 1), 1) if moves else len(self._list)
-        return (range(at, min(at + step, len(self._list))) for at in range(0, len(self._list), max(step, 1)))
+        step = min(max(call_bytes // max(self.record_bytes, 1), 1) if moves else _NAMES_AT_ONCE, _RECORDS_AT_ONCE)
+        return (range(at, min(at + step, len(self._list))) for at in range(0, len(self._list), step))
 
     def _settle(self, at: int, outcome: RecordOutcome) -> None:
         with self.lock:

@@ -203,6 +203,14 @@ TEST(a_wait_ends_at_its_deadline) {
     CHECK(pair.one->send(more, {}, RecordLink::Clock::now() + 1ms).code() == Code::unavailable);
 }
 
+TEST(a_deadline_ends_what_never_has_to_wait) {
+    Pair pair = make_pair_of(false);
+    CHECK(pair.one->send(Bytes(100), {}, soon()).ok());
+    Bytes out(100);
+    CHECK(pair.other->receive(out, RecordLink::Clock::now()).code() == Code::unavailable);
+    CHECK(pair.other->send(out, {}, RecordLink::Clock::now()).code() == Code::unavailable);
+}
+
 TEST(a_wait_ends_when_it_is_shut_from_another_thread) {
     Pair pair = make_pair_of(true);
     std::thread other([&] { pair.one->shut(); });

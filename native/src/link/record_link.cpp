@@ -27,6 +27,8 @@ std::span<const std::uint8_t> record_at(const LinkRecords& records, std::size_t 
 
 Status gone() { return {Code::failed, "the other side has hung up"}; }
 
+Status late() { return {Code::unavailable, "the other side took too long"}; }
+
 bool is_wait(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 void put_length(std::uint8_t* out, std::size_t length) {
@@ -81,6 +83,10 @@ Status RecordLink::send_plain(std::span<const std::uint8_t> head, const LinkReco
     std::size_t at = 0, done = 0;
     const auto part = [&](std::size_t number) { return number == 0 ? head : record_at(records, number - 1); };
     while (at <= count) {
+        // Also where the other side never makes us wait.
+        if (Clock::now() >= deadline) {
+            return late();
+        }
         std::array<iovec, kMostParts> parts;
         std::size_t used = 0;
         for (std::size_t next = at; next <= count && used < kMostParts; ++next) {
@@ -191,6 +197,9 @@ Status RecordLink::receive_records(const LinkRecords& records, std::span<RunDige
 
 Status RecordLink::read_all(std::span<std::uint8_t> out, Instant deadline) {
     while (!out.empty()) {
+        if (Clock::now() >= deadline) {
+            return late();
+        }
         const ssize_t got = recv(socket_.number(), out.data(), out.size(), 0);
         if (got > 0) {
             out = out.subspan(static_cast<std::size_t>(got));
@@ -260,7 +269,7 @@ Status RecordLink::wait(short events, Instant deadline) {
     for (;;) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
         if (left <= 0) {
-            return {Code::unavailable, "the other side took too long"};
+            return late();
         }
         pollfd waited{socket_.number(), events, 0};
         const int ready = poll(&waited, 1, static_cast<int>(std::min<std::int64_t>(left, 1'000'000)));

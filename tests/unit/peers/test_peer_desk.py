@@ -197,3 +197,45 @@ def test_what_is_removed_is_removed_below_too(desk: Desk, shards: int) -> None:
     outcomes = desk.desk.remove(desk.names(0, 3)).tolist()
     assert outcomes == [RecordOutcome.REMOVED, RecordOutcome.REMOVED, RecordOutcome.MISSING]
     assert desk.removed == [hashes_of(0, 3)]
+
+
+def test_a_slot_that_a_link_is_writing_is_nobody_elses(sharded: Desk) -> None:
+    """However long that takes: the process may have been stopped in the middle of it."""
+    names = sharded.names(0, 2)
+    room = sharded.desk.reserve(names, RECORD)
+    assert room is not None
+    sharded.now_s += 100 * STAGED_S
+    sharded.desk.tick()
+    assert sharded.cache.stats.reserved == 2
+    digests = np.array([1, 2], np.uint64)
+    sharded.desk.commit(room, names, claimed=digests, found=digests, parents=bytes(64))
+    sharded.now_s += STAGED_S + 1
+    sharded.desk.tick()
+    assert sharded.cache.stats.reserved == 0
+
+
+def test_a_link_that_comes_late_leaves_what_was_staged_anew(sharded: Desk) -> None:
+    names = sharded.names(0, 1)
+    late = sharded.desk.reserve(names, RECORD)
+    assert late is not None
+    sharded.desk.abort(late, names)
+    sharded.now_s += STAGED_S + 1
+    sharded.desk.tick()
+    newer = sharded.desk.reserve(names, RECORD)
+    assert newer is not None
+    sharded.desk.abort(late, names)
+    assert len(sharded.desk.reserve(names, RECORD).slots) == 0, "the shard is coming"  # type: ignore[union-attr]
+
+
+def test_a_name_that_comes_twice_is_reserved_once(desk: Desk, shards: int) -> None:
+    twice = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(0, 1) * 2)
+    for shard in range(shards):
+        desk.put(replace_shard(twice, shard))
+    desk.now_s += STAGED_S + 1
+    desk.desk.tick()
+    assert desk.cache.stats.reserved == 0
+    assert desk.desk.look(desk.names(0, 1)).tolist() == [RecordOutcome.FOUND]
+
+
+def replace_shard(names: RecordNames, shard: int) -> RecordNames:
+    return RecordNames(fingerprint=names.fingerprint, hashes=names.hashes, group=names.group, shard=shard)

@@ -89,6 +89,12 @@ def test_an_answer_is_about_what_was_asked() -> None:
         read_answer_head(b"x" * ANSWER_BYTES, 3)
 
 
+def test_outcomes_that_are_none_are_refused() -> None:
+    strange = LinkAnswer(outcomes=np.array([4, 99], np.uint8), digests=np.zeros(2, np.uint64)).pack()
+    with pytest.raises(BadRequestError, match="outcomes that are none"):
+        read_answer(LinkStatus.OK, strange[ANSWER_BYTES:])
+
+
 def test_a_refusal_has_no_records() -> None:
     frame = answer_only(LinkStatus.UNKNOWN_IDENTITY).pack()
     assert read_answer_head(frame, 3) == (LinkStatus.UNKNOWN_IDENTITY, 0)
