@@ -21,6 +21,8 @@ from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 _GET_TIMEOUT_S = 10.0
 _MOST_PIECES = 8
 """Under way: more of small records would take the server's loop for too long at once."""
+_LOOK_SHARE = 0.5
+"""Of what is left of a request's time, for a tier that has to be asked: others are to bring their part in the rest."""
 _TRIED_EVERY = 16
 """Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
 
@@ -96,7 +98,7 @@ class Promotions:
         elif self._tier.knows_all:
             choose([space.find_whole(self._tier, group, rows[group].tobytes()) for group in groups], now_s)
         else:
-            wait_s = asked.end_s - now_s
+            wait_s = (asked.end_s - now_s) * _LOOK_SHARE
             self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=choose)
 
     def is_too_slow(self, size_bytes: int, computing_s: float) -> bool:
