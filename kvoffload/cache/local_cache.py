@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Self
 
@@ -328,8 +328,15 @@ def _watch(
             progress(total_bytes, total_bytes)
         except BaseException:
             counter.cancel()
+            future.add_done_callback(_close_unwanted)
             raise
         return core
+
+
+def _close_unwanted(made: Future[native.Cache]) -> None:
+    """It was whole before it was cancelled."""
+    if made.exception() is None:
+        made.result().close()
 
 
 def _numbers(data: bytes) -> Addresses:

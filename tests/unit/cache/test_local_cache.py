@@ -101,6 +101,19 @@ def test_an_exception_out_of_progress_ends_the_start() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvoffload-populate")]
 
 
+def test_what_was_made_before_it_was_cancelled_is_closed() -> None:
+    counter = SimpleNamespace(done_bytes=0, cancel=lambda: None)
+    closed: list[int] = []
+    made = SimpleNamespace(close=lambda: closed.append(1))
+
+    def refuse(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _watch(lambda: made, counter, 100, refuse)  # type: ignore
+    assert closed == [1]
+
+
 def test_a_closed_cache_says_so_and_its_views_stay(cache: LocalCache) -> None:
     name_space = cache.open_namespace(fingerprint("a"), PLAIN)
     session = cache.open_session()
