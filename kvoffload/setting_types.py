@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictInt
 
+from kvoffload.mooncake_address import parse_mooncake_address
 from kvoffload.s3_address import parse_s3_address, parse_s3_endpoint
 from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import parse_duration, parse_size
@@ -65,6 +66,10 @@ def check_s3_endpoint(value: str) -> str:
     return parse_s3_endpoint(value) if value else value
 
 
+def check_mooncake_address(value: str) -> str:
+    return str(parse_mooncake_address(value)) if value else value
+
+
 def check_tcp_address(value: str) -> str:
     return str(parse_tcp_address(value)) if value else value
 
@@ -89,4 +94,5 @@ FilePath = Annotated[str, AfterValidator(check_file_path)]
 ValkeyUrl = Annotated[str, AfterValidator(check_valkey_address)]
 S3Url = Annotated[str, AfterValidator(check_s3_address)]
 S3Endpoint = Annotated[str, AfterValidator(check_s3_endpoint)]
+MooncakeUrl = Annotated[str, AfterValidator(check_mooncake_address)]
 Count = Annotated[StrictInt, BeforeValidator(read_count)]

@@ -7,12 +7,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
+from kvoffload.mooncake_address import MOONCAKE_FORM
 from kvoffload.s3_address import ENDPOINT_FORM, S3_FORM
 from kvoffload.setting_types import (
     Count,
     Duration,
     FilePath,
     Folders,
+    MooncakeUrl,
     S3Endpoint,
     S3Url,
     Size,
@@ -75,6 +77,27 @@ class Settings(BaseModel):
         allowed="sealed or trusted",
         description="Whether records are encrypted between the servers of a fleet. trusted is for networks that nobody "
         "else can listen to or write to. The same on all of them.",
+    )
+    fleet_board: ValkeyUrl = _setting(
+        "",
+        room="cli",
+        allowed=f"{VALKEY_FORM}, or empty",
+        description="A Valkey or Redis server where the servers of a fleet announce themselves, beside those that "
+        "[[peers]] name; reached with the valkey_ files. Needs key_file, and fleet_secret_file. Empty: none.",
+    )
+    fleet_name: str = _setting(
+        "fleet",
+        room="cli",
+        allowed="1 to 64 letters, digits, dots and dashes",
+        description="Which fleet's servers are to find each other there.",
+        pattern=r"^[A-Za-z0-9.-]{1,64}$",
+    )
+    fleet_secret_file: FilePath = _setting(
+        "",
+        room="cli",
+        allowed="the absolute path of a file that only this user can read, or empty",
+        description="Has what all servers of the fleet know and nobody else: whoever knows it may join. At least 16 "
+        "letters.",
     )
     linger: Duration = _setting(
         0.0,
@@ -211,6 +234,39 @@ class Settings(BaseModel):
         room="tiers",
         allowed="an absolute path, or empty",
         description="Whose certificates are trusted too with https://, beside the public ones.",
+    )
+    mooncake: MooncakeUrl = _setting(
+        "",
+        room="tiers",
+        allowed=f"{MOONCAKE_FORM}, or empty",
+        description="A Mooncake Store below memory and disk, for blocks that other machines use too. Empty: none.",
+    )
+    mooncake_protocol: Literal["tcp", "rdma"] = _setting(
+        "tcp",
+        room="tiers",
+        allowed="tcp or rdma",
+        description="By which its records travel.",
+    )
+    mooncake_device: str = _setting(
+        "",
+        room="tiers",
+        allowed="names of RDMA devices with commas between them, or empty for all",
+        description="Which devices rdma may use.",
+        max_length=256,
+    )
+    mooncake_metadata: str = _setting(
+        "P2PHANDSHAKE",
+        room="tiers",
+        allowed="P2PHANDSHAKE, or what Mooncake's own clients are given",
+        description="Where its clients find each other; P2PHANDSHAKE: they ask each other.",
+        max_length=256,
+    )
+    mooncake_host: str = _setting(
+        "127.0.0.1",
+        room="tiers",
+        allowed="an address or name of this machine that the stores can reach",
+        description="What this machine is called in its store.",
+        max_length=256,
     )
     remote_write: Literal["write_through", "write_back", "second_use"] = _setting(
         "write_through",

@@ -36,6 +36,11 @@ class TcpAddress:
             return address in _LOOPBACK_4
         return address == _LOOPBACK_6
 
+    @property
+    def is_any(self) -> bool:
+        """All addresses of one family: none that others could name."""
+        return ipaddress.ip_address(self.host).is_unspecified
+
     def __str__(self) -> str:
         return f"tcp://[{self.host}]:{self.port}" if self.is_version_6 else f"tcp://{self.host}:{self.port}"
 

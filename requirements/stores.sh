@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Debian's redis-server in a folder of its own, without root: `requirements/stores.sh FOLDER`.
+# Debian's redis-server and the libraries of Mooncake's client, in a folder of their own, without root: `requirements/stores.sh FOLDER`.
 set -euo pipefail
 
-packages=(redis-server redis-tools libjemalloc2 liblzf1)
+packages=(redis-server redis-tools libjemalloc2 liblzf1
+  libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200 libnuma1 liburing2)
 target=$(realpath -m "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -19,3 +20,8 @@ fi
 rm -rf "$target"
 mkdir -p "$target"
 for package in ./*.deb; do dpkg -x "$package" "$target"; done
+# One folder of libraries: libnl's is in another one than the rest.
+if [[ -d $target/lib ]]; then
+  cp -a "$target/lib/." "$target/usr/lib/"
+  rm -r "$target/lib"
+fi

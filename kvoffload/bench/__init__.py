@@ -9,6 +9,7 @@ from kvoffload.bench.copy import CopyBenchmark
 from kvoffload.bench.digest import DigestBenchmark
 from kvoffload.bench.disk import DiskBenchmark
 from kvoffload.bench.index import IndexBenchmark
+from kvoffload.bench.mooncake import MooncakeBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
 from kvoffload.bench.peer import PeerBenchmark
 from kvoffload.bench.rpc import RpcBenchmark
@@ -23,6 +24,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     DigestBenchmark(),
     DiskBenchmark(),
     IndexBenchmark(),
+    MooncakeBenchmark(),
     PageMapBenchmark(),
     PeerBenchmark(),
     RpcBenchmark(),

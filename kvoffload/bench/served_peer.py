@@ -22,7 +22,8 @@ from kvoffload.daemon.tier_terms import TierPlan, TierTerms
 from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers import SpaceBook
-from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import Tier, TierState
 from kvoffload.tiers.remote import RemoteTier

@@ -10,10 +10,12 @@ from kvoffload.daemon.server_config import ServerConfig
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
+from kvoffload.mooncake_address import parse_mooncake_address
 from kvoffload.s3_address import parse_s3_address
 from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.setting_types import split_folders
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB, format_size
@@ -23,17 +25,19 @@ if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
 
 MIN_DISK_BYTES = GIB
+MOONCAKE_CLIENTS = 2
+"""Each is a process."""
 
 
 def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | None = None) -> dict[str, list[TierPlan]]:
     """By domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
     peers = None if fleet is None else fleet.tier
-    plans = (_plan_disk(settings, fleet), peers, _plan_valkey(settings), _plan_s3(settings))
+    plans = (_plan_disk(settings, fleet), peers, _plan_mooncake(settings), _plan_valkey(settings), _plan_s3(settings))
     tiers = [plan for plan in plans if plan is not None]
     if not tiers:
         return {}
     if len(config.domains) > 1:
-        name = next(name for name in ("disk", "peer_listen", "valkey", "s3") if getattr(settings, name))
+        name = next(name for name in ("disk", "peer_listen", "mooncake", "valkey", "s3") if getattr(settings, name))
         raise ConfigError(
             f"setting {name!r} = {getattr(settings, name)!r} with {len(config.domains)} domains: blocks of one domain "
             "could come to another's memory",
@@ -64,9 +68,15 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
 def _plan_valkey(settings: Settings) -> TierPlan | None:
     if not settings.valkey:
         return None
+    terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    return TierPlan(place=make_valkey(settings, settings.valkey), terms=terms)
+
+
+def make_valkey(settings: Settings, address: str) -> ValkeyTerms:
+    """How a server is reached, by the files of the settings. ConfigError: one of them cannot be read."""
     password = read_private_text(Path(settings.valkey_password_file)) if settings.valkey_password_file else ""
-    valkey = ValkeyTerms(
-        address=parse_valkey_address(settings.valkey),
+    return ValkeyTerms(
+        address=parse_valkey_address(address),
         password=password.strip(),
         ca_file=settings.valkey_ca_file,
         cert_file=settings.valkey_cert_file,
@@ -75,8 +85,6 @@ def _plan_valkey(settings: Settings) -> TierPlan | None:
         connections=settings.remote_connections,
         ttl_s=round(settings.valkey_ttl),
     )
-    terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
-    return TierPlan(place=valkey, terms=terms)
 
 
 def _plan_s3(settings: Settings) -> TierPlan | None:
@@ -120,3 +128,19 @@ def _read_certificates(file: str) -> str:
             remedy="give a file of certificates in PEM",
         )
     return text
+
+
+def _plan_mooncake(settings: Settings) -> TierPlan | None:
+    if not settings.mooncake:
+        return None
+    mooncake = MooncakeTerms(
+        address=parse_mooncake_address(settings.mooncake),
+        protocol=settings.mooncake_protocol,
+        device=settings.mooncake_device,
+        metadata=settings.mooncake_metadata,
+        host=settings.mooncake_host,
+        call_timeout_s=settings.remote_timeout,
+        connections=min(settings.remote_connections, MOONCAKE_CLIENTS),
+    )
+    terms = TierTerms(name="mooncake", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    return TierPlan(place=mooncake, terms=terms)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from kvoffload.cli.below import make_valkey
 from kvoffload.config import Settings
+from kvoffload.daemon import Guest
 from kvoffload.daemon.peer_office import PeeringPlan
 from kvoffload.daemon.server_config import ServerConfig
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import ConfigError
-from kvoffload.key_files import KeyPair, read_pair
+from kvoffload.key_files import KeyPair, read_pair, read_private_text
 from kvoffload.peers import SpaceBook
-from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
+from kvoffload.peers.notice_board import BoardTerms
 from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
 from kvoffload.tcp_address import TcpAddress, parse_tcp_address
+
+MIN_SECRET_LETTERS = 16
 
 
 @dataclass(frozen=True)
@@ -26,13 +34,16 @@ class FleetPlan:
     place: FleetPlace
     """The tier's."""
     peering: PeeringPlan
+    guests: dict[str, Guest]
+    """Who was announced, by key; changes while the server runs."""
 
 
 def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
     """None: it is in none. ConfigError: what is said does not fit together."""
     if not settings.peer_listen:
-        if config.peers:
-            raise ConfigError("[[peers]] are named, and nothing listens for them", remedy="set peer_listen, and listen")
+        if config.peers or settings.fleet_board:
+            what = "[[peers]] are named" if config.peers else "a fleet_board is set"
+            raise ConfigError(f"{what}, and nothing listens for peers", remedy="set peer_listen, and listen")
         return None
     if not settings.listen:
         raise ConfigError(
@@ -54,8 +65,10 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
         connections=min(settings.remote_connections, _links_a_peer(len(members)) - 1),
+        board=_plan_board(settings, own),
     )
-    place = FleetPlace(terms, spaces, find_homes)
+    guests: dict[str, Guest] = {}
+    place = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, guests, terms.domain))
     tier = TierTerms(
         name="peer",
         write=WriteRule(settings.remote_write),
@@ -67,7 +80,39 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         tier=TierPlan(place=place, terms=tier),
         place=place,
         peering=PeeringPlan(address=links, spaces=spaces, is_sealed=is_sealed),
+        guests=guests,
     )
+
+
+def admit(guests: dict[str, Guest], domain: str, members: Sequence[FleetMember]) -> None:
+    """These and no others. Read meanwhile by the server's loop."""
+    announced = {member.key: Guest(domain=domain, name=str(member.address), is_peer=True) for member in members}
+    guests.update(announced)
+    for key in guests.keys() - announced.keys():
+        del guests[key]
+
+
+def _plan_board(settings: Settings, own: FleetMember) -> BoardTerms | None:
+    if not settings.fleet_board:
+        return None
+    if not own.key:
+        raise ConfigError(
+            f"setting 'fleet_board' = {settings.fleet_board!r} without key_file: nobody could know who is announced",
+            remedy="make keys with `kvoffload keys new`, and set key_file",
+        )
+    if own.address.is_any:
+        raise ConfigError(
+            f"setting 'listen' = {settings.listen!r} with a fleet_board: others have to reach it",
+            remedy="give the address of this machine that they know",
+        )
+    secret = read_private_text(Path(settings.fleet_secret_file)).strip() if settings.fleet_secret_file else ""
+    if len(secret) < MIN_SECRET_LETTERS:
+        raise ConfigError(
+            f"setting 'fleet_secret_file' = {settings.fleet_secret_file!r} holds no secret",
+            remedy=f"name a file with at least {MIN_SECRET_LETTERS} letters that all servers of the fleet have",
+        )
+    valkey = make_valkey(settings, settings.fleet_board)
+    return BoardTerms(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
 
 
 def _links_a_peer(members: int) -> int:

@@ -7,6 +7,7 @@ import grp
 import logging
 import os
 import signal
+from collections import ChainMap
 from pathlib import Path
 from typing import Annotated
 
@@ -75,7 +76,7 @@ def serve(
         private=None if private is None else PrivateTerms(files=files, ending=ending),
         operator_uids=frozenset({os.getuid(), *(config.operators.users or ())}),
         operator_token=config.read_token(Path() if file is None else file.parent),
-        remote=choose_remote(settings, config),
+        remote=choose_remote(settings, config, None if fleet is None else fleet.guests),
         tiers=choose_tiers(settings, config, fleet),
         peering=None if fleet is None else fleet.peering,
     )
@@ -113,8 +114,11 @@ def choose_memory(settings: Settings, config: ServerConfig) -> dict[str, CacheTe
     return chosen
 
 
-def choose_remote(settings: Settings, config: ServerConfig) -> RemoteTerms | None:
-    """Who comes in over TCP. Without keys only loopback may be listened at, which the server sees to."""
+def choose_remote(
+    settings: Settings, config: ServerConfig, announced: dict[str, Guest] | None = None
+) -> RemoteTerms | None:
+    """Who comes in over TCP; `announced` ones may come and go. Without keys only loopback may be listened at, which the
+    server sees to."""
     if not settings.listen:
         return None
     address = parse_tcp_address(settings.listen)
@@ -124,10 +128,12 @@ def choose_remote(settings: Settings, config: ServerConfig) -> RemoteTerms | Non
         stranger = Guest(domain=config.find_open_domain(), is_peer=bool(settings.peer_listen))
         return RemoteTerms(address=address, stranger=stranger)
     keys = read_pair(Path(settings.key_file))
-    if not config.clients and not config.peers:
+    if not config.clients and not config.peers and not settings.fleet_board:
         remedy = "name clients with their keys in [[clients]], or servers in [[peers]]"
         raise ConfigError(f"nobody may connect to {address}", remedy=remedy)
-    return RemoteTerms(address=address, keys=keys, guests=config.make_guests())
+    return RemoteTerms(
+        address=address, keys=keys, guests=ChainMap(config.make_guests(), {} if announced is None else announced)
+    )
 
 
 def tell_starter(lock: FileLock, ready: int) -> None:

@@ -8,17 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from kvoffload.daemon.domain import Domain
-from kvoffload.daemon.event_feed import Space
+from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.registering import open_namespace
 from kvoffload.daemon.session import Connection
+from kvoffload.daemon.tier_chain import TierChain
+from kvoffload.daemon.tier_desk import TierDesk
 from kvoffload.peers import PeerSpace, SpaceBook
+from kvoffload.peers.loop_mail import LoopMail, RemovedBlocks, StoredBlocks, WantedBlocks
 from kvoffload.peers.peer_desk import PeerCache, PeerDesk
 from kvoffload.peers.peer_server import LinkSession, PeerServer
-from kvoffload.peers.stored_mail import StoredBlocks, StoredMail
 from kvoffload.protocol import ClientMessage, Done, Error, ErrorCode, Introduce, LinkOpened, OpenLink, ServerMessage
 from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers import RecordNames
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +51,41 @@ class LinkOffice(Protocol):
     def open_session(self, peer: str, domain: str) -> LinkSession: ...
 
 
+class PeeredCore(Protocol):
+    """Who is told of what links do."""
+
+    def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None: ...
+
+    @property
+    def tiers(self) -> TierDesk: ...
+
+    @property
+    def feed(self) -> EventFeed: ...
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A PeerLoop of one domain."""
+
+    domain: str
+    mail: LoopMail
+    find_near: Callable[[RecordNames], npt.NDArray[np.bool_]] | None
+
+    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
+        self.mail.send(StoredBlocks(domain=self.domain, space=space, group=group, hashes=hashes, parents=parents))
+
+    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
+        self.mail.send(RemovedBlocks(domain=self.domain, space=space, group=group, hashes=hashes))
+
+    def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(names), np.bool_) if self.find_near is None else self.find_near(names)
+
+    def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
+        wanted = WantedBlocks(domain=self.domain, space=space, group=group, hashes=hashes, wait_s=wait_s)
+        self.mail.send(wanted)
+        wanted.is_over.wait(wait_s)
+
+
 class PeerOffice:
     """Belongs to the thread of the event loop, which watches `fileno` and then calls `tell`."""
 
@@ -54,7 +95,7 @@ class PeerOffice:
         self._open_pidfd = open_pidfd
         self._clock = clock
         self._server = PeerServer(plan.address, is_sealed=plan.is_sealed)
-        self._mail = StoredMail()
+        self._mail = LoopMail()
 
     @property
     def port(self) -> int:
@@ -71,23 +112,25 @@ class PeerOffice:
         """Readable when links have stored something."""
         return self._mail.fileno()
 
-    def attach(self, domain: str, cache: PeerCache) -> None:
-        """The domain's memory is there."""
-
-        def stored(space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
-            self._mail.send(StoredBlocks(domain, space, group, hashes, parents))
-
-        desk = PeerDesk(cache, self._plan.spaces, pidfd=self._open_pidfd(), on_stored=stored, clock=self._clock)
+    def attach(self, domain: str, cache: PeerCache, chain: TierChain | None = None) -> None:
+        """The domain's memory is there, and what lies below it."""
+        loop = _Loop(domain, self._mail, None if chain is None else chain.find_near)
+        desk = PeerDesk(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
         self._server.attach(domain, desk)
 
-    def tell(self, tell_stored: Callable[[Space, int, bytes, bytes], None], tell_lost: Callable[[int], None]) -> None:
-        """What links have stored since the last time."""
+    def tell(self, core: PeeredCore, now_ns: int) -> None:
+        """What links have stored, removed or want since the last time."""
         blocks, lost = self._mail.take()
-        for domain, space, group, hashes, parents in blocks:
-            told = Space(domain=domain, name_space=space.number, fingerprint=space.fingerprint)
-            tell_stored(told, group, hashes, parents)
+        for one in blocks:
+            space = Space(domain=one.domain, name_space=one.space.number, fingerprint=one.space.fingerprint)
+            if isinstance(one, StoredBlocks):
+                core.tell_stored(space, one.group, one.hashes, one.parents)
+            elif isinstance(one, RemovedBlocks):
+                core.tiers.forget(space, one.group, one.hashes)
+            elif isinstance(one, WantedBlocks):
+                core.tiers.bring(space, one.group, one.hashes, now_ns, wait_s=one.wait_s, then=one.is_over.set)
         if lost:
-            tell_lost(lost)
+            core.feed.tell_lost(lost)
 
     def tick(self) -> None:
         """To be called now and then."""
@@ -95,6 +138,7 @@ class PeerOffice:
 
     def close(self) -> None:
         """All links end. After it they touch no slot."""
+        self._mail.refuse()
         self._server.close()
         self._mail.close()
 

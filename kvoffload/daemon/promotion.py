@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CommitOutcome, LeaseId, SessionId, find_reach, needed_blocks
+from kvoffload.cache import CommitOutcome, LeaseId, SessionId
 from kvoffload.daemon.bad_records import BadRecords
-from kvoffload.daemon.promotion_parts import Answer, AskedFor, Piece, Promotion
+from kvoffload.daemon.promotion_parts import Answer, AskedFor, PartOf, Piece, Promotion, Wanted
 from kvoffload.daemon.served_cache import ServedCache
-from kvoffload.daemon.tier_looks import Found, TierLooks
+from kvoffload.daemon.tier_looks import Found, Then, TierLooks
 from kvoffload.daemon.tier_rate import TierRate
 from kvoffload.daemon.tier_terms import FindSpace, Rows, TierCounts, TierSpace, TierTerms, as_names, as_rows, cut_pieces
-from kvoffload.protocol import Promote, Promoted, PromotionOutcome
+from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
 _GET_TIMEOUT_S = 10.0
 _MOST_PIECES = 8
 """Under way: more of small records would take the server's loop for too long at once."""
+_LOOK_SHARE = 0.5
+"""Of what is left of a request's time, for a tier that has to be asked: others are to bring their part in the rest."""
 _TRIED_EVERY = 16
 """Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
 
@@ -79,56 +80,58 @@ class Promotions:
         looks = self._looks.next_s()
         return min([*times, *(until_s for until_s, _ in self._held), *([] if looks is None else [looks])], default=None)
 
-    def ask(self, message: Promote, now_s: float, answer: Answer) -> None:
-        """A request waits. `answer` is called once: now, or from a later call of this object."""
-        cache, space = self._cache, self._find_space(message.name_space)
-        if cache is None or space is None or len(self._waiting) + len(self._looks) >= self._terms.promotion_limit:
-            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
-            return
+    def find(self, asked: AskedFor, lacking: Found, now_s: float, then: Then) -> None:
+        """Which of the blocks that are lacking the tier has. `then` is called once: now, or from a later call of this
+        object."""
+        space, rows = asked.space, asked.rows
         groups = range(len(space.rules))
-        rows = [space.chain_rows(group, message.chain, message.limit) for group in groups]
-        asked = AskedFor(message, space, rows, answer, now_s)
-        if self._tier.knows_all:
-            below = [space.find_whole(self._tier, group, rows[group].tobytes()) for group in groups]
-            self._choose(asked, below, now_s)
-            return
-        lacking = [~cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
-        wait_s = message.wait_ms / 1000
-        self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=partial(self._choose, asked))
 
-    def _choose(self, asked: AskedFor, below: Found, now_s: float) -> None:
-        """What of `below` is brought up."""
-        cache, message, space, rows = self._cache, asked.message, asked.space, asked.rows
-        assert cache is not None
-        groups = range(len(space.rules))
-        for group in groups:
-            for shard in range(space.shards(group)):
-                self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), below[group])
-        in_memory = [cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
-        terms = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
-        reached = find_reach(space.rules, in_memory, **terms)
-        boundary = find_reach(space.rules, [a | b for a, b in zip(in_memory, below, strict=True)], **terms)
-        if boundary <= reached:
-            asked.refuse(PromotionOutcome.NOTHING, boundary)
-            return
-        promotion = Promotion(asked.answer, boundary, asked.asked_s + message.wait_ms / 1000)
-        needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
-        missing = [
-            part.start + np.flatnonzero(~is_there[part.start : part.stop])
-            for part, is_there in zip(needed, in_memory, strict=True)
-        ]
-        size_bytes = sum(len(missing[group]) * space.block_bytes(group) for group in groups)
-        computing_s = (boundary - reached) * message.prefill_ns / 1e9
-        if self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes) and not self._is_trial_due():
-            self._counts.too_slow += 1
-            asked.refuse(PromotionOutcome.TOO_SLOW, boundary)
-            return
+        def choose(found: Found, found_s: float) -> None:
+            for group in groups:
+                found[group] &= lacking[group]
+                for shard in range(space.shards(group)):
+                    self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), found[group])
+            then(found, found_s)
+
+        if self._cache is None or self.waiting >= self._terms.promotion_limit:
+            then([np.zeros(len(group), np.bool_) for group in rows], now_s)
+        elif self._tier.knows_all:
+            choose([space.find_whole(self._tier, group, rows[group].tobytes()) for group in groups], now_s)
+        else:
+            wait_s = (asked.end_s - now_s) * _LOOK_SHARE
+            self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=choose)
+
+    def is_too_slow(self, size_bytes: int, computing_s: float) -> bool:
+        """Whether computing is estimated to be faster than so many bytes come up. Now and then it is tried anyway."""
+        if not (self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes)) or self._is_trial_due():
+            return False
+        self._counts.too_slow += 1
+        return True
+
+    def bring_up(self, asked: AskedFor, part: PartOf, now_s: float, answer: Answer) -> None:
+        """A part of what a request waits for. `answer` is called once."""
+        space = asked.space
+        promotion = Promotion(answer, part.boundary, asked.end_s)
         self._waiting.add(promotion)
-        for group in groups:
+        for group, kept in enumerate(part.kept):
             # What is there already is not to give way to what comes.
-            part = rows[group][needed[group].start : needed[group].stop]
-            self._hold(promotion, space, group, part[in_memory[group][needed[group].start : needed[group].stop]])
-        self._queue_pieces(promotion, space, rows, missing)
+            self._hold(promotion, space, group, asked.rows[group][kept])
+        before = [space.rows_before(group, asked.rows) for group in range(len(space.rules))]
+        self._queue_pieces(promotion, space, asked.rows, before, part.missing)
+        self.advance(now_s)
+        self._settle(promotion, now_s)
+
+    def bring(self, wanted: Wanted, now_s: float) -> None:
+        """Blocks that the tier has, by their names alone; memory has none of them."""
+        space = self._find_space(wanted.name_space)
+        if self._cache is None or space is None or self.waiting >= self._terms.promotion_limit:
+            wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
+            return
+        rows = [as_rows(wanted.hashes if group == wanted.group else b"") for group in range(len(space.rules))]
+        promotion = Promotion(wanted.answer, 0, wanted.deadline_s)
+        self._waiting.add(promotion)
+        nobody_knows = [np.zeros_like(group) for group in rows]
+        self._queue_pieces(promotion, space, rows, nobody_knows, [np.arange(len(group)) for group in rows])
         self.advance(now_s)
         self._settle(promotion, now_s)
 
@@ -214,14 +217,19 @@ class Promotions:
         return True
 
     def _queue_pieces(
-        self, promotion: Promotion, space: TierSpace, rows: list[Rows], missing: list[npt.NDArray[np.int64]]
+        self,
+        promotion: Promotion,
+        space: TierSpace,
+        rows: list[Rows],
+        rows_before: list[Rows],
+        missing: Sequence[npt.NDArray[np.int64]],
     ) -> None:
         """Those that are on their way are waited for, the others are queued in the order of their tokens."""
         pieces = []
         for group, lacking in enumerate(missing):
             positions, hashes = lacking, rows[group][lacking]
             names = as_names(hashes)
-            before = space.rows_before(group, rows)[lacking]
+            before = rows_before[group][lacking]
             if coming := self._coming[space.number, group]:
                 found = [coming.get(name) for name in names]
                 for piece in {piece for piece in found if piece is not None}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,24 +10,40 @@ import numpy.typing as npt
 
 from kvoffload.cache import LeaseId
 from kvoffload.daemon.tier_terms import Rows, TierSpace
-from kvoffload.protocol import Promote, Promoted, PromotionOutcome
+from kvoffload.protocol import Promote, Promoted
 
 Answer = Callable[[Promoted], None]
 
 
 @dataclass(frozen=True, eq=False)
 class AskedFor:
-    """By a request that came at `asked_s`: its blocks by group. `answer` is called once."""
+    """By a request: its blocks by group, until `end_s`."""
 
     message: Promote
     space: TierSpace
     rows: list[Rows]
-    answer: Answer
-    asked_s: float
+    end_s: float
 
-    def refuse(self, outcome: PromotionOutcome, boundary: int) -> None:
-        """Nothing is brought up for it."""
-        self.answer(Promoted(outcome=outcome, boundary=boundary))
+
+@dataclass(frozen=True, eq=False)
+class PartOf:
+    """What one tier brings up for a request whose hit will reach `boundary`; all by group, as places in its rows."""
+
+    boundary: int
+    missing: Sequence[npt.NDArray[np.int64]]
+    kept: Sequence[npt.NDArray[np.int64]]
+    """In memory already."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Blocks of one group, by their names alone, until `deadline_s`. `answer` is called once."""
+
+    name_space: int
+    group: int
+    hashes: bytes
+    deadline_s: float
+    answer: Answer
 
 
 @dataclass(eq=False)

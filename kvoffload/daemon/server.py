@@ -246,7 +246,7 @@ class CacheServer:
                 self.unwatch(ready)
                 self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
             elif self._peers is not None and ready == self._peers.fileno():
-                self._peers.tell(self._core.tell_stored, self._core.feed.tell_lost)
+                self._peers.tell(self._core, self._clock_ns())
             elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
@@ -330,7 +330,7 @@ class CacheServer:
 
     def _attach(self, domain: str, adopted_boot_id: int) -> None:
         if self._peers is not None:
-            self._peers.attach(domain, self._pools.caches[domain])
+            self._peers.attach(domain, self._pools.caches[domain], self._core.tiers.find_chain(domain))
         self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
 
     def _adopt(self, lifeline: int, former_boot_id: int) -> None:

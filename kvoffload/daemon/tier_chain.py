@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from kvoffload.cache import CacheGeometry
-from kvoffload.daemon.promotion_parts import Answer
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import CacheGeometry, find_reach, needed_blocks
+from kvoffload.daemon.promotion_parts import Answer, AskedFor, PartOf, Wanted
 from kvoffload.daemon.served_cache import ServedCache
+from kvoffload.daemon.tier_looks import Found
 from kvoffload.daemon.tier_terms import TierPlan, TierSpace
 from kvoffload.daemon.tier_traffic import PREFETCH_WAIT_MS, TierTraffic
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
-
-_ROUNDS = 3
-"""A farther tier may fill a gap behind which a nearer one has more."""
-_RANKS = (PromotionOutcome.PARTLY, PromotionOutcome.COMPLETE, PromotionOutcome.TOO_SLOW)
-"""What is said of all tiers together: the first of these that one of them said."""
+from kvoffload.tiers import RecordNames
 
 
 def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable[[], int]) -> dict[str, TierChain]:
@@ -29,16 +29,38 @@ def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable
 
 @dataclass(eq=False)
 class _Walk:
-    """One request's, from tier to tier."""
+    """One request's, from tier to tier: what each has of what those before it lack."""
 
-    message: Promote
+    asked: AskedFor
     answer: Answer
-    end_s: float
+    lacking: Found
+    found: list[Found] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """By tier, what it brings so that a hit reaches `boundary`; `kept` is in memory already."""
+
     boundary: int
-    outcomes: set[PromotionOutcome] = field(default_factory=set)
-    has_more: bool = False
-    """A farther tier brought something up in this round."""
-    rounds: int = 0
+    parts: Mapping[int, Sequence[npt.NDArray[np.int64]]]
+    kept: Sequence[npt.NDArray[np.int64]]
+
+
+@dataclass(eq=False)
+class _Join:
+    """The parts that one request waits for."""
+
+    answer: Answer
+    boundary: int
+    waits_for: int
+    is_partly: bool = False
+
+    def end_part(self, promoted: Promoted) -> None:
+        self.is_partly |= promoted.outcome is not PromotionOutcome.COMPLETE
+        self.waits_for -= 1
+        if not self.waits_for:
+            outcome = PromotionOutcome.PARTLY if self.is_partly else PromotionOutcome.COMPLETE
+            self.answer(Promoted(outcome=outcome, boundary=self.boundary))
 
 
 class TierChain:
@@ -46,10 +68,12 @@ class TierChain:
 
     def __init__(self, tiers: Sequence[TierTraffic]) -> None:
         self.tiers = tuple(tiers)
-        self._now_s = 0.0
+        self._cache: ServedCache | None = None
+        self._is_closing = False
 
     def attach(self, cache: ServedCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
         """The memory is there. `tell` hears of blocks that came up; so do the tiers above the one they came from."""
+        self._cache = cache
         for at, tier in enumerate(self.tiers):
             above = self.tiers[:at]
 
@@ -87,10 +111,17 @@ class TierChain:
             tier.forget(name_space, group, hashes)
 
     def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
-        """`answer` is called once: now, or from a later call of this object."""
-        self._now_s = now_s
-        walk = _Walk(message, answer, now_s + message.wait_ms / 1000, message.local)
-        self._ask(walk, 0)
+        """All tiers are asked for what memory and those before them lack, and then each brings its part: blocks of one
+        prompt may lie anywhere. `answer` is called once: now, or from a later call of this object."""
+        cache, space = self._cache, self.tiers[0].find_space(message.name_space)
+        if cache is None or space is None or self._is_closing:
+            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
+            return
+        groups = range(len(space.rules))
+        rows = [space.chain_rows(group, message.chain, message.limit) for group in groups]
+        asked = AskedFor(message, space, rows, now_s + message.wait_ms / 1000)
+        lacking = [~cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
+        self._find(_Walk(asked, answer, lacking), now_s)
 
     def prefetch(self, message: Prefetch, now_s: float) -> None:
         """A request with this chain comes soon."""
@@ -103,9 +134,23 @@ class TierChain:
         )
         self.promote(wanted, now_s, lambda _: None)
 
+    def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        """Which of these records tiers have that know it. From any thread."""
+        found = np.zeros(len(names), np.bool_)
+        for tier in self.tiers:
+            found |= tier.find_near(names)
+        return found
+
+    def bring(self, wanted: Wanted, now_s: float) -> None:
+        """From the nearest tier that knows what it has."""
+        near = next((tier for tier in self.tiers if tier.knows_all), None)
+        if near is None:
+            wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
+        else:
+            near.reads.bring(wanted, now_s)
+
     def advance(self, now_s: float) -> None:
         """Takes what has ended, and gives the tiers what they may have."""
-        self._now_s = now_s
         for tier in self.tiers:
             tier.advance(now_s)
 
@@ -116,26 +161,73 @@ class TierChain:
 
     def close(self, now_s: Callable[[], float]) -> None:
         """The server ends. After it no slot of the memory is touched."""
+        self._is_closing = True
         for tier in self.tiers:
             tier.close(now_s)
 
-    def _ask(self, walk: _Walk, at: int) -> None:
-        left_ms = round((walk.end_s - self._now_s) * 1000)
-        message = replace(walk.message, wait_ms=max(left_ms, 0))
-        self.tiers[at].promote(message, self._now_s, lambda promoted: self._hear(walk, at, promoted))
+    def _find(self, walk: _Walk, now_s: float) -> None:
+        """Asks the next tier."""
+        is_last = len(walk.found) == len(self.tiers) or not any(group.any() for group in walk.lacking)
+        if is_last or self._is_closing or now_s >= walk.asked.end_s:
+            self._choose(walk, now_s)
+            return
 
-    def _hear(self, walk: _Walk, at: int, promoted: Promoted) -> None:
-        walk.boundary = max(walk.boundary, promoted.boundary)
-        walk.outcomes.add(promoted.outcome)
-        walk.has_more |= at > 0 and promoted.outcome is PromotionOutcome.COMPLETE
-        has_time = self._now_s < walk.end_s
-        if has_time and at + 1 < len(self.tiers):
-            self._ask(walk, at + 1)
-            return
-        walk.rounds += 1
-        if has_time and walk.has_more and walk.rounds < _ROUNDS:
-            walk.has_more = False
-            self._ask(walk, 0)
-            return
-        outcome = next((one for one in _RANKS if one in walk.outcomes), PromotionOutcome.NOTHING)
-        walk.answer(Promoted(outcome=outcome, boundary=walk.boundary))
+        def found(what: Found, found_s: float) -> None:
+            walk.found.append(what)
+            walk.lacking = [lacking & ~has for lacking, has in zip(walk.lacking, what, strict=True)]
+            self._find(walk, found_s)
+
+        self.tiers[len(walk.found)].reads.find(walk.asked, walk.lacking, now_s, found)
+
+    def _choose(self, walk: _Walk, now_s: float) -> None:
+        """How far a hit may reach, without tiers by which it would come later than it is computed."""
+        cache, asked = self._cache, walk.asked
+        message, space, rows = asked.message, asked.space, asked.rows
+        assert cache is not None
+        groups = range(len(space.rules))
+        in_memory = [cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
+        terms = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
+        reached = find_reach(space.rules, in_memory, **terms)
+        outcome, boundary = PromotionOutcome.NOTHING, reached
+        used = [] if self._is_closing else list(range(len(walk.found)))
+        while used:
+            there = [in_memory[group].copy() for group in groups]
+            for at in used:
+                for group in groups:
+                    there[group] |= walk.found[at][group]
+            boundary = find_reach(space.rules, there, **terms)
+            if boundary <= reached:
+                break
+            needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
+            parts = {at: self._part(walk, at, needed, in_memory) for at in used}
+            computing_s = (boundary - reached) * message.prefill_ns / 1e9
+            slow = [at for at in used if self.tiers[at].reads.is_too_slow(_size_of(space, parts[at]), computing_s)]
+            if not slow:
+                kept = [
+                    part.start + np.flatnonzero(is_there[part.start : part.stop])
+                    for part, is_there in zip(needed, in_memory, strict=True)
+                ]
+                self._bring(walk, _Plan(boundary, parts, kept), now_s)
+                return
+            outcome = PromotionOutcome.TOO_SLOW
+            used = [at for at in used if at not in slow]
+        walk.answer(Promoted(outcome=outcome, boundary=boundary))
+
+    def _part(self, walk: _Walk, at: int, needed: Sequence[range], in_memory: Found) -> list[npt.NDArray[np.int64]]:
+        """By group, what this tier brings."""
+        return [
+            part.start + np.flatnonzero((has & ~is_there)[part.start : part.stop])
+            for part, has, is_there in zip(needed, walk.found[at], in_memory, strict=True)
+        ]
+
+    def _bring(self, walk: _Walk, plan: _Plan, now_s: float) -> None:
+        bringing = [at for at, part in plan.parts.items() if any(len(group) for group in part)]
+        nothing = [group[:0] for group in plan.kept]
+        join = _Join(walk.answer, plan.boundary, len(bringing))
+        for number, at in enumerate(bringing):
+            part = PartOf(plan.boundary, plan.parts[at], nothing if number else plan.kept)
+            self.tiers[at].reads.bring_up(walk.asked, part, now_s, join.end_part)
+
+
+def _size_of(space: TierSpace, part: Sequence[npt.NDArray[np.int64]]) -> int:
+    return sum(len(group) * space.block_bytes(number) for number, group in enumerate(part))

@@ -8,6 +8,7 @@ from functools import partial
 from kvoffload.daemon import block_calls
 from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.fault_log import FaultLog
+from kvoffload.daemon.promotion_parts import Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.session import Connection
 from kvoffload.daemon.tier_chain import TierChain
@@ -72,6 +73,26 @@ class TierDesk:
         traffic = self._traffic.get(space.domain)
         if traffic is not None:
             self._faults.attempt("tier traffic", traffic.forget, space.name_space, group, hashes)
+
+    def find_chain(self, domain: str) -> TierChain | None:
+        """None: nothing lies below its memory."""
+        return self._traffic.get(domain)
+
+    def bring(
+        self, space: Space, group: int, hashes: bytes, now_ns: int, *, wait_s: float, then: Callable[[], object]
+    ) -> None:
+        """Blocks that lie near below come up for somebody who names them. `then` is called once, now or later."""
+        traffic = self._traffic.get(space.domain)
+        if traffic is None:
+            then()
+            return
+        now_s = now_ns / _SECOND_NS
+
+        def answer(_: Promoted) -> None:
+            then()
+
+        wanted = Wanted(space.name_space, group, hashes, now_s + wait_s, answer)
+        self._faults.attempt("tier traffic", traffic.bring, wanted, now_s)
 
     def advance(self, now_ns: int) -> list[Sendable]:
         """To be called in every turn of the loop: moves what can be moved, and gives the answers that are due."""

@@ -6,16 +6,17 @@ import logging
 import select
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
 from kvoffload.cache import NO_LIMIT, CacheGeometry, SessionId
 from kvoffload.daemon.bad_records import BadRecords
 from kvoffload.daemon.promotion import Promotions
-from kvoffload.daemon.promotion_parts import Answer
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_terms import TierCounts, TierSpace, TierTerms
 from kvoffload.daemon.write_down import WriteDown
 from kvoffload.errors import TierError
-from kvoffload.protocol import Promote
-from kvoffload.tiers import Tier, TierHealth, TierState
+from kvoffload.tiers import RecordNames, Tier, TierHealth, TierState
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +82,23 @@ class TierTraffic:
             self._writes.forget(space, group, hashes)
             self._reads.forget(space, group, hashes)
 
-    def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
-        """`answer` is called once: now, or from a later call of this object."""
-        self._reads.ask(message, now_s, answer)
+    @property
+    def reads(self) -> Promotions:
+        """What comes up."""
+        return self._reads
+
+    def find_space(self, name_space: int) -> TierSpace | None:
+        """None: nobody has said what its blocks are."""
+        return self._spaces.get(name_space)
+
+    @property
+    def knows_all(self) -> bool:
+        """Nobody else writes there."""
+        return self._tier.knows_all
+
+    def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        """Which of these records it has, as far as it knows. From any thread."""
+        return self._tier.contains(names)
 
     def advance(self, now_s: float) -> None:
         """Takes what has ended, and gives the tier what it may have."""

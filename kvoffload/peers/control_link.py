@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -29,6 +30,8 @@ from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.wire_codec import CODEC
+
+logger = logging.getLogger(__name__)
 
 CAPABILITY = "peer"
 _FRAME_BYTES = 1 << 20
@@ -73,8 +76,10 @@ class ControlLink:
         """One that was good a while ago, or else a new one."""
         with self._lock:
             if self._ticket is None:
-                opened = self._ask(OpenLink(is_sealed=is_sealed), LinkOpened)
-                assert isinstance(opened, LinkOpened)
+                opened = self._ask(OpenLink(is_sealed=is_sealed))
+                if not isinstance(opened, LinkOpened):
+                    self._hang_up()
+                    raise StoreFaultError(f"the peer at {self._terms.address}: {_describe(opened)}")
                 address = TcpAddress(self._terms.address.host, opened.port)
                 self._ticket = LinkTicket(address, opened.token, opened.secret)
             return self._ticket
@@ -85,8 +90,8 @@ class ControlLink:
             if self._ticket is ticket:
                 self._ticket = None
 
-    def introduce(self, space: PeerSpace) -> None:
-        """An identity whose records will come."""
+    def introduce(self, space: PeerSpace) -> bool:
+        """An identity whose records will come. False: the peer knows it as another one, or has no room for it."""
         geometry = space.geometry
         groups = tuple(
             GroupTerms(
@@ -100,7 +105,11 @@ class ControlLink:
         )
         message = Introduce(fingerprint=space.fingerprint, hash_block_size=geometry.hash_block_size, groups=groups)
         with self._lock:
-            self._ask(message, Done)
+            answer = self._ask(message)
+        if isinstance(answer, Done):
+            return True
+        logger.warning("the peer at %s takes no records of an identity: %s", self._terms.address, _describe(answer))
+        return False
 
     def close(self) -> None:
         """Whoever waits for an answer waits no more. Once more does nothing."""
@@ -112,21 +121,16 @@ class ControlLink:
             self._hang_up()
             os.close(self._closing)
 
-    def _ask(self, message: ClientMessage, wanted: type[ServerMessage]) -> ServerMessage:
+    def _ask(self, message: ClientMessage) -> ServerMessage:
         try:
             if self._is_closed:
                 raise StoreFaultError("closed")
             if self._socket is None:
                 self._connect()
-            answer = self._exchange(message)
+            return self._exchange(message)
         except (zmq.ZMQError, StoreFaultError) as fault:
             self._hang_up()
             raise StoreFaultError(f"the peer at {self._terms.address}: {fault}") from fault
-        if not isinstance(answer, wanted):
-            self._hang_up()
-            reason = answer.message if isinstance(answer, Error) else f"it answers {type(answer).__name__}"
-            raise StoreFaultError(f"the peer at {self._terms.address}: {reason}")
-        return answer
 
     def _connect(self) -> None:
         terms = self._terms
@@ -146,7 +150,7 @@ class ControlLink:
         )
         answer = self._exchange(hello)
         if not isinstance(answer, HelloAccepted):
-            raise StoreFaultError(answer.message if isinstance(answer, Error) else "it does not greet")
+            raise StoreFaultError(_describe(answer))
         if CAPABILITY not in answer.capabilities:
             raise StoreFaultError("it serves no peers: set peer_listen there")
 
@@ -175,6 +179,10 @@ class ControlLink:
         if self._context is not None:
             self._context.term()
             self._context = None
+
+
+def _describe(answer: ServerMessage) -> str:
+    return answer.message if isinstance(answer, Error) else f"it answers {type(answer).__name__}"
 
 
 _REUSES = {reuse.name: reuse for reuse in Reuse}

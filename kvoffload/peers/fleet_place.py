@@ -11,25 +11,14 @@ import numpy.typing as npt
 
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
+from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_tier import FindHomes, FleetTier
+from kvoffload.peers.notice_board import BoardTerms, NoticeBoard
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
 from kvoffload.peers.space_book import SpaceBook
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import HASH_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetMember:
-    """A server of the fleet. All machines know it by the same name: its public key, or without keys its address."""
-
-    address: TcpAddress
-    key: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.key or str(self.address)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,27 +35,54 @@ class FleetTerms:
     connections: int = 4
     probe_s: float = 10.0
     """How long a peer's end may go unnoticed while nothing is asked of it, and its return at most."""
+    board: BoardTerms | None = None
+    """Where further members are announced. None: the others are all there are."""
 
 
 class FleetPlace:
     """A TierPlace. One for each server, since it has one fleet."""
 
-    def __init__(self, terms: FleetTerms, spaces: SpaceBook, homes: FindHomes) -> None:
+    def __init__(
+        self,
+        terms: FleetTerms,
+        spaces: SpaceBook,
+        homes: FindHomes,
+        *,
+        on_members: Callable[[Sequence[FleetMember]], None] = lambda _: None,
+    ) -> None:
+        """`on_members` hears who was announced, before anything is asked of them."""
         self._terms = terms
+        self._on_members = on_members
         self._spaces = spaces
         self._homes = homes
         self._tier: FleetTier | None = None
 
     def describe(self) -> str:
         count = len(self._terms.others)
-        return "1 peer" if count == 1 else f"{count} peers"
+        known = "1 peer" if count == 1 else f"{count} peers"
+        board = self._terms.board
+        return known if board is None else f"{known} and fleet {board.fleet} at {board.valkey.describe()}"
 
     def open_tier(self) -> Tier:
         """Starts its threads; no peer need be there."""
         assert self._tier is None
         members = {member.name: self._open_member(member) for member in self._terms.others}
-        self._tier = FleetTier(self._terms.own.name, members, self._homes)
-        return self._tier
+        tier = self._tier = FleetTier(self._terms.own.name, members, self._homes)
+        if self._terms.board is not None:
+            board = NoticeBoard(self._terms.board, self._terms.own, self._take_members)
+            tier.on_close = board.close
+            board.start()
+        return tier
+
+    def _take_members(self, announced: Sequence[FleetMember]) -> None:
+        """All that there are beside those that are named."""
+        assert self._tier is not None
+        self._on_members(announced)
+        members = {member.name: member for member in (*announced, *self._terms.others)}
+        self._tier.set_members(
+            {name: partial(self._open_member, member) for name, member in members.items()},
+            {name: str(member.address) for name, member in members.items()},
+        )
 
     def is_home(self, hashes: bytes) -> npt.NDArray[np.bool_]:
         """Which of these records live on this machine."""

@@ -60,6 +60,12 @@ class FleetTier:
         self._homes = homes
         self._lock = threading.Lock()
         self._members = dict(members)
+        self._places: dict[str, str] = {}
+        """Of members that were announced: where they are."""
+        self._leaving: set[str] = set()
+        """Of whom nothing more is asked; they go when all has ended that was."""
+        self._partings: list[threading.Thread] = []
+        self.on_close: Callable[[], None] = lambda: None
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
         self._poller.register(self._event, select.EPOLLIN)
@@ -139,6 +145,7 @@ class FleetTier:
             for name, tier in self._members.items():
                 for ended in tier.poll():
                     self._take(name, ended)
+            self._part()
             finished, self._finished = self._finished, []
         return finished
 
@@ -157,6 +164,9 @@ class FleetTier:
                 return
             self._is_closed = True
             members = list(self._members.values())
+        self.on_close()
+        for thread in self._partings:
+            thread.join(timeout_s)
         faults = []
         for tier in members:
             try:
@@ -170,12 +180,38 @@ class FleetTier:
 
     # ---- inside ----
 
+    def set_members(self, wanted: Mapping[str, Callable[[], Tier]], places: Mapping[str, str]) -> None:
+        """These from now on, opened if they are new; those that have moved come back when they are gone. From any
+        thread; to be called again if not all could be taken at once, as with the next look at who is there."""
+        with self._lock:
+            if self._is_closed:
+                return
+            moved = {name for name, place in self._places.items() if places.get(name, place) != place}
+            self._leaving = (self._members.keys() - wanted.keys()) | (moved & self._members.keys())
+            for name in wanted.keys() - self._members.keys():
+                tier = self._members[name] = wanted[name]()
+                self._places[name] = places[name]
+                self._poller.register(tier.fileno(), select.EPOLLIN)
+            self._part()
+
+    def _part(self) -> None:
+        """From those that leave, and have nothing under way."""
+        busy = {name for name, _ in self._parts}
+        for name in list(self._leaving - busy):
+            tier = self._members.pop(name)
+            self._places.pop(name, None)
+            self._leaving.discard(name)
+            self._poller.unregister(tier.fileno())
+            self._partings = [thread for thread in self._partings if thread.is_alive()]
+            self._partings.append(threading.Thread(target=_close_quietly, args=(tier,), name="kvoffload-parting"))
+            self._partings[-1].start()
+
     def _present(self) -> tuple[str, ...]:
         """Members that are not absent, and this one: sorted, as on all machines."""
         present = [
             name
             for name, tier in self._members.items()
-            if any(one.state is not TierState.ABSENT for one in tier.health())
+            if name not in self._leaving and any(one.state is not TierState.ABSENT for one in tier.health())
         ]
         return tuple(sorted([*present, self._own_name]))
 
@@ -219,6 +255,12 @@ class FleetTier:
     def _finish(self, ticket: Ticket) -> None:
         batch = self._batches.pop(ticket)
         self._finished.append(join_homes(ticket, batch.count, batch.ended, otherwise=batch.otherwise))
+
+
+def _close_quietly(tier: Tier) -> None:
+    """A connection that hangs is let go with its thread, which is a daemon."""
+    with contextlib.suppress(TierError):
+        tier.close()
 
 
 def _refuse(part: HomeBatch) -> FinishedBatch:

@@ -78,8 +78,24 @@ class PeerCache(Protocol):
     def stats(self) -> CacheStats: ...
 
 
-OnStored = Callable[[PeerSpace, int, bytes, bytes], None]
-"""Of a group: hashes, and their parents."""
+class PeerLoop(Protocol):
+    """What a desk needs of the server's loop, which has what lies below memory. Safe to call from any thread."""
+
+    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
+        """These became readable."""
+        ...
+
+    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
+        """These are not to be trusted, wherever they are."""
+        ...
+
+    def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        """Which of these lie below memory."""
+        ...
+
+    def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
+        """These come up to memory, or not; waits for it so long at most."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,15 +139,15 @@ class PeerDesk:
         self,
         cache: PeerCache,
         spaces: SpaceBook,
+        loop: PeerLoop,
         *,
         pidfd: int,
-        on_stored: OnStored,
         clock: Callable[[], float],
     ) -> None:
-        """`pidfd`: of the process whose links these are. `on_stored` hears of what became readable, on any thread."""
+        """`pidfd`: of the process whose links these are."""
         self._cache = cache
         self._spaces = spaces
-        self._on_stored = on_stored
+        self._loop = loop
         self._clock = clock
         self._session = cache.open_session(held_limit_bytes=int(cache.stats.capacity_bytes * HELD_SHARE) or NO_LIMIT)
         cache.add_process(self._session, pidfd=pidfd)
@@ -143,16 +159,22 @@ class PeerDesk:
         stats = self._cache.stats
         return stats.capacity_bytes, stats.used_bytes
 
+    def knows(self, fingerprint: bytes) -> bool:
+        """Whether somebody has said what its records are."""
+        return self._spaces.find(fingerprint) is not None
+
     def look(self, names: RecordNames) -> npt.NDArray[np.uint8]:
         """FOUND or MISSING."""
         space = self._spaces.find(names.fingerprint)
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
         found = self._cache.lookup(space.number, names.group, names.hashes)
+        if not found.all():
+            found = found | self._loop.find_below(names)
         return np.where(found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
 
-    def acquire(self, names: RecordNames, record_bytes: int) -> Held:
-        """Until `release`."""
+    def acquire(self, names: RecordNames, record_bytes: int, *, wait_s: float = 0.0) -> Held:
+        """Until `release`. `wait_s`: for what lies below memory."""
         nothing = Held(
             found=np.zeros(len(names), np.bool_), slots=np.empty(0, np.uint64), digests=np.empty(0, np.uint64)
         )
@@ -161,6 +183,11 @@ class PeerDesk:
         if space is None or group is None or names.shard >= group.shards:
             return nothing
         rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
+        lacking = ~self._cache.lookup(space.number, names.group, names.hashes)
+        if wait_s and lacking.any():
+            below = lacking & self._loop.find_below(names)
+            if below.any():
+                self._loop.bring(space, names.group, rows[below].tobytes(), wait_s)
         for _ in range(_LOOKS):
             found = self._cache.lookup(space.number, names.group, names.hashes)
             if not found.any():
@@ -228,7 +255,7 @@ class PeerDesk:
         self._end_move(room, names, is_good, is_whole=ended != CommitOutcome.INCOMPLETE)
         is_new = ended == CommitOutcome.READABLE
         if is_new.any():
-            self._on_stored(room.space, names.group, rows[is_new].tobytes(), before[is_new].tobytes())
+            self._loop.tell_stored(room.space, names.group, rows[is_new].tobytes(), before[is_new].tobytes())
         return outcomes
 
     def abort(self, room: Room, names: RecordNames) -> None:
@@ -241,7 +268,9 @@ class PeerDesk:
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
         was_there = self._cache.lookup(space.number, names.group, names.hashes)
+        was_there = was_there | self._loop.find_below(names)
         self._cache.invalidate(space.number, names.group, names.hashes)
+        self._loop.tell_removed(space, names.group, names.hashes)
         return np.where(was_there, np.uint8(RecordOutcome.REMOVED), np.uint8(RecordOutcome.MISSING))
 
     def tick(self) -> None:

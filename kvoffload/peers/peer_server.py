@@ -53,6 +53,8 @@ SESSIONS_OF_ONE_PEER = 8
 HELLO_TIMEOUT_S = 5.0
 STEP_TIMEOUT_S = 10.0
 """For each part of a request that has begun, and each of its answer."""
+WAIT_SHARE = 0.5
+"""Of a client's patience, that may pass before its answer begins: what lies below memory comes up meanwhile."""
 SILENCE_S = 60
 """After which the system asks whether the other machine is still there, and then lets go."""
 _EMPTY = np.empty(0, np.uint64)
@@ -247,7 +249,10 @@ def _serve_requests(end: socket.socket, link: native.RecordLink, desk: PeerDesk)
         poller.poll()
         head = read_head(link.receive(HEAD_BYTES, timeout_ms=step_ms))
         rest = link.receive(head.rest_bytes, timeout_ms=step_ms) if head.count else b""
-        verbs[head.verb](link, desk, head.read_rest(rest))
+        if head.verb is LinkVerb.COUNT or desk.knows(head.fingerprint):
+            verbs[head.verb](link, desk, head.read_rest(rest))
+        else:
+            _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
 
 
 def _answer(link: native.RecordLink, answer: RecordsAnswer, slots: np.ndarray = _EMPTY, record_bytes: int = 0) -> None:
@@ -271,7 +276,8 @@ def _count(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> Non
 
 
 def _get(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
-    held = desk.acquire(request.names, request.record_bytes)
+    wait_s = min(request.wait_ms / 1000, STEP_TIMEOUT_S) * WAIT_SHARE
+    held = desk.acquire(request.names, request.record_bytes, wait_s=wait_s)
     try:
         outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
         digests = np.zeros(len(outcomes), np.uint64)

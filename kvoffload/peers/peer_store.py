@@ -84,9 +84,7 @@ class PeerStore(SlotStore):
         )
         with self._faults():
             told = self._ask(request)
-            if told.status is LinkStatus.UNKNOWN_IDENTITY and self._introduce(names.fingerprint):
-                told = self._ask(request)
-            if told.status is not LinkStatus.OK:
+            if told is None:
                 return np.full(len(names), RecordOutcome.FAILED, np.uint8)
             wanted = told.outcomes == 0
             self._send(b"", np.ascontiguousarray(slots[wanted]), record_bytes)
@@ -94,7 +92,11 @@ class PeerStore(SlotStore):
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         with self._faults():
-            told = self._ask(LinkRequest(verb=LinkVerb.GET, names=names, record_bytes=record_bytes))
+            told = self._ask(
+                LinkRequest(verb=LinkVerb.GET, names=names, record_bytes=record_bytes, wait_ms=self._timeout_ms)
+            )
+            if told is None:
+                return _find_nothing(len(names))
             outcomes = told.outcomes.copy()
             found = outcomes == RecordOutcome.FOUND
             rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
@@ -170,10 +172,7 @@ class PeerStore(SlotStore):
 
     def _introduce(self, fingerprint: bytes) -> bool:
         space = self._terms.spaces.find(fingerprint)
-        if space is None:
-            return False
-        self._terms.control.introduce(space)
-        return True
+        return space is not None and self._terms.control.introduce(space)
 
     def _ask_each(self, verb: LinkVerb, keys: Sequence[Key], wanted: RecordOutcome) -> list[bool]:
         if not keys:
@@ -184,11 +183,18 @@ class PeerStore(SlotStore):
         asked = RecordNames(fingerprint=first.fingerprint, hashes=hashes, group=first.group, shard=first.shard)
         with self._faults():
             told = self._ask(LinkRequest(verb=verb, names=asked))
-        return list(map(bool, told.outcomes == wanted))
+        return [False] * len(keys) if told is None else list(map(bool, told.outcomes == wanted))
 
-    def _ask(self, request: LinkRequest) -> LinkAnswer:
-        self._send(request.pack())
-        return self._read(len(request.names))
+    def _ask(self, request: LinkRequest) -> LinkAnswer | None:
+        """None: the peer does not take records of this identity."""
+        for is_introduced in (False, True):
+            self._send(request.pack())
+            told = self._read(len(request.names))
+            if told.status is LinkStatus.OK:
+                return told
+            if is_introduced or not self._introduce(request.names.fingerprint):
+                break
+        return None
 
     def _send(self, head: bytes, slots: Addresses | None = None, record_bytes: int = 0) -> None:
         self._link.send(head, b"" if slots is None else slots.data, record_bytes, timeout_ms=self._timeout_ms)
@@ -204,6 +210,12 @@ class PeerStore(SlotStore):
         except (OSError, BadRequestError) as fault:
             self.close()
             raise StoreFaultError(str(fault) or type(fault).__name__) from fault
+
+
+def _find_nothing(count: int) -> FoundRecords:
+    return FoundRecords(
+        outcomes=np.full(count, RecordOutcome.MISSING, np.uint8), digests=np.zeros(count, np.uint64), parents=b""
+    )
 
 
 _REFUSALS = {

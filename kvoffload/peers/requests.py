@@ -59,6 +59,8 @@ class LinkRequest:
     names: RecordNames
     record_bytes: int = 0
     is_use: bool = False
+    wait_ms: int = 0
+    """How long the client waits for the answer."""
     digests: bytes = b""
     parents: bytes = b""
 
@@ -71,7 +73,7 @@ class LinkRequest:
             names.group,
             names.shard,
             len(names),
-            0,
+            self.wait_ms,
             self.record_bytes,
             names.fingerprint,
         )
@@ -89,6 +91,7 @@ class RequestHead:
     count: int
     record_bytes: int
     is_use: bool
+    wait_ms: int
 
     @property
     def rest_bytes(self) -> int:
@@ -104,6 +107,7 @@ class RequestHead:
             names=RecordNames(fingerprint=self.fingerprint, hashes=rest[:hashes], group=self.group, shard=self.shard),
             record_bytes=self.record_bytes,
             is_use=self.is_use,
+            wait_ms=self.wait_ms,
             digests=rest[hashes:digests],
             parents=rest[digests:],
         )
@@ -111,7 +115,7 @@ class RequestHead:
 
 def read_head(frame: bytes) -> RequestHead:
     """BadRequestError."""
-    magic, verb, is_use, group, shard, count, _, record_bytes, fingerprint = _HEAD.unpack(frame)
+    magic, verb, is_use, group, shard, count, wait_ms, record_bytes, fingerprint = _HEAD.unpack(frame)
     if magic != MAGIC or verb not in LinkVerb.__members__.values():
         raise BadRequestError("what came on a link is no request")
     if count > MAX_RECORDS or record_bytes > MAX_RECORD_BYTES:
@@ -126,6 +130,7 @@ def read_head(frame: bytes) -> RequestHead:
         count=count,
         record_bytes=record_bytes,
         is_use=bool(is_use),
+        wait_ms=wait_ms,
     )
 
 

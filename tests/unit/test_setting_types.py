@@ -12,6 +12,7 @@ from kvoffload.setting_types import (
     Duration,
     FilePath,
     Folders,
+    MooncakeUrl,
     Size,
     SizeOrAuto,
     SocketPath,
@@ -41,6 +42,7 @@ from kvoffload.setting_types import (
         (Folders, "/nvme0/kv, /nvme1/kv/", "/nvme0/kv, /nvme1/kv/"),
         (TcpEndpoint, "", ""),
         (ValkeyUrl, "valkey://far", "valkey://far:6379/0"),
+        (MooncakeUrl, "mooncake://far:7/", "mooncake://far:7"),
     ],
 )
 def test_a_value_is_read(kind: Any, written: object, read: object) -> None:
@@ -71,6 +73,7 @@ def test_a_value_is_read(kind: Any, written: object, read: object) -> None:
         (Folders, "/nvme0/kv,/nvme0/kv/", "a folder is named twice"),
         (TcpEndpoint, "far", "far"),
         (ValkeyUrl, "redis://far", "no scheme and host"),
+        (MooncakeUrl, "mooncake://far", "no scheme, host and port"),
     ],
 )
 def test_nonsense_is_refused(kind: Any, written: object, said: str) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cli.below import choose_tiers
+from kvoffload.cli.below import MOONCAKE_CLIENTS, choose_tiers
 from kvoffload.config import Settings, load_settings
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.daemon.tier_terms import WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.disk import DiskTerms
+from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB
@@ -169,3 +170,12 @@ def test_what_a_file_does_not_have_is_said(tmp_path: Path, name: str, text: str,
     (tmp_path / "file").unlink()
     with pytest.raises(ConfigError):
         choose_tiers(settings, ServerConfig())
+
+
+def test_a_mooncake_store_lies_before_valkey() -> None:
+    flags = {"mooncake": "mooncake://far:50051", "valkey": "valkey://far", "remote_timeout": "300ms"}
+    first, last = choose_tiers(load_settings(flags=flags).settings, ServerConfig())[""]
+    assert isinstance(first.place, MooncakeTerms)
+    assert first.place.describe() == "mooncake://far:50051 over tcp"
+    assert (first.place.call_timeout_s, first.place.connections) == (0.3, MOONCAKE_CLIENTS)
+    assert (first.terms.name, last.terms.name) == ("mooncake", "valkey")

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cli.below import choose_tiers
-from kvoffload.cli.fleet import FleetPlan, plan_fleet
+from kvoffload.cli.fleet import FleetPlan, admit, plan_fleet
+from kvoffload.cli.serve import choose_remote
 from kvoffload.config import Settings, load_settings
+from kvoffload.daemon import Guest
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_public_key, write_new_pair
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.tcp_address import parse_tcp_address
 
 HERE, THERE = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"
 
@@ -74,9 +78,37 @@ def test_a_disk_takes_what_lives_here_and_peers_the_rest(tmp_path: Path) -> None
     assert [tier.terms.name for tier in (disk, peers, valkey)] == ["disk", "peer", "valkey"]
 
 
+def test_a_board_needs_keys_a_secret_and_an_address_that_others_know(tmp_path: Path, keys: dict[str, str]) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("only the fleet knows\n")
+    secret.chmod(0o600)
+    board = {"fleet_board": "valkey://127.0.0.1", "fleet_name": "blue", "fleet_secret_file": str(secret)}
+    own = {"key_file": str(tmp_path / "here.key")}
+    made = plan(settings_of(**board, **own), ServerConfig())
+    assert made.tier.place.describe() == "0 peers and fleet blue at valkey://127.0.0.1:6379/0"
+    assert choose_remote(settings_of(**board, **own), ServerConfig(), made.guests) is not None
+    with pytest.raises(ConfigError, match=r"'fleet_board' = .* without key_file"):
+        plan_fleet(settings_of(**board), ServerConfig())
+    with pytest.raises(ConfigError, match=r"'listen' = .*0.0.0.0.* others have to reach it"):
+        plan_fleet(settings_of(**board, **own, listen="tcp://0.0.0.0:5555"), ServerConfig())
+    with pytest.raises(ConfigError, match="'fleet_secret_file' = '' holds no secret; name a file with at least 16"):
+        plan_fleet(settings_of(**(board | own | {"fleet_secret_file": ""})), ServerConfig())
+    with pytest.raises(ConfigError, match="a fleet_board is set, and nothing listens for peers"):
+        plan_fleet(settings_of(**board, **own, peer_listen=""), ServerConfig())
+
+
+def test_who_is_announced_is_let_in_until_it_goes(keys: dict[str, str]) -> None:
+    members = [FleetMember(address=parse_tcp_address(THERE), key=key) for key in keys.values()]
+    guests: dict[str, Guest] = {}
+    admit(guests, "red", members)
+    assert guests == {key: Guest(domain="red", name=THERE, is_peer=True) for key in keys.values()}
+    admit(guests, "red", members[:1])
+    assert set(guests) == {members[0].key}
+
+
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, keys: dict[str, str]) -> None:
     nobody = settings_of(peer_listen="")
-    with pytest.raises(ConfigError, match=r"\[\[peers\]\] are named, and nothing listens.*set peer_listen"):
+    with pytest.raises(ConfigError, match=r"\[\[peers\]\] are named, and nothing listens for peers.*set peer_listen"):
         plan_fleet(nobody, config_of({"address": THERE}))
     with pytest.raises(ConfigError, match=r"'peer_listen' = .* without listen"):
         plan_fleet(settings_of(listen=""), ServerConfig())

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvoffload.daemon import DomainTerms
+from kvoffload.cache import LocalCache
+from kvoffload.daemon import DomainTerms, peer_office
 from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.peer_office import PeeringPlan, PeerOffice, open_office
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import PeerSpace, SpaceBook
+from kvoffload.peers.loop_mail import LoopMail
 from kvoffload.peers.peer_server import LinkSession
 from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpened, OpenLink, Registered, Reuse
 from kvoffload.tcp_address import TcpAddress
-from tests.unit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint
+from kvoffload.tiers.base import RecordNames, RecordOutcome
+from tests.unit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
 from tests.unit.daemon.harness import Server, code_of, core_terms, register_of
 from tests.unit.daemon.test_guests import HELLO, Visitor
 from tests.unit.daemon.test_registering import greeted
+from tests.unit.daemon.tier_setting import TierSetting
 
 PEER = "peer"
 
@@ -120,27 +125,80 @@ def test_there_is_an_office_where_there_is_a_plan() -> None:
     assert open_office(None, open_pidfd=lambda: -1, clock=time.monotonic) is None
 
 
-def test_the_loop_hears_of_what_links_have_stored() -> None:
-    from kvoffload.cache import LocalCache
-    from kvoffload.tiers.base import RecordNames
+class Core:
+    """Who is told, and has a disk from which everything comes at once."""
 
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    @property
+    def tiers(self) -> Any:
+        return self
+
+    @property
+    def feed(self) -> Any:
+        return self
+
+    def tell_stored(self, *stored: Any) -> None:
+        self.told.append(("stored", *stored))
+
+    def tell_lost(self, lost: int) -> None:
+        self.told.append(("lost", lost))
+
+    def forget(self, *removed: Any) -> None:
+        self.told.append(("removed", *removed))
+
+    def bring(self, *wanted: Any, wait_s: float, then: Callable[[], None]) -> None:
+        self.told.append(("wanted", *wanted, wait_s))
+        then()
+
+
+def test_the_loop_hears_of_what_links_do() -> None:
     spaces = SpaceBook()
     plan = PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces)
     office = PeerOffice(plan, open_pidfd=lambda: os.pidfd_open(os.getpid()), clock=time.monotonic)
     with LocalCache.create(SMALL) as cache:
         number = cache.open_namespace(fingerprint("model"), PLAIN)
         spaces.learn(number, fingerprint("model"), PLAIN)
-        office.attach("main", cache)
+        setting = TierSetting(PLAIN)
+        office.attach("main", cache, setting.chain)
         desk = office._server._desks["main"]
         names = RecordNames(fingerprint=fingerprint("model"), hashes=b"h" * 32)
         room = desk.reserve(names, PLAIN.groups[0].record_bytes)
         assert room is not None
         digests = np.array([5], np.uint64)
         desk.commit(room, names, claimed=digests, found=digests, parents=b"p" * 32)
+        desk.remove(names)
         assert select.select([office], [], [], 0)[0]
-        told: list[Any] = []
-        office.tell(lambda *stored: told.append(stored), told.append)
+        core = Core()
+        office.tell(core, 7)
         space = Space(domain="main", name_space=number, fingerprint=fingerprint("model"))
-        assert told == [(space, 0, b"h" * 32, b"p" * 32)]
+        assert core.told == [("stored", space, 0, b"h" * 32, b"p" * 32), ("removed", space, 0, b"h" * 32)]
+        # What the disk has comes up for a link that waits, on a thread of its own.
+        chain = make_chain(1, 4)
+        setting.save_below(chain)
+        below = RecordNames(fingerprint=fingerprint("model"), hashes=chain)
+        assert desk.look(below).tolist() == [RecordOutcome.FOUND] * 4
+        link = threading.Thread(target=desk.acquire, args=(below, PLAIN.groups[0].record_bytes), kwargs={"wait_s": 30})
+        link.start()
+        assert select.select([office], [], [], 30)[0]
+        core.told.clear()
+        office.tell(core, 7)
+        link.join()
+        assert core.told == [("wanted", space, 0, chain, 7, 30)]
         office.tick()
+        setting.close()
         office.close()
+
+
+def test_a_server_that_ends_keeps_no_link_waiting() -> None:
+    mail = LoopMail()
+    loop = peer_office._Loop("main", mail, None)
+    space = PeerSpace(number=1, fingerprint=fingerprint("model"), geometry=PLAIN)
+    link = threading.Thread(target=loop.bring, args=(space, 0, b"h" * 32, 3600.0))
+    link.start()
+    assert select.select([mail], [], [], 30)[0]
+    mail.refuse()
+    link.join(30)
+    assert not link.is_alive()
+    mail.close()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kvoffload.daemon.promotion_parts import AskedFor, Piece, Promotion
+from kvoffload.daemon.promotion_parts import Piece, Promotion
 from kvoffload.daemon.tier_terms import TierSpace, as_names, as_rows
-from kvoffload.protocol import Promote, Promoted, PromotionOutcome
 from tests.unit.cache.cache_model import HYBRID, fingerprint, make_chain
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)
@@ -21,10 +20,3 @@ def test_pieces_and_requests_are_who_they_are() -> None:
     pieces = {Piece(SPACE, 0, rows, rows, as_names(rows), 0) for _ in range(2)}
     assert len(pieces) == 2
     assert len({Promotion(lambda _: None, 16, 1.0) for _ in range(2)}) == 2
-
-
-def test_who_is_refused_hears_of_it() -> None:
-    answers: list[Promoted] = []
-    asked = AskedFor(Promote(name_space=1, chain=b""), SPACE, [], answers.append, 1.0)
-    asked.refuse(PromotionOutcome.TOO_SLOW, 48)
-    assert answers == [Promoted(outcome=PromotionOutcome.TOO_SLOW, boundary=48)]

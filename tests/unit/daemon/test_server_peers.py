@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvoffload.cache import AcquireOutcome
+from kvoffload.cli.fleet import admit
 from kvoffload.client import AsyncClient, Client
 from kvoffload.daemon.peer_office import PeeringPlan
 from kvoffload.daemon.server import CacheServer
@@ -21,14 +24,19 @@ from kvoffload.daemon.session import Guest
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceBook
-from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
+from kvoffload.peers.notice_board import BoardTerms
 from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
 from tests.unit.client.conftest import make_terms
 from tests.unit.daemon.remote_client import make_keys
 from tests.unit.daemon.test_server_remote import load
 from tests.unit.daemon.test_server_tiers import FAR, NAME, PAYING, WAIT_S, Settled, await_that, disk_below, serving
+from tests.unit.tiers.valkey_server import serve as serve_valkey
 
 BLOCKS = 16 + 8 + 4
 
@@ -42,8 +50,10 @@ def free_port() -> int:
 class Fleet:
     """Servers that know each other by their keys. `strangers`: those whose keys the others do not have."""
 
-    def __init__(self, folder: Path, *names: str, is_sealed: bool = True) -> None:
+    def __init__(self, folder: Path, *names: str, is_sealed: bool = True, board: BoardTerms | None = None) -> None:
+        """`board`: where they find each other; nobody is named then."""
         self.folder = folder
+        self.board = board
         self.is_sealed = is_sealed
         self.keys: dict[str, KeyPair] = {name: make_keys() for name in names}
         self.members = {
@@ -56,17 +66,19 @@ class Fleet:
     def serving(self, name: str, *, disk: Path | None = None, **changed: Any) -> Iterator[CacheServer]:
         spaces = SpaceBook()
         own = self.members[name]
-        others = [member for other, member in self.members.items() if other != name]
+        others = [member for other, member in self.members.items() if other != name and self.board is None]
         terms = FleetTerms(
             own=own, others=others, keys=self.keys[name], is_sealed=self.is_sealed, timeout_s=5.0, probe_s=0.2
         )
-        place = self.places[name] = FleetPlace(replace(terms, **changed.pop("fleet", {})), spaces, find_homes)
+        terms = replace(terms, board=self.board, **changed.pop("fleet", {}))
+        announced: dict[str, Guest] = {}
+        place = self.places[name] = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, announced, ""))
         tier = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
         guests = {member.key: Guest(domain="", name=str(member.address), is_peer=True) for member in others}
         below = [] if disk is None else [disk_below(disk, wants=place.is_home)]
         options: dict[str, Any] = {
             "tiers": {"": [*below, TierPlan(place=place, terms=tier)]},
-            "remote": RemoteTerms(address=own.address, keys=self.keys[name], guests=guests),
+            "remote": RemoteTerms(address=own.address, keys=self.keys[name], guests=ChainMap(guests, announced)),
             "peering": PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=self.is_sealed),
             **changed,
         }
@@ -155,6 +167,29 @@ async def test_a_disk_has_what_lives_on_its_machine(tmp_path: Path) -> None:
         assert traffic_of(one, 0).counts.written == BLOCKS - sent
 
 
+async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c")
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    with fleet.serving("a") as one, fleet.serving("c") as three:
+        with fleet.serving("b", disk=disk) as two:
+            await_that(lambda: are_ready(one, two, three))
+            async with fleet.client("a") as client:
+                assert await client.wait_until_served(WAIT_S)
+                await save(client)
+                await_that(lambda: traffic_of(one).is_idle)
+            await_that(lambda: traffic_of(two, 0).counts.written == readable(two) > 0)
+        await_that(lambda: not (are_ready(one) or are_ready(three)))
+        # It is started again, and nobody has said there what the records are.
+        with fleet.serving("b", disk=disk) as two:
+            await_that(lambda: two.has_memory and are_ready(one, two, three))
+            assert readable(two) == 0
+            async with fleet.client("c") as client:
+                assert await client.wait_until_served(WAIT_S)
+                assert await load(client) == TOKENS
+            assert traffic_of(two, 0).counts.promoted > 0
+
+
 async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     guests = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests={})
@@ -185,6 +220,33 @@ async def test_both_sides_must_say_whether_links_are_sealed(tmp_path: Path) -> N
     with fleet.serving("a"), fleet.serving("b", fleet={"is_sealed": False}) as two:
         await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
         assert "set peer_link = 'sealed'" in traffic_of(two).health()[0].reason
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[BoardTerms]:
+    with serve_valkey(tmp_path / "board") as server:
+        valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=5.0)
+        yield BoardTerms(valkey=valkey, fleet="blue", secret=b"only the fleet knows", every_s=0.05, good_for_s=3600.0)
+
+
+async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, board: BoardTerms) -> None:
+    fleet = Fleet(tmp_path, "a", "b", board=board)
+    with fleet.serving("a") as one:
+        await_that(lambda: one._core._domains[""].cache is not None)
+        assert traffic_of(one).health() == []
+        with fleet.serving("b") as two:
+            await_that(lambda: len(traffic_of(one).health()) == len(traffic_of(two).health()) == 1)
+            await_that(lambda: are_ready(one, two))
+            async with fleet.client("a") as client:
+                assert await client.wait_until_served(WAIT_S)
+                await save(client)
+                await_that(lambda: traffic_of(one).is_idle)
+            async with fleet.client("b") as client:
+                assert await client.wait_until_served(WAIT_S)
+                assert await load(client) == TOKENS
+        # It has said that it goes: from now on it is nobody, and is not looked for.
+        await_that(lambda: traffic_of(one).health() == [])
+        assert fleet.places["a"].is_home(CHAIN).all()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvoffload.daemon.tier_rate import TierRate
 from kvoffload.daemon.tier_terms import TierTerms
 from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.protocol import Prefetch, PromotionOutcome
@@ -105,6 +106,35 @@ def test_each_tier_gives_what_it_has(setting: ChainSetting) -> None:
     assert setting.load(CHAIN) == TOKENS
 
 
+def test_blocks_of_one_prompt_may_lie_anywhere(setting: ChainSetting) -> None:
+    setting.drop(setting.tier, *range(0, BLOCKS, 2))
+    setting.drop(setting.far, *range(1, BLOCKS, 2))
+    answers = setting.ask(CHAIN)
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    assert (setting.traffic.counts.promoted, setting.far_traffic.counts.promoted) == (8, 8)
+    assert setting.load(CHAIN) == TOKENS
+
+
+def test_a_tier_that_is_too_slow_is_left_out_and_others_bring_what_they_have(setting: ChainSetting) -> None:
+    setting.drop(setting.tier, *range(8, BLOCKS))
+    setting.far_traffic.reads.rate = slow_rate(setting)
+    answers = setting.ask(CHAIN, prefill_ns=1000)
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS // 2)]
+    assert (setting.traffic.counts.promoted, setting.far_traffic.counts.promoted) == (8, 0)
+    assert setting.far_traffic.counts.too_slow == 1
+
+
+def slow_rate(setting: ChainSetting) -> TierRate:
+    """A byte a second."""
+    rate = TierRate()
+    rate.begin(1, setting.now_s - 1.0)
+    rate.end(1, setting.now_s, moved_bytes=1)
+    assert rate.is_measured
+    return rate
+
+
 def test_a_gap_that_is_filled_from_afar_opens_what_is_behind_it(setting: ChainSetting) -> None:
     setting.drop(setting.tier, 4, 5, 6)
     setting.drop(setting.far, *range(4), *range(7, BLOCKS))
@@ -134,7 +164,7 @@ def test_a_far_tier_that_does_not_answer_costs_what_the_request_gives(setting: C
         setting.far.is_held = True
         setting.turn(times=1)
     assert answers == []
-    setting.turn(seconds=0.5, times=1)
+    setting.turn(seconds=0.25, times=2)
     [answer] = answers
     assert answer.outcome in (COMPLETE, PARTLY), "the nearer one has done its part"
     assert setting.load(CHAIN) == 8 * PLAIN.hash_block_size
@@ -185,4 +215,4 @@ def test_files_and_times_are_those_of_all(setting: ChainSetting) -> None:
     setting.far.is_held = True
     setting.drop(setting.tier, *range(BLOCKS))
     setting.ask(CHAIN, wait_ms=100)
-    assert setting.chain.next_s() == pytest.approx(setting.now_s + 0.1)
+    assert setting.chain.next_s() == pytest.approx(setting.now_s + 0.05)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers.control_link import LinkTicket
@@ -16,6 +19,7 @@ from kvoffload.peers.peer_server import PeerServer
 from kvoffload.peers.peer_store import PeerStoreTerms
 from kvoffload.peers.space_book import PeerSpace, SpaceBook
 from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.base import RecordNames
 from kvoffload.types import Fingerprint
 from kvoffload.units import MIB
 
@@ -37,6 +41,12 @@ class OnePeer:
     there: SpaceBook
     here: SpaceBook = field(default_factory=SpaceBook)
     stored: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    removed: list[tuple[int, bytes]] = field(default_factory=list)
+    below: set[bytes] = field(default_factory=set)
+    """Names of blocks that lie below memory; whoever brings them up has to do it himself."""
+    brought: list[tuple[int, bytes, float]] = field(default_factory=list)
+    refuses: bool = False
+    """What is introduced."""
     introduced: int = 0
     is_lost: bool = False
     """The server has forgotten all sessions."""
@@ -48,9 +58,26 @@ class OnePeer:
     def forget_ticket(self, ticket: LinkTicket) -> None:
         self.is_lost = False
 
-    def introduce(self, space: PeerSpace) -> None:
+    def introduce(self, space: PeerSpace) -> bool:
         self.introduced += 1
+        if self.refuses:
+            return False
         self.teach(self.there, space.fingerprint, space.geometry)
+        return True
+
+    # ---- the server's loop ----
+
+    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
+        self.stored.append((group, hashes, parents))
+
+    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
+        self.removed.append((group, hashes))
+
+    def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        return np.array([names.hashes[at : at + 32] in self.below for at in range(0, len(names.hashes), 32)], np.bool_)
+
+    def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
+        self.brought.append((group, hashes, wait_s))
 
     def teach(self, book: SpaceBook, fingerprint: bytes, geometry: CacheGeometry) -> None:
         number = self.cache.open_namespace(Fingerprint(fingerprint), geometry) if book is self.there else 7
@@ -70,8 +97,8 @@ def one_peer(*, is_sealed: bool = True, memory_bytes: int = 64 * MIB) -> Iterato
             desk = PeerDesk(
                 cache,
                 peer.there,
+                peer,
                 pidfd=os.pidfd_open(os.getpid()),
-                on_stored=lambda space, group, hashes, parents: peer.stored.append((group, hashes, parents)),
                 clock=time.monotonic,
             )
             server.attach("", desk)

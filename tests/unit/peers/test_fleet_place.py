@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvoffload.peers import SpaceBook
-from kvoffload.peers.fleet_place import FleetMember, FleetPlace, FleetTerms
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import TierState

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.peers.fleet_tier import FleetTier
-from kvoffload.tiers.base import RecordOutcome, Tier, TierHealth, TierState
+from kvoffload.tiers.base import CLOSE_TIMEOUT_S, RecordOutcome, Tier, TierHealth, TierState
 from kvoffload.units import MIB
+from tests.unit.daemon.test_server_tiers import await_that
 from tests.unit.tiers.faulty_tier import FaultyTier
 from tests.unit.tiers.memory_tier import MemoryTier
 from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, hashes_of, look, put
@@ -34,9 +35,14 @@ class Member(FaultyTier):
     """That may go away."""
 
     is_absent = False
+    is_closed = False
 
     def __init__(self) -> None:
         super().__init__(MemoryTier(), lambda verb, place: None)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        self.is_closed = True
+        super().close(timeout_s)
 
     def health(self) -> list[TierHealth]:
         if self.is_absent:
@@ -58,6 +64,10 @@ class Setting:
     def __init__(self) -> None:
         self.members = {"a": Member(), "c": Member()}
         self.tier = FleetTier(OWN, self.members, homes_by_first_byte)
+
+    def open(self, name: str) -> Member:
+        self.members[name] = Member()
+        return self.members[name]
 
 
 @pytest.fixture
@@ -137,3 +147,59 @@ def test_a_member_that_takes_no_more_batches_is_unavailable_for_its_part_alone(
     homes = home_names(fleet, hashes, "a", "b", "c")
     wanted = [RecordOutcome.UNAVAILABLE if home == "a" else RecordOutcome.MISSING for home in homes]
     assert ended.outcomes.tolist() == wanted
+
+
+# ---- members that come and go ----
+
+
+def set_members(fleet: Setting, **places: str) -> None:
+    fleet.tier.set_members({name: lambda name=name: fleet.open(name) for name in places}, places)
+
+
+def test_who_comes_is_a_home_and_who_goes_is_none(fleet: Setting) -> None:
+    records = Records(0, 60, 500, filled=True)
+    set_members(fleet, a="1", c="2", d="3")
+    put(fleet.tier, records)
+    homes = home_names(fleet, records.names.hashes, "a", "b", "c", "d")
+    for name, member in fleet.members.items():
+        assert member.contains(records.names).tolist() == [home == name for home in homes]
+    set_members(fleet, d="3")
+    assert set(fleet.tier.members) == {"d"}
+    homes = home_names(fleet, records.names.hashes, "b", "d")
+    assert fleet.tier.is_home(records.names.hashes).tolist() == [home == OWN for home in homes]
+    await_that(lambda: fleet.members["a"].is_closed and fleet.members["c"].is_closed)
+    assert not fleet.members["d"].is_closed
+
+
+def test_what_is_under_way_ends_before_its_member_goes(fleet: Setting) -> None:
+    records = Records(0, 60, 500, filled=True)
+    set_members(fleet, a="1", c="2")
+    fleet.members["a"].is_held = True
+    ticket = fleet.tier.put(
+        records.names, records.slots, record_bytes=500, digests=records.digests, timeout_s=TIMEOUT_S
+    )
+    set_members(fleet, c="2")
+    assert set(fleet.tier.members) == {"a", "c"}
+    homes = home_names(fleet, records.names.hashes, "b", "c")
+    assert fleet.tier.is_home(records.names.hashes).tolist() == [home == OWN for home in homes]
+    fleet.members["a"].is_held = False
+    assert finish(fleet.tier, ticket).count(RecordOutcome.WRITTEN) == 60
+    assert set(fleet.tier.members) == {"c"}
+
+
+def test_who_has_moved_is_opened_anew(fleet: Setting) -> None:
+    set_members(fleet, a="1", c="2", d="3")
+    before = fleet.members["d"]
+    set_members(fleet, a="1", c="2", d="4")
+    set_members(fleet, a="1", c="2", d="4")
+    assert fleet.members["d"] is not before
+    await_that(lambda: before.is_closed)
+    set_members(fleet, a="1", c="2", d="4")
+    assert not fleet.members["d"].is_closed
+
+
+def test_a_closed_fleet_takes_nobody() -> None:
+    made = Setting()
+    made.tier.close()
+    set_members(made, d="1")
+    assert "d" not in made.members

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvoffload.cache import CacheGeometry, CacheTerms, LocalCache
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import PeerSpace, SpaceBook
 from kvoffload.peers.peer_desk import STAGED_S, PeerDesk
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from kvoffload.types import Fingerprint
@@ -27,15 +29,38 @@ class Desk:
         self.cache = cache
         self.now_s = 100.0
         self.stored: list[bytes] = []
+        self.removed: list[bytes] = []
+        self.below: set[bytes] = set()
+        self.brought: list[tuple[bytes, float]] = []
         spaces = SpaceBook()
         spaces.learn(cache.open_namespace(Fingerprint(FINGERPRINT), geometry), FINGERPRINT, geometry)
         self.desk = PeerDesk(
             cache,
             spaces,
+            self,
             pidfd=os.pidfd_open(os.getpid()),
-            on_stored=lambda space, group, hashes, parents: self.stored.append(hashes),
             clock=lambda: self.now_s,
         )
+
+    # ---- the server's loop ----
+
+    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
+        self.stored.append(hashes)
+
+    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
+        self.removed.append(hashes)
+
+    def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        return np.array([names.hashes[at : at + 32] in self.below for at in range(0, len(names.hashes), 32)], np.bool_)
+
+    def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
+        """What is below comes at once."""
+        self.brought.append((hashes, wait_s))
+        for at in range(0, len(hashes), 32):
+            names = RecordNames(fingerprint=FINGERPRINT, hashes=hashes[at : at + 32], group=group)
+            for shard in range(space.geometry.groups[group].shards):
+                self.put(replace(names, shard=shard))
+            self.below.discard(hashes[at : at + 32])
 
     def names(self, first: int, count: int, shard: int = 0, group: int = 0) -> RecordNames:
         return RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(first, count), group=group, shard=shard)
@@ -148,6 +173,30 @@ def test_blocks_whose_other_shards_do_not_come_are_given_up(sharded: Desk) -> No
     # Their late half begins anew.
     assert sharded.put(sharded.names(0, 3, shard=1)) == [RecordOutcome.WRITTEN] * 3
     assert sharded.desk.look(sharded.names(0, 3)).tolist() == [RecordOutcome.MISSING] * 3
+
+
+def test_what_lies_below_is_there_and_comes_up_for_whoever_waits(desk: Desk, shards: int) -> None:
+    for shard in range(shards):
+        desk.put(desk.names(0, 2, shard))
+    desk.below = {hashes_of(at, 1) for at in (2, 3)}
+    assert desk.desk.look(desk.names(0, 5)).tolist() == [RecordOutcome.FOUND] * 4 + [RecordOutcome.MISSING]
+    held = desk.desk.acquire(desk.names(0, 5), RECORD)
+    assert held.found.tolist() == [True, True, False, False, False]
+    assert desk.brought == []
+    desk.desk.release(held)
+    held = desk.desk.acquire(desk.names(0, 5), RECORD, wait_s=0.5)
+    assert held.found.tolist() == [True] * 4 + [False]
+    assert desk.brought == [(hashes_of(2, 2), 0.5)]
+    desk.desk.release(held)
+
+
+def test_what_is_removed_is_removed_below_too(desk: Desk, shards: int) -> None:
+    for shard in range(shards):
+        desk.put(desk.names(0, 1, shard))
+    desk.below = {hashes_of(1, 1)}
+    outcomes = desk.desk.remove(desk.names(0, 3)).tolist()
+    assert outcomes == [RecordOutcome.REMOVED, RecordOutcome.REMOVED, RecordOutcome.MISSING]
+    assert desk.removed == [hashes_of(0, 3)]
 
 
 def test_a_slot_that_a_link_is_writing_is_nobody_elses(sharded: Desk) -> None:

@@ -96,6 +96,29 @@ def test_an_identity_that_nobody_knows_is_not_stored(peer: OnePeer, store: PeerS
     assert outcomes.tolist() == [RecordOutcome.FAILED] * 2
 
 
+def test_a_peer_that_does_not_take_an_identity_is_asked_on(peer: OnePeer, store: PeerStore) -> None:
+    """It has it as another one. Its link stays good for others."""
+    peer.refuses = True
+    records = Records(0, 2, 5000, filled=True)
+    assert put(store, records) == [RecordOutcome.FAILED] * 2
+    assert get(store, records) == [RecordOutcome.MISSING] * 2
+    assert store.look([RecordName(FINGERPRINT, 0, 0, hashes_of(0, 1)).key]) == [False]
+    peer.refuses = False
+    assert put(store, records) == [RecordOutcome.WRITTEN] * 2
+
+
+def test_what_a_restarted_peer_has_on_disk_is_found_though_nobody_there_knows_the_identity(
+    peer: OnePeer, store: PeerStore
+) -> None:
+    peer.below = {hashes_of(0, 1)}
+    assert store.look([RecordName(FINGERPRINT, 0, 0, hashes_of(at, 1)).key for at in (0, 1)]) == [True, False]
+    assert peer.introduced == 1
+    get(store, Records(0, 2, 5000, filled=False))
+    [(group, hashes, wait_s)] = peer.brought
+    assert (group, hashes) == (0, hashes_of(0, 1))
+    assert 0 < wait_s <= 10
+
+
 def test_records_of_another_size_are_not_mistaken(store: PeerStore) -> None:
     put(store, Records(0, 2, 5000, filled=True))
     assert put(store, Records(5, 2, 4999, filled=True)) == [RecordOutcome.FAILED] * 2

@@ -1,0 +1,19 @@
+"""A server of a fleet, as the others know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvoffload.tcp_address import TcpAddress
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetMember:
+    """All machines know it by the same name: its public key, or without keys its address."""
+
+    address: TcpAddress
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.key or str(self.address)

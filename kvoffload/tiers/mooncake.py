@@ -1,0 +1,234 @@
+"""Mooncake Store as a record store, through its own Python client.
+
+The client runs in a process of its own, one for each connection: a call that hangs cannot be ended in another way, and
+setting one up without a master keeps the whole interpreter waiting. Records pass through memory that is shared with
+that process and registered with the client, so a slot is never what a late call reads or writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.mooncake_address import MooncakeAddress
+from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, Verdict, digest_of, list_names, open_value
+from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError
+from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.types import HASH_BYTES
+from kvoffload.units import MIB
+
+PREFIX = "kvoffload:1:"
+"""Of every key; the number is that of the envelope's layout."""
+START_S = 20.0
+"""For the client's process to be there, and to know its master."""
+_ROW = 64
+"""Records lie in shared memory at multiples of it."""
+_PROBED = PREFIX + "probe"
+_MASTER_LOST = -900
+"""From here down, Mooncake's codes are about the master; above it, about one object and those who have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MooncakeTerms:
+    """How it is reached."""
+
+    address: MooncakeAddress
+    protocol: str = "tcp"
+    device: str = ""
+    """Of RDMA; empty for all."""
+    metadata: str = "P2PHANDSHAKE"
+    """Where clients find each other; that word: they ask each other."""
+    host: str = "127.0.0.1"
+    """By which the stores reach this machine."""
+    call_timeout_s: float = 1.0
+    connections: int = 2
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"{self.address} over {self.protocol}"
+
+    def open_tier(self) -> RemoteTier:
+        """Starts its threads; the master need not be there."""
+        return RemoteTier(
+            RemoteTierTerms(
+                place=str(self.address), open_store=self.open_store, connections=self.connections, first_probe_s=0.5
+            )
+        )
+
+    def open_store(self) -> MooncakeStore:
+        """Starts a process. StoreFaultError."""
+        return MooncakeStore(self)
+
+
+class MooncakeStore(SlotStore):
+    """Of one thread, but `interrupt`."""
+
+    def __init__(self, terms: MooncakeTerms) -> None:
+        """Starts a process. StoreFaultError."""
+        self._terms = terms
+        try:
+            # A client that is set up without a master waits for it for ever.
+            socket.create_connection((terms.address.host, terms.address.port), terms.call_timeout_s).close()
+        except OSError as fault:
+            raise StoreFaultError(f"no master: {' '.join(str(fault).split())}") from fault
+        self._memory_fd = os.memfd_create("kvoffload-mooncake", os.MFD_CLOEXEC)
+        self._memory = np.empty(0, np.uint8)
+        self._link, end = socket.socketpair()
+        command = [sys.executable, "-m", "kvoffload.tiers.mooncake_child"]
+        command += [str(end.fileno()), str(self._memory_fd), str(terms.call_timeout_s)]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=(end.fileno(), self._memory_fd),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        end.close()
+        self._answers = self._link.makefile("rb")
+        try:
+            self._link.settimeout(START_S)
+            self._read_answer()
+            master = terms.address.endpoint
+            code = self._ask("setup", terms.host, terms.metadata, terms.protocol, terms.device, master)
+            if code:
+                raise StoreFaultError(f"Mooncake's client cannot be set up: its code is {code}")
+            self._link.settimeout(terms.call_timeout_s)
+        except StoreFaultError:
+            self.close()
+            raise
+
+    def put_slots(
+        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
+    ) -> npt.NDArray[np.uint8]:
+        wanted = list(list_names(names))
+        outcomes = np.full(len(wanted), RecordOutcome.WRITTEN, np.uint8)
+        there = self.look([name.key for name in wanted], is_use=True)
+        rows, step = self._take(len(wanted), record_bytes)
+        sent = []
+        for at, name in enumerate(wanted):
+            if there[at]:
+                continue
+            data = rows[at, HEAD_BYTES : HEAD_BYTES + record_bytes]
+            ctypes.memmove(data.ctypes.data, int(slots[at]), record_bytes)
+            digest = digest_of(data.data, name)
+            if digest != int(digests[at]):
+                outcomes[at] = RecordOutcome.DAMAGED
+                continue
+            parent = parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
+            head = RecordHead(name, record_bytes, digest, parent).pack()
+            rows[at, :HEAD_BYTES] = np.frombuffer(head, np.uint8)
+            sent.append(at)
+        keys, offsets = [_name(wanted[at].key) for at in sent], [at * step for at in sent]
+        for at, code in zip(sent, self._ask_each("put", keys, offsets, HEAD_BYTES + record_bytes), strict=True):
+            if code:
+                outcomes[at] = RecordOutcome.FAILED
+        return outcomes
+
+    def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
+        """A record whose lease was over before it had come is a miss, like one whose store does not answer."""
+        wanted = list(list_names(names))
+        outcomes = np.full(len(wanted), RecordOutcome.MISSING, np.uint8)
+        digests = np.zeros(len(wanted), np.uint64)
+        parents = [bytes(HASH_BYTES)] * len(wanted)
+        rows, step = self._take(len(wanted), record_bytes)
+        keys, offsets = [_name(name.key) for name in wanted], [at * step for at in range(len(wanted))]
+        for at, size in enumerate(self._ask_each("get", keys, offsets, HEAD_BYTES + record_bytes)):
+            if size <= 0:
+                continue
+            head = open_value(rows[at, :size].data, wanted[at], record_bytes)
+            if isinstance(head, RecordHead):
+                ctypes.memmove(int(slots[at]), rows[at, HEAD_BYTES:].ctypes.data, record_bytes)
+                outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
+            elif head is Verdict.DAMAGED:
+                outcomes[at] = RecordOutcome.DAMAGED
+        return FoundRecords(outcomes=outcomes, digests=digests, parents=b"".join(parents))
+
+    def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
+        """Each is a use: whatever is looked at has a lease for a while."""
+        return [code == 1 for code in self._ask_each("look", [_name(key) for key in keys])]
+
+    def remove(self, keys: Sequence[Key]) -> list[bool]:
+        return [code == 0 for code in self._ask_each("remove", [_name(key) for key in keys])]
+
+    def probe(self) -> StoreFacts:
+        """The client says nothing of its stores."""
+        self._ask_each("look", [_PROBED])
+        return StoreFacts()
+
+    def interrupt(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._answers.close()
+        self._link.close()
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+
+    # ---- inside ----
+
+    def _take(self, count: int, record_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """Shared memory for so many records with their heads, one a row; and how far rows are apart."""
+        step = -(-(HEAD_BYTES + record_bytes) // _ROW) * _ROW
+        if count * step > len(self._memory):
+            size = -(-count * step // MIB) * MIB
+            os.ftruncate(self._memory_fd, size)
+            self._memory = np.frombuffer(mmap.mmap(self._memory_fd, size), np.uint8)
+            if self._ask("map", size):
+                raise StoreFaultError(f"{size} bytes cannot be registered")
+        return self._memory[: count * step].reshape(count, step), step
+
+    def _ask_each(self, verb: str, keys: list[str], *rest: Any) -> list[int]:
+        """A code a key. StoreFaultError: the master does not answer."""
+        if not keys:
+            return []
+        codes = self._ask(verb, keys, *rest)
+        if not isinstance(codes, list) or len(codes) != len(keys):
+            raise StoreFaultError("Mooncake's client does not answer as it should")
+        lost = [code for code in codes if code <= _MASTER_LOST]
+        if lost:
+            raise StoreFaultError(f"the master does not answer: Mooncake's code is {lost[0]}")
+        return codes
+
+    def _ask(self, *words: Any) -> Any:
+        try:
+            self._link.sendall(json.dumps(words).encode() + b"\n")
+        except OSError as fault:
+            raise StoreFaultError("Mooncake's client has ended") from fault
+        return self._read_answer()
+
+    def _read_answer(self) -> Any:
+        try:
+            line = self._answers.readline()
+        except TimeoutError:
+            raise StoreFaultError(f"no answer within {self._link.gettimeout():g} s") from None
+        except (OSError, ValueError) as fault:
+            raise StoreFaultError("Mooncake's client has ended") from fault
+        if not line:
+            raise StoreFaultError("Mooncake's client has ended")
+        told = json.loads(line)
+        if "fault" in told:
+            raise StoreFaultError(" ".join(told["fault"].split()))
+        return told["answer"]
+
+
+def _name(key: Key) -> str:
+    return PREFIX + key.hex()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import select
+
+from kvoffload.cache import CacheGeometry
+from kvoffload.peers import PeerSpace
+from kvoffload.peers.loop_mail import MAX_BLOCKS, LoopMail, RemovedBlocks, StoredBlocks, WantedBlocks
+from tests.unit.cache.cache_model import PLAIN
+
+SPACE = PeerSpace(number=1, fingerprint=b"F" * 32, geometry=CacheGeometry(hash_block_size=16, groups=PLAIN.groups))
+
+
+def stored(count: int) -> StoredBlocks:
+    return StoredBlocks(domain="", space=SPACE, group=0, hashes=bytes(32 * count), parents=bytes(32 * count))
+
+
+def wanted(count: int) -> WantedBlocks:
+    return WantedBlocks(domain="", space=SPACE, group=0, hashes=bytes(32 * count), wait_s=1.0)
+
+
+def is_ready(mail: LoopMail) -> bool:
+    return bool(select.select([mail], [], [], 0)[0])
+
+
+def test_what_is_sent_is_taken_once_in_its_order() -> None:
+    mail = LoopMail()
+    assert not is_ready(mail)
+    sent = [stored(1), RemovedBlocks(domain="", space=SPACE, group=0, hashes=bytes(32)), wanted(2)]
+    for one in sent:
+        mail.send(one)
+    assert is_ready(mail)
+    assert mail.take() == (sent, 0)
+    assert not is_ready(mail)
+    assert mail.take() == ([], 0)
+    mail.close()
+
+
+def test_beyond_the_bound_blocks_are_counted_and_nobody_waits() -> None:
+    mail = LoopMail()
+    kept, last, late = stored(MAX_BLOCKS - 1), stored(1), wanted(2)
+    mail.send(kept)
+    mail.send(stored(2))
+    mail.send(late)
+    assert late.is_over.is_set()
+    mail.send(last)
+    assert mail.take() == ([kept, last], 2)
+    mail.send(last)
+    assert mail.take() == ([last], 0)
+    mail.close()
+
+
+def test_when_the_loop_ends_nobody_waits_for_it() -> None:
+    mail = LoopMail()
+    before, after = wanted(1), wanted(1)
+    mail.send(before)
+    assert not before.is_over.is_set()
+    mail.refuse()
+    mail.send(after)
+    assert before.is_over.is_set()
+    assert after.is_over.is_set()
+    assert mail.take() == ([], 0)
+    mail.close()

@@ -1,0 +1,43 @@
+"""Only who knows the fleet's secret can announce anybody, and only as it was signed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.notice import Notice, read_notice
+from kvoffload.tcp_address import TcpAddress
+from tests.unit.daemon.remote_client import make_keys
+
+SECRET = b"what only the fleet knows"
+NOTICE = Notice(
+    member=FleetMember(address=TcpAddress("10.0.0.1", 5555), key=make_keys().public.decode()), at_ms=1_700_000_000_000
+)
+
+
+def test_a_notice_is_read_as_it_was_signed() -> None:
+    assert read_notice(NOTICE.sign("blue", SECRET), "blue", SECRET) == NOTICE
+    farewell = Notice(member=NOTICE.member, at_ms=5, is_gone=True)
+    assert read_notice(farewell.sign("blue", SECRET), "blue", SECRET) == farewell
+    six = Notice(member=FleetMember(address=TcpAddress("::1", 5), key=NOTICE.member.key), at_ms=0)
+    assert read_notice(six.sign("blue", SECRET), "blue", SECRET) == six
+
+
+def test_of_another_fleet_or_secret_nothing_is_read() -> None:
+    assert read_notice(NOTICE.sign("red", SECRET), "blue", SECRET) is None
+    assert read_notice(NOTICE.sign("blue", b"guessed"), "blue", SECRET) is None
+
+
+@pytest.mark.parametrize("word", range(5))
+def test_nothing_of_it_can_be_changed(word: int) -> None:
+    words = NOTICE.sign("blue", SECRET).split(b" ")
+    changed = words[word][:-1] + (b"1" if words[word][-1:] != b"1" else b"2")
+    text = b" ".join([*words[:word], changed, *words[word + 1 :]])
+    assert read_notice(text, "blue", SECRET) is None
+
+
+@given(st.binary(max_size=600))
+def test_whatever_is_pinned_is_a_notice_or_nothing(text: bytes) -> None:
+    assert read_notice(text, "blue", SECRET) is None

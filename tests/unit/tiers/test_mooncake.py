@@ -1,0 +1,128 @@
+"""A real master and store pass the contract over TCP; when they are gone nobody waits longer than a timeout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.mooncake_address import MooncakeAddress
+from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
+from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.record_store import StoreFaultError
+from tests.unit.tiers.mooncake_server import Master, add_libraries, await_state, make_tier, serve_mooncake
+from tests.unit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, finish, get, hashes_of, put
+
+FOUND, MISSING, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.MISSING, RecordOutcome.UNAVAILABLE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libraries() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        add_libraries(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def master(libraries: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
+    with serve_mooncake(tmp_path_factory.mktemp("mooncake")) as master:
+        yield master
+
+
+def empty(tier: Tier) -> None:
+    names = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(0, 600))
+    finish(tier, tier.remove(names, timeout_s=TIMEOUT_S))
+    for group in (1, 2):
+        few = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(0, 10), group=group)
+        finish(tier, tier.remove(few, timeout_s=TIMEOUT_S))
+
+
+class TestMooncake(TierContract):
+    is_listed = False
+
+    @pytest.fixture
+    def tier(self, master: Master) -> Iterator[Tier]:
+        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S))
+        empty(tier)
+        yield tier
+        tier.close()
+
+    def test_more_than_the_capacity_is_never_there(self, tier: Tier) -> None:
+        """How much there is, the client does not say; what does not fit is refused, or makes the store evict."""
+        count, record_bytes = 16, 1 << 20
+        for first in range(12):
+            ended = put(tier, Records(first * count, count, record_bytes, filled=True))
+            assert ended.count(RecordOutcome.WRITTEN) + ended.count(RecordOutcome.FAILED) == count
+        read = Records(0, 12 * count, record_bytes, filled=False)
+        ended, written = get(tier, read), Records(0, 12 * count, record_bytes, filled=True)
+        assert ended.count(FOUND) + ended.count(MISSING) == 12 * count
+        assert 0 < ended.count(FOUND) < 128
+        for at in np.flatnonzero(ended.outcomes == FOUND):
+            assert np.array_equal(read.memory[at], written.memory[at])
+
+
+def test_a_store_that_is_killed_is_a_miss(tmp_path: Path, libraries: None) -> None:
+    with serve_mooncake(tmp_path) as master:
+        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=20.0))
+        put(tier, Records(0, 4, 1000, filled=True))
+        read = Records(0, 4, 1000, filled=False)
+        assert get(tier, read).count(FOUND) == 4
+        master.kill_store()
+        ended = get(tier, read)
+        assert ended.count(FOUND) + ended.count(MISSING) + ended.count(UNAVAILABLE) == 4
+        assert ended.count(FOUND) == 0
+        assert put(tier, Records(50, 2, 1000, filled=True)).count(RecordOutcome.WRITTEN) == 0
+        tier.close()
+
+
+def test_a_master_that_hangs_costs_one_timeout(tmp_path: Path, libraries: None) -> None:
+    with serve_mooncake(tmp_path) as master:
+        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=0.3))
+        written = Records(0, 4, 1000, filled=True)
+        put(tier, written)
+        master.pause()
+        read = Records(0, 4, 1000, filled=False)
+        assert get(tier, read).count(UNAVAILABLE) == 4
+        for _ in range(5):
+            assert get(tier, read).count(UNAVAILABLE) == 4
+        assert tier.health()[0].reason == "no answer within 0.3 s"
+        assert not read.memory.any()
+        master.go_on()
+        await_state(tier, TierState.READY)
+        assert get(tier, read).count(FOUND) == 4
+        assert np.array_equal(read.memory, written.memory)
+        tier.close()
+
+
+def test_a_batch_does_not_wait_for_a_master_beyond_its_own_timeout(tmp_path: Path, libraries: None) -> None:
+    with serve_mooncake(tmp_path) as master:
+        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S))
+        put(tier, Records(0, 4, 1000, filled=True))
+        master.pause()
+        read = Records(0, 4, 1000, filled=False)
+        ended = finish(tier, tier.get(read.names, read.slots, record_bytes=1000, timeout_s=0.05))
+        assert ended.count(RecordOutcome.LATE) == 4
+        master.go_on()
+        assert not read.memory.any()
+        assert tier.health()[0].counts.get("lost", 0) == 0
+        assert get(tier, read).count(FOUND) == 4
+        tier.close()
+
+
+def test_a_master_that_is_killed_is_said_to_be_gone(tmp_path: Path, libraries: None) -> None:
+    with serve_mooncake(tmp_path) as master:
+        tier = make_tier(MooncakeTerms(address=master.address))
+        put(tier, Records(0, 4, 1000, filled=True))
+        master.kill()
+        assert get(tier, Records(0, 4, 1000, filled=False)).count(UNAVAILABLE) == 4
+        [health] = tier.health()
+        assert health.state is TierState.ABSENT
+        assert "\n" not in health.reason
+        tier.close()
+
+
+def test_nobody_there_is_said_in_one_line() -> None:
+    with pytest.raises(StoreFaultError, match=r"no master: .*refused"):
+        MooncakeTerms(address=MooncakeAddress(host="127.0.0.1", port=1)).open_store()
