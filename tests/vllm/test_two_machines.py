@@ -17,6 +17,7 @@ import pytest
 from kvoffload.cache import CacheStats
 from tests.fleet_of_two import fleet_of_two
 from tests.machines import Machine, Network, two_machines, why_not
+from tests.unit.tiers.mooncake_server import add_libraries, serve_mooncake
 from tests.unit.tiers.valkey_server import environment, find_program
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
@@ -31,19 +32,20 @@ pytestmark = [pytest.mark.vllm, pytest.mark.skipif(bool(MISSING), reason=MISSING
 
 WAIT_S = 60.0
 LENGTH = 1400
-VALKEY_PORT, S3_PORT = 6379, 9000
+VALKEY_PORT, S3_PORT, MOONCAKE_PORT = 6379, 9000, 50051
 Servers = tuple[SharedServer, SharedServer]
 SETTINGS = {"promote_deadline": "30s", "remote_timeout": "10s"}
 
 
 @contextmanager
 def beside(folder: Path, network: Network, **settings: str) -> Iterator[Servers]:
-    """Servers that know nothing of each other, on either machine."""
+    """Servers that know nothing of each other, on either machine. `{address}` in a setting is the machine's own."""
 
     def make(machine: Machine) -> SharedServer:
         room = folder / f"room-{machine.name}"
         room.mkdir()
-        return SharedServer(room, enter=machine.enter, **SETTINGS, **settings)
+        own = {name: value.format(address=machine.address) for name, value in settings.items()}
+        return SharedServer(room, enter=machine.enter, **SETTINGS, **own)
 
     with make(network.one) as one, make(network.other) as other:
         one.start()
@@ -103,13 +105,26 @@ def over_s3(folder: Path, network: Network) -> Iterator[Servers]:
 
 
 @contextmanager
+def over_mooncake(folder: Path, network: Network) -> Iterator[Servers]:
+    """The store's memory is on one machine."""
+    place = {"host": network.one.address, "port": MOONCAKE_PORT, "enter": network.one.enter}
+    with pytest.MonkeyPatch.context() as patch:
+        add_libraries(patch)
+        with (
+            serve_mooncake(folder, **place) as master,
+            beside(folder, network, mooncake=str(master.address), mooncake_host="{address}") as servers,
+        ):
+            yield servers
+
+
+@contextmanager
 def over_peers(folder: Path, network: Network) -> Iterator[Servers]:
     with fleet_of_two(folder, network, **SETTINGS) as servers:
         yield servers
 
 
 Kind = Callable[[Path, Network], AbstractContextManager[Servers]]
-KINDS: dict[str, Kind] = {"valkey": over_valkey, "s3": over_s3, "peer": over_peers}
+KINDS: dict[str, Kind] = {"valkey": over_valkey, "s3": over_s3, "mooncake": over_mooncake, "peer": over_peers}
 
 
 def await_settled(engine: Engine, kind: str) -> CacheStats:
@@ -133,7 +148,7 @@ def await_ready(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "model"),
-    [("valkey", DENSE), ("s3", SLIDING), ("peer", DENSE), ("peer", SLIDING), ("peer", GDN)],
+    [("valkey", DENSE), ("s3", SLIDING), ("mooncake", GDN), ("peer", DENSE), ("peer", SLIDING), ("peer", GDN)],
     ids=lambda one: one if isinstance(one, str) else one.name,
 )
 def test_the_first_request_on_another_machine_hits(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +23,15 @@ from tests.unit.tiers.valkey_server import LIBRARIES, free_port
 
 WAIT_S = 60.0
 _STORE = """
-import sys
+import socket, sys, time
 from mooncake.store import MooncakeDistributedStore
+host, port, segment_bytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+end_s = time.monotonic() + 60
+while socket.socket().connect_ex((host, port)):
+    assert time.monotonic() < end_s
+    time.sleep(0.02)
 store = MooncakeDistributedStore()
-print(store.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1]), flush=True)
+print(store.setup(host, "P2PHANDSHAKE", segment_bytes, 16 << 20, "tcp", "", f"{host}:{port}"), flush=True)
 sys.stdin.read()
 """
 
@@ -39,37 +44,31 @@ def add_libraries(patch: pytest.MonkeyPatch) -> None:
 class Master:
     """One process, and one that has memory for records."""
 
-    def __init__(self, folder: Path, segment_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, segment_bytes: int, *, host: str = "127.0.0.1", port: int = 0, enter: Sequence[str] = ()
+    ) -> None:
+        """`enter` begins their command lines: where they run."""
         own = Path(sys.executable).with_name("mooncake_master")
         found = str(own) if own.exists() else shutil.which("mooncake_master")
         if found is None:
             pytest.skip("mooncake_master is missing: mooncake-transfer-engine-non-cuda is not installed")
-        self.port = free_port()
-        self.address = MooncakeAddress(host="127.0.0.1", port=self.port)
-        command = [found, "--rpc_address=127.0.0.1", f"--rpc_port={self.port}", "--metrics_host=127.0.0.1"]
+        self.address = MooncakeAddress(host=host, port=port or free_port())
+        command = [*enter, found, f"--rpc_address={host}", f"--rpc_port={self.address.port}"]
+        command += [f"--metrics_host={host}", f"--metrics_port={free_port()}"]
         with (folder / "master.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, f"--metrics_port={free_port()}"], stdout=log, stderr=log, start_new_session=True
-            )
-        end_s = time.monotonic() + WAIT_S
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    break
-            if self.process.poll() is not None:
-                pytest.skip(f"mooncake_master does not start: {(folder / 'master.log').read_text()[-300:]}")
-            assert time.monotonic() < end_s
-            time.sleep(0.02)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        command = [*enter, sys.executable, "-c", _STORE, host, str(self.address.port), str(segment_bytes)]
         with (folder / "store.log").open("wb") as log:
             self.store = subprocess.Popen(
-                [sys.executable, "-c", _STORE, self.address.endpoint, str(segment_bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )
         assert self.store.stdout is not None
-        assert self.store.stdout.readline().strip() == b"0", (folder / "store.log").read_text()[-500:]
+        if self.store.stdout.readline().strip() != b"0":
+            self.kill()
+            said = "\n".join((folder / name).read_text()[-500:] for name in ("master.log", "store.log"))
+            if "shared libraries" in said:
+                pytest.skip(f"Mooncake's libraries are missing: {said}")
+            raise AssertionError(said)
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
@@ -83,14 +82,13 @@ class Master:
 
     def kill(self) -> None:
         for process in (self.store, self.process):
-            if process is not None:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.communicate()
 
 
 @contextmanager
-def serve_mooncake(folder: Path, segment_bytes: int = 128 << 20) -> Iterator[Master]:
-    master = Master(folder, segment_bytes)
+def serve_mooncake(folder: Path, segment_bytes: int = 128 << 20, **place: Any) -> Iterator[Master]:
+    master = Master(folder, segment_bytes, **place)
     try:
         yield master
     finally:
