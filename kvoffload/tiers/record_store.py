@@ -39,7 +39,9 @@ class RecordStore(Protocol):
         """Each value in its parts. False: it takes no more, or not this one."""
         ...
 
-    def get(self, keys: Sequence[Key]) -> list[memoryview | None]: ...
+    def get(self, keys: Sequence[Key], limit_bytes: int) -> list[memoryview | None]:
+        """Of a value that is longer than that, its beginning."""
+        ...
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
         """What is there. `is_use`: it is to stay as long as if it had been put now."""

@@ -139,7 +139,8 @@ class RemoteJob:
 
     def _get(self, store: RecordStore, part: range) -> None:
         damaged = []
-        values = store.get([self._list[at].key for at in part])
+        limit_bytes = HEAD_BYTES + self.record_bytes + 1  # one too many tells a longer value
+        values = store.get([self._list[at].key for at in part], limit_bytes)
         for at, value in zip(part, values, strict=True):
             head = Verdict.OTHER if value is None else open_value(value, self._list[at], self.record_bytes)
             if isinstance(head, RecordHead) and value is not None:

@@ -23,6 +23,10 @@ _SLOWEST = 1 << 20
 """Bytes a second; an answer has so much time more than one without bytes."""
 _VALUE_LIMIT = 512 << 20
 """The server's own."""
+_ANSWER_LIMIT = 16 << 20
+"""Of memory, for an answer that is no record."""
+_ELEMENT_BYTES = 64
+"""What an element of a list takes besides its text, and a little more."""
 _DEPTH = 8
 _END = b"\r\n"
 _TIMEVAL = struct.Struct("@ll")
@@ -60,8 +64,8 @@ class RespConnection:
         self._lines = bytearray(_LINE_BYTES)
         self._first = self._last = 0
         """What was read and not yet taken."""
-        self._body = bytearray()
-        """The last value; a record's size is soon that of all."""
+        self._left = 0
+        """What the answer that is being read may still take."""
         plain: socket.socket | None = None
         try:
             plain = socket.create_connection((host, port), timeout_s)
@@ -134,42 +138,26 @@ class RespConnection:
 
     def read_into(self, *parts: memoryview) -> None:
         """A value whose size was read, to where it is wanted."""
+        end_s = self._allow(sum(map(len, parts)))
         for part in parts:
-            self._read_into(part)
-        end_s = self._allow(0)
-        while self._last - self._first < len(_END):
-            self._fill(end_s)
-        self._first += len(_END)
+            self._read_into(part, end_s)
+        self._read_end(end_s)
 
-    def read_value(self) -> memoryview | ErrorAnswer | None:
-        """Valid until the next one is read. None: there is none."""
-        size = self.read_size()
-        return self.read_body(size) if isinstance(size, int) else size
+    def read_beginning(self, size: int, wanted: int) -> memoryview:
+        """Of a value whose size was read; what follows is dropped."""
+        end_s = self._allow(size)
+        begin = memoryview(bytearray(min(size, wanted)))
+        self._read_into(begin, end_s)
+        rest = memoryview(bytearray(_LINE_BYTES))
+        for at in range(len(begin), size, _LINE_BYTES):
+            self._read_into(rest[: size - at], end_s)
+        self._read_end(end_s)
+        return begin
 
-    def read_body(self, size: int) -> memoryview:
-        """A value whose size was read; valid until the next one."""
-        if len(self._body) < size:
-            self._body = bytearray(size)
-        self.read_into(memoryview(self._body)[:size])
-        return memoryview(self._body)[:size]
-
-    def read_answer(self, depth: int = 0) -> Answer:
-        """Whatever it is."""
-        line = self._peek_line()
-        if line[:1] == b"$":
-            value = self.read_value()
-            return bytes(value) if isinstance(value, memoryview) else value
-        self._read_line()
-        if line[:1] == b":":
-            return _number(line)
-        if line[:1] == b"-":
-            return ErrorAnswer(line[1:].decode(errors="replace"))
-        if line[:1] == b"*" and depth < _DEPTH:
-            count = _number(line)
-            return None if count < 0 else [self.read_answer(depth + 1) for _ in range(count)]
-        if line[:1] != b"+":
-            raise StoreFaultError(f"it does not speak as it should: {line[:40]!r}")
-        return line[1:]
+    def read_answer(self) -> Answer:
+        """Whatever it is, but a record."""
+        self._left = _ANSWER_LIMIT
+        return self._read_any(0)
 
     def interrupt(self) -> None:
         """From any thread: what is under way fails at once."""
@@ -189,6 +177,33 @@ class RespConnection:
     def _check(self, end_s: float) -> None:
         if time.monotonic() > end_s:
             raise TimeoutError
+
+    def _read_any(self, depth: int) -> Answer:
+        line = self._read_line()
+        self._take(_ELEMENT_BYTES + len(line))
+        if line[:1] == b"$":
+            size = _number(line)
+            if size < 0:
+                return None
+            self._take(size)
+            value = bytearray(size)
+            self.read_into(memoryview(value))
+            return bytes(value)
+        if line[:1] == b":":
+            return _number(line)
+        if line[:1] == b"-":
+            return ErrorAnswer(line[1:].decode(errors="replace"))
+        if line[:1] == b"*" and depth < _DEPTH:
+            count = _number(line)
+            return None if count < 0 else [self._read_any(depth + 1) for _ in range(count)]
+        if line[:1] != b"+":
+            raise StoreFaultError(f"it does not speak as it should: {line[:40]!r}")
+        return line[1:]
+
+    def _take(self, size_bytes: int) -> None:
+        self._left -= size_bytes
+        if self._left < 0:
+            raise StoreFaultError(f"it does not speak as it should: an answer of more than {_ANSWER_LIMIT} bytes")
 
     def _peek_line(self) -> bytes:
         end_s = self._allow(0)
@@ -211,8 +226,12 @@ class RespConnection:
             raise StoreFaultError("it does not speak as it should: a line without an end")
         self._last += self._receive(memoryview(self._lines)[self._last :], end_s)
 
-    def _read_into(self, room: memoryview) -> None:
-        end_s = self._allow(len(room))
+    def _read_end(self, end_s: float) -> None:
+        while self._last - self._first < len(_END):
+            self._fill(end_s)
+        self._first += len(_END)
+
+    def _read_into(self, room: memoryview, end_s: float) -> None:
         at = min(self._last - self._first, len(room))
         room[:at] = memoryview(self._lines)[self._first : self._first + at]
         self._first += at

@@ -17,7 +17,7 @@ from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.record_store import Key, StoreFacts, Value
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.s3_bucket import Ranges, S3Bucket
-from kvoffload.tiers.s3_index import PackIndex, PackPlace, SectionKind, read_sections
+from kvoffload.tiers.s3_index import READ_BYTES, PackIndex, PackPlace, SectionKind, read_sections
 from kvoffload.tiers.s3_packs import S3Packs, SmallRecord, is_blank, pack_path
 from kvoffload.units import KIB
 
@@ -76,8 +76,8 @@ class S3Store:
     def put(self, keys: Sequence[Key], values: Sequence[Sequence[Value]]) -> list[bool]:
         return self._run(self._put(keys, values))
 
-    def get(self, keys: Sequence[Key]) -> list[memoryview | None]:
-        return self._run(self._get(keys))
+    def get(self, keys: Sequence[Key], limit_bytes: int) -> list[memoryview | None]:
+        return self._run(self._get(keys, limit_bytes))
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
         """Nothing lives longer for it."""
@@ -152,27 +152,27 @@ class S3Store:
         await self._search(keys, ask_packs, ask_whole)
         return there
 
-    async def _get(self, keys: Sequence[Key]) -> list[memoryview | None]:
+    async def _get(self, keys: Sequence[Key], limit_bytes: int) -> list[memoryview | None]:
         values: list[memoryview | None] = [None] * len(keys)
 
         async def ask_packs(space: str, rows: Rows) -> Rows:
             places = dict(zip(rows, self._index.find(space, [_hash_of(keys[row]) for row in rows]), strict=True))
             while any(places.values()):
                 asked = {row: some.pop(0) for row, some in places.items() if some}
-                for row, value in (await self._read(space, asked)).items():
+                for row, value in (await self._read(space, asked, limit_bytes)).items():
                     values[row] = value
                     del places[row]
             return list(places)
 
         async def ask_whole(space: str, rows: Rows) -> Rows:
-            for row, value in zip(rows, await self._bucket.get(_whole_paths(keys, rows)), strict=True):
+            for row, value in zip(rows, await self._bucket.get(_whole_paths(keys, rows), limit_bytes), strict=True):
                 values[row] = value
             return [row for row in rows if values[row] is None]
 
         await self._search(keys, ask_packs, ask_whole)
         return values
 
-    async def _read(self, space: str, places: dict[int, PackPlace]) -> dict[int, memoryview]:
+    async def _read(self, space: str, places: dict[int, PackPlace], limit_bytes: int) -> dict[int, memoryview]:
         """Of packs, by one request where they lie together; without what is gone."""
         by_pack: dict[bytes, Rows] = {}
         for row, place in places.items():
@@ -181,7 +181,7 @@ class S3Store:
             Ranges(
                 path=pack_path(space, pack),
                 starts=[places[row].offset for row in rows],
-                sizes=[places[row].size_bytes for row in rows],
+                sizes=[min(places[row].size_bytes, limit_bytes) for row in rows],
             )
             for pack, rows in by_pack.items()
         ]
@@ -248,7 +248,11 @@ class S3Store:
         after = cursor.to_bytes((cursor.bit_length() + 7) // 8, "big").decode()
         page = await self._bucket.list_after(LAYOUT, after, _SCANNED)
         heads = await self._bucket.get_head([path for path, _ in page if "/record/" in path], head_bytes)
-        indexes = [Ranges(path=path, starts=[0], sizes=[size_bytes]) for path, size_bytes in page if "/index-" in path]
+        indexes = [
+            Ranges(path=path, starts=[0], sizes=[size_bytes])
+            for path, size_bytes in page
+            if "/index-" in path and size_bytes <= READ_BYTES
+        ]
         for one, found in zip(indexes, await self._bucket.get_ranges(indexes), strict=True):
             sections = [] if found is None else read_sections(found[0])
             wanted = [

@@ -109,10 +109,13 @@ class S3Bucket:
 
         return await self._each(ask, paths)
 
-    async def get(self, paths: Sequence[str]) -> list[memoryview | None]:
+    async def get(self, paths: Sequence[str], limit_bytes: int) -> list[memoryview | None]:
+        """Of a longer object, its beginning."""
+
         async def ask(path: str) -> memoryview | None:
+            part = (0, min(PART_BYTES, limit_bytes))
             try:
-                first = await self._library.get_async(self._client, path, options={"range": (0, PART_BYTES)})
+                first = await self._library.get_async(self._client, path, options={"range": part})
                 data = memoryview(await first.bytes_async())
             except FileNotFoundError:
                 return None
@@ -120,10 +123,13 @@ class S3Bucket:
                 if _status_of(fault) == 416:
                     return memoryview(b"")
                 raise
-            starts = range(PART_BYTES, first.meta["size"], PART_BYTES)
+            end = min(first.meta["size"], limit_bytes)
+            starts = range(PART_BYTES, end, PART_BYTES)
             if not starts:
                 return data
-            rest = await asyncio.gather(*(self._get_range(path, start, PART_BYTES) for start in starts))
+            rest = await asyncio.gather(
+                *(self._get_range(path, start, min(PART_BYTES, end - start)) for start in starts)
+            )
             return memoryview(b"".join([data, *(part for part in rest if part is not None)]))
 
         return await self._each(ask, paths)
@@ -152,10 +158,12 @@ class S3Bucket:
                 parts[number] = data[start : start + wanted[at].sizes[number]]
         return found
 
-    async def get_version(self, path: str) -> tuple[bytearray, str] | None:
-        """All of an object, and which of its versions that is."""
+    async def get_version(self, path: str, limit_bytes: int) -> tuple[bytearray, str] | None:
+        """All of an object, and which of its versions that is. None: it is gone, or longer than that."""
         try:
             found = await self._library.get_async(self._client, path)
+            if found.meta["size"] > limit_bytes:
+                return None
             return bytearray(memoryview(await found.bytes_async())), found.meta["e_tag"] or ""
         except FileNotFoundError:
             return None

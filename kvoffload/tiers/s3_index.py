@@ -28,7 +28,9 @@ PACK_NAME_BYTES: Final = 16
 INDEX_LIMIT: Final = 1 << 22
 """Records, of all spaces together: 20 bytes of memory each."""
 READ_BYTES: Final = 8 * MIB
-"""Of index objects, for one question; the next question reads on."""
+"""Of index objects, for one question; the next question reads on. None of ours is as long."""
+PACK_LIMIT: Final = 16 * MIB
+"""No pack is longer, whatever an index says."""
 
 _HEAD = struct.Struct("<4sHHI4x16s")
 _CHECKSUM = struct.Struct("<Q")
@@ -83,6 +85,8 @@ def read_sections(data: bytes | memoryview) -> list[Section]:
         if _CHECKSUM.unpack_from(data, end) != (native.digest_run(bytes(data[at:end])),):
             break
         entries = np.frombuffer(data[at + _HEAD.size : end], _ENTRY)
+        if (entries["offset"].astype(np.uint64) + entries["bytes"] > PACK_LIMIT).any():
+            break
         records = [
             PackedRecord(block_hash=row["hash"].tobytes(), offset=int(row["offset"]), size_bytes=int(row["bytes"]))
             for row in entries
@@ -206,7 +210,7 @@ class PackIndex:
             left = READ_BYTES
             for one in sorted(listed, key=lambda one: one.changed, reverse=True):
                 start = here.read.get(one.path, 0)
-                if start >= one.size_bytes or left <= 0:
+                if start >= one.size_bytes or one.size_bytes > READ_BYTES or left <= 0:
                     continue
                 if not start and room <= 0:
                     # Older than what there is room for.

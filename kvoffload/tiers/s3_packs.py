@@ -17,7 +17,7 @@ import numpy as np
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, read_head
 from kvoffload.tiers.record_store import Value
 from kvoffload.tiers.s3_bucket import S3Bucket
-from kvoffload.tiers.s3_index import IndexPart, PackedRecord, PackIndex, PackPlace, Section, SectionKind
+from kvoffload.tiers.s3_index import PACK_LIMIT, IndexPart, PackedRecord, PackIndex, PackPlace, Section, SectionKind
 from kvoffload.units import KIB, MIB
 
 PACK_BYTES: Final = 9 * MIB
@@ -95,7 +95,7 @@ class S3Packs:
         """Which of these records were there and are zeros now, for everybody. A pack of nothing else is removed."""
         path = pack_path(space, pack)
         for _ in range(_TRIES):
-            found = await self._bucket.get_version(path)
+            found = await self._bucket.get_version(path, PACK_LIMIT)
             if found is None:
                 self._index.forget_pack(space, pack)
                 return []

@@ -187,7 +187,7 @@ class ValkeyStore(SlotStore):
         if size is None:
             return None
         if size != HEAD_BYTES + len(room):
-            return open_value(asked.read_body(size), name, len(room))
+            return open_value(asked.read_beginning(size, HEAD_BYTES), name, len(room))
         head = bytearray(HEAD_BYTES)
         asked.read_into(memoryview(head), room)
         return check_record(memoryview(head), room, name)

@@ -60,10 +60,10 @@ class DictStore:
                 place.values[key] = value
         return [True] * len(keys)
 
-    def get(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+    def get(self, keys: Sequence[bytes], limit_bytes: int) -> list[memoryview | None]:
         place = self._ask("get", len(keys))
         found = [place.values.get(key) for key in keys]
-        return [None if value is None else memoryview(place.change(value)) for value in found]
+        return [None if value is None else memoryview(place.change(value))[:limit_bytes] for value in found]
 
     def look(self, keys: Sequence[bytes], *, is_use: bool = False) -> list[bool]:
         return [key in self._ask("look", 1).values for key in keys]

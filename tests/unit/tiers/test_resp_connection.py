@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -88,23 +89,31 @@ def test_large_values_go_out_of_and_come_into_memory_that_lasts(peer: Peer) -> N
     assert got == wanted
     teller = threading.Thread(target=peer.say, args=[wanted])
     teller.start()
-    first = connection.read_value()
-    assert first == LARGE
-    for _ in range(299):
-        value = connection.read_value()
-        assert value == LARGE
-        assert isinstance(value, memoryview)
-        assert isinstance(first, memoryview)
-        assert value.obj is first.obj
+    head, rest = bytearray(10), bytearray(len(LARGE) - 10)
+    for _ in range(300):
+        assert connection.read_size() == len(LARGE)
+        connection.read_into(memoryview(head), memoryview(rest))
+        assert head + rest == LARGE
     teller.join()
+    connection.close()
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, 200_000])
+def test_of_a_value_that_is_too_long_the_beginning_is_kept(peer: Peer, size: int) -> None:
+    connection = peer.connect()
+    value = bytes(range(250)) * 800
+    peer.say(b"$%d\r\n%b\r\n+OK\r\n" % (size, value[:size]))
+    assert connection.read_size() == size
+    assert connection.read_beginning(size, 100) == value[: min(size, 100)]
+    assert connection.read_answer() == b"OK"
     connection.close()
 
 
 def test_a_missing_value_and_an_error_are_told_apart(peer: Peer) -> None:
     connection = peer.connect()
     peer.say(b"$-1\r\n-MOVED 5 far:1\r\n")
-    assert connection.read_value() is None
-    moved = connection.read_value()
+    assert connection.read_size() is None
+    moved = connection.read_size()
     assert isinstance(moved, ErrorAnswer)
     assert moved.code == "MOVED"
     connection.close()
@@ -120,6 +129,7 @@ def test_a_missing_value_and_an_error_are_told_apart(peer: Peer) -> None:
         b"$999999999999\r\n",
         b"*1\r\n" * 20 + b":1\r\n",
         b"+" + bytes(70_000),
+        b"$16777216\r\n",
     ],
 )
 def test_nonsense_is_a_fault_in_one_line(peer: Peer, said: bytes) -> None:
@@ -131,14 +141,35 @@ def test_nonsense_is_a_fault_in_one_line(peer: Peer, said: bytes) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [b"*2\r\n" + b"$9000000\r\n%b\r\n" % bytes(9_000_000) * 2, b"*1000000\r\n" + b":1\r\n" * 300_000],
+    ids=["values", "elements"],
+)
+def test_an_answer_takes_no_more_memory_than_it_may(peer: Peer, said: bytes) -> None:
+    connection = peer.connect()
+
+    def tell() -> None:
+        with contextlib.suppress(OSError):
+            peer.say(said)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    with pytest.raises(StoreFaultError, match="an answer of more than 16777216 bytes"):
+        connection.read_answer()
+    connection.close()
+    teller.join()
+
+
 def test_whoever_says_nothing_is_not_waited_for(peer: Peer) -> None:
     connection = peer.connect(timeout_s=0.02)
-    for read in (connection.read_answer, connection.read_value, lambda: connection.read_lines(1)):
+    for read in (connection.read_answer, connection.read_size, lambda: connection.read_lines(1)):
         with pytest.raises(StoreFaultError, match=r"no answer within 0\.02 s"):
             read()
     peer.say(b"$300000\r\nthe beginning")
+    assert connection.read_size() == 300000
     with pytest.raises(StoreFaultError, match=r"no answer within 0\.02 s"):
-        connection.read_value()
+        connection.read_into(memoryview(bytearray(300000)))
     connection.close()
 
 
@@ -154,7 +185,7 @@ def test_whoever_hangs_up_is_said_to(peer: Peer) -> None:
     peer.say(b"$10\r\nabc")
     peer.close()
     with pytest.raises(StoreFaultError, match="it has hung up"):
-        connection.read_value()
+        connection.read_answer()
     connection.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,13 +11,15 @@ import pytest
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
+import obstore
+
 from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.s3 import WHOLE_BYTES
-from kvoffload.tiers.s3_bucket import GAP_BYTES, PART_BYTES, Ranges, join_ranges
+from kvoffload.tiers.s3_bucket import GAP_BYTES, PART_BYTES, Ranges, S3Bucket, join_ranges
 from tests.unit.daemon.test_server_tiers import await_that
 from tests.unit.tiers.fault_proxy import Asked, Fault, FaultProxy, stand_before
-from tests.unit.tiers.s3_server import S3Server, await_state, make_tier
+from tests.unit.tiers.s3_server import S3Server, await_state, client, make_tier
 from tests.unit.tiers.tier_contract import Records, finish, get, look, put
 
 FOUND, MISSING, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.MISSING, RecordOutcome.UNAVAILABLE
@@ -146,6 +149,24 @@ def test_an_answer_that_is_cut_off_is_no_answer(
     assert get(tier, read).count(FOUND) == 3
     assert np.array_equal(read.memory, records.memory)
     tier.close()
+
+
+def test_of_an_object_that_is_too_long_no_more_is_read(weed: S3Server) -> None:
+    terms = weed.terms()
+    value = bytes(range(250)) * (PART_BYTES // 100)
+    obstore.put(client(terms), "long", value)
+    bucket = S3Bucket(terms)
+
+    async def ask() -> None:
+        for limit in (100, PART_BYTES, PART_BYTES + 100, len(value), len(value) + 1):
+            [found] = await bucket.get(["long"], limit)
+            assert found == value[:limit]
+        assert await bucket.get_version("long", len(value) - 1) is None
+        whole = await bucket.get_version("long", len(value))
+        assert whole is not None
+        assert whole[0] == value
+
+    asyncio.run(ask())
 
 
 @SIZES

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kvoffload.tiers.s3_index import (
+    PACK_LIMIT,
+    READ_BYTES,
     IndexPart,
     ListedIndex,
     PackedRecord,
@@ -58,6 +60,16 @@ def test_sections_are_read_up_to_the_first_that_is_damaged() -> None:
         found = read_sections(broken)
         assert found == sections[: len(found)]
         assert len(found) < 3
+
+
+def test_what_cannot_be_of_this_project_is_not_read() -> None:
+    far = PackedRecord(block_hash=name(1), offset=PACK_LIMIT - 99, size_bytes=100)
+    near = PackedRecord(block_hash=name(2), offset=PACK_LIMIT - 100, size_bytes=100)
+    for record, is_read in ((far, False), (near, True)):
+        one = Section(kind=SectionKind.PACKED, pack=bytes(16), records=[record])
+        assert read_sections(one.write()) == [one] * is_read
+    parts = PackIndex().plan(SPACE, [listed("long", READ_BYTES + 1), listed("short", READ_BYTES - 1)])
+    assert [part.path for part in parts] == ["short"]
 
 
 def test_each_place_of_a_record_is_known_the_newest_first() -> None:

@@ -47,7 +47,7 @@ def store(terms: S3Terms) -> Iterator[S3Store]:
 
 
 def there(store: S3Store, first: int, count: int) -> list[bool]:
-    found = store.get(keys(first, count))
+    found = store.get(keys(first, count), HEAD_BYTES + 50)
     for value, parts in zip(found, values(first, count), strict=True):
         assert value is None or bytes(value) == b"".join(parts)
     assert [value is not None for value in found] == store.look(keys(first, count))
@@ -114,7 +114,7 @@ def test_what_is_removed_is_gone_for_whoever_knows_its_place(terms: S3Terms, sto
     assert remover.remove(keys(1, 2) + keys(90, 1)) == [True, True, False]
     left = [True, False, False, True, True]
     for one in (knows, store, remover, terms.open_store()):
-        assert [value is not None for value in one.get(keys(0, 5))] == left
+        assert [value is not None for value in one.get(keys(0, 5), HEAD_BYTES + 50)] == left
         assert there(one, 0, 5) == left
         assert one.remove(keys(1, 2)) == [False, False]
     [pack] = paths_of(terms, "/pack/")
@@ -149,7 +149,7 @@ def test_several_remove_from_one_pack_at_once(weed: S3Server) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    left = [value is not None for value in store.get(keys(0, 2 * count))]
+    left = [value is not None for value in store.get(keys(0, 2 * count), HEAD_BYTES + 50)]
     assert left == [not answers[at][0] for at in range(count)] + [True] * count, "what is said to be gone is gone"
     assert sum(answer[0] for answer in answers.values()) >= 1
 
