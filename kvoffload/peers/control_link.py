@@ -69,13 +69,18 @@ class ControlLink:
         self._socket: zmq.Socket[bytes] | None = None
         self._asked = 0
         self._ticket: LinkTicket | None = None
+        self._failed_s = -1.0
+        self._fault = ""
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         self._is_closed = False
 
     def find_ticket(self, *, is_sealed: bool) -> LinkTicket:
         """One that was good a while ago, or else a new one."""
+        begun_s = time.monotonic()
         with self._lock:
             if self._ticket is None:
+                if self._failed_s >= begun_s:
+                    raise StoreFaultError(self._fault)  # while it waited its turn, so nobody waits for two timeouts
                 opened = self._ask(OpenLink(is_sealed=is_sealed))
                 if not isinstance(opened, LinkOpened):
                     self._hang_up()
@@ -130,7 +135,9 @@ class ControlLink:
             return self._exchange(message)
         except (zmq.ZMQError, StoreFaultError) as fault:
             self._hang_up()
-            raise StoreFaultError(f"the peer at {self._terms.address}: {fault}") from fault
+            self._failed_s = time.monotonic()
+            self._fault = f"the peer at {self._terms.address}: {fault}"
+            raise StoreFaultError(self._fault) from fault
 
     def _connect(self) -> None:
         terms = self._terms

@@ -167,12 +167,19 @@ class FleetTier:
         self.on_close()
         for thread in self._partings:
             thread.join(timeout_s)
-        faults = []
-        for tier in members:
+        faults: list[str] = []
+
+        def close(tier: Tier) -> None:
             try:
                 tier.close(timeout_s)
             except TierError as fault:
                 faults.append(str(fault))
+
+        closing = [threading.Thread(target=close, args=[tier], name="kvoffload-fleet") for tier in members]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
         self._poller.close()
         os.close(self._event)
         if faults:

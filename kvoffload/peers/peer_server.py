@@ -30,6 +30,7 @@ from kvoffload.peers.link_hello import (
     read_hello,
 )
 from kvoffload.peers.peer_desk import PeerDesk, Room
+from kvoffload.peers.receiving import receive_exactly
 from kvoffload.peers.requests import (
     HEAD_BYTES,
     BadRequestError,
@@ -46,7 +47,9 @@ from kvoffload.tiers.base import RecordOutcome
 logger = logging.getLogger(__name__)
 
 MAX_LINKS = 256
-"""Beyond it newcomers are refused."""
+"""Of peers; beyond it newcomers are refused."""
+MAX_NEWCOMERS = 64
+"""That have proven nothing yet; one more ends the oldest of them, so that nobody can keep peers out by waiting."""
 MAX_OF_ONE_PEER = 16
 SESSIONS_OF_ONE_PEER = 8
 """Secrets that are good at a time; the oldest is forgotten."""
@@ -55,6 +58,8 @@ STEP_TIMEOUT_S = 10.0
 """For each part of a request that has begun, and each of its answer."""
 WAIT_SHARE = 0.5
 """Of a client's patience, that may pass before its answer begins: what lies below memory comes up meanwhile."""
+LOG_S = 60.0
+"""Between lines about one peer's bad links."""
 SILENCE_S = 60
 """After which the system asks whether the other machine is still there, and then lets go."""
 _EMPTY = np.empty(0, np.uint64)
@@ -89,7 +94,10 @@ class PeerServer:
         self._known: dict[bytes, _Known] = {}
         self._tokens: dict[str, deque[bytes]] = {}
         self._links: dict[int, tuple[socket.socket, threading.Thread]] = {}
+        self._newcomers: dict[int, socket.socket] = {}
+        """Links that have proven nothing; the oldest is the first."""
         self._of_peer: Counter[str] = Counter()
+        self._told_s: dict[str, float] = {}
         self._is_closed = False
         self._accepting = threading.Thread(target=self._accept_all, name="kvoffload-peers", daemon=True)
         self._accepting.start()
@@ -164,15 +172,20 @@ class PeerServer:
         number = end.fileno()
         thread = threading.Thread(target=self._serve, args=(number, end), name="kvoffload-peer", daemon=True)
         with self._lock:
-            if self._is_closed or len(self._links) >= MAX_LINKS:
+            if self._is_closed or len(self._links) >= MAX_LINKS + 2 * MAX_NEWCOMERS:
                 end.close()
                 return
+            if len(self._newcomers) >= MAX_NEWCOMERS:
+                oldest = self._newcomers.pop(next(iter(self._newcomers)))
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
             self._links[number] = end, thread
+            self._newcomers[number] = end
             try:
                 thread.start()
             except RuntimeError as fault:
-                logger.warning("no peer is let in for a moment: %s", fault)
-                del self._links[number]
+                self._tell("", "no peer is let in for a moment: %s", fault)
+                del self._links[number], self._newcomers[number]
                 end.close()
 
     def _serve(self, number: int, end: socket.socket) -> None:
@@ -184,7 +197,7 @@ class PeerServer:
                 peer, desk, link = found
                 _serve_requests(end, link, desk)
         except BadRequestError as fault:
-            logger.warning("a link of peer %s: %s", peer, fault)
+            self._tell(peer, f"a link of peer {peer}: %s", fault)
         except (OSError, ValueError) as fault:
             logger.debug("a link of peer %s ends: %s", peer or "nobody", fault)
         except Exception:
@@ -195,14 +208,23 @@ class PeerServer:
                 if peer:
                     self._of_peer[peer] -= 1
                 del self._links[number]
+                self._newcomers.pop(number, None)
                 with contextlib.suppress(OSError):
                     # Its end is the other side's to see, whoever still has the link.
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
+    def _tell(self, peer: str, line: str, fault: Exception) -> None:
+        """Not more often than LOG_S for one peer; there are as many peers as the server was told of."""
+        now_s = time.monotonic()
+        is_new = now_s >= self._told_s.get(peer, 0.0)
+        if is_new:
+            self._told_s[peer] = now_s + LOG_S
+        logger.log(logging.WARNING if is_new else logging.DEBUG, line, fault)
+
     def _greet(self, end: socket.socket, end_s: float) -> tuple[str, PeerDesk, native.RecordLink] | None:
         """None: it was refused. OSError, ValueError: it is no peer of ours."""
-        hello = _receive(end, HELLO_BYTES, end_s)
+        hello = receive_exactly(end, HELLO_BYTES, end_s)
         read = read_hello(hello)
         with self._lock:
             known = None if isinstance(read, HelloVerdict) else self._known.get(read.token)
@@ -214,7 +236,7 @@ class PeerServer:
         nonce = secrets.token_bytes(NONCE_BYTES)
         secret = LinkSecret(known.secret, hello, nonce)
         end.sendall(LinkAnswer(verdict=verdict, nonce=nonce, proof=secret.server_proof).pack())
-        if not is_proof(_receive(end, PROOF_BYTES, end_s), secret.client_proof):
+        if not is_proof(receive_exactly(end, PROOF_BYTES, end_s), secret.client_proof):
             raise ValueError("it does not know its session's secret")
         keys = (secret.server_key, secret.client_key) if self._is_sealed else None
         link = native.RecordLink(os.dup(end.fileno()), keys)
@@ -222,6 +244,7 @@ class PeerServer:
             if self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
                 raise ValueError("it has as many links as it may have")
             self._of_peer[known.peer] += 1
+            self._newcomers.pop(end.fileno(), None)
         return known.peer, desk, link
 
     def _judge(self, is_sealed: bool, known: _Known | None, desk: PeerDesk | None) -> HelloVerdict:
@@ -229,7 +252,7 @@ class PeerServer:
             return HelloVerdict.UNKNOWN
         if is_sealed != self._is_sealed:
             return HelloVerdict.OTHER_MODE
-        if desk is None or len(self._links) > MAX_LINKS or self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
+        if desk is None or self._of_peer.total() >= MAX_LINKS or self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
             return HelloVerdict.BUSY
         return HelloVerdict.WELCOME
 
@@ -317,18 +340,6 @@ def _receive_wanted(link: native.RecordLink, request: LinkRequest, room: Room) -
         timeout_ms=int(STEP_TIMEOUT_S * 1000),
     )
     return np.frombuffer(digests, np.uint64)
-
-
-def _receive(end: socket.socket, size: int, end_s: float) -> bytes:
-    """OSError: it has hung up, or takes too long."""
-    got = b""
-    while len(got) < size:
-        end.settimeout(max(end_s - time.monotonic(), 0.001))
-        part = end.recv(size - len(got))
-        if not part:
-            raise ConnectionResetError("it has hung up")
-        got += part
-    return got
 
 
 def _tune(end: socket.socket) -> None:

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from kvoffload.peers.link_hello import (
     is_proof,
     read_answer,
 )
+from kvoffload.peers.receiving import receive_exactly
 from kvoffload.peers.requests import (
     ANSWER_BYTES as HEAD_BYTES,
 )
@@ -161,7 +163,7 @@ class PeerStore(SlotStore):
         is_sealed = self._terms.is_sealed
         hello = LinkHello(token=ticket.token, nonce=secrets.token_bytes(NONCE_BYTES), is_sealed=is_sealed).pack()
         end.sendall(hello)
-        answer = read_answer(_receive(end, ANSWER_BYTES))
+        answer = read_answer(receive_exactly(end, ANSWER_BYTES, time.monotonic() + self._terms.timeout_s))
         if answer.verdict is not HelloVerdict.WELCOME:
             raise ValueError(_REFUSALS[answer.verdict])
         secret = LinkSecret(ticket.secret, hello, answer.nonce)
@@ -224,13 +226,3 @@ _REFUSALS = {
     HelloVerdict.BUSY: "it has as many links as it may have, or no memory yet",
     HelloVerdict.OTHER_VERSION: "it speaks another version",
 }
-
-
-def _receive(end: socket.socket, size: int) -> bytes:
-    got = b""
-    while len(got) < size:
-        part = end.recv(size - len(got))
-        if not part:
-            raise ConnectionResetError("it has hung up")
-        got += part
-    return got

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from kvoffload.daemon.session import Guest
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import PeerSpace
 from kvoffload.peers.control_link import ControlLink, ControlTerms
+from kvoffload.protocol import ClientMessage, ServerMessage
 from kvoffload.tiers.record_store import StoreFaultError
 from tests.unit.cache.cache_model import HYBRID, PLAIN
 from tests.unit.daemon.remote_client import make_keys
@@ -93,6 +96,51 @@ def test_nobody_there_is_one_line_and_it_is_found_when_it_comes(there: There) ->
         patient.find_ticket(is_sealed=True)
         patient.close()
     link.close()
+
+
+def test_those_who_wait_for_one_that_fails_do_not_wait_again(there: There, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has come before the failure has it, too; whoever comes after it asks again."""
+    link = there.link()
+    asked: list[ClientMessage] = []
+    has_begun, may_fail = threading.Event(), threading.Event()
+
+    def fail(message: ClientMessage) -> ServerMessage:
+        asked.append(message)
+        has_begun.set()
+        assert may_fail.wait(TIMEOUT_S)
+        raise StoreFaultError("no answer in time")
+
+    monkeypatch.setattr(link, "_exchange", fail)
+    faults: list[str] = []
+
+    def find() -> None:
+        with pytest.raises(StoreFaultError) as fault:
+            link.find_ticket(is_sealed=True)
+        faults.append(str(fault.value))
+
+    threads = [threading.Thread(target=find) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert has_begun.wait(TIMEOUT_S)
+    await_that(lambda: all(is_in(thread, "find_ticket") for thread in threads))
+    may_fail.set()
+    for thread in threads:
+        thread.join()
+    assert len(asked) == 1
+    assert faults == [faults[0]] * 4
+    find()
+    assert len(asked) == 2
+    link.close()
+
+
+def is_in(thread: threading.Thread, function: str) -> bool:
+    """Whether it is there, or has called something from there."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    names = []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return function in names
 
 
 @pytest.mark.parametrize("wrong", ["ours", "theirs"])

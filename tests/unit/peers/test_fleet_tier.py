@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import select
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvoffload.errors import TierError
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import CLOSE_TIMEOUT_S, RecordOutcome, Tier, TierHealth, TierState
 from kvoffload.units import MIB
@@ -196,6 +198,22 @@ def test_who_has_moved_is_opened_anew(fleet: Setting) -> None:
     await_that(lambda: before.is_closed)
     set_members(fleet, a="1", c="2", d="4")
     assert not fleet.members["d"].is_closed
+
+
+def test_members_are_closed_together() -> None:
+    together = threading.Barrier(3, timeout=60)
+
+    class Slow(Member):
+        def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+            together.wait()
+            super().close(timeout_s)
+            if self is not good:
+                raise TierError("not in time")
+
+    good = Slow()
+    tier = FleetTier(OWN, {"a": good, "c": Slow(), "d": Slow()}, homes_by_first_byte)
+    with pytest.raises(TierError, match="not in time; not in time"):
+        tier.close()
 
 
 def test_a_closed_fleet_takes_nobody() -> None:

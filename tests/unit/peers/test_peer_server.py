@@ -12,7 +12,7 @@ import pytest
 from kvoffload.errors import ConfigError
 from kvoffload.peers import peer_server
 from kvoffload.peers.link_hello import ANSWER_BYTES, HelloVerdict, LinkHello, LinkSecret, read_answer
-from kvoffload.peers.peer_server import MAX_OF_ONE_PEER, SESSIONS_OF_ONE_PEER, PeerServer
+from kvoffload.peers.peer_server import MAX_NEWCOMERS, MAX_OF_ONE_PEER, SESSIONS_OF_ONE_PEER, PeerServer
 from kvoffload.peers.peer_store import PeerStore
 from kvoffload.peers.requests import HEAD_BYTES
 from kvoffload.tiers.record_store import StoreFaultError
@@ -114,6 +114,31 @@ def test_one_peer_has_so_many_links_and_no_more(peer: OnePeer) -> None:
         store.close()
     await_that(lambda: len(peer.server) == 0)
     PeerStore(peer.terms(is_sealed=False)).close()
+
+
+def test_whoever_waits_at_the_door_keeps_no_peer_out(peer: OnePeer) -> None:
+    stores = [PeerStore(peer.terms(is_sealed=False)) for _ in range(2)]
+    with contextlib.ExitStack() as doors:
+        waiting = [doors.enter_context(knock(peer)) for _ in range(MAX_NEWCOMERS)]
+        await_that(lambda: len(peer.server) == 2 + MAX_NEWCOMERS)
+        late = doors.enter_context(open_link(peer))
+        assert is_let_go(waiting[0])
+        stores.append(PeerStore(peer.terms(is_sealed=False)))
+        assert is_let_go(waiting[1])
+        for store in stores:
+            store.probe()
+            store.close()
+        late.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            late.recv(1)
+
+
+def test_bad_links_of_one_peer_make_one_line(peer: OnePeer, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        with open_link(peer) as end:
+            end.sendall(b"\xff" * HEAD_BYTES)
+            assert is_let_go(end)
+    assert caplog.text.count("a link of peer by hand: ") == 1
 
 
 def test_a_put_that_is_cut_off_leaves_nothing_behind(peer: OnePeer) -> None:
