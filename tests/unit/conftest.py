@@ -14,8 +14,9 @@ ENDING_S = 10.0
 @pytest.fixture(scope="module", autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     """What a test does not close works on beside the tests after it, and holds files."""
+    before = threading.enumerate()
     yield
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("kvoffload-")]
+    ours = [one for one in threading.enumerate() if one not in before and one.name.startswith("kvoffload-")]
     for thread in ours:
         thread.join(ENDING_S)
     left = sorted(thread.name for thread in ours if thread.is_alive())

@@ -319,3 +319,4 @@ def test_what_an_adapter_computes_is_saved_at_once_as_its_content_may_change() -
     engine.parts.saves._is_known = lambda tracked: True
     engine.admit(request)
     assert len(saved_blocks(engine.step())) == 7
+    engine.connector.shutdown()
