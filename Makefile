@@ -79,9 +79,14 @@ native-test: setup
 	$(call say,test 1/2: native)
 	$(call run_native_tests,native,)
 
+# The real engine has one process, the other tests have many small ones: side by side they take little longer than one.
 python-test: setup
 	$(call say,test 2/2: Python (with the real engine))
-	@$(BIN)/python -m pytest -q
+	@mkdir -p build
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/vllm > build/engine.log 2>&1 & engine=$$!; \
+	trap 'kill $$engine 2>/dev/null || true' EXIT; failed=0; \
+	$(BIN)/python -m pytest -q --ignore tests/vllm || failed=1; \
+	echo '-- with the real engine --'; wait $$engine || failed=1; cat build/engine.log; exit $$failed
 
 # ---- gates ----
 
