@@ -35,6 +35,7 @@ from kvoffload.tiers.base import (
 )
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, read_head
 from kvoffload.tiers.record_store import RecordStore, SlotStore, StoreFacts, StoreFaultError
+from kvoffload.tiers.remote_batch import RemoteBatch
 from kvoffload.tiers.remote_job import RemoteJob, Verb
 from kvoffload.units import MIB
 
@@ -80,7 +81,7 @@ class RemoteTier:
         self._to_probe = threading.Condition(self._lock)
         self._urgent: deque[RemoteJob] = deque()
         self._others: deque[RemoteJob] = deque()
-        self._jobs: dict[Ticket, RemoteJob] = {}
+        self._batches: dict[Ticket, RemoteBatch] = {}
         """Submitted and not ended."""
         self._deadlines: list[tuple[float, Ticket]] = []
         """A heap; those of ended batches stay until they are due."""
@@ -202,7 +203,7 @@ class RemoteTier:
                 return
             self._is_closed = True
             self._state, self._reason = TierState.ABSENT, "closed"
-            left = list(self._jobs.values())
+            left = [job for batch in self._batches.values() for job in batch.jobs]
             for condition in (self._to_serve, self._to_watch, self._to_probe):
                 condition.notify_all()
         for job in left:
@@ -238,38 +239,34 @@ class RemoteTier:
         deadline_s = self._clock() + timeout_s
         with self._lock:
             self._check_open()
-            if len(self._jobs) + len(self._finished) >= self._terms.batch_limit:
+            if len(self._batches) + len(self._finished) >= self._terms.batch_limit:
                 return None
             self._last_ticket += 1
-            job = RemoteJob(
-                self._last_ticket,
-                verb,
-                names,
-                deadline_s,
-                slots,
-                record_bytes,
-                digests,
-                parents,
-                stored,
+            ticket = self._last_ticket
+            job = RemoteJob(ticket, verb, names, deadline_s, slots, record_bytes, digests, parents, stored)
+            batch = self._batches[ticket] = RemoteBatch(
+                job, connections=self._terms.connections, call_bytes=self._terms.call_bytes
             )
-            self._jobs[job.ticket] = job
             is_taken = self._state is not TierState.ABSENT
             if is_taken:
-                heapq.heappush(self._deadlines, (deadline_s, job.ticket))
-                (self._urgent if verb in _URGENT else self._others).append(job)
-                self._to_serve.notify()
-                if self._deadlines[0][1] == job.ticket:
+                heapq.heappush(self._deadlines, (deadline_s, ticket))
+                (self._urgent if verb in _URGENT else self._others).extend(batch.jobs)
+                self._to_serve.notify(len(batch.jobs))
+                if self._deadlines[0][1] == ticket:
                     self._to_watch.notify()
-        if not is_taken:
+        for job in [] if is_taken else batch.jobs:
             self._end(job, RecordOutcome.UNAVAILABLE)
-        return job.ticket
+        return ticket
 
     def _end(self, job: RemoteJob, otherwise: RecordOutcome) -> None:
-        finished = job.end(otherwise)
-        if finished is None:
+        ended = job.end(otherwise)
+        if ended is None:
             return
         with self._lock:
-            self._jobs.pop(job.ticket, None)
+            finished = self._batches[job.ticket].take(job, ended)
+            if finished is None:
+                return
+            del self._batches[job.ticket]
             self._finished.append(finished)
             for outcome, count in zip(*np.unique(finished.outcomes, return_counts=True), strict=True):
                 self._counts[f"{job.verb.value}_{_OUTCOMES.get(int(outcome), 'unknown')}"] += int(count)
@@ -349,11 +346,11 @@ class RemoteTier:
                 if self._is_closed:
                     return
                 now_s = self._clock()
-                due = []
+                due: list[RemoteJob] = []
                 while self._deadlines and self._deadlines[0][0] <= now_s:
                     _, ticket = heapq.heappop(self._deadlines)
-                    if ticket in self._jobs:
-                        due.append(self._jobs[ticket])
+                    if ticket in self._batches:
+                        due += self._batches[ticket].jobs
                 if not due:
                     self._to_watch.wait(self._deadlines[0][0] - now_s if self._deadlines else None)
             for job in due:

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 
 import numpy as np
@@ -55,7 +55,6 @@ class RemoteJob:
 
     def __post_init__(self) -> None:
         count = len(self.names)
-        self._list: Sequence[RecordName] = list(list_names(self.names))
         self._outcomes: npt.NDArray[np.uint8] = np.full(count, _NOT_YET, np.uint8)
         self._found_digests = np.zeros(count, np.uint64)
         self._found_parents = [_NO_PARENT] * count
@@ -64,6 +63,10 @@ class RemoteJob:
         self._mover_lock = Lock()
         self._otherwise: RecordOutcome | None = None
         """What is not settled ends so: whoever was first to end it has said."""
+
+    @cached_property
+    def _list(self) -> Sequence[RecordName]:
+        return list(list_names(self.names))
 
     def end(self, otherwise: RecordOutcome) -> FinishedBatch | None:
         """Once; what was not settled is `otherwise`. None: it was over before."""
@@ -168,7 +171,7 @@ class RemoteJob:
             if not may_move:
                 return
             outcomes = store.put_slots(
-                self._part_names(chosen),
+                self.pick_names(chosen),
                 self.slots[chosen],
                 record_bytes=self.record_bytes,
                 digests=self.digests[chosen],
@@ -182,7 +185,7 @@ class RemoteJob:
         with self._moving(store) as may_move:
             if not may_move:
                 return
-            names = self._part_names(chosen)
+            names = self.pick_names(chosen)
             found = store.get_slots(names, self.slots[chosen], record_bytes=self.record_bytes)
             self._outcomes[chosen] = found.outcomes
             self._found_digests[chosen] = found.digests
@@ -205,7 +208,8 @@ class RemoteJob:
                 with self._mover_lock:
                     self._mover = None
 
-    def _part_names(self, chosen: slice) -> RecordNames:
+    def pick_names(self, chosen: slice) -> RecordNames:
+        """Of these records alone."""
         hashes = self.names.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES]
         return replace(self.names, hashes=hashes)
 
