@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ssl import OPENSSL_VERSION
 
 import numpy as np
 
@@ -79,5 +80,5 @@ def _measure(raw: RawSocket, other: Other, records: Records, verb: str) -> Resul
         limit=DATA_BYTES / pair.limit_s,
         spread=pair.spread,
         goal=Goal(Measure.RATIO, Bound.AT_LEAST, _GOALS[other.link]),
-        params={"what": verb, "link": other.link, "record_bytes": records.record_bytes},
+        params={"what": verb, "link": other.link, "record_bytes": records.record_bytes, "libcrypto": OPENSSL_VERSION},
     )
