@@ -101,9 +101,10 @@ std::size_t ThreadEngine::Core::submit(std::span<const IoRequest> requests) {
 }
 
 void ThreadEngine::Core::poll(std::vector<IoEnd>& ended) {
+    // Under the lock, as it is written: what ends in between would be taken here and announced once more.
+    const std::lock_guard hold(lock_);
     std::uint64_t count = 0;
     static_cast<void>(!read(ended_file_.number(), &count, sizeof count));
-    const std::lock_guard hold(lock_);
     ended.insert(ended.end(), ended_.begin(), ended_.end());
     under_way_ -= ended_.size();
     ended_.clear();
