@@ -8,7 +8,6 @@ that process and registered with the client, so a slot is never what a late call
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import mmap
 import os
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from kvoffload.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, Verdict, digest_of, list_names, open_value
-from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError
+from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB
@@ -123,7 +122,7 @@ class MooncakeStore(SlotStore):
             if there[at]:
                 continue
             data = rows[at, HEAD_BYTES : HEAD_BYTES + record_bytes]
-            ctypes.memmove(data.ctypes.data, int(slots[at]), record_bytes)
+            fill_slot(data.ctypes.data, view_slot(int(slots[at]), record_bytes))
             digest = digest_of(data.data, name)
             if digest != int(digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
@@ -151,7 +150,7 @@ class MooncakeStore(SlotStore):
                 continue
             head = open_value(rows[at, :size].data, wanted[at], record_bytes)
             if isinstance(head, RecordHead):
-                ctypes.memmove(int(slots[at]), rows[at, HEAD_BYTES:].ctypes.data, record_bytes)
+                fill_slot(int(slots[at]), rows[at, HEAD_BYTES : HEAD_BYTES + record_bytes].data)
                 outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
             elif head is Verdict.DAMAGED:
                 outcomes[at] = RecordOutcome.DAMAGED

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from kvoffload.tiers.base import Addresses, Digests, RecordNames
 
+_SMALL_BYTES = 256 << 10
+
 Key = bytes
 Value = bytes | bytearray | memoryview
 
@@ -65,6 +67,14 @@ class RecordStore(Protocol):
 def view_slot(address: int, size_bytes: int) -> memoryview:
     """Its bytes; who has it says for how long."""
     return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
+
+
+def fill_slot(address: int, data: memoryview) -> None:
+    """A small record is copied while nothing else of Python runs: to let go and to wait for its turn costs more."""
+    if len(data) <= _SMALL_BYTES:
+        view_slot(address, len(data))[:] = data
+    else:
+        ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, len(data))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.tiers.base import Addresses, Digests, FinishedBatch, RecordNames, RecordOutcome, Ticket
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, RecordName, Verdict, list_names, open_value
-from kvoffload.tiers.record_store import RecordStore, SlotStore
+from kvoffload.tiers.record_store import RecordStore, SlotStore, fill_slot
 from kvoffload.types import HASH_BYTES
 
 _NOT_YET = 0
@@ -147,13 +147,10 @@ class RemoteJob:
         for at, value in zip(part, values, strict=True):
             head = Verdict.OTHER if value is None else open_value(value, self._list[at], self.record_bytes)
             if isinstance(head, RecordHead) and value is not None:
-                source = np.frombuffer(value, np.uint8, offset=HEAD_BYTES)
                 with self.lock:
                     if self.is_over:
                         return
-                    # `source.ctypes` costs more than to copy a small record.
-                    address = source.__array_interface__["data"][0]
-                    ctypes.memmove(int(self.slots[at]), address, self.record_bytes)
+                    fill_slot(int(self.slots[at]), value[HEAD_BYTES:])
                     self._found_digests[at] = head.digest
                     self._found_parents[at] = head.parent
                     self._outcomes[at] = RecordOutcome.FOUND

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.tiers.base import Addresses, Digests, RecordNames
-from kvoffload.tiers.record_store import FoundRecords, SlotStore, StoreFacts, StoreFaultError, view_slot
+from kvoffload.tiers.record_store import FoundRecords, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
 
 
 class EmptyStore(SlotStore):
@@ -45,6 +45,13 @@ def test_a_store_that_cannot_list_says_so() -> None:
 def test_what_a_store_does_not_say_is_nothing() -> None:
     facts = EmptyStore().probe()
     assert (facts.capacity_bytes, facts.used_bytes, facts.values) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, 300_000])
+def test_a_slot_is_filled_and_nothing_beside_it(size: int) -> None:
+    memory, data = np.zeros(size + 2, np.uint8), bytes(range(1, 251)) * (size // 250 + 1)
+    fill_slot(memory.ctypes.data + 1, memoryview(data)[:size])
+    assert memory.tobytes() == b"\0" + data[:size] + b"\0"
 
 
 def test_a_slot_is_seen_and_written_where_it_lies() -> None:
