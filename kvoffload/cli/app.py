@@ -9,6 +9,7 @@ import typer
 from kvoffload import __version__
 from kvoffload.cli.bench import bench
 from kvoffload.cli.config import config_app
+from kvoffload.cli.doctor import doctor
 from kvoffload.cli.keys import keys_app
 from kvoffload.cli.replay import replay
 from kvoffload.cli.serve import serve
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.command()(bench)
+app.command()(doctor)
 app.command()(replay)
 app.command()(serve)
 
