@@ -13,6 +13,7 @@ from kvoffload.cli.doctor import doctor
 from kvoffload.cli.keys import keys_app
 from kvoffload.cli.replay import replay
 from kvoffload.cli.serve import serve
+from kvoffload.cli.top import top
 from kvoffload.errors import KVOffloadError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(bench)
 app.command()(doctor)
 app.command()(replay)
 app.command()(serve)
+app.command()(top)
 
 
 def _print_version(is_asked: bool) -> None:
