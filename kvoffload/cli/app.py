@@ -14,6 +14,7 @@ from kvoffload.cli.keys import keys_app
 from kvoffload.cli.replay import replay
 from kvoffload.cli.serve import serve
 from kvoffload.cli.top import top
+from kvoffload.cli.web import web
 from kvoffload.errors import KVOffloadError
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.command()(doctor)
 app.command()(replay)
 app.command()(serve)
 app.command()(top)
+app.command()(web)
 
 
 def _print_version(is_asked: bool) -> None:

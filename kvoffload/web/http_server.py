@@ -9,7 +9,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import ip_address
 
 from kvoffload.errors import ConfigError
 from kvoffload.tcp_address import TcpAddress
@@ -139,7 +138,7 @@ class HttpServer:
 
     def _check_host(self, head: RequestHead) -> None:
         """On loopback no other name is ours: a page from elsewhere that is shown here could use one to ask us."""
-        if "host" not in head.headers or not _is_loopback(self._terms.address.host):
+        if "host" not in head.headers or not self._terms.address.is_loopback:
             return
         host = head.headers["host"].rpartition("]")[0].lstrip("[") or head.headers["host"].partition(":")[0]
         if host.lower() not in _NAMES_OF_LOOPBACK:
@@ -158,10 +157,3 @@ class HttpServer:
         async with asyncio.timeout(self._terms.read_s):
             writer.write(data)
             await writer.drain()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
