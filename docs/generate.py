@@ -62,6 +62,7 @@ def _metrics() -> str:
     rows = [
         [
             f"`{metric.name}`",
+            metric.source.value,
             metric.kind.value,
             metric.unit.value,
             ", ".join(f"`{label}`: {text}" for label, text in metric.labels.items()),
@@ -73,8 +74,8 @@ def _metrics() -> str:
     return _page(
         "Metrics",
         "kvoffload/metrics/catalog.py",
-        "Every metric.",
-        ["metric", "kind", "unit", "labels", "meaning", "recorded"],
+        "Every metric: those of the engine are read with its own, those of the server from `kvoffload web`.",
+        ["metric", "of", "kind", "unit", "labels", "meaning", "recorded"],
         rows,
     )
 

@@ -99,6 +99,18 @@ class Settings(BaseModel):
         description="Has what all servers of the fleet know and nobody else: whoever knows it may join. At least 16 "
         "letters.",
     )
+    http: TcpEndpoint = _setting(
+        "tcp://127.0.0.1:9470",
+        room="cli",
+        allowed=TCP_FORM,
+        description="Where `kvoffload web` answers: metrics, health, counts. Whoever can reach it may read them.",
+    )
+    http_token_file: FilePath = _setting(
+        "",
+        room="cli",
+        allowed="the absolute path of a file that only this user can read, or empty",
+        description="Has what `kvoffload web` wants to be told by whoever asks it for an action. Empty: it takes none.",
+    )
     linger: Duration = _setting(
         0.0,
         room="client",

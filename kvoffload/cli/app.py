@@ -9,9 +9,12 @@ import typer
 from kvoffload import __version__
 from kvoffload.cli.bench import bench
 from kvoffload.cli.config import config_app
+from kvoffload.cli.doctor import doctor
 from kvoffload.cli.keys import keys_app
 from kvoffload.cli.replay import replay
 from kvoffload.cli.serve import serve
+from kvoffload.cli.top import top
+from kvoffload.cli.web import web
 from kvoffload.errors import KVOffloadError
 
 app = typer.Typer(
@@ -25,8 +28,11 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.command()(bench)
+app.command()(doctor)
 app.command()(replay)
 app.command()(serve)
+app.command()(top)
+app.command()(web)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -19,7 +19,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
-from kvoffload.metrics.catalog import CATALOG, Kind, Metric, find_metric
+from kvoffload.metrics.catalog import find_metric
+from kvoffload.metrics.engine_metrics import ENGINE_METRICS
+from kvoffload.metrics.metric import Kind, Metric
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -122,8 +124,8 @@ class ConnectorProm(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         _forget_registered()
-        self._instruments = {metric.name: self._make_instrument(metric) for metric in CATALOG}
-        for metric in CATALOG:
+        self._instruments = {metric.name: self._make_instrument(metric) for metric in ENGINE_METRICS}
+        for metric in ENGINE_METRICS:
             if metric.kind is not Kind.GAUGE and not metric.labels:
                 # There from the start, so that a rate sees the first event. A gauge that nobody has set would be a lie.
                 for values in per_engine_labelvalues.values():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from kvoffload.metrics.catalog import CATALOG, Kind, Metric, Unit, find_metric
+from kvoffload.metrics.catalog import CATALOG, find_metric
 
 
 def test_every_metric_is_described() -> None:
@@ -17,20 +15,3 @@ def test_every_metric_is_described() -> None:
 def test_buckets_rise() -> None:
     for metric in CATALOG:
         assert list(metric.buckets) == sorted(set(metric.buckets))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"name": "kvoffload_hits"},
-        {"name": "hits_total"},
-        {"unit": Unit.BYTES},
-        {"kind": Kind.HISTOGRAM},
-        {"buckets": (1.0,)},
-    ],
-)
-def test_a_name_carries_its_kind_and_unit(wrong: dict[str, object]) -> None:
-    right = {"name": "kvoffload_hits_total", "kind": Kind.COUNTER, "unit": Unit.NONE, "help": "Hits.", "labels": {}}
-    Metric(**right)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError):
-        Metric(**(right | wrong))  # type: ignore[arg-type]

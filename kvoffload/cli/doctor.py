@@ -1,0 +1,84 @@
+"""`kvoffload doctor`: what of this machine and these settings would stop kvoffload, or slow it down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
+from kvoffload.config import Settings, load_settings
+from kvoffload.doctor.findings import Finding, Verdict, fail
+
+_COLORS = {Verdict.OK: typer.colors.GREEN, Verdict.WARN: typer.colors.YELLOW, Verdict.FAIL: typer.colors.RED}
+_NAME_WIDTH = 16
+FAILED = 1
+
+
+def doctor(
+    file: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    allowed_plugins: Annotated[str | None, typer.Option("--vllm-plugins", envvar="VLLM_PLUGINS", hidden=True)] = None,
+) -> None:
+    """Check this machine for what the settings ask of it, with a remedy for each finding; 1 if something fails."""
+    settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
+    has_failed = False
+    for finding in examine(settings, file, allowed_plugins):
+        has_failed |= finding.verdict is Verdict.FAIL
+        print_finding(finding, as_json)
+    if has_failed:
+        raise typer.Exit(FAILED)
+
+
+def examine(settings: Settings, file: Path | None, allowed_plugins: str | None) -> Iterator[Finding]:
+    """Each as soon as it is known."""
+    from kvoffload.cli.below import choose_tiers
+    from kvoffload.cli.serve import choose_memory, read_tables
+    from kvoffload.doctor.disk_checks import check_disks
+    from kvoffload.doctor.engine_checks import check_engine
+    from kvoffload.doctor.limit_checks import Wanted, check_limits
+    from kvoffload.doctor.machine import look_at_machine
+    from kvoffload.doctor.machine_checks import check_machine
+    from kvoffload.doctor.place_checks import check_server, check_stores
+    from kvoffload.errors import ConfigError
+    from kvoffload.setting_types import split_folders
+
+    machine = look_at_machine()
+    yield from check_machine(machine)
+    yield from check_engine(machine, allowed_plugins)
+    try:
+        config = read_tables(file)
+        memory = choose_memory(settings, config).values()
+        plans = [plan for below in choose_tiers(settings, config).values() for plan in below]
+    except ConfigError as fault:
+        yield fail("settings", fault.message, fault.remedy or "kvoffload config show")
+        return
+    wanted = Wanted(
+        memory_bytes=sum(terms.memory_bytes for terms in memory),
+        segment_bytes=max(terms.segment_bytes for terms in memory),
+    )
+    yield from check_limits(machine, wanted)
+    yield from check_disks([Path(folder) for folder in split_folders(settings.disk)], settings.disk_size)
+    yield check_server(settings.server)
+    yield from check_stores([plan for plan in plans if plan.terms.name != "disk"], settings.remote_timeout)
+
+
+def print_finding(finding: Finding, as_json: bool) -> None:
+    """Colors go where there is a terminal."""
+    if as_json:
+        row = {
+            "check": finding.check,
+            "verdict": finding.verdict.value,
+            "text": finding.text,
+            "remedy": finding.remedy,
+        }
+        typer.echo(json.dumps(row))
+        return
+    verdict = typer.style(f"{finding.verdict.value:<4}", fg=_COLORS[finding.verdict])
+    typer.echo(f"{verdict}  {finding.check:<{_NAME_WIDTH}}{finding.text}")
+    if finding.remedy:
+        typer.echo(f"      {'':<{_NAME_WIDTH}}{finding.remedy}")

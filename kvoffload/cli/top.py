@@ -1,0 +1,110 @@
+"""`kvoffload top`: a cache server, live in a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
+from kvoffload.config import load_settings
+from kvoffload.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvoffload.client.client import Client
+    from kvoffload.top.samples import Sample
+
+ANSWER_S = 5.0
+UNREACHABLE = 1
+
+
+def top(
+    file: ConfigOption = None,
+    assignments: SetOption = None,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds between two looks.", min=0.1, max=3600)] = 1.0,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print what is so now, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a look.")] = False,
+) -> None:
+    """Watch the cache server of these settings; q ends it."""
+    from kvoffload.client.client import Client
+    from kvoffload.client.joining import Member
+    from kvoffload.client.terms import ClientTerms
+    from kvoffload.protocol import Role
+
+    settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
+    if not settings.server:
+        raise ConfigError("no server to watch", remedy="say `kvoffload top --set server=/run/kvoffload.sock`")
+    member = Member(engine="top", role=Role.OBSERVER)
+    client = Client(ClientTerms(socket=Path(settings.server), member=member)).start()
+    try:
+        client.wait_until_served(ANSWER_S)
+        if once:
+            look_once(client, settings.server, as_json=as_json)
+        else:
+            watch(client, settings.server, interval, as_json=as_json)
+    finally:
+        client.close()
+
+
+def take_sample(client: Client) -> Sample:
+    """Waits for the client's call deadline at most."""
+    from kvoffload.errors import ServerError
+    from kvoffload.top.samples import Sample
+
+    try:
+        return Sample(time_s=time.monotonic(), stats=client.stats())
+    except ServerError as fault:
+        return Sample(time_s=time.monotonic(), stats=None, fault=client.fault or fault.message)
+
+
+def look_once(client: Client, where: str, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from kvoffload.top.samples import as_row, compare
+    from kvoffload.top.screen import draw
+
+    sample = take_sample(client)
+    view = compare(None, sample)
+    if as_json:
+        typer.echo(json.dumps(as_row(sample, view)))
+    else:
+        Console().print(draw(where, sample, view))
+    if view is None:
+        raise typer.Exit(UNREACHABLE)
+
+
+def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> None:
+    """Until somebody wants to leave, or nobody reads any more."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from kvoffload.top.keyboard import Keyboard
+    from kvoffload.top.samples import as_row, compare
+    from kvoffload.top.screen import draw
+
+    before = None
+    with Keyboard().listening() as keyboard:
+        console = Console()
+        live = None if as_json else Live(console=console, screen=console.is_terminal, auto_refresh=False)
+        if live is not None:
+            live.start()
+        try:
+            while True:
+                sample = take_sample(client)
+                view = compare(before, sample)
+                if live is None:
+                    typer.echo(json.dumps(as_row(sample, view)))
+                else:
+                    live.update(draw(where, sample, view), refresh=True)
+                before = sample
+                if keyboard.wants_to_leave(interval_s):
+                    return
+        except (KeyboardInterrupt, BrokenPipeError):
+            return
+        finally:
+            if live is not None:
+                live.stop()

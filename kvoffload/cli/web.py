@@ -1,0 +1,64 @@
+"""`kvoffload web`: a cache server's numbers over HTTP, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+import typer
+
+from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
+from kvoffload.config import LoadedSettings, load_settings
+from kvoffload.errors import ConfigError
+from kvoffload.key_files import read_private_text
+
+MIN_TOKEN_LETTERS = 16
+
+
+def web(file: ConfigOption = None, assignments: SetOption = None) -> None:
+    """Answer HTTP for the cache server of these settings, until SIGTERM; it may come and go meanwhile."""
+    loaded = load_settings(file=file, flags=parse_assignments(assignments or []))
+    if not loaded.settings.server:
+        raise ConfigError("no server to tell of", remedy="say `kvoffload web --set server=/run/kvoffload.sock`")
+    level = loaded.settings.log_level.upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(serve_http(loaded, read_token(loaded.settings.http_token_file)))
+
+
+def read_token(file: str) -> str:
+    """Empty: there is none. ConfigError: nobody should use this one."""
+    if not file:
+        return ""
+    token = read_private_text(Path(file)).strip()
+    if len(token) < MIN_TOKEN_LETTERS or not token.isascii() or not token.isprintable():
+        raise ConfigError(
+            f"token file {file} holds no token",
+            remedy=f"write at least {MIN_TOKEN_LETTERS} printable letters, as `openssl rand -hex 16` does",
+        )
+    return token
+
+
+async def serve_http(loaded: LoadedSettings, token: str) -> None:
+    from kvoffload.client.async_client import AsyncClient
+    from kvoffload.client.joining import Member
+    from kvoffload.client.terms import ClientTerms
+    from kvoffload.protocol import Role
+    from kvoffload.tcp_address import parse_tcp_address
+    from kvoffload.web.application import Application
+    from kvoffload.web.http_server import HttpServer, HttpTerms
+    from kvoffload.web.watcher import Watcher
+
+    settings = loaded.settings
+    member = Member(engine="web", role=Role.OBSERVER)
+    async with AsyncClient(ClientTerms(socket=Path(settings.server), member=member)) as client:
+        application = Application(Watcher(client), loaded, token=token)
+        server = HttpServer(HttpTerms(address=parse_tcp_address(settings.http)), application.router.answer)
+        await server.start()
+        over = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, over.set)
+        typer.echo(f"kvoffload tells of {settings.server} at {str(server.address).replace('tcp', 'http', 1)}")
+        await over.wait()
+        await server.close()

@@ -1,0 +1,139 @@
+"""What an engine's connector knows, in the order of names."""
+
+from __future__ import annotations
+
+from kvoffload.metrics.metric import Kind, Metric, Source, Unit
+
+_TRANSFER_BUCKETS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+ENGINE_METRICS: tuple[Metric, ...] = (
+    Metric(
+        name="kvoffload_dropped_saves_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Blocks that were to be saved and were not, by what was lacking.",
+        labels={
+            "reason": "no_slot (room in the cache), no_pin (leave to hold more of the engine's blocks), no_server "
+            "(it ended while they were copied to its memory)"
+        },
+    ),
+    Metric(
+        name="kvoffload_errors_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Faults that were turned into a miss or a refusal.",
+        labels={"code": "an error code of docs/errors.md"},
+    ),
+    Metric(
+        name="kvoffload_failed_loads_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Loads that failed after they were promised; the engine computes or ends those requests, as it is set.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_failed_saves_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Saves that failed; their blocks are misses later.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_faults_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Faults in hooks of the connector, each answered as if nothing had been cached.",
+        labels={"hook": "a method that the engine calls"},
+    ),
+    Metric(
+        name="kvoffload_hits_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Prompt tokens that were promised to the engine, by the tier that held them.",
+        labels={"tier": "memory or lower"},
+    ),
+    Metric(
+        name="kvoffload_leased_blocks",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="Cached blocks that are kept from eviction until they are loaded.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_load_seconds",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.SECONDS,
+        help="Time of a load, until every byte is in the engine's KV cache.",
+        labels={},
+        buckets=_TRANSFER_BUCKETS,
+    ),
+    Metric(
+        name="kvoffload_loaded_bytes_total",
+        kind=Kind.COUNTER,
+        unit=Unit.BYTES,
+        help="Bytes that were copied into the engine's KV cache.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_misses_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Prompt tokens that were asked about and not promised, by why; with the hits they add up to the queries.",
+        labels={
+            "reason": "never_seen, too_short, not_served, refused, slow_to_answer, no_room, slower_than_computing, "
+            "tier_too_slow or skipped"
+        },
+    ),
+    Metric(
+        name="kvoffload_pinned_blocks",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="Blocks of the engine that are held until they are saved.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_queries_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Prompt tokens that the engine did not have itself and asked about.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_registered_bytes",
+        kind=Kind.GAUGE,
+        unit=Unit.BYTES,
+        help="Bytes of the engine's KV allocations, by what the completeness proof found them to be.",
+        labels={"claim": "page, padding or exclusion"},
+    ),
+    Metric(
+        name="kvoffload_registration_seconds",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.SECONDS,
+        help="Time to check, prove and self-test a registration, and to join the cache server.",
+        labels={},
+        buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    ),
+    Metric(
+        name="kvoffload_save_seconds",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.SECONDS,
+        help="Time of a save, until the engine's blocks may be used again.",
+        labels={},
+        buckets=_TRANSFER_BUCKETS,
+    ),
+    Metric(
+        name="kvoffload_saved_bytes_total",
+        kind=Kind.COUNTER,
+        unit=Unit.BYTES,
+        help="Bytes that were copied out of the engine's KV cache.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_server_up",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="1 while the cache server answers, else 0.",
+        labels={},
+        source=Source.BOTH,
+    ),
+)

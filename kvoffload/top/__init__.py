@@ -1,0 +1,1 @@
+"""A cache server, watched from a terminal."""

@@ -1,0 +1,133 @@
+"""What a server has told twice, and what happened in between. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvoffload.cache import CacheStats, PlaceUsage
+
+COUNTED = ("hits", "misses", "refused", "evicted", "duplicates")
+NO_COUNTS: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Of one moment. `stats` is None where the server did not answer, and `fault` says why."""
+
+    time_s: float
+    stats: CacheStats | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierLine:
+    """One tier below memory: its places together, and its traffic a second."""
+
+    name: str
+    places: tuple[PlaceUsage, ...]
+    rates: Mapping[str, float]
+    counts: Mapping[str, int]
+
+    @property
+    def state(self) -> str:
+        """The worst of its places, with why."""
+        bad = next((place for place in self.places if place.state != "ready"), None)
+        return "ready" if bad is None else f"{bad.state}: {bad.reason}".rstrip(": ")
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(place.used_bytes for place in self.places)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(place.capacity_bytes for place in self.places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Two samples as what is shown: rates a second over the time between them."""
+
+    stats: CacheStats
+    rates: Mapping[str, float]
+    tiers: tuple[TierLine, ...]
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the acquires in between; None: there were none."""
+        asked = self.rates["hits"] + self.rates["misses"]
+        return self.rates["hits"] / asked if asked else None
+
+    @property
+    def fill(self) -> float:
+        return self.stats.used_bytes / self.stats.capacity_bytes if self.stats.capacity_bytes else 0.0
+
+
+def compare(before: Sample | None, now: Sample) -> View | None:
+    """None: there is nothing to show. A server that was started anew counts from its beginning."""
+    if now.stats is None:
+        return None
+    old = None if before is None else before.stats
+    span_s = 0.0 if before is None else now.time_s - before.time_s
+
+    def rate(count: int, earlier: int | None) -> float:
+        """0 where there is nothing to compare with."""
+        if earlier is None or span_s <= 0:
+            return 0.0
+        return (count if count < earlier else count - earlier) / span_s
+
+    stats = now.stats
+    rates = {name: rate(getattr(stats, name), None if old is None else getattr(old, name)) for name in COUNTED}
+    tiers = []
+    for name in dict.fromkeys([*(place.tier for place in stats.places), *stats.traffic]):
+        counts = stats.traffic.get(name, NO_COUNTS)
+        earlier = None if old is None else old.traffic.get(name, NO_COUNTS)
+        tiers.append(
+            TierLine(
+                name=name,
+                places=tuple(place for place in stats.places if place.tier == name),
+                rates={
+                    one: rate(count, None if earlier is None else earlier.get(one, 0)) for one, count in counts.items()
+                },
+                counts=counts,
+            )
+        )
+    return View(stats=stats, rates=rates, tiers=tuple(tiers))
+
+
+def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
+    """For `--json`: what was told, and rates."""
+    if sample.stats is None or view is None:
+        return {"up": False, "fault": sample.fault}
+    stats = sample.stats
+    return {
+        "up": True,
+        "memory": {
+            "capacity_bytes": stats.capacity_bytes,
+            "used_bytes": stats.used_bytes,
+            "blocks": stats.readable,
+            "reserved": stats.reserved,
+            "leases": stats.leases,
+            "quarantined": stats.quarantined,
+        },
+        "sessions": stats.sessions,
+        "namespaces": stats.namespaces,
+        "totals": {name: getattr(stats, name) for name in COUNTED},
+        "per_second": dict(view.rates),
+        "hit_rate": view.hit_rate,
+        "tenants": [
+            {"name": one.name, "used_bytes": one.used_bytes, "quota_bytes": one.quota_bytes} for one in stats.tenants
+        ],
+        "tiers": [
+            {
+                "name": tier.name,
+                "state": tier.state,
+                "used_bytes": tier.used_bytes,
+                "capacity_bytes": tier.capacity_bytes,
+                "totals": dict(tier.counts),
+                "per_second": dict(tier.rates),
+            }
+            for tier in view.tiers
+        ],
+    }

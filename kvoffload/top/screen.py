@@ -1,0 +1,98 @@
+"""A view as text: as many columns as the terminal has, and no more lines."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvoffload.top.samples import Sample, TierLine, View
+from kvoffload.units import GIB, KIB, MIB
+
+_BAR = 24
+_TENANTS = 8
+"""The largest; the others are one line."""
+
+
+def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
+    if view is None:
+        return Text.assemble((f"kvoffload  {where}\n", "bold"), ("no answer: ", "red"), sample.fault or "not yet")
+    return Group(
+        Text.assemble(
+            (f"kvoffload  {where}", "bold"), f"  {view.stats.sessions} sessions, {view.stats.namespaces} models"
+        ),
+        _draw_memory(view),
+        _draw_requests(view),
+        *([_draw_tiers(view)] if view.tiers else []),
+        *([_draw_tenants(view)] if len(view.stats.tenants) > 1 else []),
+    )
+
+
+def size(count: float) -> str:
+    """Short, for a column: three digits and a unit."""
+    for unit, name in ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}" if count / unit < 1000 else f"{count / unit:.0f} {name}"
+    return f"{count:.0f} B"
+
+
+def number(count: float) -> str:
+    return f"{count:,.1f}" if 0 < count < 10 else f"{count:,.0f}"
+
+
+def _draw_memory(view: View) -> Text:
+    stats, full = view.stats, round(view.fill * _BAR)
+    color = "green" if view.fill < 0.9 else "yellow"
+    return Text.assemble(
+        "memory    ",
+        ("█" * full, color),
+        ("░" * (_BAR - full), "dim"),
+        f" {view.fill:.0%} of {size(stats.capacity_bytes)}, {stats.readable:,} blocks, {stats.leases} leases, "
+        f"{stats.reserved} being written",
+    )
+
+
+def _draw_requests(view: View) -> Text:
+    share = "no requests" if view.hit_rate is None else f"{view.hit_rate:.1%} hit"
+    rates = ", ".join(f"{number(view.rates[name])} {name}" for name in ("hits", "misses", "evicted", "refused"))
+    return Text(f"requests  {share}; a second: {rates}")
+
+
+def _draw_tiers(view: View) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("tier", no_wrap=True)
+    table.add_column("used", justify="right", no_wrap=True)
+    for name in ("written/s", "read/s", "late/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", overflow="ellipsis", no_wrap=True)
+    for tier in view.tiers:
+        style = "" if tier.state == "ready" else "red"
+        table.add_row(tier.name, _used(tier), *_moved(tier), Text(tier.state, style))
+    return table
+
+
+def _used(tier: TierLine) -> str:
+    return f"{size(tier.used_bytes)} of {size(tier.capacity_bytes)}" if tier.capacity_bytes else size(tier.used_bytes)
+
+
+def _moved(tier: TierLine) -> tuple[str, str, str]:
+    rates = tier.rates
+    return (
+        size(rates.get("written_bytes", 0.0)),
+        size(rates.get("promoted_bytes", 0.0)),
+        number(rates.get("late", 0.0)),
+    )
+
+
+def _draw_tenants(view: View) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("tenant", overflow="ellipsis", no_wrap=True)
+    table.add_column("used", justify="right", no_wrap=True)
+    table.add_column("quota", justify="right", no_wrap=True)
+    tenants = sorted(view.stats.tenants, key=lambda one: one.used_bytes, reverse=True)
+    for one in tenants[:_TENANTS]:
+        table.add_row(one.name or "(none)", size(one.used_bytes), size(one.quota_bytes) if one.quota_bytes else "")
+    rest = tenants[_TENANTS:]
+    if rest:
+        table.add_row(f"{len(rest)} more", size(sum(one.used_bytes for one in rest)), "")
+    return table

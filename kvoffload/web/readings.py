@@ -1,0 +1,73 @@
+"""What a server has told, by the names of the catalogue. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kvoffload.cache import CacheStats
+from kvoffload.metrics.exposition import Reading, reading
+
+MEMORY = "memory"
+_GAUGES = {
+    "index_bytes": "kvoffload_index_bytes",
+    "leases": "kvoffload_open_leases",
+    "namespaces": "kvoffload_namespaces",
+    "quarantined": "kvoffload_quarantined_blocks",
+    "reserved": "kvoffload_reserved_slots",
+    "sessions": "kvoffload_sessions",
+    "duplicates": "kvoffload_duplicate_blocks_total",
+    "evicted": "kvoffload_evicted_blocks_total",
+    "lost_touches": "kvoffload_lost_touches_total",
+    "mismatches": "kvoffload_mismatches_total",
+    "moved_bytes": "kvoffload_compacted_bytes_total",
+}
+_TRAFFIC = {
+    "missing": "kvoffload_tier_missing_blocks_total",
+    "promoted": "kvoffload_tier_promoted_blocks_total",
+    "promoted_bytes": "kvoffload_tier_promoted_bytes_total",
+    "quarantined": "kvoffload_tier_quarantined_records_total",
+    "waiting_bytes": "kvoffload_tier_waiting_bytes",
+    "waiting_requests": "kvoffload_tier_waiting_requests",
+    "written": "kvoffload_tier_written_blocks_total",
+    "written_bytes": "kvoffload_tier_written_bytes_total",
+}
+_DROPPED = {"dropped_full": "full", "dropped_gone": "gone", "failed": "failed"}
+_UNSERVED = {"late": "late", "too_slow": "too_slow", "without_room": "without_room"}
+
+
+def read_stats(stats: CacheStats | None) -> Iterator[Reading]:
+    """None: the server does not answer."""
+    yield reading("kvoffload_server_up", float(stats is not None))
+    if stats is None:
+        return
+    for field, name in _GAUGES.items():
+        yield reading(name, getattr(stats, field))
+    for outcome, count in (("hit", stats.hits), ("miss", stats.misses), ("refused", stats.refused)):
+        yield reading("kvoffload_acquires_total", count, outcome=outcome)
+    yield from _read_places(stats)
+    for tenant in stats.tenants:
+        yield reading("kvoffload_tenant_used_bytes", tenant.used_bytes, tenant=tenant.name)
+        yield reading("kvoffload_tenant_quota_bytes", tenant.quota_bytes, tenant=tenant.name)
+    for tier, counts in stats.traffic.items():
+        yield from _read_traffic(tier, counts)
+
+
+def _read_places(stats: CacheStats) -> Iterator[Reading]:
+    rows = [(MEMORY, "", stats.capacity_bytes, stats.used_bytes, stats.readable)]
+    rows += [(place.tier, place.name, place.capacity_bytes, place.used_bytes, place.records) for place in stats.places]
+    for tier, place, capacity, used, entries in rows:
+        yield reading("kvoffload_capacity_bytes", capacity, tier=tier, place=place)
+        yield reading("kvoffload_used_bytes", used, tier=tier, place=place)
+        yield reading("kvoffload_entries", entries, tier=tier, place=place)
+    for one in stats.places:
+        yield reading("kvoffload_tier_ready", float(one.state == "ready"), tier=one.tier, place=one.name)
+
+
+def _read_traffic(tier: str, counts: Mapping[str, int]) -> Iterator[Reading]:
+    """What a newer server counts beside is not known here."""
+    for field, name in _TRAFFIC.items():
+        yield reading(name, counts.get(field, 0), tier=tier)
+    for field, reason in _DROPPED.items():
+        yield reading("kvoffload_tier_dropped_blocks_total", counts.get(field, 0), tier=tier, reason=reason)
+    for field, reason in _UNSERVED.items():
+        yield reading("kvoffload_tier_unserved_requests_total", counts.get(field, 0), tier=tier, reason=reason)

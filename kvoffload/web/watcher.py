@@ -1,0 +1,54 @@
+"""What the server says of itself, asked for as seldom as readers allow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from kvoffload.cache import CacheStats
+from kvoffload.client.async_client import AsyncClient
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Draining
+
+FRESH_S = 0.1
+"""Readers who come within that time are told the same."""
+ANSWER_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """`stats` is None where the server does not answer, and `fault` says why."""
+
+    stats: CacheStats | None
+    fault: str = ""
+
+
+class Watcher:
+    """Of one loop. However many ask, the server is asked by one at a time."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._asking = asyncio.Lock()
+        self._seen = Seen(stats=None, fault="not asked yet")
+        self._fresh_until_s = 0.0
+
+    async def look(self) -> Seen:
+        async with self._asking:
+            if time.monotonic() >= self._fresh_until_s:
+                self._seen = await self._ask()
+                self._fresh_until_s = time.monotonic() + FRESH_S
+            return self._seen
+
+    async def drain(self, token: str) -> Draining:
+        """ServerError: the server refuses, or does not answer."""
+        return await self._client.drain(token=token)
+
+    async def _ask(self) -> Seen:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return Seen(stats=await self._client.stats())
+        except ServerError as fault:
+            return Seen(stats=None, fault=self._client.fault or fault.message)
+        except TimeoutError:
+            return Seen(stats=None, fault=self._client.fault or f"no answer within {ANSWER_S:g} s")

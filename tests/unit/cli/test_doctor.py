@@ -1,0 +1,66 @@
+"""`kvoffload doctor` as a user meets it: lines, remedies, exit codes."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from kvoffload.cli.doctor import FAILED
+from tests.unit.cli.test_app import run
+from tests.unit.daemon.test_server_tiers import serving
+
+VERDICTS = ("ok", "warn", "fail")
+
+
+def rows_of(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
+    done = run("doctor", "--json", *arguments)
+    assert done.stderr == ""
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return done.returncode, {row["check"]: row for row in rows}
+
+
+def test_every_line_has_a_verdict_and_what_is_not_well_a_remedy(tmp_path: Path) -> None:
+    with serving(tmp_path / "s"):
+        code, rows = rows_of("--set", f"server={tmp_path / 's'}", "--set", "memory=64MiB")
+    assert {row["verdict"] for row in rows.values()} <= set(VERDICTS)
+    assert all(bool(row["remedy"]) == (row["verdict"] != "ok") for row in rows.values())
+    assert rows["server"]["verdict"] == rows["memory"]["verdict"] == rows["vLLM plugin"]["verdict"] == "ok"
+    assert code == (FAILED if "fail" in {row["verdict"] for row in rows.values()} else 0)
+
+
+def test_what_fails_is_said_and_makes_the_exit_code(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    settings = [f"server={tmp_path / 's'}", "memory=900TiB", f"disk={folder}", "disk_size=1GiB"]
+    code, rows = rows_of(*(word for one in settings for word in ("--set", one)))
+    assert code == FAILED
+    for check in ("memory", f"disk {folder}", "server"):
+        assert rows[check]["verdict"] == "fail"
+    assert rows[f"disk {folder}"]["remedy"] == f"install -d -m 0700 {folder}"
+
+
+def test_settings_that_do_not_fit_each_other_are_a_finding(tmp_path: Path) -> None:
+    code, rows = rows_of("--set", f"disk={tmp_path}")
+    assert code == FAILED
+    assert "disk_size" in rows["settings"]["text"]
+
+
+def test_an_engine_that_may_not_load_us_is_told() -> None:
+    done = run("doctor", "--vllm-plugins", "other")
+    assert done.returncode == FAILED
+    assert "export VLLM_PLUGINS=other,kvoffload" in done.stdout
+
+
+def test_limits_of_this_process_are_what_is_judged() -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    command = [sys.executable, "-m", "kvoffload", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+    assert done.returncode == FAILED
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("fail  open files")]
+    assert "64 (RLIMIT_NOFILE)" in line
+    assert "ulimit -n " in done.stdout
+    assert "\x1b" not in done.stdout, "colors are for terminals"

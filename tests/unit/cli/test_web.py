@@ -1,0 +1,80 @@
+"""`kvoffload web` as a user meets it: a process that answers, whatever becomes of the server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cli.web import MIN_TOKEN_LETTERS, read_token
+from kvoffload.errors import ConfigError
+from tests.unit.cli.test_app import run
+from tests.unit.daemon.test_server_tiers import await_that, serving
+
+
+@contextmanager
+def web(path: Path, *settings: str) -> Iterator[str]:
+    """Its address."""
+    words = [word for one in (f"server={path}", "http=tcp://127.0.0.1:0", *settings) for word in ("--set", one)]
+    command = [sys.executable, "-m", "kvoffload", "web", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith(f"kvoffload tells of {path} at http://127.0.0.1:"), line
+            yield line.split()[-1]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def get(address: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as fault:
+        return fault.code, fault.read()
+
+
+def test_it_answers_with_and_without_a_server(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with web(path) as address:
+        assert get(f"{address}/healthz")[0] == 200
+        assert get(f"{address}/readyz")[0] == 503
+        with serving(path) as server:
+            await_that(lambda: server.has_memory)
+            await_that(lambda: get(f"{address}/readyz")[0] == 200)
+            assert json.loads(get(f"{address}/stats")[1])["up"]
+            assert b"kvoffload_server_up 1.0" in get(f"{address}/metrics")[1]
+        await_that(lambda: get(f"{address}/readyz")[0] == 503)
+        assert get(f"{address}/nothing")[0] == 404
+
+
+def test_without_a_server_to_tell_of_it_ends() -> None:
+    assert run("web").returncode == 2
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * (MIN_TOKEN_LETTERS - 1), "with\x00nul" * 4])
+def test_a_token_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match="holds no token"):
+        read_token(str(file))
+
+
+def test_a_token_is_read_and_none_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("x" * MIN_TOKEN_LETTERS + "\n")
+    file.chmod(0o600)
+    assert read_token(str(file)) == "x" * MIN_TOKEN_LETTERS
+    assert read_token("") == ""

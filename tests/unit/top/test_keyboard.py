@@ -1,0 +1,46 @@
+"""Keys of a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+import termios
+from collections.abc import Iterator
+
+import pytest
+
+from kvoffload.top.keyboard import Keyboard
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Its other end."""
+    other, own = pty.openpty()
+    with os.fdopen(own, "r") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        yield other
+    os.close(other)
+
+
+@pytest.mark.parametrize(("key", "leaves"), [(b"q", True), (b"Q", True), (b"\x1b", True), (b"x", False)])
+def test_some_keys_end_it(terminal: int, key: bytes, leaves: bool) -> None:
+    with Keyboard().listening() as keyboard:
+        os.write(terminal, key)
+        assert keyboard.wants_to_leave(WAIT_S) is leaves
+        assert not keyboard.wants_to_leave(0)
+
+
+def test_the_terminal_is_given_back_as_it_was(terminal: int) -> None:
+    before = termios.tcgetattr(sys.stdin.fileno())
+    with Keyboard().listening():
+        assert termios.tcgetattr(sys.stdin.fileno()) != before
+    assert termios.tcgetattr(sys.stdin.fileno()) == before
+
+
+def test_without_a_terminal_nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with Keyboard().listening() as keyboard:
+        assert not keyboard.wants_to_leave(0)

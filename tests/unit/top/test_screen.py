@@ -1,0 +1,75 @@
+"""What is drawn fits a terminal, however small, and says what matters."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from kvoffload.cache import TenantUsage
+from kvoffload.top.samples import Sample, compare
+from kvoffload.top.screen import draw, number, size
+from kvoffload.units import GIB, KIB, MIB
+from tests.unit.top.made_up import DISK, stats
+
+
+def show(now: Sample, before: Sample | None = None, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(draw("kv.sock", now, compare(before, now)))
+    return out.getvalue()
+
+
+def test_what_matters_is_said() -> None:
+    before = Sample(time_s=0.0, stats=stats())
+    bad = replace(DISK, tier="valkey", state="absent", reason="no answer within 1 s", capacity_bytes=0)
+    now = Sample(
+        time_s=1.0, stats=stats(hits=190, misses=60, places=(DISK, bad), traffic={"disk": {"written_bytes": MIB}})
+    )
+    text = show(now, before)
+    for part in (
+        "25% of 16 GiB",
+        "1,000 blocks",
+        "90.0% hit",
+        "90 hits",
+        "disk",
+        "1 GiB of 100 GiB",
+        "absent: no answer",
+    ):
+        assert part in text, part
+
+
+def test_no_server_is_said() -> None:
+    text = show(Sample(time_s=0.0, stats=None, fault="nobody listens"))
+    assert "no answer: nobody listens" in text
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_no_line_is_longer_than_the_terminal(width: int) -> None:
+    tenants = tuple(
+        TenantUsage(name=f"tenant {at} " * 5, quota_bytes=at * GIB, used_bytes=at * MIB) for at in range(20)
+    )
+    lines = show(Sample(time_s=0.0, stats=stats(tenants=tenants, places=(DISK,))), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("12 more" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (KIB, "1 KiB"),
+        (1.5 * MIB, "1.5 MiB"),
+        (1023 * GIB, "1023 GiB"),
+        (2048 * GIB, "2 TiB"),
+    ],
+)
+def test_sizes_are_short(count: float, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (0.25, "0.2"), (9.96, "10.0"), (12345.6, "12,346")])
+def test_numbers_are_short(count: float, text: str) -> None:
+    assert number(count) == text

@@ -1,0 +1,109 @@
+"""What is answered at each path, for a real server that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvoffload.client.async_client import AsyncClient
+from kvoffload.client.joining import Member
+from kvoffload.client.terms import ClientTerms
+from kvoffload.config import load_settings
+from kvoffload.daemon.server import CacheServer
+from kvoffload.metrics.exposition import OPEN_TYPE
+from kvoffload.protocol import Role
+from kvoffload.web.application import Application, hide_secrets
+from kvoffload.web.http_message import HttpError, Response
+from kvoffload.web.watcher import Watcher
+from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.web.test_routes import TOKEN, ask
+
+WAIT_S = 30.0
+
+
+@asynccontextmanager
+async def application(path: Path, *, token: str = "") -> AsyncIterator[Application]:
+    loaded = load_settings(flags={"server": str(path)})
+    async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
+        yield Application(Watcher(client), loaded, token=token)
+
+
+async def get(app: Application, path: str, **headers: str) -> tuple[int, Response]:
+    found = await app.router.answer(ask("GET", path, **headers))
+    return found.status, found
+
+
+async def await_ready(app: Application, wanted: int) -> Response:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            status, found = await get(app, "/readyz")
+            if status == wanted:
+                return found
+            await asyncio.sleep(0.02)
+
+
+def numbers_of(found: Response) -> dict[str, float]:
+    families = text_string_to_metric_families(found.body.decode())
+    return {
+        f"{sample.name}{sorted(sample.labels.values())}": sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def test_a_server_is_told_of_and_so_is_its_end(tmp_path: Path) -> None:
+    async with application(tmp_path / "s") as app:
+        with serving(tmp_path / "s") as server:
+            await_that(lambda: server.has_memory)
+            assert json.loads((await await_ready(app, 200)).body) == {"ready": True}
+            stats = json.loads((await get(app, "/stats"))[1].body)
+            numbers = numbers_of((await get(app, "/metrics"))[1])
+            assert numbers["kvoffload_server_up[]"] == 1
+            assert numbers["kvoffload_capacity_bytes['', 'memory']"] == stats["memory"]["capacity_bytes"] > 0
+            assert numbers["kvoffload_sessions[]"] == stats["sessions"]
+            opened = await get(app, "/metrics", accept="application/openmetrics-text; version=1.0.0")
+            assert opened[1].content_type == OPEN_TYPE
+        gone = json.loads((await await_ready(app, 503)).body)
+        assert (gone["ready"], bool(gone["why"])) == (False, True)
+        assert numbers_of((await get(app, "/metrics"))[1]) == {"kvoffload_server_up[]": 0}
+        assert (await get(app, "/stats"))[0] == 503
+        assert (await get(app, "/healthz"))[0] == 200
+
+
+async def test_a_drain_reaches_the_server(tmp_path: Path) -> None:
+    async with application(tmp_path / "s", token=TOKEN) as app:
+        with serving(tmp_path / "s") as server:
+            await_that(lambda: server.has_memory)
+            await await_ready(app, 200)
+            found = await app.router.answer(ask("POST", "/drain", authorization=f"Bearer {TOKEN}"))
+            assert found.status == 202
+            assert json.loads(found.body)["leases"] == 0
+            assert is_ending(server)
+
+
+def is_ending(server: CacheServer) -> bool:
+    await_that(lambda: server._core.is_draining)
+    return True
+
+
+async def test_without_a_server_a_drain_is_refused_in_one_line(tmp_path: Path) -> None:
+    async with application(tmp_path / "s", token=TOKEN) as app:
+        with pytest.raises(HttpError) as fault:
+            await app.router.answer(ask("POST", "/drain", authorization=f"Bearer {TOKEN}"))
+        assert fault.value.status == 502
+        assert "\n" not in str(fault.value)
+
+
+def test_settings_are_shown_without_names_of_users() -> None:
+    loaded = load_settings(flags={"valkey": "valkeys://alice@cache.example:6379", "memory": "1GiB"})
+    shown: dict[str, Any] = dict(hide_secrets(loaded))
+    assert shown["valkey"]["value"] == "valkeys://***@cache.example:6379/0"
+    assert shown["memory"] == {"value": "1GiB", "source": "flag"}
+    assert "alice" not in json.dumps(shown)

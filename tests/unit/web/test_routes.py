@@ -1,0 +1,79 @@
+"""Paths, methods and tokens."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+import pytest
+
+from kvoffload.web.http_message import HttpError, Request, RequestHead, Response, json_response
+from kvoffload.web.routes import Route, Router
+
+TOKEN = "of a test, and long enough"
+
+
+def ask(method: str, path: str, *, body: bytes = b"", query: str = "", **headers: str) -> Request:
+    head = RequestHead(
+        method=method,
+        path=path,
+        query={query: "1"} if query else {},
+        headers=headers,
+        body_bytes=len(body),
+        is_last=False,
+    )
+    return Request(head=head, body=body)
+
+
+async def answer(_request: Request) -> Response:
+    return json_response({"done": True})
+
+
+def router(token: str = TOKEN) -> Router:
+    routes = [
+        Route(method="GET", path="/look", summary="Looks.", answer=answer),
+        Route(method="POST", path="/act", summary="Acts.", answer=answer, is_action=True),
+    ]
+    return Router(routes, token=token)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_what_is_there_is_answered(method: str) -> None:
+    assert (await router().answer(ask(method, "/look"))).status is HTTPStatus.OK
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "text"),
+    [
+        (ask("GET", "/none"), 404, "there is no /none"),
+        (ask("GET", "/" + "x" * 4000), 404, "there is no /x"),
+        (ask("DELETE", "/look"), 405, "/look takes GET or HEAD"),
+        (ask("GET", "/act"), 405, "/act takes POST"),
+        (ask("GET", "/look", query="a"), 400, "no query"),
+        (ask("GET", "/look", body=b"a"), 400, "no body"),
+        (ask("POST", "/act"), 401, "Authorization: Bearer"),
+        (ask("POST", "/act", authorization="Bearer wrong"), 401, "Authorization: Bearer"),
+        (ask("POST", "/act", authorization=f"Basic {TOKEN}"), 401, "Authorization: Bearer"),
+        (ask("POST", "/act", authorization="Bearer \xe4"), 401, "Authorization: Bearer"),
+    ],
+)
+async def test_everything_else_is_refused_in_one_line(request_: Request, status: int, text: str) -> None:
+    with pytest.raises(HttpError) as fault:
+        await router().answer(request_)
+    assert fault.value.status == status
+    assert text in str(fault.value)
+    assert len(str(fault.value)) < 200
+
+
+async def test_an_action_needs_the_token() -> None:
+    assert (await router().answer(ask("POST", "/act", authorization=f"Bearer {TOKEN}"))).status is HTTPStatus.OK
+    for given in ("Bearer ", f"Bearer {TOKEN}"):
+        with pytest.raises(HttpError) as fault:
+            await router("").answer(ask("POST", "/act", authorization=given))
+        assert fault.value.status is HTTPStatus.FORBIDDEN
+
+
+async def test_all_routes_are_in_the_document() -> None:
+    document = json.loads((await router().answer(ask("GET", "/openapi.json"))).body)
+    assert set(document["paths"]) == {"/look", "/act", "/openapi.json"}
+    assert document["paths"]["/act"]["post"]["security"] == [{"token": []}]
