@@ -71,7 +71,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def pack(self, *, is_last: bool, has_body: bool) -> bytes:
-        """`has_body` is False for HEAD, whose answer tells what GET's would have."""
+        """`has_body` is False for HEAD, whose answer tells what that of GET would have."""
         rows = {
             "Content-Type": self.content_type,
             "Content-Length": str(len(self.body)),
