@@ -86,10 +86,17 @@ class RemoteControl:
             except zmq.Again:
                 return None
             key = self._find_key(parts[-1])
-            guest = self._terms.stranger if key is None else self._terms.guests.get(key.decode())
+            guest = self._terms.stranger if key is None else self._find_guest(key.decode())
             if guest is not None:
                 frame = parts[1].bytes if len(parts) == 2 else b""
                 return _MARK + (key or _NO_KEY) + parts[0].bytes, guest, frame
+
+    def _find_guest(self, key: str) -> Guest | None:
+        """Another thread may take it away between the two steps of `get`."""
+        try:
+            return self._terms.guests.get(key)
+        except KeyError:
+            return None
 
     def send(self, connection: bytes, frame: bytes) -> bool:
         """False: the connection is gone, or has not read what it was sent before."""

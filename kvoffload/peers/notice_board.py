@@ -77,6 +77,11 @@ class NoticeBoard:
                 self._lose(fault)
                 if self._ending.is_set():
                     return
+            except Exception:
+                # Whatever it is, this server must not leave its fleet for it.
+                logger.exception("the board of the fleet could not be read")
+                if self._ending.is_set():
+                    return
             self._ending.wait(self._terms.every_s)
 
     # ---- inside ----

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kvoffload.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
-from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, Verdict, digest_of, list_names, open_value
+from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, Verdict, check_record, digest_of, list_names, open_value
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import HASH_BYTES
@@ -86,7 +86,7 @@ class MooncakeStore(SlotStore):
         self._memory_fd = os.memfd_create("kvoffload-mooncake", os.MFD_CLOEXEC)
         self._memory = np.empty(0, np.uint8)
         self._link, end = socket.socketpair()
-        command = [sys.executable, "-m", "kvoffload.tiers.mooncake_child"]
+        command = [sys.executable, "-P", "-m", "kvoffload.tiers.mooncake_child"]
         command += [str(end.fileno()), str(self._memory_fd), str(terms.call_timeout_s)]
         self._process = subprocess.Popen(
             command,
@@ -148,9 +148,14 @@ class MooncakeStore(SlotStore):
         for at, size in enumerate(self._ask_each("get", keys, offsets, HEAD_BYTES + record_bytes)):
             if size <= 0:
                 continue
-            head = open_value(rows[at, :size].data, wanted[at], record_bytes)
+            value = rows[at, :size].data
+            if size == HEAD_BYTES + record_bytes:
+                # What is verified is what lies in the slot: a late transfer may still write to shared memory.
+                fill_slot(int(slots[at]), value[HEAD_BYTES:])
+                head = check_record(bytes(value[:HEAD_BYTES]), view_slot(int(slots[at]), record_bytes), wanted[at])
+            else:
+                head = open_value(value, wanted[at], record_bytes)
             if isinstance(head, RecordHead):
-                fill_slot(int(slots[at]), rows[at, HEAD_BYTES : HEAD_BYTES + record_bytes].data)
                 outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
             elif head is Verdict.DAMAGED:
                 outcomes[at] = RecordOutcome.DAMAGED
