@@ -19,7 +19,7 @@ _Key = tuple[bytes, int, int, bytes]
 
 
 class BadRecords:
-    """Belongs to the thread of the server's core."""
+    """Belongs to the thread of the server's core, but `leave_out`."""
 
     def __init__(self, tier: Tier, *, limit: int = MAX_BAD) -> None:
         self._tier = tier
@@ -69,7 +69,7 @@ class BadRecords:
             self._removing[ticket] = keys
 
     def leave_out(self, names: RecordNames, found: npt.NDArray[np.bool_]) -> None:
-        """Whatever the tier says of them, they are not there."""
+        """Whatever the tier says of them, they are not there. From any thread."""
         if self._bad:
             for at, key in enumerate(_keys(names)):
                 found[at] &= key not in self._bad

@@ -33,7 +33,7 @@ class BlockDesk:
     def __init__(
         self,
         tell_stored: Callable[[Space, int, bytes, bytes], None],
-        tell_forgotten: Callable[[Space, int, bytes], None],
+        tell_forgotten: Callable[[Space, int, bytes], object],
     ) -> None:
         """They hear of blocks that became readable, and of those that are not to be trusted."""
         self._tell_stored = tell_stored

@@ -85,7 +85,7 @@ class ExpressChannels:
     def take_stored(
         self,
         tell: Callable[[Space, int, bytes, bytes], None],
-        tell_forgotten: Callable[[Space, int, bytes], None],
+        tell_forgotten: Callable[[Space, int, bytes], object],
         tell_lost: Callable[[int], None],
     ) -> None:
         """Tells what was stored, and what is to be forgotten, since the last time; in that order."""

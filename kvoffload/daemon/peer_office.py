@@ -74,8 +74,10 @@ class _Loop:
     def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
         self.mail.send(StoredBlocks(domain=self.domain, space=space, group=group, hashes=hashes, parents=parents))
 
-    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
-        self.mail.send(RemovedBlocks(domain=self.domain, space=space, group=group, hashes=hashes))
+    def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
+        removed = RemovedBlocks(domain=self.domain, space=space, group=group, hashes=hashes)
+        self.mail.send(removed)
+        return removed.wait(wait_s)
 
     def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.zeros(len(names), np.bool_) if self.find_near is None else self.find_near(names)
@@ -83,7 +85,7 @@ class _Loop:
     def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
         wanted = WantedBlocks(domain=self.domain, space=space, group=group, hashes=hashes, wait_s=wait_s)
         self.mail.send(wanted)
-        wanted.is_over.wait(wait_s)
+        wanted.wait(wait_s)
 
 
 class PeerOffice:
@@ -126,9 +128,10 @@ class PeerOffice:
             if isinstance(one, StoredBlocks):
                 core.tell_stored(space, one.group, one.hashes, one.parents)
             elif isinstance(one, RemovedBlocks):
-                core.tiers.forget(space, one.group, one.hashes)
+                one.is_done.set_result(core.tiers.forget(space, one.group, one.hashes))
             elif isinstance(one, WantedBlocks):
-                core.tiers.bring(space, one.group, one.hashes, now_ns, wait_s=one.wait_s, then=one.is_over.set)
+                then = partial(one.is_done.set_result, True)
+                core.tiers.bring(space, one.group, one.hashes, now_ns, wait_s=one.wait_s, then=then)
         if lost:
             core.feed.tell_lost(lost)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvoffload.cache import CommitOutcome, LeaseId, SessionId
 from kvoffload.daemon.bad_records import BadRecords
-from kvoffload.daemon.promotion_parts import Answer, AskedFor, PartOf, Piece, Promotion, Wanted
+from kvoffload.daemon.promotion_parts import Answer, AskedFor, Keep, PartOf, Piece, Promotion, Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_looks import Found, Then, TierLooks
 from kvoffload.daemon.tier_rate import TierRate
@@ -57,14 +57,15 @@ class Promotions:
         self._refused = 0
         """Since one was taken whose tier had been too slow."""
         self._waiting: set[Promotion] = set()
+        self._peers_waiting = 0
+        """Of them."""
         self._queue: deque[Piece] = deque()
         self._queued_bytes = 0
         self._coming: defaultdict[tuple[int, int], dict[bytes, Piece]] = defaultdict(dict)
         """By namespace and group, and the block's name."""
         self._reading: dict[int, tuple[Piece, int]] = {}
         """By the tier's ticket: the piece, and which shard."""
-        self._held: deque[tuple[float, list[LeaseId]]] = deque()
-        """Until when, and what."""
+        self._held: list[tuple[Keep, list[LeaseId]]] = []
 
     def attach(self, cache: ServedCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
@@ -78,7 +79,8 @@ class Promotions:
         """When `expire` is due."""
         times = [promotion.deadline_s for promotion in self._waiting]
         looks = self._looks.next_s()
-        return min([*times, *(until_s for until_s, _ in self._held), *([] if looks is None else [looks])], default=None)
+        kept = [self._until_s(keep) for keep, _ in self._held]
+        return min([*times, *kept, *([] if looks is None else [looks])], default=None)
 
     def find(self, asked: AskedFor, lacking: Found, now_s: float, then: Then) -> None:
         """Which of the blocks that are lacking the tier has. `then` is called once: now, or from a later call of this
@@ -93,7 +95,7 @@ class Promotions:
                     self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), found[group])
             then(found, found_s)
 
-        if self._cache is None or self.waiting >= self._terms.promotion_limit:
+        if self._cache is None or self.waiting - self._peers_waiting >= self._terms.promotion_limit:
             then([np.zeros(len(group), np.bool_) for group in rows], now_s)
         elif self._tier.knows_all:
             choose([space.find_whole(self._tier, group, rows[group].tobytes()) for group in groups], now_s)
@@ -111,7 +113,7 @@ class Promotions:
     def bring_up(self, asked: AskedFor, part: PartOf, now_s: float, answer: Answer) -> None:
         """A part of what a request waits for. `answer` is called once."""
         space = asked.space
-        promotion = Promotion(answer, part.boundary, asked.end_s)
+        promotion = Promotion(answer, part.boundary, asked.end_s, part.keep)
         self._waiting.add(promotion)
         for group, kept in enumerate(part.kept):
             # What is there already is not to give way to what comes.
@@ -122,14 +124,15 @@ class Promotions:
         self._settle(promotion, now_s)
 
     def bring(self, wanted: Wanted, now_s: float) -> None:
-        """Blocks that the tier has, by their names alone; memory has none of them."""
+        """Blocks that the tier has, by their names alone, for another server; memory has none of them."""
         space = self._find_space(wanted.name_space)
-        if self._cache is None or space is None or self.waiting >= self._terms.promotion_limit:
+        if self._cache is None or space is None or self._peers_waiting >= self._terms.promotion_limit:
             wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
             return
         rows = [as_rows(wanted.hashes if group == wanted.group else b"") for group in range(len(space.rules))]
-        promotion = Promotion(wanted.answer, 0, wanted.deadline_s)
+        promotion = Promotion(wanted.answer, 0, wanted.deadline_s, Keep(1, wanted.deadline_s), is_peers=True)
         self._waiting.add(promotion)
+        self._peers_waiting += 1
         nobody_knows = [np.zeros_like(group) for group in rows]
         self._queue_pieces(promotion, space, rows, nobody_knows, [np.arange(len(group)) for group in rows])
         self.advance(now_s)
@@ -156,8 +159,11 @@ class Promotions:
             self._counts.late += 1
             self._leave(promotion, list(promotion.pieces))
             self._settle(promotion, now_s)
-        while self._held and self._held[0][0] <= now_s:
-            self._release(self._held.popleft()[1])
+        over = [leases for keep, leases in self._held if self._until_s(keep) <= now_s]
+        if over:
+            self._held = [one for one in self._held if self._until_s(one[0]) > now_s]
+        for leases in over:
+            self._release(leases)
 
     def finish(self, batch: FinishedBatch, now_s: float) -> bool:
         """A batch has ended. False: it is not one of these."""
@@ -199,8 +205,9 @@ class Promotions:
         for promotion in list(self._waiting):
             self._leave(promotion, list(promotion.pieces))
             self._settle(promotion, now_s)
-        while self._held:
-            self._release(self._held.popleft()[1])
+        for _, leases in self._held:
+            self._release(leases)
+        self._held = []
 
     # ---- a request ----
 
@@ -259,8 +266,10 @@ class Promotions:
         if promotion.pieces or promotion not in self._waiting:
             return
         self._waiting.discard(promotion)
+        self._peers_waiting -= promotion.is_peers
+        promotion.keep.end_part(now_s)
         if promotion.leases:
-            self._held.append((now_s + self._terms.hold_s, promotion.leases))
+            self._held.append((promotion.keep, promotion.leases))
         outcome = PromotionOutcome.PARTLY if promotion.is_partly else PromotionOutcome.COMPLETE
         promotion.answer(Promoted(outcome=outcome, boundary=promotion.boundary))
 
@@ -270,19 +279,24 @@ class Promotions:
         """False: the tier takes no more batches now."""
         cache, space, group = self._cache, piece.space, piece.group
         assert cache is not None
-        reserved = cache.reserve(self._session, space.number, group, hashes=piece.hashes.tobytes())
-        if len(reserved) < len(piece.hashes):
+        trusted = np.ones(len(piece.hashes), np.bool_)
+        for shard in range(space.shards(group)):
+            # Some may have been forgotten since it was queued.
+            self._bad.leave_out(space.names(group, piece.hashes.tobytes(), shard), trusted)
+        hashes, before = piece.hashes[trusted], piece.before[trusted]
+        reserved = cache.reserve(self._session, space.number, group, hashes=hashes.tobytes())
+        if len(reserved) < len(hashes):
             piece.read = piece.hashes[:0]
             self._counts.without_room += len(piece.waiters)
             cache.abort(self._session, reserved.tickets)
             return True
         wanted = reserved.tickets != 0
-        tickets, hashes = reserved.tickets[wanted], piece.hashes[wanted].tobytes()
+        tickets, read = reserved.tickets[wanted], hashes[wanted]
         record_bytes = space.record_bytes(group)
         pointers = cache.pointers(reserved.addresses[wanted])
-        for shard in range(space.shards(group) if hashes else 0):
+        for shard in range(space.shards(group) if len(read) else 0):
             ticket = self._tier.get(
-                space.names(group, hashes, shard),
+                space.names(group, read.tobytes(), shard),
                 pointers + np.uint64(shard * record_bytes),
                 record_bytes=record_bytes,
                 timeout_s=_GET_TIMEOUT_S,
@@ -292,10 +306,10 @@ class Promotions:
             self._reading[ticket] = piece, shard
             self.rate.begin(len(tickets) * record_bytes, now_s)
             piece.waits_for += 1
-        if hashes and not piece.waits_for:
+        if len(read) and not piece.waits_for:
             cache.abort(self._session, tickets)
             return False
-        piece.tickets, piece.read, piece.before = tickets, piece.hashes[wanted], piece.before[wanted]
+        piece.tickets, piece.read, piece.before = tickets, read, before[wanted]
         # Without the batches of all shards none of it is whole.
         piece.is_good = np.full(len(tickets), piece.waits_for == space.shards(group))
         return True
@@ -340,6 +354,9 @@ class Promotions:
             self._hold(waiter, piece.space, piece.group, piece.hashes[is_there])
             self._leave_piece(waiter, piece, is_whole=bool(is_there.all()))
             self._settle(waiter, now_s)
+
+    def _until_s(self, keep: Keep) -> float:
+        return keep.end_s + self._terms.hold_s
 
     def _leave_piece(self, waiter: Promotion, piece: Piece, *, is_whole: bool) -> None:
         waiter.pieces.discard(piece)

@@ -25,11 +25,26 @@ class AskedFor:
     end_s: float
 
 
+@dataclass(eq=False)
+class Keep:
+    """How long what comes up for a request is kept from being evicted: from the end of the last of its parts."""
+
+    parts: int
+    end_s: float
+    """Until they have all ended, when the request does at the latest."""
+
+    def end_part(self, now_s: float) -> None:
+        self.parts -= 1
+        if not self.parts:
+            self.end_s = now_s
+
+
 @dataclass(frozen=True, eq=False)
 class PartOf:
     """What one tier brings up for a request whose hit will reach `boundary`; all by group, as places in its rows."""
 
     boundary: int
+    keep: Keep
     missing: Sequence[npt.NDArray[np.int64]]
     kept: Sequence[npt.NDArray[np.int64]]
     """In memory already."""
@@ -80,6 +95,9 @@ class Promotion:
     answer: Answer
     boundary: int
     deadline_s: float
+    keep: Keep
     pieces: set[Piece] = field(default_factory=set)
     leases: list[LeaseId] = field(default_factory=list)
     is_partly: bool = False
+    is_peers: bool = False
+    """Another server waits, not an engine."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, find_reach, needed_blocks
-from kvoffload.daemon.promotion_parts import Answer, AskedFor, PartOf, Wanted
+from kvoffload.daemon.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_looks import Found
 from kvoffload.daemon.tier_terms import TierPlan, TierSpace
@@ -35,6 +35,10 @@ class _Walk:
     answer: Answer
     lacking: Found
     found: list[Found] = field(default_factory=list)
+    left_out: set[int] = field(default_factory=set)
+    """Tiers that are too slow for it: the others are asked as if they were not there."""
+    reach: int = 0
+    """The boundary that all would have had together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +113,9 @@ class TierChain:
         """These blocks are not to be trusted, wherever they are."""
         for tier in self.tiers:
             tier.forget(name_space, group, hashes)
+        if self._cache is not None:
+            # They may have come up since whoever says so took them out of memory.
+            self._cache.invalidate(name_space, group, hashes)
 
     def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
         """All tiers are asked for what memory and those before them lack, and then each brings its part: blocks of one
@@ -117,11 +124,10 @@ class TierChain:
         if cache is None or space is None or self._is_closing:
             answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
             return
-        groups = range(len(space.rules))
-        rows = [space.chain_rows(group, message.chain, message.limit) for group in groups]
+        rows = [space.chain_rows(group, message.chain, message.limit) for group in range(len(space.rules))]
         asked = AskedFor(message, space, rows, now_s + message.wait_ms / 1000)
-        lacking = [~cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
-        self._find(_Walk(asked, answer, lacking), now_s)
+        in_memory = _look_up(cache, asked)
+        self._find(_Walk(asked, answer, [~there for there in in_memory]), now_s)
 
     def prefetch(self, message: Prefetch, now_s: float) -> None:
         """A request with this chain comes soon."""
@@ -177,18 +183,20 @@ class TierChain:
             walk.lacking = [lacking & ~has for lacking, has in zip(walk.lacking, what, strict=True)]
             self._find(walk, found_s)
 
-        self.tiers[len(walk.found)].reads.find(walk.asked, walk.lacking, now_s, found)
+        if len(walk.found) in walk.left_out:
+            found([np.zeros_like(group) for group in walk.lacking], now_s)
+        else:
+            self.tiers[len(walk.found)].reads.find(walk.asked, walk.lacking, now_s, found)
 
     def _choose(self, walk: _Walk, now_s: float) -> None:
         """How far a hit may reach, without tiers by which it would come later than it is computed."""
         cache, asked = self._cache, walk.asked
-        message, space, rows = asked.message, asked.space, asked.rows
+        message, space = asked.message, asked.space
         assert cache is not None
         groups = range(len(space.rules))
-        in_memory = [cache.lookup(space.number, group, rows[group].tobytes()) for group in groups]
+        in_memory = _look_up(cache, asked)
         terms = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
         reached = find_reach(space.rules, in_memory, **terms)
-        outcome, boundary = PromotionOutcome.NOTHING, reached
         used = [] if self._is_closing else list(range(len(walk.found)))
         while used:
             there = [in_memory[group].copy() for group in groups]
@@ -198,10 +206,12 @@ class TierChain:
             boundary = find_reach(space.rules, there, **terms)
             if boundary <= reached:
                 break
+            walk.reach = max(walk.reach, boundary)
             needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
             parts = {at: self._part(walk, at, needed, in_memory) for at in used}
             computing_s = (boundary - reached) * message.prefill_ns / 1e9
-            slow = [at for at in used if self.tiers[at].reads.is_too_slow(_size_of(space, parts[at]), computing_s)]
+            sizes = {at: size for at in used if (size := _size_of(space, parts[at]))}
+            slow = {at for at, size in sizes.items() if self.tiers[at].reads.is_too_slow(size, computing_s)}
             if not slow:
                 kept = [
                     part.start + np.flatnonzero(is_there[part.start : part.stop])
@@ -209,9 +219,15 @@ class TierChain:
                 ]
                 self._bring(walk, _Plan(boundary, parts, kept), now_s)
                 return
-            outcome = PromotionOutcome.TOO_SLOW
+            walk.left_out |= slow
+            if now_s < asked.end_s and min(slow) < len(self.tiers) - 1:
+                # Those beyond were not asked for what it has.
+                walk.found, walk.lacking = [], [~there for there in in_memory]
+                self._find(walk, now_s)
+                return
             used = [at for at in used if at not in slow]
-        walk.answer(Promoted(outcome=outcome, boundary=boundary))
+        outcome = PromotionOutcome.TOO_SLOW if walk.left_out else PromotionOutcome.NOTHING
+        walk.answer(Promoted(outcome=outcome, boundary=max(walk.reach, reached)))
 
     def _part(self, walk: _Walk, at: int, needed: Sequence[range], in_memory: Found) -> list[npt.NDArray[np.int64]]:
         """By group, what this tier brings."""
@@ -224,9 +240,16 @@ class TierChain:
         bringing = [at for at, part in plan.parts.items() if any(len(group) for group in part)]
         nothing = [group[:0] for group in plan.kept]
         join = _Join(walk.answer, plan.boundary, len(bringing))
+        keep = Keep(len(bringing), walk.asked.end_s)
         for number, at in enumerate(bringing):
-            part = PartOf(plan.boundary, plan.parts[at], nothing if number else plan.kept)
+            part = PartOf(plan.boundary, keep, plan.parts[at], nothing if number else plan.kept)
             self.tiers[at].reads.bring_up(walk.asked, part, now_s, join.end_part)
+
+
+def _look_up(cache: ServedCache, asked: AskedFor) -> Found:
+    """What memory has."""
+    numbered = enumerate(asked.rows)
+    return [cache.lookup(asked.space.number, group, rows.tobytes()) for group, rows in numbered]
 
 
 def _size_of(space: TierSpace, part: Sequence[npt.NDArray[np.int64]]) -> int:

@@ -68,11 +68,12 @@ class TierDesk:
         if traffic is not None:
             self._faults.attempt("tier traffic", traffic.note_stored, space.name_space, group, hashes, parents)
 
-    def forget(self, space: Space, group: int, hashes: bytes) -> None:
-        """An engine does not trust these blocks: what lies below is removed, too."""
+    def forget(self, space: Space, group: int, hashes: bytes) -> bool:
+        """An engine does not trust these blocks: what lies below is removed, too. False: a fault, and it may be."""
         traffic = self._traffic.get(space.domain)
-        if traffic is not None:
-            self._faults.attempt("tier traffic", traffic.forget, space.name_space, group, hashes)
+        if traffic is None:
+            return True
+        return self._faults.attempt("tier traffic", traffic.forget, space.name_space, group, hashes) is None
 
     def find_chain(self, domain: str) -> TierChain | None:
         """None: nothing lies below its memory."""

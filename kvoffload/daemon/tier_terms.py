@@ -58,7 +58,7 @@ class TierTerms:
     held_share: float = 0.5
     """Of memory, that may be held for requests which wait, or have not come yet for what they waited for."""
     promotion_limit: int = 256
-    """At a time; whoever comes later has what is in memory."""
+    """Requests of engines at a time, and as many of peers; whoever comes later has what is in memory."""
     kept_share: float = 0.75
     """Of memory, that may be filled with blocks that are to be written back."""
     wants: Wants | None = None

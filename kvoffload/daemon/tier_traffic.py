@@ -98,7 +98,9 @@ class TierTraffic:
 
     def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         """Which of these records it has, as far as it knows. From any thread."""
-        return self._tier.contains(names)
+        found = self._tier.contains(names)
+        self._bad.leave_out(names, found)
+        return found
 
     def advance(self, now_s: float) -> None:
         """Takes what has ended, and gives the tier what it may have."""

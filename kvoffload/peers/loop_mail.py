@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from kvoffload.peers.space_book import PeerSpace
 from kvoffload.types import HASH_BYTES
 
 MAX_BLOCKS = 65_536
-"""Not taken yet. Beyond it they are only counted, and nothing is brought up."""
+"""Not taken yet. Beyond it what was stored is only counted, and what is wanted or removed is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +36,29 @@ class StoredBlocks(LinkBlocks):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemovedBlocks(LinkBlocks):
+class AwaitedBlocks(LinkBlocks):
+    """A link waits until the loop has done something with them. `is_done`: False if it could not."""
+
+    is_done: Future[bool] = field(default_factory=Future)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is done by then."""
+        try:
+            return self.is_done.result(timeout_s)
+        except TimeoutError:
+            return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedBlocks(AwaitedBlocks):
     """They are not to be trusted, wherever they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WantedBlocks(LinkBlocks):
-    """They lie below memory. `is_over`: they have come, or will not."""
+class WantedBlocks(AwaitedBlocks):
+    """They lie below memory."""
 
     wait_s: float
-    is_over: threading.Event = field(default_factory=threading.Event)
 
 
 class LoopMail:
@@ -62,19 +76,17 @@ class LoopMail:
         return self._event
 
     def send(self, blocks: LinkBlocks) -> None:
-        """What is wanted and cannot be taken is over at once."""
-        is_wanted = isinstance(blocks, WantedBlocks)
+        """Nobody waits for what cannot be taken."""
         with self._lock:
-            if self._is_refusing or self._count + len(blocks) > MAX_BLOCKS:
-                self._lost += 0 if is_wanted else len(blocks)
-            else:
+            is_taken = not self._is_refusing and self._count + len(blocks) <= MAX_BLOCKS
+            if is_taken:
                 self._blocks.append(blocks)
                 self._count += len(blocks)
-                is_wanted = False
+            elif isinstance(blocks, StoredBlocks):
+                self._lost += len(blocks)
             os.eventfd_write(self._event, 1)
-        if is_wanted:
-            assert isinstance(blocks, WantedBlocks)
-            blocks.is_over.set()
+        if not is_taken:
+            _refuse(blocks)
 
     def take(self) -> tuple[list[LinkBlocks], int]:
         """What has come since the last time, in its order, and how many blocks were lost."""
@@ -91,8 +103,12 @@ class LoopMail:
             self._is_refusing = True
             blocks, self._blocks = self._blocks, []
         for one in blocks:
-            if isinstance(one, WantedBlocks):
-                one.is_over.set()
+            _refuse(one)
 
     def close(self) -> None:
         os.close(self._event)
+
+
+def _refuse(blocks: LinkBlocks) -> None:
+    if isinstance(blocks, AwaitedBlocks):
+        blocks.is_done.set_result(False)

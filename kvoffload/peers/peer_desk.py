@@ -85,8 +85,9 @@ class PeerLoop(Protocol):
         """These became readable."""
         ...
 
-    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
-        """These are not to be trusted, wherever they are."""
+    def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
+        """These are not to be trusted, wherever they are: nobody finds them afterwards, and what is on its way between
+        memory and what lies below is dropped. False: that could not be done in time."""
         ...
 
     def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
@@ -262,15 +263,17 @@ class PeerDesk:
         """What was wanted has not come."""
         self._give_back(room, names, np.ones(len(room.tickets), np.bool_))
 
-    def remove(self, names: RecordNames) -> npt.NDArray[np.uint8]:
-        """REMOVED or MISSING. A block without one of its shards is none: it goes as a whole."""
+    def remove(self, names: RecordNames, *, wait_s: float) -> npt.NDArray[np.uint8]:
+        """REMOVED or MISSING, or FAILED: they may come back. A block without one of its shards is none: it goes as a
+        whole."""
         space = self._spaces.find(names.fingerprint)
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
         was_there = self._cache.lookup(space.number, names.group, names.hashes)
         was_there = was_there | self._loop.find_below(names)
         self._cache.invalidate(space.number, names.group, names.hashes)
-        self._loop.tell_removed(space, names.group, names.hashes)
+        if not self._loop.remove(space, names.group, names.hashes, wait_s):
+            return np.full(len(names), RecordOutcome.FAILED, np.uint8)
         return np.where(was_there, np.uint8(RecordOutcome.REMOVED), np.uint8(RecordOutcome.MISSING))
 
     def tick(self) -> None:

@@ -57,7 +57,7 @@ HELLO_TIMEOUT_S = 5.0
 STEP_TIMEOUT_S = 10.0
 """For each part of a request that has begun, and each of its answer."""
 WAIT_SHARE = 0.5
-"""Of a client's patience, that may pass before its answer begins: what lies below memory comes up meanwhile."""
+"""Of a client's patience, that may pass before its answer begins: the server's loop does meanwhile what it can do."""
 LOG_S = 60.0
 """Between lines about one peer's bad links."""
 SILENCE_S = 60
@@ -291,7 +291,7 @@ def _look(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None
 
 
 def _remove(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
-    _answer(link, _outcomes(desk.remove(request.names)))
+    _answer(link, _outcomes(desk.remove(request.names, wait_s=_wait_s(request))))
 
 
 def _count(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
@@ -299,8 +299,7 @@ def _count(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> Non
 
 
 def _get(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
-    wait_s = min(request.wait_ms / 1000, STEP_TIMEOUT_S) * WAIT_SHARE
-    held = desk.acquire(request.names, request.record_bytes, wait_s=wait_s)
+    held = desk.acquire(request.names, request.record_bytes, wait_s=_wait_s(request))
     try:
         outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
         digests = np.zeros(len(outcomes), np.uint64)
@@ -325,6 +324,10 @@ def _put(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
         raise
     claimed = np.frombuffer(request.digests, np.uint64)[room.wanted]
     _answer(link, _outcomes(desk.commit(room, names, claimed=claimed, found=found, parents=request.parents)))
+
+
+def _wait_s(request: LinkRequest) -> float:
+    return min(request.wait_ms / 1000, STEP_TIMEOUT_S) * WAIT_SHARE
 
 
 def _receive_wanted(link: native.RecordLink, request: LinkRequest, room: Room) -> np.ndarray:

@@ -117,10 +117,14 @@ class PeerStore(SlotStore):
         return FoundRecords(outcomes=outcomes, digests=digests, parents=b"")
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
-        return self._ask_each(LinkVerb.LOOK, keys, RecordOutcome.FOUND)
+        return list(map(bool, self._ask_each(LinkVerb.LOOK, keys) == RecordOutcome.FOUND))
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
-        return self._ask_each(LinkVerb.REMOVE, keys, RecordOutcome.REMOVED)
+        outcomes = self._ask_each(LinkVerb.REMOVE, keys)
+        if (outcomes == RecordOutcome.FAILED).any():
+            self.close()
+            raise StoreFaultError("it could not remove all that it was told to")
+        return list(map(bool, outcomes == RecordOutcome.REMOVED))
 
     def probe(self) -> StoreFacts:
         with self._faults():
@@ -176,16 +180,16 @@ class PeerStore(SlotStore):
         space = self._terms.spaces.find(fingerprint)
         return space is not None and self._terms.control.introduce(space)
 
-    def _ask_each(self, verb: LinkVerb, keys: Sequence[Key], wanted: RecordOutcome) -> list[bool]:
+    def _ask_each(self, verb: LinkVerb, keys: Sequence[Key]) -> npt.NDArray[np.uint8]:
         if not keys:
-            return []
+            return np.empty(0, np.uint8)
         names = [read_key(key) for key in keys]
         first = names[0]
         hashes = b"".join(name.block_hash for name in names)
         asked = RecordNames(fingerprint=first.fingerprint, hashes=hashes, group=first.group, shard=first.shard)
         with self._faults():
-            told = self._ask(LinkRequest(verb=verb, names=asked))
-        return [False] * len(keys) if told is None else list(map(bool, told.outcomes == wanted))
+            told = self._ask(LinkRequest(verb=verb, names=asked, wait_ms=self._timeout_ms))
+        return np.full(len(keys), RecordOutcome.MISSING, np.uint8) if told is None else told.outcomes
 
     def _ask(self, request: LinkRequest) -> LinkAnswer | None:
         """None: the peer does not take records of this identity."""

@@ -145,8 +145,9 @@ class Core:
     def tell_lost(self, lost: int) -> None:
         self.told.append(("lost", lost))
 
-    def forget(self, *removed: Any) -> None:
+    def forget(self, *removed: Any) -> bool:
         self.told.append(("removed", *removed))
+        return True
 
     def bring(self, *wanted: Any, wait_s: float, then: Callable[[], None]) -> None:
         self.told.append(("wanted", *wanted, wait_s))
@@ -168,12 +169,21 @@ def test_the_loop_hears_of_what_links_do() -> None:
         assert room is not None
         digests = np.array([5], np.uint64)
         desk.commit(room, names, claimed=digests, found=digests, parents=b"p" * 32)
-        desk.remove(names)
-        assert select.select([office], [], [], 0)[0]
+        # Whoever removes is told so when the loop has done its part, and no sooner.
+        assert desk.remove(names, wait_s=0).tolist() == [RecordOutcome.FAILED]
+        outcomes: list[int] = []
+        link = threading.Thread(target=lambda: outcomes.extend(desk.remove(names, wait_s=30)))
         core = Core()
         office.tell(core, 7)
+        link.start()
+        assert select.select([office], [], [], 30)[0]
+        assert outcomes == []
+        office.tell(core, 7)
+        link.join()
+        assert outcomes == [RecordOutcome.MISSING]
         space = Space(domain="main", name_space=number, fingerprint=fingerprint("model"))
-        assert core.told == [("stored", space, 0, b"h" * 32, b"p" * 32), ("removed", space, 0, b"h" * 32)]
+        removed = ("removed", space, 0, b"h" * 32)
+        assert core.told == [("stored", space, 0, b"h" * 32, b"p" * 32), removed, removed]
         # What the disk has comes up for a link that waits, on a thread of its own.
         chain = make_chain(1, 4)
         setting.save_below(chain)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvoffload.protocol import PromotionOutcome
+from kvoffload.daemon.promotion_parts import Wanted
+from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.tiers import RecordOutcome
 from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
 from tests.unit.daemon.tier_setting import CHAIN, tier_setting
@@ -115,6 +116,46 @@ def test_a_bad_record_ends_the_prefix_and_is_never_asked_for_again() -> None:
         assert again == []
         setting.turn()
         assert (again[0].outcome, again[0].boundary) == (PromotionOutcome.COMPLETE, 5 * 16)
+
+
+def test_what_is_forgotten_while_it_waits_for_its_turn_does_not_come_up() -> None:
+    with tier_setting(PLAIN, piece_bytes=4 * 4096, under_way_bytes=4 * 4096) as setting:
+        setting.save_below(CHAIN)
+        setting.tier.is_held = True
+        answers = setting.ask(CHAIN)
+        # The tier still has it: it cannot be removed now.
+        setting.faults["remove", 0] = RecordOutcome.UNAVAILABLE
+        setting.chain.forget(setting.name_space, 0, CHAIN[32 * 9 : 32 * 10])
+        setting.tier.is_held = False
+        setting.turn(times=16)
+        assert answers[0].outcome is PromotionOutcome.PARTLY
+        assert setting.load(CHAIN) == 9 * 16
+        setting.faults.clear()
+
+
+def test_what_is_forgotten_is_not_brought_by_its_name_either() -> None:
+    with tier_setting(PLAIN) as setting:
+        setting.save_below(CHAIN)
+        setting.faults["remove", 0] = RecordOutcome.UNAVAILABLE
+        setting.chain.forget(setting.name_space, 0, CHAIN[:32])
+        space = setting.traffic.find_space(setting.name_space)
+        assert space is not None
+        assert setting.chain.find_near(space.names(0, CHAIN[:64])).tolist() == [False, True]
+        answers: list[Promoted] = []
+        setting.chain.bring(Wanted(setting.name_space, 0, CHAIN[:64], setting.now_s + 1, answers.append), setting.now_s)
+        setting.turn()
+        assert [one.outcome for one in answers] == [PromotionOutcome.PARTLY]
+        assert setting.cache.lookup(setting.name_space, 0, CHAIN[:64]).tolist() == [False, True]
+        setting.faults.clear()
+
+
+def test_what_came_up_while_it_was_removed_from_memory_is_forgotten_with_the_rest() -> None:
+    with tier_setting(PLAIN) as setting:
+        setting.save_below(CHAIN)
+        setting.ask(CHAIN)
+        setting.turn()
+        setting.chain.forget(setting.name_space, 0, CHAIN[32:64])
+        assert setting.load(CHAIN) == 16
 
 
 @pytest.mark.parametrize(
@@ -261,3 +302,25 @@ def test_too_many_requests_have_what_is_in_memory() -> None:
         first, second = setting.ask(CHAIN), setting.ask(CHAIN)
         assert first == []
         assert second[0].outcome is PromotionOutcome.NOTHING
+
+
+def test_peers_and_engines_do_not_keep_one_another_out() -> None:
+    with tier_setting(PLAIN, promotion_limit=1) as setting:
+        setting.save_below(CHAIN)
+        setting.save_below(OTHER)
+        setting.tier.is_held = True
+        for_peers: list[list[Promoted]] = [[], []]
+        for answers in for_peers:
+            wanted = Wanted(setting.name_space, 0, OTHER[:64], setting.now_s + 1, answers.append)
+            setting.chain.bring(wanted, setting.now_s)
+        assert [len(one) for one in for_peers] == [0, 1]
+        answers = setting.ask(CHAIN)
+        assert answers == []
+        setting.tier.is_held = False
+        setting.turn()
+        assert answers[0].outcome is PromotionOutcome.COMPLETE
+        assert for_peers[0][0].outcome is PromotionOutcome.COMPLETE
+        wanted = Wanted(setting.name_space, 0, OTHER[64:128], setting.now_s + 1, for_peers[1].append)
+        setting.chain.bring(wanted, setting.now_s)
+        setting.turn()
+        assert for_peers[1][1].outcome is PromotionOutcome.COMPLETE

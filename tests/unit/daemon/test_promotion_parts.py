@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.daemon.promotion_parts import Piece, Promotion
+from kvoffload.daemon.promotion_parts import Keep, Piece, Promotion
 from kvoffload.daemon.tier_terms import TierSpace, as_names, as_rows
 from tests.unit.cache.cache_model import HYBRID, fingerprint, make_chain
 
@@ -19,4 +19,12 @@ def test_pieces_and_requests_are_who_they_are() -> None:
     rows = as_rows(make_chain(1, 3))
     pieces = {Piece(SPACE, 0, rows, rows, as_names(rows), 0) for _ in range(2)}
     assert len(pieces) == 2
-    assert len({Promotion(lambda _: None, 16, 1.0) for _ in range(2)}) == 2
+    assert len({Promotion(lambda _: None, 16, 1.0, Keep(1, 1.0)) for _ in range(2)}) == 2
+
+
+def test_what_comes_up_is_kept_until_the_last_part_has_ended() -> None:
+    keep = Keep(2, 9.0)
+    keep.end_part(1.0)
+    assert keep.end_s == 9.0
+    keep.end_part(2.0)
+    assert keep.end_s == 2.0

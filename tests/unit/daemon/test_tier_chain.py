@@ -126,6 +126,52 @@ def test_a_tier_that_is_too_slow_is_left_out_and_others_bring_what_they_have(set
     assert setting.far_traffic.counts.too_slow == 1
 
 
+def test_what_a_slow_tier_has_comes_from_a_faster_one_beyond_it(setting: ChainSetting) -> None:
+    setting.traffic.reads.rate = slow_rate(setting)
+    answers = setting.ask(CHAIN, prefill_ns=1000)
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    assert (setting.traffic.counts.promoted, setting.far_traffic.counts.promoted) == (0, BLOCKS)
+    assert setting.load(CHAIN) == TOKENS
+
+
+def test_when_all_are_too_slow_that_is_the_answer(setting: ChainSetting) -> None:
+    setting.traffic.reads.rate = setting.far_traffic.reads.rate = slow_rate(setting)
+    answers = setting.ask(CHAIN, prefill_ns=1000)
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(PromotionOutcome.TOO_SLOW, TOKENS)]
+    assert (setting.traffic.counts.too_slow, setting.far_traffic.counts.too_slow) == (1, 1)
+
+
+def test_a_busy_tier_that_has_nothing_to_bring_is_not_called_slow(setting: ChainSetting) -> None:
+    setting.drop(setting.tier, *range(8, BLOCKS))
+    setting.drop(setting.far, 8)  # what it has is behind a gap
+    setting.far_traffic.reads.rate = slow_rate(setting)
+    setting.far_traffic.reads.rate.begin(1 << 20, setting.now_s)
+    answers = setting.ask(CHAIN, prefill_ns=1_000_000)
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS // 2)]
+    assert setting.far_traffic.counts.too_slow == 0
+
+
+def test_what_one_tier_brought_is_kept_until_the_slowest_has(setting: ChainSetting) -> None:
+    setting.drop(setting.tier, *range(8, BLOCKS))
+    answers = setting.ask(CHAIN, wait_ms=60_000)
+    while setting.far.asked[-1][0] != "get":
+        setting.turn(times=1)
+    setting.far.is_held = True
+    setting.turn(seconds=10.0)
+    assert (answers, setting.traffic.counts.promoted) == ([], 8)
+    setting.cache.evict(1 << 30)
+    setting.far.is_held = False
+    setting.turn(seconds=0.01)
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    setting.cache.evict(1 << 30)
+    assert setting.load(CHAIN) == TOKENS
+    setting.turn(seconds=1.0)
+    assert setting.cache.evict(1 << 30) == BLOCKS * 4096
+
+
 def slow_rate(setting: ChainSetting) -> TierRate:
     """A byte a second."""
     rate = TierRate()

@@ -48,6 +48,8 @@ class OnePeer:
     refuses: bool = False
     """What is introduced."""
     introduced: int = 0
+    is_stuck: bool = False
+    """The loop does nothing in time."""
     is_lost: bool = False
     """The server has forgotten all sessions."""
 
@@ -70,8 +72,9 @@ class OnePeer:
     def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
         self.stored.append((group, hashes, parents))
 
-    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
+    def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
         self.removed.append((group, hashes))
+        return not self.is_stuck
 
     def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.array([names.hashes[at : at + 32] in self.below for at in range(0, len(names.hashes), 32)], np.bool_)

@@ -14,6 +14,10 @@ def stored(count: int) -> StoredBlocks:
     return StoredBlocks(domain="", space=SPACE, group=0, hashes=bytes(32 * count), parents=bytes(32 * count))
 
 
+def removed(count: int) -> RemovedBlocks:
+    return RemovedBlocks(domain="", space=SPACE, group=0, hashes=bytes(32 * count))
+
+
 def wanted(count: int) -> WantedBlocks:
     return WantedBlocks(domain="", space=SPACE, group=0, hashes=bytes(32 * count), wait_s=1.0)
 
@@ -25,7 +29,7 @@ def is_ready(mail: LoopMail) -> bool:
 def test_what_is_sent_is_taken_once_in_its_order() -> None:
     mail = LoopMail()
     assert not is_ready(mail)
-    sent = [stored(1), RemovedBlocks(domain="", space=SPACE, group=0, hashes=bytes(32)), wanted(2)]
+    sent = [stored(1), removed(1), wanted(2)]
     for one in sent:
         mail.send(one)
     assert is_ready(mail)
@@ -37,11 +41,12 @@ def test_what_is_sent_is_taken_once_in_its_order() -> None:
 
 def test_beyond_the_bound_blocks_are_counted_and_nobody_waits() -> None:
     mail = LoopMail()
-    kept, last, late = stored(MAX_BLOCKS - 1), stored(1), wanted(2)
+    kept, last, late = stored(MAX_BLOCKS - 1), stored(1), [wanted(2), removed(2)]
     mail.send(kept)
     mail.send(stored(2))
-    mail.send(late)
-    assert late.is_over.is_set()
+    for one in late:
+        mail.send(one)
+        assert one.is_done.result(0) is False
     mail.send(last)
     assert mail.take() == ([kept, last], 2)
     mail.send(last)
@@ -49,14 +54,22 @@ def test_beyond_the_bound_blocks_are_counted_and_nobody_waits() -> None:
     mail.close()
 
 
+def test_whoever_waits_is_told_whether_it_was_done() -> None:
+    for is_done in (True, False):
+        one = removed(1)
+        one.is_done.set_result(is_done)
+        assert one.wait(30) is is_done
+
+
 def test_when_the_loop_ends_nobody_waits_for_it() -> None:
     mail = LoopMail()
-    before, after = wanted(1), wanted(1)
+    before, after = wanted(1), removed(1)
     mail.send(before)
-    assert not before.is_over.is_set()
+    assert not before.is_done.done()
+    assert not before.wait(0)
     mail.refuse()
     mail.send(after)
-    assert before.is_over.is_set()
-    assert after.is_over.is_set()
+    assert before.is_done.result(0) is False
+    assert after.is_done.result(0) is False
     assert mail.take() == ([], 0)
     mail.close()

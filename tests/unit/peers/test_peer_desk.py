@@ -47,8 +47,9 @@ class Desk:
     def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
         self.stored.append(hashes)
 
-    def tell_removed(self, space: PeerSpace, group: int, hashes: bytes) -> None:
+    def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
         self.removed.append(hashes)
+        return wait_s > 0
 
     def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.array([names.hashes[at : at + 32] in self.below for at in range(0, len(names.hashes), 32)], np.bool_)
@@ -110,7 +111,7 @@ def test_other_names_sizes_and_shards_are_missing_or_refused(desk: Desk, shards:
     strange.append(RecordNames(fingerprint=b"S" * 32, hashes=hashes_of(0, 2)))
     for names in strange:
         assert desk.desk.look(names).tolist() == [RecordOutcome.MISSING] * 2
-        assert desk.desk.remove(names).tolist() == [RecordOutcome.MISSING] * 2
+        assert desk.desk.remove(names, wait_s=1).tolist() == [RecordOutcome.MISSING] * 2
         assert not desk.desk.acquire(names, RECORD).found.any()
         assert desk.desk.reserve(names, RECORD) is None
     assert desk.desk.reserve(desk.names(0, 2), RECORD + 1) is None
@@ -194,9 +195,14 @@ def test_what_is_removed_is_removed_below_too(desk: Desk, shards: int) -> None:
     for shard in range(shards):
         desk.put(desk.names(0, 1, shard))
     desk.below = {hashes_of(1, 1)}
-    outcomes = desk.desk.remove(desk.names(0, 3)).tolist()
+    outcomes = desk.desk.remove(desk.names(0, 3), wait_s=1).tolist()
     assert outcomes == [RecordOutcome.REMOVED, RecordOutcome.REMOVED, RecordOutcome.MISSING]
     assert desk.removed == [hashes_of(0, 3)]
+
+
+def test_what_the_loop_has_not_removed_in_time_is_not_called_removed(desk: Desk) -> None:
+    desk.below = {hashes_of(0, 1)}
+    assert desk.desk.remove(desk.names(0, 2), wait_s=0).tolist() == [RecordOutcome.FAILED] * 2
 
 
 def test_a_slot_that_a_link_is_writing_is_nobody_elses(sharded: Desk) -> None:

@@ -119,6 +119,14 @@ def test_what_a_restarted_peer_has_on_disk_is_found_though_nobody_there_knows_th
     assert 0 < wait_s <= 10
 
 
+def test_what_a_peer_cannot_remove_now_is_not_called_removed(peer: OnePeer, store: PeerStore) -> None:
+    put(store, Records(0, 2, 5000, filled=True))
+    keys = [RecordName(FINGERPRINT, 0, 0, hashes_of(at, 1)).key for at in (0, 1)]
+    peer.is_stuck = True
+    with pytest.raises(StoreFaultError, match="could not remove all"):
+        store.remove(keys)
+
+
 def test_records_of_another_size_are_not_mistaken(store: PeerStore) -> None:
     put(store, Records(0, 2, 5000, filled=True))
     assert put(store, Records(5, 2, 4999, filled=True)) == [RecordOutcome.FAILED] * 2
