@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KeyPair, read_pair, read_private_text
 from kvoffload.peers import SpaceBook
-from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
 from kvoffload.peers.notice_board import BoardTerms
@@ -57,6 +57,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
     _check_members(members, keys, links)
     spaces = SpaceBook()
     is_sealed = settings.peer_link == "sealed"
+    board = _plan_board(settings, own)
     terms = FleetTerms(
         own=own,
         others=[member for member in members if member.name != own.name],
@@ -64,8 +65,8 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         domain=config.make_domains()[0].name,
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
-        connections=min(settings.remote_connections, _links_a_peer(len(members)) - 1),
-        board=_plan_board(settings, own),
+        connections=min(settings.remote_connections, _links_a_peer(MAX_MEMBERS if board else len(members)) - 1),
+        board=board,
     )
     guests: dict[str, Guest] = {}
     place = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, guests, terms.domain))
@@ -79,7 +80,9 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
     return FleetPlan(
         tier=TierPlan(place=place, terms=tier),
         place=place,
-        peering=PeeringPlan(address=links, spaces=spaces, is_sealed=is_sealed),
+        peering=PeeringPlan(
+            address=links, spaces=spaces, is_sealed=is_sealed, is_known=_find_known(config, guests, keys)
+        ),
         guests=guests,
     )
 
@@ -92,6 +95,16 @@ def admit(guests: dict[str, Guest], domain: str, members: Sequence[FleetMember])
         del guests[key]
 
 
+def _find_known(config: ServerConfig, guests: dict[str, Guest], keys: KeyPair | None) -> Callable[[str], bool]:
+    """Whether a guest of that name is a peer: always, or by the board. Without keys nobody has a name."""
+    named = {peer.address for peer in config.peers}
+
+    def is_known(name: str) -> bool:
+        return keys is None or name in named or any(guest.name == name for guest in list(guests.values()))
+
+    return is_known
+
+
 def _plan_board(settings: Settings, own: FleetMember) -> BoardTerms | None:
     if not settings.fleet_board:
         return None
@@ -100,10 +113,10 @@ def _plan_board(settings: Settings, own: FleetMember) -> BoardTerms | None:
             f"setting 'fleet_board' = {settings.fleet_board!r} without key_file: nobody could know who is announced",
             remedy="make keys with `kvoffload keys new`, and set key_file",
         )
-    if own.address.is_any:
+    if own.address.is_any or not own.address.port:
         raise ConfigError(
             f"setting 'listen' = {settings.listen!r} with a fleet_board: others have to reach it",
-            remedy="give the address of this machine that they know",
+            remedy="give the address of this machine that they know, and a port",
         )
     secret = read_private_text(Path(settings.fleet_secret_file)).strip() if settings.fleet_secret_file else ""
     if len(secret) < MIN_SECRET_LETTERS:

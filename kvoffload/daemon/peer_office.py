@@ -37,6 +37,8 @@ class PeeringPlan:
     spaces: SpaceBook
     """What the domain's tiers have learned."""
     is_sealed: bool = True
+    is_known: Callable[[str], bool] = lambda _: True
+    """Whether that is (still) the name of a peer."""
 
 
 class LinkOffice(Protocol):
@@ -138,6 +140,7 @@ class PeerOffice:
     def tick(self) -> None:
         """To be called now and then."""
         self._server.tick()
+        self._server.keep_only(self._plan.is_known)
 
     def close(self) -> None:
         """All links end. After it they touch no slot."""

@@ -30,6 +30,8 @@ HANDSHAKE_MS = 5000
 HEARTBEAT_MS, SILENCE_MS = 10_000, 30_000
 REQUESTS_AT_ONCE = 16
 """Of keys to be looked up, before others have their turn."""
+DROPPED_AT_ONCE = 16
+"""Frames of whoever was let in and is nobody any more; others have their turn then."""
 
 _MARK = b"tcp".ljust(512, b"\0")
 """Begins the keys of these connections. Those of the Unix socket are shorter."""
@@ -79,8 +81,9 @@ class RemoteControl:
         return connection.startswith(_MARK)
 
     def receive(self) -> tuple[bytes, Guest, bytes] | None:
-        """The next connection, who it is, and a frame; None: there is none. A message of several parts has no bytes."""
-        while True:
+        """The next connection, who it is, and a frame; None: there is none, or not in this turn. A message of several
+        parts has no bytes."""
+        for _ in range(DROPPED_AT_ONCE):
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -90,6 +93,7 @@ class RemoteControl:
             if guest is not None:
                 frame = parts[1].bytes if len(parts) == 2 else b""
                 return _MARK + (key or _NO_KEY) + parts[0].bytes, guest, frame
+        return None
 
     def _find_guest(self, key: str) -> Guest | None:
         """Another thread may take it away between the two steps of `get`."""

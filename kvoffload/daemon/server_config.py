@@ -39,12 +39,13 @@ from kvoffload.daemon.domain import DomainTerms, TenantTerms
 from kvoffload.daemon.session import Guest
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KEY_FORM, is_public_key, read_private_text
+from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.protocol.limits import MAX_TENANTS, NAME_BYTES
 from kvoffload.tcp_address import TCP_FORM, parse_tcp_address
 from kvoffload.units import MIB, SIZE_FORM, format_size, parse_size
 
 MAX_DOMAINS = 64
-MAX_PEERS = 1024
+MAX_PEERS = MAX_MEMBERS
 MIN_TOKEN_LETTERS = 16
 _NAME_FORM = f"a name of 1 to {NAME_BYTES} bytes in one line"
 _USER_FORM = "the name of a user of this machine, or a number from 0 to 4294967294"

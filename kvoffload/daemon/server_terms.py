@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvoffload.daemon.session import Guest
 from kvoffload.key_files import KeyPair
+from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.protocol import ServerTerms
 from kvoffload.tcp_address import TcpAddress
 
@@ -21,8 +22,8 @@ class ServerLimits:
     """Lifelines of one session. The native core watches 63 processes each."""
     session_connections: int = 240
     """Control connections of one session. Beyond it the one that was silent longest has to say hello again."""
-    guests: int = 64
-    """Observers over TCP. Beyond it the one that was silent longest has to say hello again."""
+    guests: int = 2 * MAX_MEMBERS
+    """Observers over TCP, peers among them. Beyond it the one that was silent longest has to say hello again."""
     namespaces: int = 4096
     subscribers: int = 64
     queued_events: int = 1024

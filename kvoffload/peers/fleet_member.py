@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from kvoffload.tcp_address import TcpAddress
 
+MAX_MEMBERS = 64
+"""Of a fleet. Each has some links to each, and a thread for each end of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FleetMember:

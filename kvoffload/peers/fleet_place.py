@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
-from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_tier import FindHomes, FleetTier
 from kvoffload.peers.notice_board import BoardTerms, NoticeBoard
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
@@ -78,7 +78,9 @@ class FleetPlace:
         """All that there are beside those that are named."""
         assert self._tier is not None
         self._on_members(announced)
-        members = {member.name: member for member in (*announced, *self._terms.others)}
+        known = {member.name: member for member in (*announced, *self._terms.others)}
+        # The same on all machines, as their homes are.
+        members = {name: known[name] for name in sorted(known)[: MAX_MEMBERS - 1]}
         self._tier.set_members(
             {name: partial(self._open_member, member) for name, member in members.items()},
             {name: str(member.address) for name, member in members.items()},

@@ -188,18 +188,30 @@ class FleetTier:
     # ---- inside ----
 
     def set_members(self, wanted: Mapping[str, Callable[[], Tier]], places: Mapping[str, str]) -> None:
-        """These from now on, opened if they are new; those that have moved come back when they are gone. From any
-        thread; to be called again if not all could be taken at once, as with the next look at who is there."""
+        """These from now on, opened if they are new; those that have moved come back when they are gone. From one
+        thread of the caller's, again and again: not all may be taken at once."""
         with self._lock:
             if self._is_closed:
                 return
             moved = {name for name, place in self._places.items() if places.get(name, place) != place}
             self._leaving = (self._members.keys() - wanted.keys()) | (moved & self._members.keys())
-            for name in wanted.keys() - self._members.keys():
-                tier = self._members[name] = wanted[name]()
-                self._places[name] = places[name]
-                self._poller.register(tier.fileno(), select.EPOLLIN)
+            new = wanted.keys() - self._members.keys()
             self._part()
+        for name in sorted(new):
+            # Nobody waits while its threads start.
+            tier = wanted[name]()
+            if not self._take_member(name, tier, places[name]):
+                _close_quietly(tier)
+                return
+
+    def _take_member(self, name: str, tier: Tier, place: str) -> bool:
+        """False: the tier was closed meanwhile."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._members[name], self._places[name] = tier, place
+            self._poller.register(tier.fileno(), select.EPOLLIN)
+            return True
 
     def _part(self) -> None:
         """From those that leave, and have nothing under way."""

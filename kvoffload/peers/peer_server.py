@@ -18,6 +18,7 @@ import numpy as np
 
 from kvoffload import native
 from kvoffload.errors import ConfigError
+from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.peers.link_hello import (
     HELLO_BYTES,
     NONCE_BYTES,
@@ -46,7 +47,7 @@ from kvoffload.tiers.base import RecordOutcome
 
 logger = logging.getLogger(__name__)
 
-MAX_LINKS = 256
+MAX_LINKS = 8 * MAX_MEMBERS
 """Of peers; beyond it newcomers are refused."""
 MAX_NEWCOMERS = 64
 """That have proven nothing yet; one more ends the oldest of them, so that nobody can keep peers out by waiting."""
@@ -94,6 +95,8 @@ class PeerServer:
         self._known: dict[bytes, _Known] = {}
         self._tokens: dict[str, deque[bytes]] = {}
         self._links: dict[int, tuple[socket.socket, threading.Thread]] = {}
+        self._peers: dict[int, str] = {}
+        """Whose they are, of links that have proven it."""
         self._newcomers: dict[int, socket.socket] = {}
         """Links that have proven nothing; the oldest is the first."""
         self._of_peer: Counter[str] = Counter()
@@ -128,6 +131,17 @@ class PeerServer:
             desks = list(self._desks.values())
         for desk in desks:
             desk.tick()
+
+    def keep_only(self, is_known: Callable[[str], bool]) -> None:
+        """The links of other peers end, and they open no new ones with what they were told."""
+        with self._lock:
+            for peer in [peer for peer in self._tokens if not is_known(peer)]:
+                for token in self._tokens.pop(peer):
+                    del self._known[token]
+                self._told_s.pop(peer, None)
+                for number in [number for number, owner in self._peers.items() if owner == peer]:
+                    with contextlib.suppress(OSError):
+                        self._links[number][0].shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """All links end. After it no slot is touched."""
@@ -205,8 +219,10 @@ class PeerServer:
             logger.exception("a link of peer %s failed", peer)
         finally:
             with self._lock:
-                if peer:
-                    self._of_peer[peer] -= 1
+                owner = self._peers.pop(number, None)
+                if owner is not None:
+                    self._of_peer[owner] -= 1
+                    self._of_peer += Counter()  # whoever has none any more is not in it
                 del self._links[number]
                 self._newcomers.pop(number, None)
                 with contextlib.suppress(OSError):
@@ -226,8 +242,9 @@ class PeerServer:
         """None: it was refused. OSError, ValueError: it is no peer of ours."""
         hello = receive_exactly(end, HELLO_BYTES, end_s)
         read = read_hello(hello)
+        token = b"" if isinstance(read, HelloVerdict) else read.token
         with self._lock:
-            known = None if isinstance(read, HelloVerdict) else self._known.get(read.token)
+            known = self._known.get(token)
             desk = None if known is None else self._desks.get(known.domain)
         verdict = read if isinstance(read, HelloVerdict) else self._judge(read.is_sealed, known, desk)
         if verdict is not HelloVerdict.WELCOME or known is None or desk is None:
@@ -241,9 +258,12 @@ class PeerServer:
         keys = (secret.server_key, secret.client_key) if self._is_sealed else None
         link = native.RecordLink(os.dup(end.fileno()), keys)
         with self._lock:
+            if token not in self._known:
+                raise ValueError("its session is over")
             if self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
                 raise ValueError("it has as many links as it may have")
             self._of_peer[known.peer] += 1
+            self._peers[end.fileno()] = known.peer
             self._newcomers.pop(end.fileno(), None)
         return known.peer, desk, link
 

@@ -10,6 +10,7 @@ import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +78,7 @@ class HomeRing:
         )
         owners = np.repeat(np.arange(len(listed), dtype=np.intp), counts)
         # Two members on one point: the first by name has it.
-        order = np.lexsort((owners, points))
+        order = np.argsort(points, kind="stable")
         self._set(tuple(listed), points[order], owners[order])
 
     def _set(self, members: tuple[HomeMember, ...], points: _Words, owners: Homes) -> None:
@@ -180,8 +181,10 @@ def join_homes(
     return FinishedBatch(ticket=ticket, outcomes=outcomes, digests=digests, parents=parents.tobytes())
 
 
+@lru_cache(maxsize=128)
 def _list_points(name: str, count: int) -> _Words:
-    """The same first ones whatever the count is, so that another weight moves no more than it must."""
+    """The same first ones whatever the count is, so that another weight moves no more than it must. They are kept: a
+    fleet that one member leaves needs those of all others again."""
     start = hashlib.sha256(_DOMAIN + b"\0" + name.encode() + b"\0")
     blob = bytearray()
     for number in range(-(-count // _POINTS_A_DIGEST)):

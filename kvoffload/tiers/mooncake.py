@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.mooncake_address import MooncakeAddress
+from kvoffload.tiers import mooncake_child
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, Verdict, check_record, digest_of, list_names, open_value
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
@@ -31,11 +32,10 @@ from kvoffload.units import MIB
 
 PREFIX = "kvoffload:1:"
 """Of every key; the number is that of the envelope's layout."""
-START_S = 20.0
-"""For the client's process to be there, and to know its master."""
 _ROW = 64
 """Records lie in shared memory at multiples of it."""
 _PROBED = PREFIX + "probe"
+_NOT_THERE = -704
 _MASTER_LOST = -900
 """From here down, Mooncake's codes are about the master; above it, about one object and those who have it."""
 
@@ -86,20 +86,12 @@ class MooncakeStore(SlotStore):
         self._memory_fd = os.memfd_create("kvoffload-mooncake", os.MFD_CLOEXEC)
         self._memory = np.empty(0, np.uint8)
         self._link, end = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "kvoffload.tiers.mooncake_child"]
-        command += [str(end.fileno()), str(self._memory_fd), str(terms.call_timeout_s)]
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=(end.fileno(), self._memory_fd),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        end.close()
         self._answers = self._link.makefile("rb")
+        self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._link.settimeout(START_S)
+            with end:
+                self._process = self._start(end)
+            self._link.settimeout(mooncake_child.START_S)
             self._read_answer()
             master = terms.address.endpoint
             code = self._ask("setup", terms.host, terms.metadata, terms.protocol, terms.device, master)
@@ -166,7 +158,10 @@ class MooncakeStore(SlotStore):
         return [code == 1 for code in self._ask_each("look", [_name(key) for key in keys])]
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
-        return [code == 0 for code in self._ask_each("remove", [_name(key) for key in keys])]
+        codes = self._ask_each("remove", [_name(key) for key in keys])
+        if other := set(codes) - {0, _NOT_THERE}:
+            raise StoreFaultError(f"it could not remove all that it was told to: Mooncake's code is {min(other)}")
+        return [code == 0 for code in codes]
 
     def probe(self) -> StoreFacts:
         """The client says nothing of its stores."""
@@ -174,13 +169,15 @@ class MooncakeStore(SlotStore):
         return StoreFacts()
 
     def interrupt(self) -> None:
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         self._answers.close()
         self._link.close()
         if self._memory_fd >= 0:
@@ -188,6 +185,21 @@ class MooncakeStore(SlotStore):
             self._memory_fd = -1
 
     # ---- inside ----
+
+    def _start(self, end: socket.socket) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", mooncake_child.__name__]
+        command += [str(end.fileno()), str(self._memory_fd), str(self._terms.call_timeout_s)]
+        try:
+            return subprocess.Popen(
+                command,
+                pass_fds=(end.fileno(), self._memory_fd),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as fault:
+            raise StoreFaultError(f"Mooncake's client cannot be started: {fault.strerror}") from fault
 
     def _take(self, count: int, record_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         """Shared memory for so many records with their heads, one a row; and how far rows are apart."""
@@ -228,9 +240,14 @@ class MooncakeStore(SlotStore):
             raise StoreFaultError("Mooncake's client has ended") from fault
         if not line:
             raise StoreFaultError("Mooncake's client has ended")
-        told = json.loads(line)
+        try:
+            told = json.loads(line)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict) or not told.keys() & {"answer", "fault"}:
+            raise StoreFaultError("Mooncake's client does not answer as it should")
         if "fault" in told:
-            raise StoreFaultError(" ".join(told["fault"].split()))
+            raise StoreFaultError(" ".join(str(told["fault"]).split()))
         return told["answer"]
 
 

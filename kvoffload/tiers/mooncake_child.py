@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import signal
 import socket
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from ctypes import addressof, c_char
 from typing import Any
 
+START_S = 20.0
+"""For this process to be there, and for its client to know its master."""
 EXTRA_S = 10.0
 """A call that lasts so much longer than whoever asked wanted to wait ends the process, should nobody be left to."""
 
@@ -71,10 +74,12 @@ def main(link_fd: int, memory_fd: int, call_timeout_s: float) -> None:
     for line in link.makefile("rb"):
         verb, *rest = json.loads(line)
         # Its default is to end the process, which works while a call keeps Python from doing anything.
-        signal.setitimer(signal.ITIMER_REAL, call_timeout_s + EXTRA_S)
+        signal.setitimer(signal.ITIMER_REAL, (START_S if verb == "setup" else call_timeout_s) + EXTRA_S)
         answer = child.verbs[verb](*rest)
         signal.setitimer(signal.ITIMER_REAL, 0)
         link.sendall(json.dumps({"answer": answer}).encode() + b"\n")
+    # What the client would do at its end may take for ever, and nobody waits for it.
+    os._exit(0)
 
 
 if __name__ == "__main__":

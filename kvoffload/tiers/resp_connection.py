@@ -66,6 +66,8 @@ class RespConnection:
         """What was read and not yet taken."""
         self._left = 0
         """What the answer that is being read may still take."""
+        self._began_s = 0.0
+        """When it was."""
         plain: socket.socket | None = None
         try:
             plain = socket.create_connection((host, port), timeout_s)
@@ -126,7 +128,7 @@ class RespConnection:
 
     def read_size(self) -> int | ErrorAnswer | None:
         """Of a value, which is to be read next. None: there is none."""
-        line = self._read_line()
+        line = self._read_line(self._allow(0))
         if line[:1] == b"-":
             return ErrorAnswer(line[1:].decode(errors="replace"))
         if line[:1] != b"$":
@@ -155,8 +157,8 @@ class RespConnection:
         return begin
 
     def read_answer(self) -> Answer:
-        """Whatever it is, but a record."""
-        self._left = _ANSWER_LIMIT
+        """Whatever it is, but a record. A list has no more time than one value of its size."""
+        self._left, self._began_s = _ANSWER_LIMIT, time.monotonic()
         return self._read_any(0)
 
     def interrupt(self) -> None:
@@ -179,7 +181,7 @@ class RespConnection:
             raise TimeoutError
 
     def _read_any(self, depth: int) -> Answer:
-        line = self._read_line()
+        line = self._read_line(self._due_s)
         self._take(_ELEMENT_BYTES + len(line))
         if line[:1] == b"$":
             size = _number(line)
@@ -187,7 +189,8 @@ class RespConnection:
                 return None
             self._take(size)
             value = bytearray(size)
-            self.read_into(memoryview(value))
+            self._read_into(memoryview(value), self._due_s)
+            self._read_end(self._due_s)
             return bytes(value)
         if line[:1] == b":":
             return _number(line)
@@ -205,14 +208,15 @@ class RespConnection:
         if self._left < 0:
             raise StoreFaultError(f"it does not speak as it should: an answer of more than {_ANSWER_LIMIT} bytes")
 
-    def _peek_line(self) -> bytes:
-        end_s = self._allow(0)
+    @property
+    def _due_s(self) -> float:
+        """When all that was taken of the answer is to be there."""
+        return self._began_s + self._timeout_s + (_ANSWER_LIMIT - self._left) / _SLOWEST
+
+    def _read_line(self, end_s: float) -> bytes:
         while (cut := self._lines.find(_END, self._first, self._last)) < 0:
             self._fill(end_s)
-        return bytes(self._lines[self._first : cut])
-
-    def _read_line(self) -> bytes:
-        line = self._peek_line()
+        line = bytes(self._lines[self._first : cut])
         self._first += len(line) + 2
         return line
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cli.below import choose_tiers
-from kvoffload.cli.fleet import FleetPlan, admit, plan_fleet
+from kvoffload.cli.fleet import FleetPlan, _links_a_peer, admit, plan_fleet
 from kvoffload.cli.serve import choose_remote
 from kvoffload.config import Settings, load_settings
 from kvoffload.daemon import Guest
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_public_key, write_new_pair
-from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
+from kvoffload.peers.peer_server import MAX_LINKS
 from kvoffload.tcp_address import parse_tcp_address
 
 HERE, THERE = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"
@@ -91,6 +92,8 @@ def test_a_board_needs_keys_a_secret_and_an_address_that_others_know(tmp_path: P
         plan_fleet(settings_of(**board), ServerConfig())
     with pytest.raises(ConfigError, match=r"'listen' = .*0.0.0.0.* others have to reach it"):
         plan_fleet(settings_of(**board, **own, listen="tcp://0.0.0.0:5555"), ServerConfig())
+    with pytest.raises(ConfigError, match=r"'listen' = .*:0' .* give the address .* and a port"):
+        plan_fleet(settings_of(**board, **own, listen="tcp://127.0.0.1:0"), ServerConfig())
     with pytest.raises(ConfigError, match="'fleet_secret_file' = '' holds no secret; name a file with at least 16"):
         plan_fleet(settings_of(**(board | own | {"fleet_secret_file": ""})), ServerConfig())
     with pytest.raises(ConfigError, match="a fleet_board is set, and nothing listens for peers"):
@@ -104,6 +107,26 @@ def test_who_is_announced_is_let_in_until_it_goes(keys: dict[str, str]) -> None:
     assert guests == {key: Guest(domain="red", name=THERE, is_peer=True) for key in keys.values()}
     admit(guests, "red", members[:1])
     assert set(guests) == {members[0].key}
+
+
+def test_a_peer_is_known_as_long_as_it_is_named_or_announced(tmp_path: Path, keys: dict[str, str]) -> None:
+    config = config_of({"address": THERE, "key": keys["there"]})
+    made = plan(settings_of(key_file=str(tmp_path / "here.key")), config)
+    other = FleetMember(address=parse_tcp_address("tcp://127.0.0.1:5557"), key="k" * 40)
+    is_known = made.peering.is_known
+    assert is_known(THERE)
+    assert not is_known(str(other.address))
+    admit(made.guests, "", [other])
+    assert is_known(str(other.address))
+    admit(made.guests, "", [])
+    assert not is_known(str(other.address))
+    without_keys = plan(settings_of(), config_of({"address": THERE}))
+    assert without_keys.peering.is_known("")
+
+
+def test_links_of_a_full_fleet_fit_what_a_server_takes() -> None:
+    assert (MAX_MEMBERS - 1) * _links_a_peer(MAX_MEMBERS) <= MAX_LINKS
+    assert _links_a_peer(MAX_MEMBERS) > 4, "the default of remote_connections, and one for probes"
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, keys: dict[str, str]) -> None:

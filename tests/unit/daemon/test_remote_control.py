@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 import pytest
@@ -14,7 +15,7 @@ import zmq
 
 from kvoffload.cache import CacheTerms
 from kvoffload.daemon import DomainTerms, Guest
-from kvoffload.daemon.remote_control import FRAME_BYTES, RemoteControl
+from kvoffload.daemon.remote_control import DROPPED_AT_ONCE, FRAME_BYTES, RemoteControl
 from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.daemon.server_terms import RemoteTerms
 from kvoffload.errors import ConfigError
@@ -152,6 +153,46 @@ def test_who_does_not_know_the_servers_key_gets_nothing(
         server.turn(0.001)
     assert not stranger.socket.poll(0)
     assert len(server._core.sessions) == 1
+
+
+class Announced(dict[str, Guest]):
+    """As a ChainMap while another thread takes somebody away: found, and gone before it is read."""
+
+    def __init__(self, *guests: KeyPair) -> None:
+        super().__init__({keys.public.decode(): Guest(domain="") for keys in guests})
+        self.gone: set[str] = set()
+
+    def get(self, key: str, default: object = None) -> Guest:  # type: ignore[override]
+        if key in self.gone:
+            raise KeyError(key)
+        return self[key]
+
+
+def test_who_is_taken_away_is_heard_no_more_and_ends_nothing(connect: Connect, tmp_path: Path) -> None:
+    guests = Announced(RED, BLUE)
+    remote = RemoteTerms(address=LOOPBACK, keys=SERVER, guests=guests)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
+    red, blue = connect(server, RED), connect(server, BLUE)
+    red.hello()
+    blue.hello()
+    guests.gone.add(RED.public.decode())
+    for number in range(100):
+        red.socket.send(CODEC.encode_call(Stats(), number=number + 9, session=0))
+    count_until_memory(blue)
+    assert not red.socket.poll(0)
+    server.close()
+
+
+def test_frames_of_nobody_take_one_turn_of_the_loop_and_no_more(tmp_path: Path) -> None:
+    """Without a key, and without a guest for whoever has none."""
+    remote = RemoteControl(RemoteTerms(address=LOOPBACK), tmp_path / "inner", Loop())
+    frames = iter(range(DROPPED_AT_ONCE))
+    router = remote._router
+    remote._router = SimpleNamespace(recv_multipart=lambda *_, **__: [next(frames), None])  # type: ignore[assignment]
+    assert remote.receive() is None
+    assert next(frames, None) is None
+    remote._router = router
+    remote.close()
 
 
 def test_a_client_that_takes_anothers_name_is_not_taken_for_it(server: CacheServer, connect: Connect) -> None:

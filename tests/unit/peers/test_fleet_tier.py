@@ -216,6 +216,30 @@ def test_members_are_closed_together() -> None:
         tier.close()
 
 
+def test_nobody_waits_while_a_member_is_opened(fleet: Setting) -> None:
+    def open_slowly() -> Member:
+        # Whoever serves the loop is not kept from it.
+        others = threading.Thread(target=lambda: (fleet.tier.poll(), fleet.tier.is_home(hashes_of(0, 3))))
+        others.start()
+        others.join(30)
+        assert not others.is_alive()
+        return fleet.open("d")
+
+    fleet.tier.set_members({"a": Member, "c": Member, "d": open_slowly}, {"a": "1", "c": "2", "d": "3"})
+    assert set(fleet.tier.members) == {"a", "c", "d"}
+
+
+def test_a_fleet_that_is_closed_meanwhile_lets_go_of_a_new_member() -> None:
+    made = Setting()
+
+    def open_late() -> Member:
+        made.tier.close()
+        return made.open("d")
+
+    made.tier.set_members({"d": open_late}, {"d": "3"})
+    assert made.members["d"].is_closed
+
+
 def test_a_closed_fleet_takes_nobody() -> None:
     made = Setting()
     made.tier.close()

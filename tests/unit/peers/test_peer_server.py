@@ -163,6 +163,23 @@ def test_a_put_that_is_cut_off_leaves_nothing_behind(peer: OnePeer) -> None:
     assert peer.cache.stats.readable == 0
 
 
+def test_who_is_no_peer_any_more_has_no_links_and_opens_none(peer: OnePeer) -> None:
+    store = PeerStore(peer.terms(is_sealed=False))
+    session = peer.server.open_session("by hand", "")
+    with open_link(peer) as end, knock(peer) as late:
+        hello = LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack()
+        answer = greet(late, hello)
+        await_that(lambda: peer.server._of_peer["by hand"] == 1)
+        peer.server.keep_only(lambda name: name == "one")
+        assert is_let_go(end)
+        late.sendall(LinkSecret(session.secret, hello, answer.nonce).client_proof)
+        assert is_let_go(late)
+        with knock(peer) as again:
+            assert greet(again, hello).verdict is HelloVerdict.UNKNOWN
+    store.probe()
+    store.close()
+
+
 def test_a_server_ends_with_links_that_do_nothing() -> None:
     with one_peer() as peer:
         store = PeerStore(peer.terms())

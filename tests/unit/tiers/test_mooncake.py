@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvoffload.mooncake_address import MooncakeAddress
+from kvoffload.tiers import mooncake
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
+from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.mooncake import MooncakeTerms
-from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.record_store import StoreFaultError, view_slot
 from tests.unit.tiers.mooncake_server import Master, add_libraries, await_state, make_tier, serve_mooncake
 from tests.unit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, finish, get, hashes_of, put
 
@@ -121,6 +129,72 @@ def test_a_master_that_is_killed_is_said_to_be_gone(tmp_path: Path, libraries: N
         assert health.state is TierState.ABSENT
         assert "\n" not in health.reason
         tier.close()
+
+
+def test_what_was_written_to_while_it_was_copied_is_damaged(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer that comes late writes to shared memory when its record was looked at already."""
+    written, read = Records(0, 2, 1000, filled=True), Records(0, 2, 1000, filled=False)
+    store = MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S).open_store()
+    moved = {"record_bytes": 1000, "digests": written.digests, "parents": written.parents}
+    store.put_slots(written.names, written.slots, **moved)  # type: ignore[arg-type]
+    fill = mooncake.fill_slot
+
+    def fill_late(address: int, data: memoryview) -> None:
+        fill(address, data)
+        view_slot(address, 1)[0] ^= 1
+
+    monkeypatch.setattr(mooncake, "fill_slot", fill_late)
+    found = store.get_slots(read.names, read.slots, record_bytes=1000)
+    assert found.outcomes.tolist() == [RecordOutcome.DAMAGED] * 2
+    store.remove([name.key for name in list_names(written.names)])
+    store.close()
+
+
+@contextmanager
+def fake_client(monkeypatch: pytest.MonkeyPatch, *lines: object) -> Iterator[MooncakeTerms]:
+    """Its process says what it is told to, line by line, whatever it is asked."""
+    code = "import socket, sys, time; end = socket.socket(fileno=int(sys.argv[2])); "
+    code += "end.sendall(sys.argv[1].encode()); time.sleep(60)"
+    said = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+
+    def start(self: mooncake.MooncakeStore, end: socket.socket) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, said, str(end.fileno())], pass_fds=[end.fileno()])
+
+    monkeypatch.setattr(mooncake.MooncakeStore, "_start", start)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = MooncakeAddress(host="127.0.0.1", port=listener.getsockname()[1])
+        yield MooncakeTerms(address=address, call_timeout_s=TIMEOUT_S)
+
+
+READY, SET_UP = {"answer": "ready"}, {"answer": 0}
+
+
+def test_what_could_not_be_removed_is_not_called_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_client(monkeypatch, READY, SET_UP, {"answer": [0, -704]}, {"answer": [0, -706]}) as terms:
+        store = terms.open_store()
+        assert store.remove([b"one", b"two"]) == [True, False]
+        with pytest.raises(StoreFaultError, match="could not remove all that it was told to: Mooncake's code is -706"):
+            store.remove([b"one", b"two"])
+        store.close()
+
+
+@pytest.mark.parametrize("line", ["no JSON", '"text"', "{}", {"other": 1}])
+def test_a_client_that_talks_nonsense_is_a_fault(monkeypatch: pytest.MonkeyPatch, line: object) -> None:
+    with (
+        fake_client(monkeypatch, READY, line) as terms,
+        pytest.raises(StoreFaultError, match="does not answer as it should"),
+    ):
+        terms.open_store()
+
+
+def test_a_client_that_cannot_be_started_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/there/is/none")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = MooncakeAddress(host="127.0.0.1", port=listener.getsockname()[1])
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(StoreFaultError, match="cannot be started: No such file"):
+            MooncakeTerms(address=address).open_store()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_nobody_there_is_said_in_one_line() -> None:

@@ -119,6 +119,26 @@ def test_a_missing_value_and_an_error_are_told_apart(peer: Peer) -> None:
     connection.close()
 
 
+def test_a_list_that_comes_bit_by_bit_has_no_more_time_than_another_answer(peer: Peer) -> None:
+    connection = peer.connect(timeout_s=0.3)
+
+    def dribble() -> None:
+        with contextlib.suppress(OSError):
+            peer.say(b"*600\r\n")
+            for _ in range(600):
+                peer.say(b":1\r\n")
+                is_over.wait(0.01)
+
+    is_over = threading.Event()
+    teller = threading.Thread(target=dribble)
+    teller.start()
+    with pytest.raises(StoreFaultError, match=r"no answer within 0\.3 s"):
+        connection.read_answer()
+    connection.close()
+    is_over.set()
+    teller.join()
+
+
 @pytest.mark.parametrize(
     "said",
     [
