@@ -10,7 +10,7 @@ import numpy as np
 
 from kvoffload.bench.base import Goal, Progress, Result
 from kvoffload.bench.measure import measure_timed_pair
-from kvoffload.bench.tier_load import BATCH_RECORDS, TIMEOUT_S, Records, get_all, put_all
+from kvoffload.bench.tier_load import TIMEOUT_S, Records, as_a_server, get_all, put_all
 from kvoffload.errors import BenchmarkError
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.remote import RemoteTier
@@ -37,7 +37,6 @@ class Load:
     record_bytes: int
     value_bytes: int
     goal: Goal | None
-    batch_records: int = BATCH_RECORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class FarStore:
             memory = np.random.default_rng(3).integers(0, 256, self.data_bytes, np.uint8)
             for load in loads:
                 count = self.data_bytes // load.record_bytes
-                records = Records(load.record_bytes, count, memory, batch_records=load.batch_records)
+                records = as_a_server(load.record_bytes, count, memory)
                 for verb in _VERBS:
                     progress(f"{verb} of {load.record_bytes >> 10} KiB")
                     yield self._row(tier, own, records, verb, load)

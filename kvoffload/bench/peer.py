@@ -12,7 +12,7 @@ from kvoffload import native
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.measure import measure_timed_pair
 from kvoffload.bench.raw_socket import RawSocket
-from kvoffload.bench.tier_load import Records, get_all, put_all
+from kvoffload.bench.tier_load import Records, as_a_server, get_all, put_all
 from kvoffload.peers import SpaceBook
 from kvoffload.tiers.base import Tier
 from kvoffload.units import MIB
@@ -41,7 +41,8 @@ class PeerBenchmark:
                 with serve_peer(MEMORY_BYTES, is_sealed=mode == "sealed") as (tier, spaces):
                     for size_bytes in SIZES:
                         # Rounds are counted on: each is an identity, and an identity has records of one size.
-                        records = Records(size_bytes, DATA_BYTES // size_bytes, memory, rounds)
+                        records = as_a_server(size_bytes, DATA_BYTES // size_bytes, memory)
+                        records.round = rounds
                         for verb in ("put", "get"):
                             progress(f"{mode} {verb} of {size_bytes >> 20} MiB")
                             yield _measure(raw, Other(mode, tier, spaces), records, verb)

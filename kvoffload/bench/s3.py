@@ -35,7 +35,7 @@ GOAL = Goal(Measure.RATIO, Bound.AT_LEAST, 0.7)
 LOADS = (
     Load(record_bytes=MIB, value_bytes=MIB, goal=GOAL),
     # What a server sends at once is one pack.
-    Load(record_bytes=64 << 10, value_bytes=8 * MIB, goal=GOAL, batch_records=128),
+    Load(record_bytes=64 << 10, value_bytes=8 * MIB, goal=GOAL),
 )
 _KEYS = S3Keys(key_id="bench", secret="of-no-use-to-anybody")
 _PARTS = ("master", "volume", "filer", "s3")

@@ -83,12 +83,13 @@ def main(path: str, memory_bytes: str, is_sealed: str) -> None:
     place = FleetPlace(
         FleetTerms(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[]), spaces, always_there
     )
+    terms = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
     plan = ServerPlan(
         socket=Path(path),
         # What came last stays, whether it was used or not.
         memory={"": CacheTerms(memory_bytes=int(memory_bytes), segment_bytes=int(memory_bytes), policy="lru")},
         remote=RemoteTerms(address=TcpAddress("127.0.0.1", 0), stranger=Guest(domain="", is_peer=True)),
-        tiers={"": [TierPlan(place=place, terms=TierTerms(name="peer", on_learn=spaces.learn))]},
+        tiers={"": [TierPlan(place=place, terms=terms)]},
         peering=PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=bool(int(is_sealed))),
     )
     server = CacheServer(plan)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import native
+from kvoffload.daemon.tier_terms import TierTerms
 from kvoffload.errors import BenchmarkError
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Ticket, Tier
 
@@ -29,6 +30,7 @@ class Records:
     memory: npt.NDArray[np.uint8]
     round: int = 0
     batch_records: int = BATCH_RECORDS
+    batches_at_once: int = BATCHES_AT_ONCE
 
     @property
     def fingerprint(self) -> bytes:
@@ -56,6 +58,14 @@ class Records:
         return np.frombuffer(made, np.uint64)
 
 
+def as_a_server(record_bytes: int, count: int, memory: npt.NDArray[np.uint8]) -> Records:
+    """In batches of the size and number in which a server gives them to a tier."""
+    terms = TierTerms()
+    batch = max(terms.piece_bytes // record_bytes, 1)
+    at_once = max(terms.under_way_bytes // (batch * record_bytes), 1)
+    return Records(record_bytes, count, memory, batch_records=batch, batches_at_once=at_once)
+
+
 def put_all(tier: Tier, records: Records) -> float:
     """Seconds until records of a new fingerprint are durable. Their digests are made before."""
     records.round += 1
@@ -74,7 +84,7 @@ def put_all(tier: Tier, records: Records) -> float:
             timeout_s=TIMEOUT_S,
         )
 
-    keep_going(tier, [partial(submit, order) for order in parts], RecordOutcome.DURABLE)
+    keep_going(tier, [partial(submit, part) for part in parts], RecordOutcome.DURABLE, records.batches_at_once)
     return time.perf_counter() - begun
 
 
@@ -88,18 +98,18 @@ def get_all(tier: Tier, records: Records, order: npt.NDArray[np.intp]) -> float:
             records.names(part), records.slots(part), record_bytes=records.record_bytes, timeout_s=TIMEOUT_S
         )
 
-    keep_going(tier, [partial(submit, part) for part in parts], RecordOutcome.FOUND)
+    keep_going(tier, [partial(submit, part) for part in parts], RecordOutcome.FOUND, records.batches_at_once)
     return time.perf_counter() - begun
 
 
-def keep_going(tier: Tier, calls: list[Callable[[], Ticket | None]], wanted: RecordOutcome) -> None:
+def keep_going(tier: Tier, calls: list[Callable[[], Ticket | None]], wanted: RecordOutcome, at_once: int) -> None:
     """So many batches at once until all have ended. BenchmarkError: one ended in another way."""
     under_way = 0
     waiting = iter(calls)
     for call in waiting:
         call()
         under_way += 1
-        if under_way == BATCHES_AT_ONCE:
+        if under_way == at_once:
             break
     while under_way:
         select.select([tier], [], [], TIMEOUT_S)

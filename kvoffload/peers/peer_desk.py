@@ -25,7 +25,8 @@ HELD_SHARE = 0.25
 _LOOKS = 3
 """At which records are there, before a get is given up: others evict in between."""
 
-_STORED = (CommitOutcome.READABLE, CommitOutcome.INCOMPLETE, CommitOutcome.DUPLICATE)
+_IS_STORED = np.zeros(256, np.bool_)
+_IS_STORED[[CommitOutcome.READABLE, CommitOutcome.INCOMPLETE, CommitOutcome.DUPLICATE]] = True
 
 
 class PeerCache(Protocol):
@@ -251,7 +252,7 @@ class PeerDesk:
             digests=np.ascontiguousarray(found[is_good]),
             shard=names.shard,
         )
-        is_stored = np.isin(ended, _STORED)
+        is_stored = _IS_STORED[ended]
         outcomes[at[is_good]] = np.where(is_stored, np.uint8(RecordOutcome.WRITTEN), np.uint8(RecordOutcome.FAILED))
         self._end_move(room, names, is_good, is_whole=ended != CommitOutcome.INCOMPLETE)
         is_new = ended == CommitOutcome.READABLE

@@ -26,8 +26,9 @@ _ANSWER = struct.Struct("<4sHHI")
 HEAD_BYTES: Final = _HEAD.size
 ANSWER_BYTES: Final = _ANSWER.size
 _DIGEST_BYTES: Final = 8
-_OUTCOMES = np.array([0, *RecordOutcome], np.uint8)
+_IS_OUTCOME = np.zeros(256, np.bool_)
 """0: to be sent."""
+_IS_OUTCOME[[0, *RecordOutcome]] = True
 
 
 class LinkVerb(IntEnum):
@@ -166,7 +167,7 @@ def read_answer(status: LinkStatus, rest: bytes) -> LinkAnswer:
     """BadRequestError: it has an outcome that this version does not know."""
     count = len(rest) // (1 + _DIGEST_BYTES)
     outcomes = np.frombuffer(rest, np.uint8, count)
-    if not np.isin(outcomes, _OUTCOMES).all():
+    if not _IS_OUTCOME[outcomes].all():
         raise BadRequestError("an answer with outcomes that are none")
     return LinkAnswer(
         status=status,

@@ -138,6 +138,8 @@ def split_by_home(names: RecordNames, homes: Homes) -> list[HomeBatch]:
     """By home; each record in one of them."""
     if not len(names):
         return []
+    if (homes == homes[0]).all():
+        return [HomeBatch(home=int(homes[0]), places=np.arange(len(names)), names=names)]
     order = np.argsort(homes, kind="stable")
     found, begins = np.unique(homes[order], return_index=True)
     return [
@@ -159,6 +161,8 @@ def pick_hashes(hashes: bytes, places: Homes) -> bytes:
     """Those at these places of a blob, in their order; an empty blob has none at any place, as batches' `parents`."""
     if not hashes:
         return b""
+    if len(places) * HASH_BYTES == len(hashes) and np.array_equal(places, np.arange(len(places))):
+        return hashes
     return np.frombuffer(hashes, dtype=f"V{HASH_BYTES}")[places].tobytes()
 
 
@@ -167,9 +171,14 @@ def join_homes(
 ) -> FinishedBatch:
     """What became of a batch of `count` records, from what became of its parts. `otherwise` is for parts that are not
     among them."""
-    outcomes = np.full(count, otherwise, np.uint8)
     digests = np.zeros(count, np.uint64)
-    parents = np.zeros((count, HASH_BYTES), np.uint8)
+    if len(parts) == 1 and len(parts[0][1].outcomes) == count:
+        [(_, whole)] = parts
+        found = whole.digests if len(whole.digests) else digests
+        parents = whole.parents or bytes(count * HASH_BYTES)
+        return FinishedBatch(ticket=ticket, outcomes=whole.outcomes, digests=found, parents=parents)
+    outcomes = np.full(count, otherwise, np.uint8)
+    rows = np.zeros((count, HASH_BYTES), np.uint8)
     for batch, finished in parts:
         if len(finished.outcomes) != len(batch.places):
             raise TierError(f"{len(batch.places)} records went to a home, {len(finished.outcomes)} came back")
@@ -177,8 +186,8 @@ def join_homes(
         if len(finished.digests):
             digests[batch.places] = finished.digests
         if finished.parents:
-            parents[batch.places] = np.frombuffer(finished.parents, np.uint8).reshape(-1, HASH_BYTES)
-    return FinishedBatch(ticket=ticket, outcomes=outcomes, digests=digests, parents=parents.tobytes())
+            rows[batch.places] = np.frombuffer(finished.parents, np.uint8).reshape(-1, HASH_BYTES)
+    return FinishedBatch(ticket=ticket, outcomes=outcomes, digests=digests, parents=rows.tobytes())
 
 
 @lru_cache(maxsize=128)

@@ -268,8 +268,9 @@ class RemoteTier:
                 return
             del self._batches[job.ticket]
             self._finished.append(finished)
-            for outcome, count in zip(*np.unique(finished.outcomes, return_counts=True), strict=True):
-                self._counts[f"{job.verb.value}_{_OUTCOMES.get(int(outcome), 'unknown')}"] += int(count)
+            for outcome, count in enumerate(np.bincount(finished.outcomes).tolist()):
+                if count:
+                    self._counts[f"{job.verb.value}_{_OUTCOMES.get(outcome, 'unknown')}"] += count
         os.eventfd_write(self._event, 1)
 
     # ---- threads ----

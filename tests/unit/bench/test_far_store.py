@@ -40,7 +40,7 @@ def test_each_load_is_put_and_got_beside_the_best_of_the_own_client() -> None:
     store = FarStore(name="far", data_bytes=1 << 20, clients=(1, 4, 2))
     loads = [
         Load(record_bytes=64 << 10, value_bytes=64 << 10, goal=GOAL),
-        Load(record_bytes=4096, value_bytes=1 << 19, goal=None, batch_records=128),
+        Load(record_bytes=4096, value_bytes=1 << 19, goal=None),
     ]
     said: list[str] = []
     results = list(store.measure(tier_over(place), own, loads, said.append))
