@@ -55,7 +55,7 @@ def test_each_load_is_put_and_got_beside_the_best_of_the_own_client() -> None:
     assert set(own.asked) == {
         (verb, size, clients) for verb in ("put", "get") for size in (64 << 10, 1 << 19) for clients in (1, 2, 4)
     }
-    assert ("put", 128) in place.asked, "a batch is as large as is said"
+    assert ("put", 256) in place.asked, "a batch is as large as a server makes it"
     assert place.opened == place.closed
 
 
