@@ -21,7 +21,7 @@ from kvoffload.units import GIB
 MAGIC: Final = b"KVPR"
 MAX_RECORDS: Final = 4096
 MAX_RECORD_BYTES: Final = GIB
-_HEAD = struct.Struct("<4sHHIIIIQ32s")
+_HEAD = struct.Struct("<4sHxxIIIIQ32s")
 _ANSWER = struct.Struct("<4sHHI")
 HEAD_BYTES: Final = _HEAD.size
 ANSWER_BYTES: Final = _ANSWER.size
@@ -59,7 +59,6 @@ class LinkRequest:
     verb: LinkVerb
     names: RecordNames
     record_bytes: int = 0
-    is_use: bool = False
     wait_ms: int = 0
     """How long the client waits for the answer."""
     digests: bytes = b""
@@ -70,7 +69,6 @@ class LinkRequest:
         head = _HEAD.pack(
             MAGIC,
             self.verb,
-            int(self.is_use),
             names.group,
             names.shard,
             len(names),
@@ -91,7 +89,6 @@ class RequestHead:
     shard: int
     count: int
     record_bytes: int
-    is_use: bool
     wait_ms: int
 
     @property
@@ -107,7 +104,6 @@ class RequestHead:
             verb=self.verb,
             names=RecordNames(fingerprint=self.fingerprint, hashes=rest[:hashes], group=self.group, shard=self.shard),
             record_bytes=self.record_bytes,
-            is_use=self.is_use,
             wait_ms=self.wait_ms,
             digests=rest[hashes:digests],
             parents=rest[digests:],
@@ -116,7 +112,7 @@ class RequestHead:
 
 def read_head(frame: bytes) -> RequestHead:
     """BadRequestError."""
-    magic, verb, is_use, group, shard, count, wait_ms, record_bytes, fingerprint = _HEAD.unpack(frame)
+    magic, verb, group, shard, count, wait_ms, record_bytes, fingerprint = _HEAD.unpack(frame)
     if magic != MAGIC or verb not in LinkVerb.__members__.values():
         raise BadRequestError("what came on a link is no request")
     if count > MAX_RECORDS or record_bytes > MAX_RECORD_BYTES:
@@ -130,7 +126,6 @@ def read_head(frame: bytes) -> RequestHead:
         shard=shard,
         count=count,
         record_bytes=record_bytes,
-        is_use=bool(is_use),
         wait_ms=wait_ms,
     )
 

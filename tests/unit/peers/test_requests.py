@@ -43,7 +43,7 @@ def request(verb: LinkVerb, count: int, **more: object) -> LinkRequest:
 @pytest.mark.parametrize("verb", list(LinkVerb))
 @pytest.mark.parametrize("count", [0, 1, 17])
 def test_a_request_is_read_as_it_was_written(verb: LinkVerb, count: int) -> None:
-    written = request(verb, count, is_use=True)
+    written = request(verb, count)
     frame = written.pack()
     head = read_head(frame[:HEAD_BYTES])
     assert head.rest_bytes == len(frame) - HEAD_BYTES
