@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docs.grafana import render_dashboard
 from docs.protocol_tables import render_protocol
 from docs.table import render_table
 from kvoffload.config import SettingRow, describe_settings
@@ -17,12 +18,13 @@ NOTE = "<!-- Made by docs/generate.py from {source}; `make docs` writes it anew.
 
 
 def render_pages() -> dict[str, str]:
-    """File name to text."""
+    """By file name, from here."""
     return {
         "configuration.md": _configuration(),
         "errors.md": _errors(),
         "metrics.md": _metrics(),
         "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
+        "../examples/monitoring/grafana.json": render_dashboard(),
     }
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Debian's redis-server and the libraries of Mooncake's client, in a folder of their own, without root: `requirements/stores.sh FOLDER`.
+# Debian's redis-server, prometheus and the libraries of Mooncake's client, in a folder of their own, without root: `requirements/stores.sh FOLDER`.
 set -euo pipefail
 
-packages=(redis-server redis-tools libjemalloc2 liblzf1
+packages=(redis-server redis-tools libjemalloc2 liblzf1 prometheus
   libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200 libnuma1 liburing2)
 target=$(realpath -m "$1")
 work=$(mktemp -d)

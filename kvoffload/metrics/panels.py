@@ -1,0 +1,216 @@
+"""What is worth looking at, as questions in Prometheus's language, and what each panel is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+INTERVAL = "$__rate_interval"
+"""Grafana's own: as many seconds as a rate needs here."""
+
+
+class Shown(Enum):
+    """How numbers are written, in Grafana's words."""
+
+    SHARE = "percentunit"
+    BYTES = "bytes"
+    BYTES_PER_SECOND = "Bps"
+    PER_SECOND = "ops"
+    SECONDS = "s"
+    COUNT = "short"
+    STATE = "bool_yes_no"
+
+
+@dataclass(frozen=True)
+class Query:
+    """`legend` may name labels as {{label}}."""
+
+    expression: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One picture."""
+
+    title: str
+    help: str
+    shown: Shown
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelRow:
+    """Panels about one thing."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def _rate(metric: str, *by: str) -> str:
+    rate = f"rate({metric}[{INTERVAL}])"
+    return f"sum by ({', '.join(by)}) ({rate})" if by else f"sum({rate})"
+
+
+def _quantiles(metric: str) -> tuple[Query, ...]:
+    return tuple(
+        Query(f"histogram_quantile({share}, {_rate(f'{metric}_bucket', 'le')})", name)
+        for share, name in ((0.5, "median"), (0.99, "p99"))
+    )
+
+
+_ENGINES = PanelRow(
+    title="Engines",
+    panels=(
+        Panel(
+            title="Prompt tokens that were not computed again",
+            help="Of those that an engine did not have itself: what kvoffload had, by where it lay.",
+            shown=Shown.SHARE,
+            queries=(
+                Query(
+                    f"{_rate('kvoffload_hits_total', 'tier')} / ignoring(tier) group_left "
+                    f"{_rate('kvoffload_queries_total')}",
+                    "{{tier}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Why the others were computed",
+            help="Tokens a second. never_seen is new work; anything else can be changed: see docs/vllm.md.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_misses_total", "reason"), "{{reason}}"),),
+        ),
+        Panel(
+            title="Moved",
+            help="Between the engines' KV caches and memory.",
+            shown=Shown.BYTES_PER_SECOND,
+            queries=(
+                Query(_rate("kvoffload_loaded_bytes_total"), "loaded"),
+                Query(_rate("kvoffload_saved_bytes_total"), "saved"),
+            ),
+        ),
+        Panel(
+            title="Time of a load",
+            help="Until every byte is in the engine's KV cache; a request waits for it.",
+            shown=Shown.SECONDS,
+            queries=_quantiles("kvoffload_load_seconds"),
+        ),
+        Panel(
+            title="What went wrong",
+            help="Should be nothing. A load that fails is computed, a save that fails is not there.",
+            shown=Shown.PER_SECOND,
+            queries=(
+                Query(_rate("kvoffload_failed_loads_total"), "loads"),
+                Query(_rate("kvoffload_failed_saves_total"), "saves"),
+                Query(_rate("kvoffload_faults_total", "hook"), "fault in {{hook}}"),
+                Query(_rate("kvoffload_errors_total", "code"), "{{code}}"),
+            ),
+        ),
+        Panel(
+            title="Blocks that were not saved",
+            help="no_slot: memory is too small, or full of what is leased. no_pin: saves are slower than prompts.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_dropped_saves_total", "reason"), "{{reason}}"),),
+        ),
+    ),
+)
+_MEMORY = PanelRow(
+    title="The server's memory",
+    panels=(
+        Panel(
+            title="Questions",
+            help="For a prompt's blocks, by what came of them.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_acquires_total", "outcome"), "{{outcome}}"),),
+        ),
+        Panel(
+            title="Full",
+            help="Memory and what lies below it. A cache is full most of the time.",
+            shown=Shown.SHARE,
+            queries=(Query("kvoffload_used_bytes / (kvoffload_capacity_bytes > 0)", "{{tier}} {{place}}"),),
+        ),
+        Panel(
+            title="Blocks that made room",
+            help="What made room and was not written below (compare with that row) is computed again.",
+            shown=Shown.PER_SECOND,
+            queries=(
+                Query(_rate("kvoffload_evicted_blocks_total"), "made room"),
+                Query(_rate("kvoffload_duplicate_blocks_total"), "saved twice"),
+            ),
+        ),
+        Panel(
+            title="By tenant",
+            help="Memory of each tenant's blocks.",
+            shown=Shown.BYTES,
+            queries=(Query("kvoffload_tenant_used_bytes", "{{tenant}}"),),
+        ),
+        Panel(
+            title="Held",
+            help="What cannot make room now. It falls when engines have loaded and saved; if not, one hangs.",
+            shown=Shown.COUNT,
+            queries=(
+                Query("kvoffload_open_leases", "leases"),
+                Query("kvoffload_reserved_slots", "slots being written"),
+                Query("kvoffload_quarantined_blocks", "bad blocks that are leased"),
+            ),
+        ),
+        Panel(
+            title="Blocks, identities, processes",
+            help="What can be read, and who shares it.",
+            shown=Shown.COUNT,
+            queries=(
+                Query("kvoffload_entries", "blocks in {{tier}} {{place}}"),
+                Query("kvoffload_namespaces", "identities"),
+                Query("kvoffload_sessions", "processes"),
+            ),
+        ),
+    ),
+)
+_TIERS = PanelRow(
+    title="Below memory",
+    panels=(
+        Panel(
+            title="Moved",
+            help="Up: for requests that wait. Down: what was stored, or is about to make room.",
+            shown=Shown.BYTES_PER_SECOND,
+            queries=(
+                Query(_rate("kvoffload_tier_promoted_bytes_total", "tier"), "{{tier}}, up"),
+                Query(_rate("kvoffload_tier_written_bytes_total", "tier"), "{{tier}}, down"),
+            ),
+        ),
+        Panel(
+            title="Places that can be used",
+            help="A folder or a store that is away is a miss, and is looked for in the background.",
+            shown=Shown.STATE,
+            queries=(Query("kvoffload_tier_ready", "{{tier}} {{place}}"),),
+        ),
+        Panel(
+            title="Requests that did not get all",
+            help="late: not in the time that a request gives. too_slow: computing was estimated to be faster.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_tier_unserved_requests_total", "tier", "reason"), "{{tier}}, {{reason}}"),),
+        ),
+        Panel(
+            title="Blocks that were not written",
+            help="full: the tier is slower than engines save.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_tier_dropped_blocks_total", "tier", "reason"), "{{tier}}, {{reason}}"),),
+        ),
+        Panel(
+            title="Waiting",
+            help="To be written.",
+            shown=Shown.BYTES,
+            queries=(Query("kvoffload_tier_waiting_bytes", "{{tier}}"),),
+        ),
+        Panel(
+            title="Bad bytes",
+            help="Should be nothing: records whose bytes are not what their digest says. They were not served.",
+            shown=Shown.PER_SECOND,
+            queries=(
+                Query(_rate("kvoffload_mismatches_total"), "memory"),
+                Query(_rate("kvoffload_tier_quarantined_records_total", "tier"), "{{tier}}"),
+            ),
+        ),
+    ),
+)
+PANEL_ROWS = (_ENGINES, _MEMORY, _TIERS)

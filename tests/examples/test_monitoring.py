@@ -1,0 +1,150 @@
+"""Rules and panels are what Prometheus understands, about metrics that there are: asked of a real one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.metrics.catalog import CATALOG
+from kvoffload.metrics.metric import Kind, Source
+from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
+from tests.house.tree import ROOT
+from tests.unit.cli.test_web import web
+from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.tiers.valkey_server import DEBIAN, free_port
+
+FOLDER = ROOT / "examples/monitoring"
+NAMES = {metric.name for metric in CATALOG}
+OF_SERVER = [metric for metric in CATALOG if metric.source is not Source.ENGINE]
+EXPRESSIONS = [query.expression for row in PANEL_ROWS for panel in row.panels for query in panel.queries]
+
+
+def find_program(name: str) -> str:
+    own = DEBIAN / "usr/bin" / name
+    found = str(own) if own.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is missing: Debian's prometheus could not be had by make setup")
+    return found
+
+
+@pytest.mark.parametrize(
+    "words", [("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")], ids=["checked", "tested"]
+)
+def test_rules_are_right(words: tuple[str, ...]) -> None:
+    done = subprocess.run([find_program("promtool"), *words], cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_is_tested() -> None:
+    alerts = re.findall(r"- alert: (\w+)", (FOLDER / "alerts.yml").read_text())
+    fired = set(re.findall(r"alertname: (\w+)\n +exp_alerts", (FOLDER / "alerts_test.yml").read_text()))
+    assert len(alerts) >= 10
+    assert fired == set(alerts)
+
+
+def test_panels_and_alerts_are_about_metrics_and_labels_that_there_are() -> None:
+    asked = [*EXPRESSIONS, (FOLDER / "alerts.yml").read_text()]
+    suffixes = tuple(f"{metric.name}_bucket" for metric in CATALOG if metric.kind is Kind.HISTOGRAM)
+    for text in asked:
+        for name in re.findall(r"\bkvoffload_\w+", text):
+            assert name in NAMES or name in suffixes, name
+    labels = {label for metric in CATALOG for label in metric.labels} | {"le"}
+    for text in EXPRESSIONS:
+        for group in re.findall(r"(?:by|ignoring) \(([^)]*)\)", text):
+            assert {label.strip() for label in group.split(",")} <= labels, text
+
+
+def test_every_metric_of_a_server_is_shown_or_told() -> None:
+    """But the few that only those need who look at the cache itself."""
+    inner = {"kvoffload_compacted_bytes_total", "kvoffload_index_bytes", "kvoffload_lost_touches_total"}
+    less = {
+        "kvoffload_tenant_quota_bytes",
+        "kvoffload_tier_missing_blocks_total",
+        "kvoffload_tier_promoted_blocks_total",
+        "kvoffload_tier_waiting_requests",
+    }
+    asked = "\n".join([*EXPRESSIONS, (FOLDER / "alerts.yml").read_text()])
+    missing = {metric.name for metric in OF_SERVER if not re.search(rf"\b{metric.name}\b", asked)}
+    assert missing == inner | less
+
+
+def test_the_dashboard_has_all_panels() -> None:
+    dashboard = json.loads((FOLDER / "grafana.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    assert asked == EXPRESSIONS
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    covered = [
+        (place["x"] + x, place["y"] + y) for place in places for x in range(place["w"]) for y in range(place["h"])
+    ]
+    assert len(covered) == len(set(covered)), "panels lie on one another"
+    assert max(x for x, _ in covered) == 23
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[str]:
+    """With the rules of the example, and asking that target often."""
+    text = (FOLDER / "prometheus.yml").read_text()
+    text = text.replace("127.0.0.1:9470", target).replace("scrape_interval: 5s", "scrape_interval: 250ms")
+    (folder / "prometheus.yml").write_text(text.replace("evaluation_interval: 15s", "evaluation_interval: 250ms"))
+    shutil.copy(FOLDER / "alerts.yml", folder)
+    address = f"127.0.0.1:{free_port()}"
+    command = [find_program("prometheus"), f"--config.file={folder / 'prometheus.yml'}"]
+    command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}"]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield f"http://{address}"
+        finally:
+            process.kill()
+
+
+def ask(address: str, path: str, **words: str) -> Any:
+    """None: it is not there yet."""
+    try:
+        with urllib.request.urlopen(f"{address}{path}?{urllib.parse.urlencode(words)}", timeout=30) as answer:
+            return json.load(answer)["data"]
+    except urllib.error.HTTPError as fault:
+        if fault.code == HTTPStatus.SERVICE_UNAVAILABLE:
+            return None
+        raise AssertionError(fault.read().decode()) from fault
+    except (ConnectionError, urllib.error.URLError):
+        return None
+
+
+def find(address: str, expression: str) -> list[Any]:
+    found = ask(address, "/api/v1/query", query=expression.replace(INTERVAL, "1m"))
+    return [] if found is None else found["result"]
+
+
+def test_a_real_prometheus_reads_a_real_server(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serving(path) as server, web(path) as told, prometheus(tmp_path, told.removeprefix("http://")) as address:
+        await_that(lambda: server.has_memory)
+        await_that(lambda: [one["value"][1] for one in find(address, "kvoffload_server_up")] == ["1"])
+        kinds = ask(address, "/api/v1/metadata")
+        without_tiers = [metric for metric in OF_SERVER if "tier_" not in metric.name and "tenant_" not in metric.name]
+        for metric in without_tiers:
+            # It asks for OpenMetrics, where a counter's family has no suffix.
+            [kind] = kinds[metric.name.removesuffix("_total")]
+            assert (kind["type"], kind["help"]) == (metric.kind.value, metric.help)
+            assert find(address, metric.name), metric.name
+        for expression in EXPRESSIONS:
+            find(address, expression)
+        [[free]] = [one["value"][1:] for one in find(address, "kvoffload_used_bytes / kvoffload_capacity_bytes")]
+        assert 0 <= float(free) <= 1
+        await_that(lambda: len(ask(address, "/api/v1/rules")["groups"]) == 1)
+        [group] = ask(address, "/api/v1/rules")["groups"]
+        await_that(lambda: all(rule["health"] == "ok" for rule in ask(address, "/api/v1/rules")["groups"][0]["rules"]))
+        firing = {rule["name"] for rule in group["rules"] if rule["state"] == "firing"}
+        assert firing == set()
