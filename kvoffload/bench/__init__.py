@@ -16,6 +16,7 @@ from kvoffload.bench.rpc import RpcBenchmark
 from kvoffload.bench.s3 import S3Benchmark
 from kvoffload.bench.shm import ShmBenchmark
 from kvoffload.bench.valkey import ValkeyBenchmark
+from kvoffload.bench.web import WebBenchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     ArenaBenchmark(),
@@ -31,4 +32,5 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     S3Benchmark(),
     ShmBenchmark(),
     ValkeyBenchmark(),
+    WebBenchmark(),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
 
 MIN_TOKEN_LETTERS = 16
+NICENESS = 10
 
 
 def web(file: ConfigOption = None, assignments: SetOption = None) -> None:
@@ -24,6 +26,8 @@ def web(file: ConfigOption = None, assignments: SetOption = None) -> None:
         raise ConfigError("no server to tell of", remedy="say `kvoffload web --set server=/run/kvoffload.sock`")
     level = loaded.settings.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Where processors are short, engines and their server go first.
+    os.nice(NICENESS)
     asyncio.run(serve_http(loaded, read_token(loaded.settings.http_token_file)))
 
 

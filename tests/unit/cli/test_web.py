@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cli.web import MIN_TOKEN_LETTERS, read_token
+from kvoffload.cli.web import MIN_TOKEN_LETTERS, NICENESS, read_token
 from kvoffload.errors import ConfigError
 from tests.unit.cli.test_app import run
 from tests.unit.daemon.test_server_tiers import await_that, serving
@@ -57,6 +58,15 @@ def test_it_answers_with_and_without_a_server(tmp_path: Path) -> None:
             assert b"kvoffload_server_up 1.0" in get(f"{address}/metrics")[1]
         await_that(lambda: get(f"{address}/readyz")[0] == 503)
         assert get(f"{address}/nothing")[0] == 404
+
+
+def test_engines_go_first(tmp_path: Path) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with web(tmp_path / "s"):
+        children = " ".join(task.read_text() for task in Path("/proc/self/task").glob("*/children")).split()
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children}
+        [process] = [pid for pid, words in commands.items() if b"web" in words]
+        assert os.getpriority(os.PRIO_PROCESS, process) == min(own + NICENESS, 19)
 
 
 def test_without_a_server_to_tell_of_it_ends() -> None:

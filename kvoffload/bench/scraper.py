@@ -1,0 +1,26 @@
+"""Somebody who reads `/metrics` again and again, as Prometheus does; a process of its own that is told how long."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+
+from kvoffload.bench.child import answer_commands, say_ready
+
+TIMEOUT_S = 10.0
+
+
+def scrape(address: str, seconds: float, every_s: float) -> list[float]:
+    """Seconds of each reading; they begin so far apart."""
+    taken, begin = [], time.perf_counter()
+    while (start := time.perf_counter()) < begin + seconds:
+        with urllib.request.urlopen(f"{address}/metrics", timeout=TIMEOUT_S) as answer:
+            answer.read()
+        taken.append(time.perf_counter() - start)
+        time.sleep(max(start + every_s - time.perf_counter(), 0.0))
+    return taken
+
+
+def main(address: str) -> None:
+    say_ready()
+    answer_commands({"scrape": lambda seconds, every_s: scrape(address, seconds, every_s)})

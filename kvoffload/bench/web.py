@@ -1,0 +1,103 @@
+"""What do an acquire's slowest hundredth cost while `/metrics` is read ten times a second, beside nobody reading?"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
+from kvoffload.bench.child import Child
+from kvoffload.bench.measure import summarize_pairs
+from kvoffload.errors import BenchmarkError
+
+if TYPE_CHECKING:
+    from kvoffload.client import Client
+
+BLOCKS = 64
+CALLS = 10
+ROUNDS = 15
+ROUND_S = 1.0
+EVERY_S = 0.1
+MEMORY_MIB = 256
+END_S = 10.0
+
+
+class WebBenchmark:
+    """A server, `kvoffload web`, whoever reads and a client: each a process of its own."""
+
+    name = "web"
+    question = __doc__ or ""
+
+    def run(self, progress: Progress) -> Iterator[Result]:
+        """Microseconds of an acquire; the limit is the same without readers."""
+        from kvoffload.bench.served import join, make_chain, save_chain
+
+        with tempfile.TemporaryDirectory() as folder:
+            server = Path(folder, "server")
+            with Child("kvoffload.bench.served", server, MEMORY_MIB, 0), join(server, "web") as client:
+                chain = make_chain(BLOCKS)
+                save_chain(client, chain)
+                with serve_web(server) as address, Child("kvoffload.bench.scraper", address) as reader:
+                    progress("acquires beside readers")
+                    reader.ask("scrape", ROUND_S, EVERY_S)
+                    busy, alone, readings = [], [], []
+                    for _ in range(ROUNDS):
+                        reader.start("scrape", ROUND_S, EVERY_S)
+                        busy.append(_time_slowest(client, chain))
+                        readings += reader.answer()
+                        alone.append(_time_slowest(client, chain))
+        pair = summarize_pairs(busy, alone)
+        yield Result(
+            name=self.name,
+            value=pair.value_s * 1e6,
+            unit="us",
+            limit=pair.limit_s * 1e6,
+            spread=pair.spread,
+            goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.1),
+            params={
+                "what": "acquire beside readers of /metrics",
+                "blocks": BLOCKS,
+                "percentile": 99,
+                "reading_ms": round(statistics.median(readings) * 1e3, 2),
+            },
+        )
+
+
+def _time_slowest(client: Client, chain: bytes) -> float:
+    """The 99th percentile of a round."""
+    from kvoffload.bench.calls import time_acquires
+
+    seconds: list[float] = []
+    end = time.perf_counter() + ROUND_S
+    while time.perf_counter() < end:
+        seconds += time_acquires(client, chain, CALLS)
+    return float(np.percentile(seconds, 99))
+
+
+@contextmanager
+def serve_web(server: Path) -> Iterator[str]:
+    """Its address. BenchmarkError: it does not start."""
+    command = [sys.executable, "-P", "-m", "kvoffload", "web", "--set", f"server={server}"]
+    command += ["--set", "http=tcp://127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise BenchmarkError("kvoffload web does not start")
+            yield line.split()[-1]
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
