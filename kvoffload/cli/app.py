@@ -11,6 +11,7 @@ from kvoffload.cli.bench import bench
 from kvoffload.cli.config import config_app
 from kvoffload.cli.doctor import doctor
 from kvoffload.cli.keys import keys_app
+from kvoffload.cli.plan import plan
 from kvoffload.cli.replay import replay
 from kvoffload.cli.serve import serve
 from kvoffload.cli.top import top
@@ -29,6 +30,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.command()(bench)
 app.command()(doctor)
+app.command()(plan)
 app.command()(replay)
 app.command()(serve)
 app.command()(top)

@@ -1,0 +1,162 @@
+"""`kvoffload plan`: what a model's tokens take in the cache, how many fit, and when loading them pays."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvoffload.errors import ConfigError
+from kvoffload.plan.element import DTYPES
+from kvoffload.plan.model_shape import ShapeTerms, read_config, read_shape
+from kvoffload.plan.sizing import Conversation, Holding, Place, Sizing, hold, size_model
+from kvoffload.units import format_duration, format_size, parse_size
+
+LINK = "25GB/s"
+DISK = "3GB/s"
+FIXED_S = 0.002
+"""Of any load: an acquire, a step of the engine, the first copy."""
+T = TypeVar("T")
+
+
+def plan(
+    model: Annotated[Path, typer.Argument(help="A model's folder, or its config.json.")],
+    *,
+    memory: Annotated[str, typer.Option("--memory", help="Size of the pool, such as 512GiB.")] = "64GiB",
+    disk: Annotated[str, typer.Option("--disk", help="Size of a disk tier; 0 for none.")] = "0",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"As vLLM has it: {', '.join(DTYPES)}.")] = "auto",
+    state_dtype: Annotated[str, typer.Option("--state-dtype", help="vLLM's mamba_ssm_cache_dtype.")] = "auto",
+    ranks: Annotated[int, typer.Option("--ranks", help="Of tensor parallelism.", min=1, max=1024)] = 1,
+    conversation: Annotated[int, typer.Option("--tokens", help="Of a conversation at its end.", min=1)] = 8000,
+    turns: Annotated[int, typer.Option("--turns", help="Of a conversation.", min=1)] = 8,
+    link: Annotated[str, typer.Option("--link", help="From memory to the accelerators.", metavar="RATE")] = LINK,
+    disk_rate: Annotated[str, typer.Option("--disk-rate", help="From the disk to memory.", metavar="RATE")] = DISK,
+    prefill: Annotated[
+        float, typer.Option("--prefill", help="Tokens that are computed a second, as measured; 0: unknown.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say what a model's tokens take in the cache, how many fit, and from where on loading them beats computing."""
+    shape = read_shape(read_config(model), ShapeTerms(kv_dtype=kv_dtype, state_dtype=state_dtype, ranks=ranks))
+    sizing = size_model(shape)
+    terms = Conversation(tokens=conversation, turns=turns)
+    places = [Place(name="memory", size_bytes=_read("memory", memory, parse_size), bytes_per_s=_rate("link", link))]
+    disk_bytes = _read("disk", disk, parse_size)
+    if disk_bytes:
+        # What comes from the disk goes to memory first, and from there as fast as the link lets it.
+        slower = min(_rate("disk-rate", disk_rate), places[0].bytes_per_s)
+        places.append(Place(name="disk", size_bytes=disk_bytes, bytes_per_s=slower))
+    holdings = list(hold(sizing, places, terms, prefill=prefill, fixed_s=FIXED_S))
+    if as_json:
+        typer.echo(json.dumps(_as_json(shape.model_type, sizing, terms, holdings)))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(_groups_table(sizing))
+    console.print(_describe(sizing, terms))
+    console.print(_places_table(holdings, prefill))
+    console.print(f"\nTo begin with:\n{_suggest(places)}", highlight=False, markup=False)
+
+
+def _read(name: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except ValueError as fault:
+        raise ConfigError(f"--{name} {text!r}: {fault}", remedy="give a size such as 512GiB") from None
+
+
+def _rate(name: str, text: str) -> float:
+    """Bytes a second of `25GB/s`."""
+    amount, slash, unit = text.partition("/")
+    if not slash or unit.strip() != "s":
+        raise ConfigError(f"--{name} {text!r} is no rate", remedy="give one such as 25GB/s")
+    rate = _read(name, amount.strip(), parse_size)
+    if not rate:
+        raise ConfigError(f"--{name} {text!r} is no rate", remedy="give more than nothing")
+    return float(rate)
+
+
+def _groups_table(sizing: Sizing) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("layers", "of", "a hit needs", "bytes a token", "bytes a state", "window"):
+        table.add_column(column, justify="left" if column in ("of", "a hit needs") else "right")
+    for group in sizing.groups:
+        table.add_row(
+            str(group.layers),
+            group.what,
+            group.keeps.value,
+            f"{group.token_bytes:,}" if group.token_bytes else "",
+            f"{group.state_bytes:,}" if group.state_bytes else "",
+            f"{group.window_tokens:,}" if group.window_tokens else "",
+        )
+    return table
+
+
+def _describe(sizing: Sizing, terms: Conversation) -> str:
+    each = sizing.conversation_bytes(terms)
+    ends = sizing.end_bytes(terms.tokens)
+    beside = f", and {ends:,} bytes at each place where a hit may end" if ends else ""
+    return (
+        f"\nA token takes {sizing.token_bytes:,} bytes{beside}. A conversation of {terms.tokens:,} tokens in "
+        f"{terms.turns} turns takes {each / 1e9:.3g} GB.\n"
+    )
+
+
+def _places_table(holdings: list[Holding], prefill: float) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("place", "size", "tokens", "conversations", "load of 1,000 tokens", "faster than computing from"):
+        table.add_column(column, justify="left" if column == "place" else "right")
+    for one in holdings:
+        known = "never" if one.break_even_tokens is None else f"{one.break_even_tokens:,} tokens"
+        table.add_row(
+            one.place.name,
+            format_size(one.place.size_bytes),
+            f"{one.tokens:,}",
+            f"{one.conversations:,}",
+            format_duration(float(f"{one.load_s:.3g}")),
+            known if prefill else "unknown without --prefill",
+        )
+    return table
+
+
+def _suggest(places: list[Place]) -> str:
+    lines = ['server = "/run/kvoffload.sock"', f'memory = "{format_size(places[0].size_bytes)}"']
+    if len(places) > 1:
+        lines += ['disk = "/nvme0/kvoffload"', f'disk_size = "{format_size(places[1].size_bytes)}"']
+    return "\n".join(lines)
+
+
+def _as_json(model_type: str, sizing: Sizing, terms: Conversation, holdings: list[Holding]) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "token_bytes": sizing.token_bytes,
+        "end_bytes": sizing.end_bytes(terms.tokens),
+        "conversation_bytes": sizing.conversation_bytes(terms),
+        "groups": [
+            {
+                "layers": group.layers,
+                "what": group.what,
+                "keeps": group.keeps.value,
+                "token_bytes": group.token_bytes,
+                "window_tokens": group.window_tokens,
+                "state_bytes": group.state_bytes,
+            }
+            for group in sizing.groups
+        ],
+        "places": [
+            {
+                "name": one.place.name,
+                "size_bytes": one.place.size_bytes,
+                "tokens": one.tokens,
+                "conversations": one.conversations,
+                "load_1000_s": one.load_s,
+                "break_even_tokens": one.break_even_tokens,
+            }
+            for one in holdings
+        ],
+    }

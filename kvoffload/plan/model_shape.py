@@ -1,0 +1,276 @@
+"""What each layer of a model keeps of a token, from its config.json alone. What that does not say is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from kvoffload.errors import ConfigError
+from kvoffload.plan.element import Element, find_element
+
+MAX_CONFIG_BYTES = 4 << 20
+MAX_LAYERS = 4096
+_UNKNOWN = ("index_topk", "compress_ratios", "global_head_dim", "cross_attention_layers")
+"""Layers of these models keep something that is not known here."""
+_WINDOWED = ("mistral", "mixtral", "starcoder2", "phi3")
+"""All of their layers have the window, where there is one."""
+
+
+class Keeps(Enum):
+    """What is to be in the cache for a hit."""
+
+    TOKENS = "all tokens"
+    WINDOW = "the last window"
+    STATE = "a state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """In bytes, of all ranks together. `tokens`: in a window."""
+
+    keeps: Keeps
+    what: str
+    token_bytes: int = 0
+    tokens: int = 0
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """`layers` without those that keep nothing."""
+
+    model_type: str
+    layers: Sequence[LayerShape]
+    max_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeTerms:
+    """What an engine is started with."""
+
+    kv_dtype: str = "auto"
+    state_dtype: str = "auto"
+    ranks: int = 1
+    """Of tensor parallelism."""
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Of a model's folder, or the file itself. ConfigError: there is none."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_CONFIG_BYTES + 1)
+    except OSError as fault:
+        raise ConfigError(
+            f"{file} cannot be read: {fault.strerror}", remedy="name a model's folder or config"
+        ) from None
+    try:
+        found = json.loads(text) if len(text) <= MAX_CONFIG_BYTES else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is no model's config", remedy="it is a JSON object, as models are published with")
+    return found
+
+
+def read_shape(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
+    """ConfigError: it does not say what its layers keep, or they keep what is not known here."""
+    inner = config.get("text_config", config)
+    text = _Fields(inner if isinstance(inner, dict) else config)
+    if config.get("is_encoder_decoder"):
+        raise ConfigError("models with an encoder are not known here", remedy="vLLM's own log says what it reserves")
+    strange = next((name for name in _UNKNOWN if text.raw.get(name) is not None), None)
+    if strange is not None:
+        raise ConfigError(
+            f"models with {strange!r} keep what is not known here", remedy="vLLM's own log says what it reserves"
+        )
+    dtype = str(
+        text.raw.get("dtype") or text.raw.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or ""
+    )
+    kinds = _list_kinds(text)
+    kinds = kinds[: len(kinds) - text.number("num_kv_shared_layers", 0)]
+    makers = _Makers(text, terms, find_element(terms.kv_dtype, of_model=dtype, setting="kv-dtype"), dtype)
+    shapes = {kind: makers.make(kind) for kind in dict.fromkeys(kinds)}
+    layers = [shape for kind in kinds if (shape := shapes[kind]) is not None]
+    if not layers:
+        raise ConfigError("no layer of this model keeps anything", remedy="is it a language model's config?")
+    return ModelShape(
+        model_type=str(text.raw.get("model_type", "unknown")),
+        layers=layers,
+        max_tokens=text.number("max_position_embeddings", 0),
+    )
+
+
+class _Fields:
+    """A config's."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+
+    def number(self, *names_and_default: str | int) -> int:
+        """The first of these names that is there; a number at the end is the default. ConfigError: there is none."""
+        names = [name for name in names_and_default if isinstance(name, str)]
+        for name in names:
+            value = self.raw.get(name)
+            if isinstance(value, bool) or (value is not None and not isinstance(value, int)) or (value or 0) < 0:
+                raise ConfigError(
+                    f"{name!r} = {str(value)[:40]!r} in the model's config", remedy="it is a whole number"
+                )
+            if value is not None:
+                return int(value)
+        last = names_and_default[-1]
+        if isinstance(last, int):
+            return last
+        raise ConfigError(f"the model's config has no {' or '.join(map(repr, names))}", remedy="take a complete one")
+
+    def words(self, name: str) -> list[str] | None:
+        """A list of words, or None where there is none."""
+        value = self.raw.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) > MAX_LAYERS or not all(isinstance(one, str) for one in value):
+            raise ConfigError(f"{name!r} in the model's config is no list of words", remedy="take a complete one")
+        return list(value)
+
+
+_KINDS = {
+    "full_attention": "full",
+    "attention": "full",
+    "*": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "delta",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "M": "mamba",
+    "moe": "nothing",
+    "mlp": "nothing",
+    "-": "nothing",
+    "E": "nothing",
+}
+
+
+def _list_kinds(text: _Fields) -> list[str]:
+    count = text.number("num_hidden_layers")
+    if not 0 < count <= MAX_LAYERS:
+        raise ConfigError(f"a model of {count} layers", remedy=f"allowed are 1 to {MAX_LAYERS}")
+    pattern = text.raw.get("hybrid_override_pattern")
+    named = list(pattern) if isinstance(pattern, str) else text.words("layer_types") or text.words("layers_block_type")
+    if named is not None:
+        if len(named) != count:
+            raise ConfigError(f"{len(named)} layers are named, and there are {count}", remedy="take a complete config")
+        strange = next((name for name in named if name not in _KINDS), None)
+        if strange is not None:
+            raise ConfigError(
+                f"layers of type {strange!r} are not known here", remedy=f"known are {', '.join(dict.fromkeys(_KINDS))}"
+            )
+        return [_KINDS[name] for name in named]
+    full = text.raw.get("attn_layer_indices")
+    if isinstance(full, list):
+        return ["full" if at in full else "mamba" for at in range(count)]
+    if text.raw.get("linear_num_value_heads") is not None:
+        every = text.number("full_attention_interval")
+        return ["full" if every and (at + 1) % every == 0 else "delta" for at in range(count)]
+    return _list_attention(text, count)
+
+
+def _list_attention(text: _Fields, count: int) -> list[str]:
+    if text.number("sliding_window", 0) == 0 or text.raw.get("use_sliding_window") is False:
+        return ["full"] * count
+    every = text.number("sliding_window_pattern", "_sliding_window_pattern", 0)
+    if every:
+        return ["full" if (at + 1) % every == 0 else "window" for at in range(count)]
+    if text.raw.get("model_type") in _WINDOWED:
+        return ["window"] * count
+    raise ConfigError(
+        "the model has a sliding window, and its config does not say in which layers",
+        remedy="add layer_types, as newer configs have it",
+    )
+
+
+class _Makers:
+    """What a layer of each kind keeps."""
+
+    def __init__(self, text: _Fields, terms: ShapeTerms, element: Element, dtype: str) -> None:
+        self._text = text
+        self._ranks = terms.ranks
+        self._element = element
+        self._dtype = dtype
+        self._state_dtype = terms.state_dtype
+
+    def make(self, kind: str) -> LayerShape | None:
+        """None: nothing."""
+        makers: dict[str, Callable[[], LayerShape | None]] = {
+            "full": self._full,
+            "window": lambda: self._window("sliding_window"),
+            "chunk": lambda: self._window("attention_chunk_size"),
+            "delta": self._delta,
+            "mamba": self._mamba,
+            "nothing": lambda: None,
+        }
+        return makers[kind]()
+
+    def _full(self) -> LayerShape:
+        if self._text.raw.get("kv_lora_rank") is None:
+            return LayerShape(keeps=Keeps.TOKENS, what="attention", token_bytes=self._attention_bytes())
+        if self._element.scale_bytes:
+            raise ConfigError(f"a latent has no {self._element.name}", remedy="choose auto or fp8 as kv-dtype")
+        numbers = self._text.number("kv_lora_rank") + self._text.number("qk_rope_head_dim")
+        # Each rank has all of it.
+        size = self._element.row_bytes(numbers) * self._ranks
+        return LayerShape(keeps=Keeps.TOKENS, what="latent (MLA)", token_bytes=size)
+
+    def _window(self, name: str) -> LayerShape:
+        tokens = self._text.number(name)
+        what = "sliding window" if name == "sliding_window" else "chunk"
+        return LayerShape(keeps=Keeps.WINDOW, what=what, token_bytes=self._attention_bytes(), tokens=tokens)
+
+    def _attention_bytes(self) -> int:
+        text = self._text
+        queries = text.number("num_attention_heads")
+        heads = text.number("num_key_value_heads", queries)
+        if not queries or not heads:
+            raise ConfigError("attention without heads", remedy="take a complete config")
+        numbers = text.number("head_dim", 0) or text.number("hidden_size") // queries
+        values = text.number("v_head_dim", numbers)
+        return self._share(heads, "num_key_value_heads") * (
+            self._element.row_bytes(numbers) + self._element.row_bytes(values)
+        )
+
+    def _delta(self) -> LayerShape:
+        text = self._text
+        keys, values = text.number("linear_num_key_heads"), text.number("linear_num_value_heads")
+        key_dim, value_dim = text.number("linear_key_head_dim"), text.number("linear_value_head_dim")
+        channels = 2 * keys * key_dim + values * value_dim
+        size = self._state_bytes(channels, text.number("linear_conv_kernel_dim"), values * value_dim * key_dim)
+        return LayerShape(keeps=Keeps.STATE, what="gated delta net", state_bytes=size)
+
+    def _mamba(self) -> LayerShape:
+        text = self._text
+        heads = text.number("mamba_num_heads", "mamba_n_heads")
+        dim = text.number("mamba_head_dim", "mamba_d_head")
+        state = text.number("ssm_state_size", "mamba_d_state")
+        groups = text.number("n_groups", "mamba_n_groups")
+        if groups % self._ranks:
+            groups = self._ranks  # each rank has one of its own
+        channels = heads * dim + 2 * groups * state
+        size = self._state_bytes(channels, text.number("conv_kernel", "mamba_d_conv"), heads * dim * state)
+        return LayerShape(keeps=Keeps.STATE, what="Mamba 2", state_bytes=size)
+
+    def _state_bytes(self, channels: int, kernel: int, state: int) -> int:
+        """The last steps of a convolution, and the state itself."""
+        of_model = str(self._text.raw.get("mamba_ssm_dtype") or self._dtype)
+        steps = find_element("auto", of_model=self._dtype, setting="dtype").row_bytes(channels * max(kernel - 1, 0))
+        return steps + find_element(self._state_dtype, of_model=of_model, setting="state-dtype").row_bytes(state)
+
+    def _share(self, heads: int, name: str) -> int:
+        """Heads of all ranks together."""
+        if heads % self._ranks and self._ranks % heads:
+            raise ConfigError(
+                f"{name} = {heads} cannot be shared by {self._ranks} ranks", remedy="choose another number of ranks"
+            )
+        return max(heads, self._ranks)

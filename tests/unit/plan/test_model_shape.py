@@ -1,0 +1,154 @@
+"""What layers keep of a token: published models, all their forms of saying it, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.errors import ConfigError
+from kvoffload.plan.model_shape import MAX_CONFIG_BYTES, Keeps, ShapeTerms, read_config, read_shape
+from tests.unit.plan.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA_8B, NEMOTRON_H, QWEN_NEXT
+
+
+def sums(config: dict[str, Any], **terms: Any) -> dict[Keeps, tuple[int, int]]:
+    """By what is kept: layers, and bytes of a token or a state of all of them."""
+    found: dict[Keeps, tuple[int, int]] = {}
+    for layer in read_shape(config, ShapeTerms(**terms)).layers:
+        count, size = found.get(layer.keeps, (0, 0))
+        found[layer.keeps] = count + 1, size + layer.token_bytes + layer.state_bytes
+    return found
+
+
+DELTA_STATE = (2 * 16 * 128 + 32 * 128) * 3 * 2 + 32 * 128 * 128 * 2
+MAMBA_STATE = (128 * 64 + 2 * 8 * 128) * 3 * 2 + 128 * 64 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (LLAMA_8B, {Keeps.TOKENS: (32, 131_072)}),
+        (DEEPSEEK_V3, {Keeps.TOKENS: (61, 70_272)}),
+        (GPT_OSS, {Keeps.WINDOW: (18, 36_864), Keeps.TOKENS: (18, 36_864)}),
+        (GEMMA_3, {Keeps.WINDOW: (52, 52 * 8192), Keeps.TOKENS: (10, 81_920)}),
+        (QWEN_NEXT, {Keeps.STATE: (36, 36 * DELTA_STATE), Keeps.TOKENS: (12, 24_576)}),
+        (NEMOTRON_H, {Keeps.STATE: (3, 3 * MAMBA_STATE), Keeps.TOKENS: (2, 2 * 4096)}),
+    ],
+    ids=["llama", "deepseek", "gpt-oss", "gemma", "qwen-next", "nemotron-h"],
+)
+def test_published_models(config: dict[str, Any], found: dict[Keeps, tuple[int, int]]) -> None:
+    assert sums(config) == found
+
+
+def test_types_change_what_tokens_and_states_take() -> None:
+    assert sums(LLAMA_8B, kv_dtype="fp8") == {Keeps.TOKENS: (32, 65_536)}
+    assert sums(LLAMA_8B, kv_dtype="int8_per_token_head") == {Keeps.TOKENS: (32, 32 * 8 * 2 * 132)}
+    assert sums(DEEPSEEK_V3, kv_dtype="fp8") == {Keeps.TOKENS: (61, 35_136)}
+    wider = 36 * 32 * 128 * 128 * 2
+    assert sums(QWEN_NEXT, state_dtype="float32")[Keeps.STATE] == (36, 36 * DELTA_STATE + wider)
+    assert sums(QWEN_NEXT | {"mamba_ssm_dtype": "float32"})[Keeps.STATE] == (36, 36 * DELTA_STATE + wider)
+    assert sums(QWEN_NEXT, kv_dtype="fp8")[Keeps.STATE] == (36, 36 * DELTA_STATE), "states are no KV"
+
+
+def test_ranks_share_heads_and_repeat_what_cannot_be_shared() -> None:
+    assert sums(LLAMA_8B, ranks=8) == sums(LLAMA_8B)
+    assert sums(LLAMA_8B, ranks=16) == {Keeps.TOKENS: (32, 2 * 131_072)}
+    assert sums(DEEPSEEK_V3, ranks=8) == {Keeps.TOKENS: (61, 8 * 70_272)}
+    repeated = (128 * 64 + 2 * 16 * 128) * 3 * 2 + 128 * 64 * 128 * 2
+    assert sums(NEMOTRON_H, ranks=16)[Keeps.STATE] == (3, 3 * repeated)
+    with pytest.raises(ConfigError, match="num_key_value_heads = 8 cannot be shared by 3 ranks"):
+        sums(LLAMA_8B, ranks=3)
+
+
+def test_a_head_may_be_named_or_be_a_part_of_what_is_hidden() -> None:
+    named = {name: value for name, value in LLAMA_8B.items() if name != "hidden_size"} | {"head_dim": 128}
+    assert sums(named) == sums(LLAMA_8B)
+
+
+BARE = {name: value for name, value in LLAMA_8B.items() if name != "model_type"}
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, {Keeps.WINDOW: 32}),
+        ({"model_type": "mistral", "sliding_window": None}, {Keeps.TOKENS: 32}),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, {Keeps.TOKENS: 32}),
+        ({"layer_types": ["chunked_attention"] * 24 + ["full_attention"] * 8, "attention_chunk_size": 8192},
+         {Keeps.WINDOW: 24, Keeps.TOKENS: 8}),
+        ({"num_kv_shared_layers": 12}, {Keeps.TOKENS: 20}),
+        (NEMOTRON_H | {"hybrid_override_pattern": None, "num_hidden_layers": 4, "attn_layer_indices": [2]},
+         {Keeps.STATE: 3, Keeps.TOKENS: 1}),
+        (NEMOTRON_H | {"hybrid_override_pattern": None, "num_hidden_layers": 2,
+                       "layers_block_type": ["mamba", "attention"]}, {Keeps.STATE: 1, Keeps.TOKENS: 1}),
+    ],
+)  # fmt: skip
+def test_all_ways_to_say_which_layer_keeps_what(more: dict[str, Any], kept: dict[Keeps, int]) -> None:
+    assert {keeps: count for keeps, (count, _) in sums(BARE | more).items()} == kept
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({"model_type": "other", "sliding_window": 4096}, "does not say in which layers; add layer_types"),
+        ({"layer_types": ["full_attention"] * 31}, "31 layers are named, and there are 32"),
+        ({"layer_types": ["quantum"] * 32}, "layers of type 'quantum' are not known here; known are full_attention"),
+        ({"layer_types": ["linear_attention"] * 32}, "has no 'linear_num_key_heads'"),
+        ({"layer_types": "full_attention"}, "'layer_types' in the model's config is no list of words"),
+        ({"is_encoder_decoder": True}, "models with an encoder"),
+        ({"index_topk": 2048}, "models with 'index_topk' keep what is not known here"),
+        ({"num_hidden_layers": "many"}, "'num_hidden_layers' = 'many'"),
+        ({"num_hidden_layers": None}, "has no 'num_hidden_layers'"),
+        ({"num_hidden_layers": 10**9}, "a model of 1000000000 layers"),
+        ({"num_key_value_heads": 0}, "attention without heads"),
+        ({"num_key_value_heads": -8}, "'num_key_value_heads' = '-8'"),
+        ({"torch_dtype": None}, "kv-dtype '' is not known"),
+        ({"num_kv_shared_layers": 32}, "no layer of this model keeps anything"),
+    ],
+)
+def test_what_is_not_said_or_not_known_is_refused_in_one_line(more: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault) as found:
+        read_shape(BARE | more, ShapeTerms())
+    assert "\n" not in str(found.value)
+
+
+def test_a_latent_has_no_scales_of_heads() -> None:
+    with pytest.raises(ConfigError, match="a latent has no int8_per_token_head"):
+        read_shape(DEEPSEEK_V3, ShapeTerms(kv_dtype="int8_per_token_head"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+)
+
+
+@given(changed=st.dictionaries(st.sampled_from([*NEMOTRON_H, *GPT_OSS, "text_config", "attn_layer_indices"]), JSON))
+def test_whatever_a_config_says_is_read_or_refused(changed: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigError):
+        shape = read_shape(NEMOTRON_H | changed, ShapeTerms(ranks=2))
+        assert all(layer.token_bytes + layer.state_bytes >= 0 for layer in shape.layers)
+
+
+def test_a_folder_or_its_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_8B))
+    assert read_config(tmp_path) == read_config(file) == LLAMA_8B
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", " " * (MAX_CONFIG_BYTES + 1) + "{}", "[" * 100_000])
+def test_what_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="is no model's config"):
+        read_config(file)
+
+
+def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_config(tmp_path)
