@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from kvoffload.errors import ConfigError
 def bench(
     names: Annotated[list[str] | None, typer.Argument(help="Which benchmarks; all of them when none is named.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", help="Write an HTML page with bars, too.")] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="With `copy`: which way each plan takes on this GPU, and why.")
     ] = False,
@@ -27,6 +29,9 @@ def bench(
     if explain:
         _explain(names or [], as_json)
         return
+    if report is not None:
+        # Now, and not when all has been measured.
+        _write_report(report, "")
     chosen = [_find(name) for name in names] if names else list(BENCHMARKS)
     console = Console(stderr=True)
     results: list[Result] = []
@@ -36,9 +41,23 @@ def bench(
                 results.append(result)
                 if as_json:
                     typer.echo(json.dumps(result.as_json()))
+    if report is not None:
+        from kvoffload.bench.report import describe_machine, render_report
+
+        questions = {benchmark.name: benchmark.question for benchmark in chosen}
+        _write_report(report, render_report(results, questions, describe_machine()))
     if not as_json:
         # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
         Console(width=None if sys.stdout.isatty() else 160).print(make_table(results))
+
+
+def _write_report(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as fault:
+        raise ConfigError(
+            f"--report {file} cannot be written: {fault.strerror}", remedy="name a file in a folder of yours"
+        ) from None
 
 
 def _explain(names: list[str], as_json: bool) -> None:

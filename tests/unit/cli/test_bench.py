@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -52,6 +53,18 @@ def test_a_table_otherwise() -> None:
     assert done.exit_code == 0
     assert "size=3" in done.stdout
     assert "0.500" in done.stdout
+
+
+def test_a_page_where_one_is_wanted(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["bench", "toy", "--report", str(file)])
+    assert done.exit_code == 0
+    assert "Does the printer print?" in file.read_text()
+    assert "0.500" in done.stdout, "and the table all the same"
+    done = CliRunner().invoke(app, ["bench", "toy", "--json", "--report", str(tmp_path / "no" / "folder")])
+    assert done.stdout == "", "it is said before anything is measured"
+    assert isinstance(done.exception, ConfigError)
+    assert "No such file" in str(done.exception)
 
 
 def test_what_could_not_run_is_a_fault() -> None:
