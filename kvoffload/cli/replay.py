@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvoffload.cache.replay import ReplayResult, pack_trace, parse_capacities, parse_policies
+from kvoffload.cache.replay import OPTIMUM, ReplayResult, pack_trace, parse_capacities, parse_policies
 from kvoffload.cache.replay import replay as replay_trace
 from kvoffload.cache.trace import BLOCK_TOKENS, read_trace
+from kvoffload.cli.line_chart import draw_shares
+from kvoffload.errors import ConfigError
 
 
 def replay(
@@ -38,10 +40,16 @@ def replay(
     block_tokens: Annotated[
         int, typer.Option("--block-tokens", help="Tokens that one id stands for.", min=1)
     ] = BLOCK_TOKENS,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Write the hit rates as lines, an SVG file, too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Replay a trace: share of its blocks served, by policy and capacity, beside the offline optimum."""
     policies, percents = parse_policies(policy), parse_capacities(capacity)
+    if picture is not None:
+        # Now, and not when all has been replayed.
+        _write_picture(picture, "")
     results: list[ReplayResult] = []
     with Console(stderr=True).status("reading the trace") as status:
         packed = pack_trace(read_trace(trace, block_tokens=block_tokens), block_tokens=block_tokens)
@@ -50,12 +58,31 @@ def replay(
             results.append(result)
             if as_json:
                 typer.echo(json.dumps(_as_json(result, is_hybrid=is_hybrid)))
+    if picture is not None:
+        _write_picture(picture, _draw(trace.name, results))
     if not as_json:
         # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
         console = Console(width=None if sys.stdout.isatty() else 160)
         console.print(_hits_table(results))
         if is_hybrid:
             console.print(_useless_table(results))
+
+
+def _write_picture(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as fault:
+        raise ConfigError(
+            f"--picture {file} cannot be written: {fault.strerror}", remedy="name a file in a folder of yours"
+        ) from None
+
+
+def _draw(name: str, results: list[ReplayResult]) -> str:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for result in sorted(results, key=lambda result: result.capacity_percent):
+        lines.setdefault(result.policy, []).append((result.capacity_percent, result.hit_rate))
+    across = "capacity, in percent of all distinct records of the trace"
+    return draw_shares(f"Share of blocks that were there: {name}", across, lines, dashed=OPTIMUM)
 
 
 def _as_json(result: ReplayResult, *, is_hybrid: bool) -> dict[str, object]:

@@ -54,6 +54,19 @@ def test_a_table_has_a_row_per_capacity_and_a_column_per_policy(trace: Path) -> 
     assert all(len(row) == len(header) for row in rows)
 
 
+def test_a_picture_has_a_line_per_policy(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "hits.svg"
+    done = CliRunner().invoke(app, ["replay", str(trace), "--policy", "lru,arc", "--picture", str(file)])
+    assert done.exit_code == 0
+    text = file.read_text()
+    assert text.count("<polyline") == 3
+    assert text.count("stroke-dasharray") == 1, "the optimum is the limit"
+    assert all(f">{name}</text>" in text for name in ("lru", "arc", "optimum"))
+    done = CliRunner().invoke(app, ["replay", str(trace), "--json", "--picture", str(tmp_path / "no" / "folder")])
+    assert done.stdout == "", "it is said before anything is replayed"
+    assert isinstance(done.exception, ConfigError)
+
+
 def test_the_hybrid_table_has_no_optimum_and_says_what_is_of_no_use(trace: Path) -> None:
     done = CliRunner().invoke(app, ["replay", str(trace), "--hybrid", "--capacity", "100", "--policy", "slru"])
     assert done.exit_code == 0
