@@ -29,12 +29,12 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.command()(bench)
-app.command()(doctor)
-app.command()(plan)
-app.command()(replay)
-app.command()(serve)
-app.command()(top)
-app.command()(web)
+app.command(short_help="Check whether this machine is ready.")(doctor)
+app.command(short_help="Say what a model's tokens take, and how many fit.")(plan)
+app.command(short_help="Replay a trace by each eviction policy.")(replay)
+app.command(short_help="Serve cached blocks to this machine's engines.")(serve)
+app.command(short_help="Watch a cache server; q ends it.")(top)
+app.command(short_help="Answer HTTP for a cache server.")(web)
 
 
 def _print_version(is_asked: bool) -> None:

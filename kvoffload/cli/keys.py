@@ -12,7 +12,7 @@ from kvoffload.key_files import read_public_key, write_new_pair
 keys_app = typer.Typer(help="Make and show keys for TCP connections.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@keys_app.command()
+@keys_app.command(short_help="Make a secret key, and a public one for others.")
 def new(
     name: Annotated[Path, typer.Argument(help="Two files are made, NAME.key and NAME.pub; or in this folder.")],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -53,3 +54,21 @@ def test_help_names_the_commands_and_fits_a_screen() -> None:
     assert done.returncode == 0
     assert {"bench", "config"} <= {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
     assert len(done.stdout.splitlines()) <= 24
+
+
+COMMANDS = ("bench", "config", "doctor", "keys", "plan", "replay", "serve", "top", "web")
+
+
+def test_the_help_of_each_command_fits_and_is_not_cut() -> None:
+    for words in ([], *([command] for command in COMMANDS)):
+        lines = run(*words, "--help").stdout.splitlines()
+        assert len(lines) <= 40, words
+        assert max(map(len, lines)) <= 80, words
+        assert not any(line.endswith("...") for line in lines if not line.startswith("Usage")), words
+
+
+def test_a_shell_may_complete_commands() -> None:
+    asked = {"_KVOFFLOAD_COMPLETE": "complete_bash", "COMP_WORDS": "kvoffload ", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from kvoffload.cli.app import app; app(prog_name='kvoffload')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **asked})
+    assert set(done.stdout.split()) == set(COMMANDS)
