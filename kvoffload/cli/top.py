@@ -103,7 +103,7 @@ def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> No
                 before = sample
                 if keyboard.wants_to_leave(interval_s):
                     return
-        except (KeyboardInterrupt, BrokenPipeError):
+        except BrokenPipeError:
             return
         finally:
             if live is not None:

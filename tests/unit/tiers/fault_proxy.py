@@ -114,7 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers or [("Content-Length", str(len(data)))]:
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if is_cut else data)
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if is_cut else data)
         self.close_connection = is_cut
 
     def log_message(self, format: str, *args: object) -> None:

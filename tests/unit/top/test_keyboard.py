@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -44,3 +46,21 @@ def test_without_a_terminal_nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdin", None)
     with Keyboard().listening() as keyboard:
         assert not keyboard.wants_to_leave(0)
+
+
+def test_an_interrupt_is_a_wish_to_leave_and_no_exception(terminal: int) -> None:
+    former = signal.getsignal(signal.SIGINT)
+    with Keyboard().listening() as keyboard:
+        assert not keyboard.wants_to_leave(0)
+        signal.raise_signal(signal.SIGINT)
+        assert keyboard.wants_to_leave(WAIT_S)
+        assert keyboard.wants_to_leave(WAIT_S), "whenever it is asked"
+    assert signal.getsignal(signal.SIGINT) is former
+
+
+def test_an_interrupt_ends_the_wait(terminal: int) -> None:
+    with Keyboard().listening() as keyboard:
+        interrupting = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        interrupting.start()
+        assert keyboard.wants_to_leave(3600.0)
+        interrupting.join()
