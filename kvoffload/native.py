@@ -45,6 +45,7 @@ PlainFrames = _native.PlainFrames
 ExpressServer = _native.ExpressServer
 ExpressEnd = _native.ExpressEnd
 open_express_end = _native.open_express_end
+CALL_TIME_BOUNDS_NS = _native.CALL_TIME_BOUNDS_NS
 
 Cache = _native.Cache
 IndexReader = _native.IndexReader

@@ -46,6 +46,34 @@ class CommitOutcome(IntEnum):
     """The index has no room for the name; the slot was taken back."""
 
 
+class Leaving(IntEnum):
+    """Why a block is not in memory any more."""
+
+    EVICTED = 1
+    UNTRUSTED = 2
+    """Its bytes were not what they should be, or somebody said so."""
+    CLEARED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departed:
+    """Of a block that was in memory."""
+
+    why: Leaving
+    seconds_ago: int
+    missing_bytes: int
+    """More memory that would have kept it, about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residence:
+    """How long evicted blocks were in memory: by bucket, the last for those that were there longer than any bound."""
+
+    bounds_s: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+    sum_s: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class LeasedGroup:
     """Slots of the blocks from position `first` on."""
@@ -124,11 +152,15 @@ class CacheStats:
     """Records whose bytes were not what their digest says."""
     moved_bytes: int
     lost_touches: int
+    evicted_unused: int = 0
+    """Of the evicted entries, those that nobody had loaded."""
     tenants: tuple[TenantUsage, ...]
     places: tuple[PlaceUsage, ...] = ()
     """Of tiers below memory, as the server tells them."""
     traffic: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """With each of them: counts by name."""
+    residence: Residence = field(default_factory=Residence)
+    """Of evicted entries. A server tells it apart."""
 
 
 @dataclass(frozen=True, kw_only=True)

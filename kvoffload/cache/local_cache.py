@@ -19,9 +19,12 @@ from kvoffload.cache.answers import (
     Addresses,
     AdoptionReport,
     CacheStats,
+    Departed,
     LeasedGroup,
     LeaseId,
+    Leaving,
     Reservation,
+    Residence,
     SessionId,
     TenantUsage,
     Tickets,
@@ -210,6 +213,14 @@ class LocalCache:
         """Which blocks are readable and were acquired for use since they are."""
         return np.frombuffer(self._core.find_used(name_space, group, hashes), dtype=np.bool_)
 
+    def find_departed(self, name_space: int, group: int, hashes: Buffer) -> list[Departed | None]:
+        """What became of blocks that were in memory and are not any more, as far as that is remembered."""
+        found = self._core.find_departed(name_space, group, hashes)
+        return [
+            None if one is None else Departed(why=Leaving(one[0]), seconds_ago=one[1], missing_bytes=one[2])
+            for one in found
+        ]
+
     def release(self, session: SessionId, lease: LeaseId) -> bool:
         """False: the session has no such lease (any more)."""
         return self._core.release(session, lease)
@@ -307,7 +318,9 @@ class LocalCache:
         tenants = tuple(
             TenantUsage(name=name, quota_bytes=quota, used_bytes=used) for name, quota, used in found["tenants"]
         )
-        return CacheStats(tenants=tenants, **counts)
+        bounds, buckets, sum_s = found["residence"]
+        residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)
+        return CacheStats(tenants=tenants, residence=residence, **counts)
 
 
 def _watch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -56,9 +57,13 @@ def take_sample(client: Client) -> Sample:
     from kvoffload.top.samples import Sample
 
     try:
-        return Sample(time_s=time.monotonic(), stats=client.stats())
+        stats = client.stats()
     except ServerError as fault:
         return Sample(time_s=time.monotonic(), stats=None, fault=client.fault or fault.message)
+    insight = None
+    with contextlib.suppress(ServerError):
+        insight = client.insight()
+    return Sample(time_s=time.monotonic(), stats=stats, insight=insight)
 
 
 def look_once(client: Client, where: str, *, as_json: bool) -> None:

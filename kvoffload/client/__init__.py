@@ -5,6 +5,7 @@ from kvoffload.client.client import Client
 from kvoffload.client.describing import describe_blocks
 from kvoffload.client.joining import Member
 from kvoffload.client.pending import FarTerms, PendingAcquire
+from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "LinkTerms",
     "Member",
     "PendingAcquire",
+    "PromptNote",
     "describe_blocks",
 ]

@@ -15,11 +15,13 @@ from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
 from kvoffload.client.connection import Connection
+from kvoffload.client.insight import ServerInsight
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.pending import FarTerms, Pending, PendingAcquire, PendingSlots
+from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
-from kvoffload.protocol import Drain, Draining, ServerMessage, Stats, Subscribe
+from kvoffload.protocol import Clear, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats, Subscribe
 from kvoffload.protocol.message import Event, Request
 
 _ANSWERS_S = 0.005
@@ -154,6 +156,23 @@ class AsyncClient(Connection):
             await self._await_over(confirmed)
         return self._read_stats(await self._ask(Stats()))
 
+    def note_prompt(self, note: PromptNote) -> None:
+        """What became of a prompt, for the server's counts; it is told later."""
+        assert self._prompts is not None, "an observer has no prompts"
+        self._prompts.note(note, time.monotonic_ns())
+
+    async def insight(self) -> ServerInsight:
+        """What came of prompts, and how long what took. ServerError: there is no answer."""
+        return self._read_insight(await self._ask(Inspect()))
+
+    async def clear(self, *, token: str = "") -> int:
+        """Memory forgets all blocks; how many there were. ServerError: it refuses."""
+        return self._read_cleared(await self._ask(Clear(token=token)))
+
+    async def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
+        """Until the server ends. ServerError: it refuses."""
+        self._read_quota(await self._ask(SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)))
+
     async def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. ServerError: it refuses."""
         return self._read_draining(await self._ask(Drain(token=token, deadline_ms=deadline_ms)))
@@ -215,6 +234,8 @@ class AsyncClient(Connection):
             self._finding = asyncio.get_running_loop().create_task(self._find_server())
         if self._blocks is not None:
             self._blocks.refill(now_ns)
+        if self._prompts is not None:
+            self._prompts.send(now_ns, self._call_ns)
         if self._link.is_serving:
             self._served.set()
         else:

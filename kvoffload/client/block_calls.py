@@ -125,7 +125,7 @@ class BlockCalls:
         boundary = self.find_boundary(chain, local=local, limit=limit, alignment=alignment)
         ask = AcquireAsk(bytes(chain), limit, alignment, tuple(shards), wait_ns, on_over)
         most = min(count_hashes(chain) * self._hash_block_size, limit) // alignment * alignment
-        if far is None or mapped is None or boundary >= most or not self._link.can_promote:
+        if far is None or mapped is None or boundary >= most or not self._link.has("promote"):
             self._acquire(pending, ask, now_ns, boundary)
             return pending
         message = Promote(

@@ -18,11 +18,13 @@ from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
 from kvoffload.client.connection import Connection
+from kvoffload.client.insight import ServerInsight
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.pending import FarTerms, PendingAcquire
+from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
-from kvoffload.protocol import Drain, Draining, ServerMessage, Stats, Subscribe
+from kvoffload.protocol import Clear, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats, Subscribe
 from kvoffload.protocol.message import Event, Request
 
 _SLICE_S = 0.001
@@ -218,6 +220,12 @@ class Client(Connection):
         with self._lock:
             self._engine.invalidate(group, hashes, time.monotonic_ns())
 
+    def note_prompt(self, note: PromptNote) -> None:
+        """What became of a prompt, for the server's counts; it is told later, and by another thread."""
+        with self._lock:
+            assert self._prompts is not None, "an observer has no prompts"
+            self._prompts.note(note, time.monotonic_ns())
+
     # ---- administration ----
 
     def stats(self) -> CacheStats:
@@ -226,6 +234,18 @@ class Client(Connection):
             confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
         self._wait(lambda: confirmed is None or confirmed.is_over)
         return self._read_stats(self._ask(Stats()))
+
+    def insight(self) -> ServerInsight:
+        """What came of prompts, and how long what took. Waits like `stats`."""
+        return self._read_insight(self._ask(Inspect()))
+
+    def clear(self, *, token: str = "") -> int:
+        """Memory forgets all blocks; how many there were. Waits like `stats`; ServerError: it refuses."""
+        return self._read_cleared(self._ask(Clear(token=token)))
+
+    def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
+        """Until the server ends. Waits like `stats`; ServerError: it refuses."""
+        self._read_quota(self._ask(SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)))
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""
@@ -312,6 +332,8 @@ class Client(Connection):
                     self._link.on_time(now_ns)
                 if self._blocks is not None:
                     self._blocks.refill(now_ns)
+                if self._prompts is not None:
+                    self._prompts.send(now_ns, self._call_ns)
                 if self._link.is_serving and not was_serving:
                     self._changed.notify_all()
                 files = {self._wire.lifeline_file: select.POLLIN}

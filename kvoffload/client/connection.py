@@ -15,15 +15,18 @@ from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, CacheStats, Placed, PlaceUsage, SegmentMap, TenantUsage
 from kvoffload.client.block_calls import BlockCalls
+from kvoffload.client.insight import ServerInsight, read_insight
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
 from kvoffload.client.pending import Pending
+from kvoffload.client.prompt_log import PromptLog
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Bye, Counts, Draining, Error, Role, ServerMessage
+from kvoffload.protocol import Bye, ClearedBlocks, Counts, Done, Draining, Error, Insight, Role, ServerMessage
 from kvoffload.protocol.message import Event
 
+_AS_OPERATOR = "ask as the server's user, or with its operator's token"
 PARTING_S = 0.2
 """How long an end waits at most for the server to have had all that was sent."""
 
@@ -46,6 +49,7 @@ class Connection:
             on_event=on_event,
         )
         self._blocks = None if terms.register is None else BlockCalls(self._link, terms.register, terms.link)
+        self._prompts = None if terms.register is None else PromptLog(self._link, terms.register)
 
     # ---- how it stands ----
 
@@ -71,7 +75,7 @@ class Connection:
     @property
     def has_tiers(self) -> bool:
         """The server has something below its memory, which an acquire may wait for."""
-        return self._link.can_promote
+        return self._link.has("promote")
 
     @property
     def boot_id(self) -> int:
@@ -128,9 +132,22 @@ class Connection:
 
     def _read_draining(self, answer: ServerMessage | None) -> Draining:
         if not isinstance(answer, Draining):
-            reason = answer.message if isinstance(answer, Error) else "the cache server did not answer in time"
-            raise ServerError(f"drain: {reason}", remedy="ask as the server's user, or with its operator's token")
+            raise ServerError(f"drain: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
         return answer
+
+    def _read_insight(self, answer: ServerMessage | None) -> ServerInsight:
+        if not isinstance(answer, Insight):
+            raise ServerError(f"insight: {_describe_fault(answer)}", remedy="see whether the cache server runs")
+        return read_insight(answer)
+
+    def _read_cleared(self, answer: ServerMessage | None) -> int:
+        if not isinstance(answer, ClearedBlocks):
+            raise ServerError(f"clear: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
+        return answer.blocks
+
+    def _read_quota(self, answer: ServerMessage | None) -> None:
+        if not isinstance(answer, Done):
+            raise ServerError(f"quota: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
 
     def _end(self) -> None:
         """Gives back what is held, parts from the server and closes everything. Waits for `PARTING_S` at most."""
@@ -174,4 +191,8 @@ def read_counts(answer: ServerMessage | None) -> CacheStats | str:
         places = tuple(PlaceUsage(**vars(place)) for place in answer.places)
         traffic = {one.tier: {k: v for k, v in vars(one).items() if isinstance(v, int)} for one in answer.traffic}
         return CacheStats(tenants=tenants, places=places, traffic=traffic, **counts)
+    return _describe_fault(answer)
+
+
+def _describe_fault(answer: ServerMessage | None) -> str:
     return answer.message if isinstance(answer, Error) else "the cache server did not answer in time"

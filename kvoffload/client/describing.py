@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvoffload.cache import CacheGeometry
-from kvoffload.protocol import GroupTerms, Register, Reuse
+from kvoffload.protocol import GroupTerms, IdentityField, Register, Reuse
 from kvoffload.types import Fingerprint
 
 
@@ -16,6 +16,7 @@ def describe_blocks(
     rank: int = 0,
     ranks: int = 1,
     tenant: str = "",
+    identity: tuple[IdentityField, ...] = (),
 ) -> Register:
     """`hash_seed` is the digest of one, never the seed."""
     groups = tuple(
@@ -37,4 +38,5 @@ def describe_blocks(
         rank=rank,
         ranks=ranks,
         tenant=tenant,
+        identity=identity,
     )

@@ -101,10 +101,9 @@ class Link:
         """It is joined, and what it asks of blocks is answered in time."""
         return self.state is LinkState.SERVING and not self._lanes.blocks.breaker.is_open
 
-    @property
-    def can_promote(self) -> bool:
-        """The server has tiers below its memory."""
-        return self.state is LinkState.SERVING and "promote" in self._capabilities
+    def has(self, capability: str) -> bool:
+        """The server that it is served by has it, and this process may use it."""
+        return self.state is LinkState.SERVING and capability in self._capabilities
 
     @property
     def awaits_answers(self) -> bool:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import describe_blocks
 from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
+from kvoffload.keys.canonical import encode_canonical
 from kvoffload.keys.identity import compare_identities
-from kvoffload.protocol import Register
+from kvoffload.protocol import IdentityField, Register
 from kvoffload.types import Fingerprint
 
+SHOWN_LETTERS = 120
+"""Of a part of an identity; of longer ones a digest is told."""
 Rank = tuple[int, int]
 """(pipeline rank, tensor rank)."""
 
@@ -95,9 +99,15 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
 
 
 def make_register(
-    fingerprint: bytes, groups: tuple[GroupFacts, ...], terms: SharingTerms, *, rank: int = 0, tenant: str = ""
+    fingerprint: bytes,
+    groups: tuple[GroupFacts, ...],
+    terms: SharingTerms,
+    *,
+    description: Mapping[str, object] = MappingProxyType({}),
+    rank: int = 0,
+    tenant: str = "",
 ) -> Register:
-    """What a process of the engine tells its server."""
+    """What a process of the engine tells its server. `description`: of its identity."""
     geometry = CacheGeometry(
         hash_block_size=terms.hash_block_size,
         groups=tuple(
@@ -112,4 +122,17 @@ def make_register(
         rank=rank,
         ranks=terms.ranks,
         tenant=tenant,
+        # Stages of a pipeline differ.
+        identity=_describe_parts(description) if terms.pipeline_ranks == 1 else (),
     )
+
+
+def _describe_parts(description: Mapping[str, object]) -> tuple[IdentityField, ...]:
+    """By name; of what is long, a digest."""
+    return tuple(IdentityField(name=name, value=_shorten(value)) for name, value in description.items())
+
+
+def _shorten(value: object) -> str:
+    if isinstance(value, int | str) and len(str(value)) <= SHOWN_LETTERS and str(value).isprintable():
+        return str(value)
+    return sha256(encode_canonical(value)).hexdigest()  # type: ignore[arg-type]

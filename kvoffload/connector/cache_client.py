@@ -10,7 +10,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, BlockLease, Placed, ReservedSlots, SegmentMap
-from kvoffload.client import FarTerms, PendingAcquire
+from kvoffload.client import FarTerms, PendingAcquire, PromptNote
 
 
 class CacheClient(Protocol):
@@ -55,6 +55,7 @@ class CacheClient(Protocol):
     ) -> bool: ...
     def abort(self, slots: ReservedSlots) -> None: ...
     def invalidate(self, group: int, hashes: Buffer) -> None: ...
+    def note_prompt(self, note: PromptNote) -> None: ...
     def close(self) -> None: ...
 
 

@@ -19,6 +19,7 @@ from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.load_judge import LoadJudge
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.misses import MissReason
+from kvoffload.connector.prompt_notes import PromptNotes
 from kvoffload.connector.save_worth import NULL_BLOCK
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.connector.tracked_request import TrackedRequest
@@ -96,6 +97,7 @@ class Restores:
         self._pool = pool
         self._terms = terms
         self._judge = judge
+        self._notes = PromptNotes(cache, judge, self._measures)
         self._is_ready = is_ready
         self._engine_prefix = EnginePrefix(pool, groups)
         self._admission = LoadAdmission([rule.block_size for rule in groups.rules])
@@ -194,13 +196,15 @@ class Restores:
         if self._terms.verify_always:
             wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
         self._admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
-        prompt = tracked.request.num_tokens - local
-        self._measures.count("kvoffload_queries_total", external)
-        lower = max(boundary - max(question.pending.in_memory, local), 0)
-        self._measures.count("kvoffload_hits_total", external - lower, tier="memory")
-        if lower:
-            self._measures.count("kvoffload_hits_total", lower, tier="lower")
-        self._note_miss(tracked, boundary, prompt - external, MissReason.NEVER_SEEN)
+        limit = self._find_limit(tracked, local)
+        self._notes.note(
+            tracked,
+            local=local,
+            boundary=boundary,
+            limit=limit,
+            reason=MissReason.TOO_SHORT if boundary >= limit else MissReason.NEVER_SEEN,
+            lower=max(boundary - max(question.pending.in_memory, local), 0),
+        )
         size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
         self._loads[request_id] = _Load(found, tuple(names), len(moves), size_bytes, self._clock())
         del self._questions[request_id]  # its lease is the load's
@@ -233,8 +237,7 @@ class Restores:
                 found = question.pending.found
                 if question.miss is None and found is not None and found.is_hit:
                     # The guard refused it, or the engine had no blocks for it.
-                    tokens = question.num_tokens - question.local
-                    self._note_miss(question.tracked, question.local, tokens, MissReason.NO_ROOM)
+                    self._note_miss(question.tracked, question.local, MissReason.NO_ROOM)
                 self._drop(request_id)
 
     def end_loads(self, finished: Iterable[str], failed: Collection[str], *, alive: Container[str]) -> None:
@@ -257,6 +260,8 @@ class Restores:
                 self._measures.observe("kvoffload_load_seconds", seconds)
                 if request_id not in failed:
                     self._measures.count("kvoffload_loaded_bytes_total", load.size_bytes)
+                    if seconds > 0:
+                        self._measures.observe("kvoffload_load_bytes_per_second", load.size_bytes / seconds)
                     self._judge.note_load(load.size_bytes, seconds)
 
     def forget(self, request_id: str) -> None:
@@ -276,7 +281,7 @@ class Restores:
         is_wanted = _may_load(tracked)
         if not is_wanted and not tracked.was_skipped:
             tracked.was_skipped = True
-            self._note_miss(tracked, local, tracked.request.num_tokens - local, MissReason.SKIPPED)
+            self._note_miss(tracked, local, MissReason.SKIPPED)
         return is_wanted
 
     def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
@@ -285,16 +290,8 @@ class Restores:
         most = tracked.terms.max_load_tokens
         return limit if most is None else min(limit, local + self._groups.align(most))
 
-    def _note_miss(self, tracked: TrackedRequest, boundary: int, tokens: int, reason: MissReason) -> None:
-        self._measures.count("kvoffload_queries_total", tokens)
-        self._measures.count("kvoffload_misses_total", tokens, reason=reason.value)
-        logger.debug(
-            "request %s: %d tokens after the first %d are computed: %s",
-            tracked.request.request_id,
-            tokens,
-            boundary,
-            reason.value,
-        )
+    def _note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
+        self._notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
         far = None
@@ -336,7 +333,7 @@ class Restores:
         if question.miss is not None:
             # Judged once, also if it was asked for early.
             question.local, question.version = local, version
-            self._note_miss(tracked, local, tracked.request.num_tokens - local, question.miss)
+            self._note_miss(tracked, local, question.miss)
             self._cache.cancel(question.pending)
         return True
 

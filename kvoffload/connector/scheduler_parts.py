@@ -102,7 +102,7 @@ def assemble(
         alignment=terms.hit_alignment,
         whole_prompts=terms.whole_prompts,
     )
-    register = make_register(engine.fingerprint, engine.groups, sharing)
+    register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
     events = CacheEvents(engine.fingerprint, groups) if terms.has_events else None
     cache = open_cache(register, engine, None if events is None else events.hear)
     pool_bytes = cache.memory(cache.memory_id).size_bytes if cache.memory_id else 0

@@ -138,12 +138,13 @@ class WorkerSide:
         self._group_numbers = np.array(stored, np.int64)
         groups = tuple(_group_facts(geometry, index) for index in stored)
         self._record_bytes = [group.record_bytes for group in groups]
-        fingerprint = identity.fingerprint()
+        fingerprint, described = identity.fingerprint(), identity.describe()
         try:
             if self._identity not in (b"", fingerprint):
                 raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
             if self._terms.sharing.pipeline_ranks == 1:
-                self.join(make_register(fingerprint, groups, self._terms.sharing, rank=self._terms.rank))
+                terms = self._terms
+                self.join(make_register(fingerprint, groups, terms.sharing, description=described, rank=terms.rank))
         except BaseException:
             self.unregister()
             raise
@@ -151,7 +152,7 @@ class WorkerSide:
         self._facts = WorkerFacts(
             rank=self._terms.rank,
             fingerprint=fingerprint,
-            description=identity.describe(),
+            description=described,
             groups=groups,
             num_blocks=geometry.num_blocks,
             cache_bytes=sum(allocation.size_bytes for allocation in geometry.allocations),

@@ -7,7 +7,7 @@ import hmac
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import EngineSession
-from kvoffload.protocol import Drain, Error, ErrorCode
+from kvoffload.protocol import ClientMessage, Error, ErrorCode
 
 _NS_PER_MS = 1_000_000
 
@@ -34,10 +34,10 @@ class DrainState:
         return self.is_on and (is_late or not holds_something)
 
 
-def check_drain(terms: CoreTerms, session: EngineSession, message: Drain) -> Error | None:
+def check_operator(terms: CoreTerms, session: EngineSession, message: ClientMessage, told: str) -> Error | None:
     """Who asks for it is an operator, or knows the token."""
     token = terms.operator_token
-    if token and hmac.compare_digest(message.token.encode(), token.encode()):
+    if token and hmac.compare_digest(told.encode(), token.encode()):
         return None
     if session.uid in terms.operator_uids if session.guest is None else session.guest.is_operator:
         return None

@@ -74,6 +74,10 @@ class ExpressChannels:
         """To be called now and then: lets go of channels that have ended."""
         self._server.tick()
 
+    def call_times(self) -> dict[str, tuple[tuple[int, ...], int]]:
+        """By call: counts by bucket, and all nanoseconds."""
+        return self._server.call_times()
+
     def start_drain(self) -> None:
         """Nothing new is taken; what is held is taken back."""
         self._server.start_drain()

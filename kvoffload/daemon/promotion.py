@@ -15,6 +15,7 @@ from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_looks import Found, Then, TierLooks
 from kvoffload.daemon.tier_rate import TierRate
 from kvoffload.daemon.tier_terms import FindSpace, Rows, TierCounts, TierSpace, TierTerms, as_names, as_rows, cut_pieces
+from kvoffload.metrics.histogram import WAIT_BOUNDS_S, Histogram
 from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
@@ -45,6 +46,8 @@ class Promotions:
     ) -> None:
         """`on_stored` hears of blocks that can be read in memory again."""
         self.rate = TierRate()
+        self.waits = Histogram(WAIT_BOUNDS_S)
+        """Of requests."""
         self._tier = tier
         self._terms = terms
         self._find_space = find_space
@@ -113,7 +116,7 @@ class Promotions:
     def bring_up(self, asked: AskedFor, part: PartOf, now_s: float, answer: Answer) -> None:
         """A part of what a request waits for. `answer` is called once."""
         space = asked.space
-        promotion = Promotion(answer, part.boundary, asked.end_s, part.keep)
+        promotion = Promotion(answer, part.boundary, asked.end_s, part.keep, now_s)
         self._waiting.add(promotion)
         for group, kept in enumerate(part.kept):
             # What is there already is not to give way to what comes.
@@ -130,7 +133,7 @@ class Promotions:
             wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
             return
         rows = [as_rows(wanted.hashes if group == wanted.group else b"") for group in range(len(space.rules))]
-        promotion = Promotion(wanted.answer, 0, wanted.deadline_s, Keep(1, wanted.deadline_s), is_peers=True)
+        promotion = Promotion(wanted.answer, 0, wanted.deadline_s, Keep(1, wanted.deadline_s), now_s, is_peers=True)
         self._waiting.add(promotion)
         self._peers_waiting += 1
         nobody_knows = [np.zeros_like(group) for group in rows]
@@ -267,6 +270,7 @@ class Promotions:
             return
         self._waiting.discard(promotion)
         self._peers_waiting -= promotion.is_peers
+        self.waits.add(max(now_s - promotion.begun_s, 0.0))
         promotion.keep.end_part(now_s)
         if promotion.leases:
             self._held.append((promotion.keep, promotion.leases))

@@ -96,6 +96,7 @@ class Promotion:
     boundary: int
     deadline_s: float
     keep: Keep
+    begun_s: float
     pieces: set[Piece] = field(default_factory=set)
     leases: list[LeaseId] = field(default_factory=list)
     is_partly: bool = False

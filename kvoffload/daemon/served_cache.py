@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, Acquired, CacheGeometry, SessionId
+from kvoffload.cache import NO_LIMIT, Acquired, CacheGeometry, Departed, SessionId
 from kvoffload.peers.peer_desk import PeerCache
 from kvoffload.types import Fingerprint
 
@@ -39,6 +39,8 @@ class ServedCache(PeerCache, Protocol):
     ) -> Acquired: ...
 
     def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
+
+    def find_departed(self, name_space: int, group: int, hashes: Buffer) -> list[Departed | None]: ...
 
     def clear(self, name_space: int) -> int: ...
 

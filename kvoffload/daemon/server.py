@@ -52,7 +52,6 @@ LOG_PAUSE_NS = 2_000_000
 """Between two looks at what was stored: engines that save block by block are not to keep the loop busy."""
 LAST_LOOKS = 64
 """At what has come, before a private server ends."""
-SOFTWARE = "kvoffload"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,7 @@ class CacheServer:
         self._core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
-                handshake=ServerTerms(capabilities=capabilities, domain="", software=SOFTWARE),
+                handshake=ServerTerms(capabilities=capabilities, domain="", software="kvoffload"),
                 control=self._channels.endpoint,
                 pid=os.getpid(),
                 uid=os.getuid(),
@@ -152,6 +151,7 @@ class CacheServer:
             on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
             tiers=tiers,
             links=self._peers,
+            call_times=self._express.call_times,
         )
         for socket in self._channels.sockets:
             self._poller.register(socket, zmq.POLLIN)

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias, get_args
 
 from kvoffload.daemon.adoption import AdoptionDesk
 from kvoffload.daemon.block_desk import BlockDesk, BlockMessage
-from kvoffload.daemon.counts import describe_counts, describe_draining
+from kvoffload.daemon.counts import describe_draining
 from kvoffload.daemon.domain import Domain, DomainTerms
-from kvoffload.daemon.drain import DrainState, check_drain
+from kvoffload.daemon.drain import DrainState, check_operator
 from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.fault_log import FaultLog
+from kvoffload.daemon.insight_desk import CallTimes, InsightDesk
 from kvoffload.daemon.peer_office import LinkOffice, peer_calls
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.registering import open_express, register
@@ -54,7 +55,6 @@ from kvoffload.protocol import (
     Register,
     Registered,
     ServerMessage,
-    Stats,
     Subscribe,
     Subscribed,
     Welcome,
@@ -87,6 +87,7 @@ class ServerCore:
         on_heard: Callable[[bool], None] = lambda _: None,
         tiers: Mapping[str, TierChain] = MappingProxyType({}),
         links: LinkOffice | None = None,
+        call_times: Callable[[], CallTimes] = dict,
     ) -> None:
         """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
         wants to hear of blocks that are stored; `tiers`, by domain, always do."""
@@ -106,12 +107,13 @@ class ServerCore:
         self._faults = FaultLog()
         self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
         self._blocks = BlockDesk(self.tell_stored, self._tiers.forget)
+        self._insight = InsightDesk(terms, self._domains, clear=self.clear, call_times=call_times)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
             **peer_calls(links, terms.limits.namespaces),
             Mark: lambda _, __: Done(),
-            Stats: self._count,
+            **self._insight.handlers,
             Subscribe: self._subscribe,
             **dict.fromkeys(get_args(BlockMessage), self._blocks.serve),
         }
@@ -202,6 +204,7 @@ class ServerCore:
             return []
         behind: list[Sendable] = []
         answer = self._faults.serve(call.message, self._serve, connection, call, now_ns, uid, behind)
+        self._insight.note_answer(answer)
         if callable(answer):
             return [Later(connection, call.message, call.number, answer), *behind]
         return behind if answer is None else [ToConnection(connection, answer, call.number), *behind]
@@ -370,12 +373,6 @@ class ServerCore:
             return refuse(message, ErrorCode.NOT_ALLOWED, "an observer has no memory")
         return AdoptAnswer(verdict=self._adoption.judge(connection.session, message))
 
-    def _count(self, connection: Connection, message: Stats) -> ServerMessage:
-        domain = connection.session.domain
-        if domain.cache is None:
-            return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
-        return describe_counts(domain.cache.stats, domain.traffic)
-
     def _subscribe(self, connection: Connection, message: Subscribe) -> ServerMessage:
         if not self._feed.subscribe(connection.key, connection.session.domain.name, message.name_spaces):
             return refuse(message, ErrorCode.BUSY, "there are too many subscribers")
@@ -384,7 +381,7 @@ class ServerCore:
     def _serve_drain(
         self, connection: Connection, message: Drain, now_ns: int, behind: list[Sendable]
     ) -> ServerMessage:
-        refusal = check_drain(self._terms, connection.session, message)
+        refusal = check_operator(self._terms, connection.session, message, message.token)
         if refusal is not None:
             return refusal
         behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)

@@ -6,6 +6,8 @@ from kvoffload.metrics.metric import Kind, Metric, Source, Unit
 
 _TRANSFER_BUCKETS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
+_SPEED_BUCKETS = (1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11)
+
 ENGINE_METRICS: tuple[Metric, ...] = (
     Metric(
         name="kvoffload_dropped_saves_total",
@@ -58,6 +60,14 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         unit=Unit.NONE,
         help="Cached blocks that are kept from eviction until they are loaded.",
         labels={},
+    ),
+    Metric(
+        name="kvoffload_load_bytes_per_second",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.BYTES_PER_SECOND,
+        help="Speed of a load, from its planning until every byte is in the engine's KV cache.",
+        labels={},
+        buckets=_SPEED_BUCKETS,
     ),
     Metric(
         name="kvoffload_load_seconds",
@@ -126,6 +136,13 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit=Unit.BYTES,
         help="Bytes that were copied out of the engine's KV cache.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_saved_seconds_total",
+        kind=Kind.COUNTER,
+        unit=Unit.SECONDS,
+        help="What computing the promised tokens would have taken this engine, as its prompts so far have shown.",
         labels={},
     ),
     Metric(

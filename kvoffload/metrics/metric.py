@@ -34,6 +34,7 @@ class Unit(Enum):
     BYTES = "bytes"
     SECONDS = "seconds"
     RATIO = "ratio"
+    BYTES_PER_SECOND = "bytes_per_second"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,9 +52,10 @@ def _rate(metric: str, *by: str) -> str:
     return f"sum by ({', '.join(by)}) ({rate})" if by else f"sum({rate})"
 
 
-def _quantiles(metric: str) -> tuple[Query, ...]:
+def _quantiles(metric: str, **of: str) -> tuple[Query, ...]:
+    chosen = "{" + ", ".join(f'{label}="{value}"' for label, value in of.items()) + "}" if of else ""
     return tuple(
-        Query(f"histogram_quantile({share}, {_rate(f'{metric}_bucket', 'le')})", name)
+        Query(f"histogram_quantile({share}, {_rate(f'{metric}_bucket{chosen}', 'le')})", name)
         for share, name in ((0.5, "median"), (0.99, "p99"))
     )
 
@@ -90,6 +91,12 @@ _ENGINES = PanelRow(
             ),
         ),
         Panel(
+            title="Speed of a load",
+            help="From its planning until every byte is in the engine's KV cache.",
+            shown=Shown.BYTES_PER_SECOND,
+            queries=_quantiles("kvoffload_load_bytes_per_second"),
+        ),
+        Panel(
             title="Time of a load",
             help="Until every byte is in the engine's KV cache; a request waits for it.",
             shown=Shown.SECONDS,
@@ -111,6 +118,70 @@ _ENGINES = PanelRow(
             help="no_slot: memory is too small, or full of what is leased. no_pin: saves are slower than prompts.",
             shown=Shown.PER_SECOND,
             queries=(Query(_rate("kvoffload_dropped_saves_total", "reason"), "{{reason}}"),),
+        ),
+    ),
+)
+_PROMPTS = PanelRow(
+    title="Prompts, as the server sees them",
+    panels=(
+        Panel(
+            title="What became of their tokens",
+            help="evicted: more memory would have kept them. other_identity: an engine that differs has them.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_prompt_tokens_total", "outcome"), "{{outcome}}"),),
+        ),
+        Panel(
+            title="How much could hit at most",
+            help="Of the blocks that were asked for, those asked for before: an endless cache would have had them.",
+            shown=Shown.SHARE,
+            queries=(Query("kvoffload_hit_ceiling_ratio", "ceiling"),),
+        ),
+        Panel(
+            title="Different blocks",
+            help="That were asked for; what memory would have to hold to miss nothing that comes again.",
+            shown=Shown.COUNT,
+            queries=(Query("kvoffload_distinct_blocks", "different"),),
+        ),
+        Panel(
+            title="Computing that was saved",
+            help="Seconds of engines, in each second: 2 is as much as two engines compute.",
+            shown=Shown.COUNT,
+            queries=(Query(_rate("kvoffload_engines_saved_seconds_total"), "engines"),),
+        ),
+        Panel(
+            title="How long blocks stay",
+            help="Those that made room, from being stored until then; and how many of them nobody had loaded.",
+            shown=Shown.SECONDS,
+            queries=_quantiles("kvoffload_residence_seconds"),
+        ),
+        Panel(
+            title="Blocks that were never loaded",
+            help="Of those that made room.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_evicted_unused_blocks_total"), "never loaded"),),
+        ),
+    ),
+)
+_CALLS = PanelRow(
+    title="The server's calls",
+    panels=(
+        Panel(
+            title="An acquire",
+            help="On the server; an engine waits for it.",
+            shown=Shown.SECONDS,
+            queries=_quantiles("kvoffload_call_seconds", call="acquire"),
+        ),
+        Panel(
+            title="Waiting for a tier",
+            help="Of requests whose blocks come up.",
+            shown=Shown.SECONDS,
+            queries=_quantiles("kvoffload_promotion_seconds"),
+        ),
+        Panel(
+            title="Errors that were answered",
+            help="By code, see docs/protocol.md.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_answered_errors_total", "code"), "{{code}}"),),
         ),
     ),
 )
@@ -213,4 +284,4 @@ _TIERS = PanelRow(
         ),
     ),
 )
-PANEL_ROWS = (_ENGINES, _MEMORY, _TIERS)
+PANEL_ROWS = (_ENGINES, _PROMPTS, _MEMORY, _TIERS, _CALLS)

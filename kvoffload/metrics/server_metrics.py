@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvoffload.metrics.histogram import CALL_BOUNDS_S, RESIDENCE_BOUNDS_S, WAIT_BOUNDS_S
 from kvoffload.metrics.metric import Kind, Metric, Source, Unit
 
 _BELOW = {"tier": "disk, peer, mooncake, valkey or s3"}
@@ -17,6 +18,31 @@ SERVER_METRICS: tuple[Metric, ...] = (
         unit=Unit.NONE,
         help="Questions for a prompt's blocks, by what came of them.",
         labels={"outcome": "hit (with a lease), miss or refused (over a limit)"},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_answered_errors_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Errors that were answered on the control channel.",
+        labels={"code": "an error code of docs/protocol.md"},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_asked_blocks_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Blocks of prompts that engines did not have themselves and asked about.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_call_seconds",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.SECONDS,
+        help="Time that the server took for a call on an express channel.",
+        labels={"call": "acquire, acquire_entries, credits, publish, abort, release or invalidate"},
+        buckets=CALL_BOUNDS_S,
         source=Source.SERVER,
     ),
     Metric(
@@ -36,10 +62,26 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_distinct_blocks",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="Different ones among the blocks that were asked about, to about 1%.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_duplicate_blocks_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
         help="Published blocks that were there already.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_engines_saved_seconds_total",
+        kind=Kind.COUNTER,
+        unit=Unit.SECONDS,
+        help="What computing the promised tokens would have taken the engines, as they have measured.",
         labels={},
         source=Source.SERVER,
     ),
@@ -56,6 +98,22 @@ SERVER_METRICS: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit=Unit.NONE,
         help="Blocks that made room in memory.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_evicted_unused_blocks_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Of the blocks that made room in memory, those that nobody had loaded.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_hit_ceiling_ratio",
+        kind=Kind.GAUGE,
+        unit=Unit.RATIO,
+        help="Share of the asked blocks that had been asked for before: what an endless cache would have had.",
         labels={},
         source=Source.SERVER,
     ),
@@ -100,6 +158,27 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_promotion_seconds",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.SECONDS,
+        help="Time that a request waited for what a tier brought up.",
+        labels=_BELOW,
+        buckets=WAIT_BOUNDS_S,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_prompt_tokens_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Prompt tokens that engines did not have themselves, by what became of them.",
+        labels={
+            "outcome": "hit_memory, hit_lower, or why they were computed: never_seen, evicted, untrusted, cleared, "
+            "other_identity (an engine that differs has them), incomplete (not all that a boundary needs), too_short, "
+            "not_served, refused, slow_to_answer, no_room, slower_than_computing, tier_too_slow or skipped"
+        },
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_quarantined_blocks",
         kind=Kind.GAUGE,
         unit=Unit.NONE,
@@ -113,6 +192,15 @@ SERVER_METRICS: tuple[Metric, ...] = (
         unit=Unit.NONE,
         help="Slots that are being written.",
         labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_residence_seconds",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.SECONDS,
+        help="How long blocks that made room had been in memory.",
+        labels={},
+        buckets=RESIDENCE_BOUNDS_S,
         source=Source.SERVER,
     ),
     Metric(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.protocol import answers, blocks, lifecycle, lifeline, opening, peering, watching
+from kvoffload.protocol import answers, blocks, insight, lifecycle, lifeline, opening, peering, watching
 from kvoffload.protocol.message import Message
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -35,6 +35,13 @@ MESSAGES: tuple[type[Message], ...] = (
     watching.Removed,
     watching.Cleared,
     watching.EventsLost,
+    insight.Explain,
+    insight.Explained,
+    insight.Inspect,
+    insight.Insight,
+    insight.Clear,
+    insight.ClearedBlocks,
+    insight.SetQuota,
     lifecycle.Drain,
     lifecycle.Draining,
     lifecycle.Adopt,
@@ -53,6 +60,6 @@ MESSAGES: tuple[type[Message], ...] = (
     lifeline.Farewell,
 )
 
-CAPABILITIES = frozenset({"adopt", "events", "peer", "prefetch", "promote"})
+CAPABILITIES = frozenset({"adopt", "events", "explain", "operate", "peer", "prefetch", "promote"})
 """Parts of this version that a peer may lack. `promote` a server has where there are tiers below memory, `peer` where
 it serves other servers."""

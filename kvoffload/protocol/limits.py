@@ -20,6 +20,9 @@ MAX_IDENTITY = 64
 MAX_TENANTS = 256
 MAX_PLACES = 64
 MAX_TIERS = 8
+MAX_QUERIES = 32
+MAX_NAMED_COUNTS = 64
+MAX_TIMINGS = 64
 MAX_SEGMENTS = 65_536
 MAX_PACKET_SEGMENTS = 250
 """The kernel passes at most 253 descriptors at once; lock and index go with the first ones."""

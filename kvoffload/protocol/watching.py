@@ -86,6 +86,7 @@ class Counts(Reply):
     mismatches: Annotated[U64, "records whose bytes were not what their digest says"]
     moved_bytes: Annotated[U64, "to close holes"]
     lost_touches: Annotated[U64, "uses that the eviction policy did not hear of"]
+    evicted_unused: Annotated[U64, "of the evicted entries, those that nobody had loaded"] = 0
     tenants: Annotated[tuple[TenantCounts, ...], Several(Shape(TenantCounts), MAX_TENANTS), "of the pool"] = ()
     places: Annotated[tuple[PlaceCounts, ...], Several(Shape(PlaceCounts), MAX_PLACES), "of tiers below memory"] = ()
     traffic: Annotated[tuple[TrafficCounts, ...], Several(Shape(TrafficCounts), MAX_TIERS), "with each tier"] = ()

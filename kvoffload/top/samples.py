@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvoffload.cache import CacheStats, PlaceUsage
+from kvoffload.client.insight import ServerInsight
 
 COUNTED = ("hits", "misses", "refused", "evicted", "duplicates")
 NO_COUNTS: Mapping[str, int] = {}
@@ -18,6 +19,8 @@ class Sample:
 
     time_s: float
     stats: CacheStats | None
+    insight: ServerInsight | None = None
+    """None with counts: the server is of an earlier version."""
     fault: str = ""
 
 
@@ -52,6 +55,9 @@ class View:
     stats: CacheStats
     rates: Mapping[str, float]
     tiers: tuple[TierLine, ...]
+    insight: ServerInsight | None = None
+    outcomes: Mapping[str, float] = field(default_factory=dict)
+    """Prompt tokens a second, by what became of them."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -93,7 +99,14 @@ def compare(before: Sample | None, now: Sample) -> View | None:
                 counts=counts,
             )
         )
-    return View(stats=stats, rates=rates, tiers=tuple(tiers))
+    outcomes = {}
+    if now.insight is not None:
+        former = None if before is None or before.insight is None else before.insight.outcomes
+        outcomes = {
+            name: rate(count, None if former is None else former.get(name, 0))
+            for name, count in now.insight.outcomes.items()
+        }
+    return View(stats=stats, rates=rates, tiers=tuple(tiers), insight=now.insight, outcomes=outcomes)
 
 
 def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
@@ -116,6 +129,8 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
         "totals": {name: getattr(stats, name) for name in COUNTED},
         "per_second": dict(view.rates),
         "hit_rate": view.hit_rate,
+        "prompts": None if view.insight is None else _describe_prompts(view.insight, view.outcomes),
+        "errors": {} if view.insight is None else dict(view.insight.errors),
         "tenants": [
             {"name": one.name, "used_bytes": one.used_bytes, "quota_bytes": one.quota_bytes} for one in stats.tenants
         ],
@@ -130,4 +145,16 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
             }
             for tier in view.tiers
         ],
+    }
+
+
+def _describe_prompts(insight: ServerInsight, per_second: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "totals": dict(insight.outcomes),
+        "per_second": dict(per_second),
+        "hit_rate": insight.hit_rate,
+        "hit_ceiling": insight.ceiling,
+        "asked_blocks": insight.asked_blocks,
+        "distinct_blocks": insight.distinct_blocks,
+        "saved_seconds": insight.saved_s,
     }

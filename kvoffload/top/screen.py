@@ -6,10 +6,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvoffload.client.insight import ServerInsight
 from kvoffload.top.samples import Sample, TierLine, View
 from kvoffload.units import GIB, KIB, MIB
 
 _BAR = 24
+_OUTCOMES = 4
 _TENANTS = 8
 """The largest; the others are one line."""
 
@@ -23,6 +25,7 @@ def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
         ),
         _draw_memory(view),
         _draw_requests(view),
+        *([] if view.insight is None else [_draw_prompts(view, view.insight)]),
         *([_draw_tiers(view)] if view.tiers else []),
         *([_draw_tenants(view)] if len(view.stats.tenants) > 1 else []),
     )
@@ -56,6 +59,16 @@ def _draw_requests(view: View) -> Text:
     share = "no requests" if view.hit_rate is None else f"{view.hit_rate:.1%} hit"
     rates = ", ".join(f"{number(view.rates[name])} {name}" for name in ("hits", "misses", "evicted", "refused"))
     return Text(f"requests  {share}; a second: {rates}")
+
+
+def _draw_prompts(view: View, insight: ServerInsight) -> Text:
+    """What became of tokens in between, the most frequent first; or since the server began, where nothing was asked."""
+    per_second = any(view.outcomes.values())
+    shown = view.outcomes if per_second else insight.outcomes
+    rows = sorted(((count, name) for name, count in shown.items() if count), reverse=True)[:_OUTCOMES]
+    line = ", ".join(f"{number(count)} {name}" for count, name in rows) or "nothing was asked yet"
+    ceiling = "" if insight.ceiling is None else f"; at most {insight.ceiling:.1%} of blocks could hit"
+    return Text(f"tokens    {'a second' if per_second else 'so far'}: {line}{ceiling}")
 
 
 def _draw_tiers(view: View) -> Table:

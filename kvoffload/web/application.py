@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -11,10 +12,20 @@ from kvoffload.errors import ServerError
 from kvoffload.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, expose
 from kvoffload.top.samples import Sample, as_row, compare
 from kvoffload.web.http_message import HttpError, Request, Response, json_response
-from kvoffload.web.readings import read_stats
+from kvoffload.web.readings import read_insight, read_stats
 from kvoffload.web.routes import Route, Router
 from kvoffload.web.watcher import Watcher
 
+MAX_TENANT_LETTERS = 64
+_QUOTA = {
+    "type": "object",
+    "properties": {
+        "tenant": {"type": "string", "minLength": 1, "maxLength": MAX_TENANT_LETTERS},
+        "quota_bytes": {"type": "integer", "minimum": 1, "maximum": 2**64 - 1},
+    },
+    "required": ["tenant", "quota_bytes"],
+    "additionalProperties": False,
+}
 _BOTH = {HTTPStatus.OK: "yes", HTTPStatus.SERVICE_UNAVAILABLE: "no, and why"}
 
 
@@ -52,6 +63,23 @@ class Application:
                 Route(method="GET", path="/config", summary="The settings, and where each is from.", answer=self._show),
                 Route(
                     method="POST",
+                    path="/clear",
+                    summary="Memory forgets all blocks; tiers below keep theirs.",
+                    answer=self._clear,
+                    is_action=True,
+                    statuses={HTTPStatus.OK: "how many blocks there were"},
+                ),
+                Route(
+                    method="POST",
+                    path="/quota",
+                    summary="A tenant's quota, until the server ends. One without a quota gets none.",
+                    answer=self._set_quota,
+                    body=_QUOTA,
+                    is_action=True,
+                    statuses={HTTPStatus.OK: "what was set"},
+                ),
+                Route(
+                    method="POST",
                     path="/drain",
                     summary="The cache server takes nothing new, and ends when nobody holds anything.",
                     answer=self._drain,
@@ -74,27 +102,53 @@ class Application:
     async def _metrics(self, request: Request) -> Response:
         seen = await self._watcher.look()
         is_open = "application/openmetrics-text" in request.head.headers.get("accept", "")
-        body = expose(read_stats(seen.stats), is_open=is_open)
+        told = () if seen.insight is None else read_insight(seen.insight)
+        body = expose([*read_stats(seen.stats), *told], is_open=is_open)
         return Response(body=body, content_type=OPEN_TYPE if is_open else PLAIN_TYPE)
 
     async def _stats(self, _request: Request) -> Response:
         seen = await self._watcher.look()
-        sample = Sample(time_s=0.0, stats=seen.stats, fault=seen.fault)
+        sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, fault=seen.fault)
         status = HTTPStatus.SERVICE_UNAVAILABLE if seen.stats is None else HTTPStatus.OK
         return json_response(as_row(sample, compare(None, sample)), status)
 
     async def _show(self, _request: Request) -> Response:
         return json_response(self._config)
 
-    async def _drain(self, request: Request) -> Response:
-        if request.body:
-            raise HttpError(HTTPStatus.BAD_REQUEST, "/drain takes no body")
-        try:
+    async def _clear(self, _request: Request) -> Response:
+        with _as_gateway():
+            return json_response({"blocks": await self._watcher.clear(self._token)})
+
+    async def _set_quota(self, request: Request) -> Response:
+        given = request.read_json()
+        tenant, quota_bytes = given.get("tenant"), given.get("quota_bytes")
+        is_number = isinstance(quota_bytes, int) and not isinstance(quota_bytes, bool) and 0 < quota_bytes < 2**64
+        if given.keys() != {"tenant", "quota_bytes"} or not _is_name(tenant) or not is_number:
+            raise HttpError(HTTPStatus.BAD_REQUEST, 'say {"tenant": "a name", "quota_bytes": 1 to 2^64 - 1}')
+        assert isinstance(tenant, str)
+        assert isinstance(quota_bytes, int)
+        with _as_gateway():
+            await self._watcher.set_quota(tenant, quota_bytes, self._token)
+        return json_response(given)
+
+    async def _drain(self, _request: Request) -> Response:
+        with _as_gateway():
             draining = await self._watcher.drain(self._token)
-        except ServerError as fault:
-            raise HttpError(HTTPStatus.BAD_GATEWAY, fault.message) from fault
         waits = {"leases": draining.leases, "reserved": draining.reserved, "sessions": draining.sessions}
         return json_response(waits, HTTPStatus.ACCEPTED)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_TENANT_LETTERS
+
+
+@contextlib.contextmanager
+def _as_gateway() -> Iterator[None]:
+    """What the cache server does not do is no fault of whoever asked here."""
+    try:
+        yield
+    except ServerError as fault:
+        raise HttpError(HTTPStatus.BAD_GATEWAY, fault.message) from fault
 
 
 def hide_secrets(loaded: LoadedSettings) -> Mapping[str, Any]:

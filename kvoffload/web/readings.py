@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kvoffload.cache import CacheStats
-from kvoffload.metrics.exposition import Reading, reading
+from kvoffload.client.insight import ServerInsight
+from kvoffload.metrics.exposition import Reading, distribution, reading
 
 MEMORY = "memory"
 _GAUGES = {
@@ -17,6 +18,7 @@ _GAUGES = {
     "sessions": "kvoffload_sessions",
     "duplicates": "kvoffload_duplicate_blocks_total",
     "evicted": "kvoffload_evicted_blocks_total",
+    "evicted_unused": "kvoffload_evicted_unused_blocks_total",
     "lost_touches": "kvoffload_lost_touches_total",
     "mismatches": "kvoffload_mismatches_total",
     "moved_bytes": "kvoffload_compacted_bytes_total",
@@ -30,6 +32,11 @@ _TRAFFIC = {
     "waiting_requests": "kvoffload_tier_waiting_requests",
     "written": "kvoffload_tier_written_blocks_total",
     "written_bytes": "kvoffload_tier_written_bytes_total",
+}
+_TIMINGS = {
+    "call": ("kvoffload_call_seconds", "call"),
+    "promotion": ("kvoffload_promotion_seconds", "tier"),
+    "residence": ("kvoffload_residence_seconds", ""),
 }
 _DROPPED = {"dropped_full": "full", "dropped_gone": "gone", "failed": "failed"}
 _UNSERVED = {"late": "late", "too_slow": "too_slow", "without_room": "without_room"}
@@ -50,6 +57,23 @@ def read_stats(stats: CacheStats | None) -> Iterator[Reading]:
         yield reading("kvoffload_tenant_quota_bytes", tenant.quota_bytes, tenant=tenant.name)
     for tier, counts in stats.traffic.items():
         yield from _read_traffic(tier, counts)
+
+
+def read_insight(insight: ServerInsight) -> Iterator[Reading]:
+    """What came of prompts, and how long what took."""
+    for outcome, count in insight.outcomes.items():
+        yield reading("kvoffload_prompt_tokens_total", count, outcome=outcome)
+    for code, count in insight.errors.items():
+        yield reading("kvoffload_answered_errors_total", count, code=code)
+    yield reading("kvoffload_asked_blocks_total", insight.asked_blocks)
+    yield reading("kvoffload_distinct_blocks", insight.distinct_blocks)
+    yield reading("kvoffload_engines_saved_seconds_total", insight.saved_s)
+    if insight.ceiling is not None:
+        yield reading("kvoffload_hit_ceiling_ratio", insight.ceiling)
+    for timing in insight.timings:
+        if timing.name in _TIMINGS:
+            name, label = _TIMINGS[timing.name]
+            yield distribution(name, timing.counts, timing.sum_s, **({label: timing.label} if label else {}))
 
 
 def _read_places(stats: CacheStats) -> Iterator[Reading]:

@@ -26,6 +26,8 @@ class Route:
     content_types: Sequence[str] = ("application/json",)
     statuses: Mapping[HTTPStatus, str] = field(default_factory=lambda: {HTTPStatus.OK: "as the summary says"})
     is_action: bool = False
+    body: Mapping[str, Any] | None = None
+    """The JSON schema of what it takes; None: it takes nothing."""
 
 
 class Router:
@@ -55,7 +57,7 @@ class Router:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"{head.path} takes no query")
         if route.is_action:
             self._check_token(request)
-        elif request.body:
+        if request.body and route.body is None:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"{head.path} takes no body")
         return await route.answer(request)
 
@@ -109,4 +111,6 @@ def _describe_route(route: Route) -> dict[str, Any]:
         for status, text in route.statuses.items()
     }
     action: dict[str, Any] = {"security": [{"token": []}]} if route.is_action else {}
+    if route.body is not None:
+        action["requestBody"] = {"required": True, "content": {"application/json": {"schema": route.body}}}
     return {"summary": route.summary, "responses": {**told, **refused}, **action}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvoffload.cache import CacheStats
 from kvoffload.client.async_client import AsyncClient
+from kvoffload.client.insight import ServerInsight
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Draining
 
@@ -21,6 +22,8 @@ class Seen:
     """`stats` is None where the server does not answer, and `fault` says why."""
 
     stats: CacheStats | None
+    insight: ServerInsight | None = None
+    """None with counts: the server is of an earlier version."""
     fault: str = ""
 
 
@@ -44,10 +47,25 @@ class Watcher:
         """ServerError: the server refuses, or does not answer."""
         return await self._client.drain(token=token)
 
+    async def clear(self, token: str) -> int:
+        """How many blocks memory forgot. ServerError: the server refuses, or does not answer."""
+        return await self._client.clear(token=token)
+
+    async def set_quota(self, tenant: str, quota_bytes: int, token: str) -> None:
+        """ServerError: the server refuses, or does not answer."""
+        await self._client.set_quota(tenant, quota_bytes, token=token)
+
+    async def _find_insight(self) -> ServerInsight | None:
+        try:
+            return await self._client.insight()
+        except ServerError:
+            return None
+
     async def _ask(self) -> Seen:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return Seen(stats=await self._client.stats())
+                stats = await self._client.stats()
+                return Seen(stats=stats, insight=await self._find_insight())
         except ServerError as fault:
             return Seen(stats=None, fault=self._client.fault or fault.message)
         except TimeoutError:

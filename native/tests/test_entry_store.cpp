@@ -93,7 +93,7 @@ TEST(an_entry_lives_from_reservation_to_eviction) {
     CHECK_EQUAL(counts.used_bytes.load(), 1000u);
     CHECK_EQUAL(made.find(space, 1), kNoEntry);
     CHECK_EQUAL(made.store->slot_bytes(entry).size(), 1000u);
-    CHECK(!made.store->remove(entry));
+    CHECK(!made.store->remove(entry, Leaving::untrusted));
     CHECK(!made.store->evict_one());
 
     const std::uint64_t version = made.index.view().header->version_counter;
@@ -123,8 +123,8 @@ TEST(what_is_leased_is_hidden_but_kept_until_its_lease_ends) {
     const EntryNumber entry = made.add(space, 1);
     made.word(entry).fetch_add(2);
     CHECK(!made.store->evict_one());
-    CHECK(made.store->remove(entry));
-    CHECK(!made.store->remove(entry));
+    CHECK(made.store->remove(entry, Leaving::untrusted));
+    CHECK(!made.store->remove(entry, Leaving::untrusted));
     CHECK_EQUAL(made.find(space, 1), kNoEntry);
     CHECK(made.state(entry) == EntryState::quarantined);
     CHECK_EQUAL(EntryWord(made.word(entry).load()).leases(), 2u);
@@ -174,7 +174,7 @@ TEST(numbers_of_entries_without_shards_serve_sharded_ones) {
     }
     const std::uint64_t before = made.index.segment().held_bytes();
     for (const EntryNumber entry : entries) {
-        CHECK(made.store->remove(entry));
+        CHECK(made.store->remove(entry, Leaving::untrusted));
     }
     // Their digests have memory of their own before anybody touches it.
     const EntryNumber first = made.reserve(sharded);
@@ -253,7 +253,7 @@ TEST(hints_that_name_no_possible_parent_are_not_followed) {
     const EntryNumber stranger = made.add(other, 1);
     const EntryNumber of_other_tenant = made.add(space, 2, own);
     const EntryNumber gone = made.add(space, 3);
-    CHECK(made.store->remove(gone));
+    CHECK(made.store->remove(gone, Leaving::untrusted));
     const EntryNumber parent = made.add(space, 4);
     for (const EntryNumber hint : {stranger, of_other_tenant, EntryNumber{999'999}, kNoEntry, parent}) {
         CHECK(made.add(space, 100 + hint, 0, hint) != kNoEntry);
@@ -266,6 +266,36 @@ TEST(hints_that_name_no_possible_parent_are_not_followed) {
     CHECK_EQUAL(made.store->counts().used_bytes.load(), 0u);
 }
 
+TEST(what_left_is_remembered_with_why_and_what_would_have_kept_it) {
+    Store made;
+    const Space space = made.open(plain_geometry());
+    const StoreCounts& counts = made.store->counts();
+    const auto departed = [&](std::uint64_t key) {
+        return made.store->find_departed(space, read_hash(chain(key, 1).data())[0]);
+    };
+    CHECK(!departed(1));
+    const EntryNumber first = made.add(space, 1);
+    made.index.view().entries[first].tiers.store(kInMemory | kWasUsed);
+    made.add(space, 2);
+    made.add(space, 3);
+    CHECK(!departed(1));
+    CHECK(made.store->evict_one() && made.store->evict_one());
+    CHECK(departed(1)->why == Leaving::evicted && departed(2)->why == Leaving::evicted);
+    // All that was evicted since then, and itself.
+    CHECK_EQUAL(departed(1)->missing_bytes, 2 * made.store->slot_bytes(first).size());
+    CHECK_EQUAL(departed(2)->missing_bytes, made.store->slot_bytes(first).size());
+    CHECK(departed(1)->seconds_ago < 60);
+    CHECK_EQUAL(counts.evicted_unused.load(), 1u);
+    std::uint64_t resided = 0;
+    for (const auto& bucket : counts.residence) {
+        resided += bucket.load();
+    }
+    CHECK_EQUAL(resided, 2u);
+    CHECK(made.store->remove(made.find(space, 3), Leaving::cleared));
+    CHECK(departed(3)->why == Leaving::cleared);
+    CHECK_EQUAL(counts.evicted.load(), 2u);
+}
+
 TEST(touches_reach_only_those_that_are_still_there) {
     Store made;
     const Space space = made.open(plain_geometry());
@@ -275,7 +305,7 @@ TEST(touches_reach_only_those_that_are_still_there) {
     const EntryNumber c = made.add(space, 3);
     const EntryNumber gone = made.add(space, 4);
     const EntryNumber reserved = made.reserve(space);
-    CHECK(made.store->remove(gone));
+    CHECK(made.store->remove(gone, Leaving::untrusted));
     std::vector<EntryNumber> known;
     const std::vector<EntryNumber> touched = {gone, a, b, reserved, a};
     made.store->touch(touched, known);

@@ -56,6 +56,28 @@ TEST(calls_are_answered_in_their_order) {
     CHECK_EQUAL(next_answer(peer).number, 7u);
 }
 
+TEST(the_time_of_each_call_is_counted) {
+    ServedScene scene;
+    Peer peer = scene.open();
+    CHECK(peer.send(scene.acquires(3)));
+    for (int i = 0; i < 3; ++i) {
+        next_answer(peer);
+    }
+    CHECK(peer.send(mark(4)));
+    next_answer(peer);
+    std::uint64_t acquires = 0;
+    std::uint64_t others = 0;
+    for (const CallTimes::Row& row : scene.server.times().rows()) {
+        for (const auto& count : row.counts) {
+            (row.op == express::kAcquire ? acquires : others) += count.load();
+        }
+        CHECK_EQUAL(row.sum_ns.load() != 0, row.op == express::kAcquire);
+    }
+    CHECK_EQUAL(acquires, 3u);
+    CHECK_EQUAL(others, 0u);
+    scene.end_session();
+}
+
 TEST(calls_expire_by_the_clock_of_the_machine) {
     ServedScene scene;
     Peer peer = scene.open();

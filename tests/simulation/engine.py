@@ -202,7 +202,7 @@ class Scheduler(Process):
             pending = self.blocks.start_acquire_entries(0, chain, self.now_ns, ACQUIRE_NS, on_over=on_over)
         else:
             names = split(chain)[local // TOKENS :]
-            if self.link.can_promote and timeline.chance(0.7):
+            if self.link.has("promote") and timeline.chance(0.7):
                 far = FarTerms(wait_s=timeline.random.choice(WAITS_MS) / 1e3, token_ns=timeline.random.choice((0, 1)))
                 within_ns += int(far.wait_s * 1e9) + ACQUIRE_NS + MARGIN_NS
             pending = self.blocks.start_acquire(chain, self.now_ns, ACQUIRE_NS, local=local, far=far, on_over=on_over)

@@ -131,6 +131,21 @@ nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t 
     return to_bytes(found);
 }
 
+// For each block why it left, how many seconds ago, and how much more memory would have kept it; or None.
+nb::list find_departed(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
+    const Space space = open_space(cache, name_space, group);
+    const BufferView view(hashes);
+    std::vector<std::optional<Departed>> found(hashes_of(view).size() / kHashBytes);
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.find_departed(space, view.bytes(), found); }));
+    nb::list told;
+    for (const std::optional<Departed>& one : found) {
+        told.append(one ? nb::object(nb::make_tuple(static_cast<int>(one->why), one->seconds_ago, one->missing_bytes))
+                        : nb::object(nb::none()));
+    }
+    return told;
+}
+
 // Tickets and addresses; fewer than were asked for where there is no room.
 nb::tuple reserve(const Cache& cache, SessionId session, std::uint32_t tenant, std::uint32_t name_space,
                   std::uint32_t group, std::size_t count, nb::handle hashes) {
@@ -228,6 +243,9 @@ nb::dict stats(const Cache& cache) {
     found["refused"] = stats.refused;
     found["duplicates"] = stats.duplicates;
     found["evicted"] = stats.evicted;
+    found["evicted_unused"] = stats.evicted_unused;
+    found["residence"] = nb::make_tuple(std::vector<std::uint32_t>(kResidenceBounds.begin(), kResidenceBounds.end()),
+                                        stats.residence, stats.residence_seconds);
     found["mismatches"] = stats.mismatches;
     found["moved_bytes"] = stats.moved_bytes;
     found["lost_touches"] = stats.lost_touches;
@@ -327,6 +345,7 @@ void bind_cache(nb::module_& module) {
         .def("acquire", acquire)
         .def("acquire_entries", acquire_entries)
         .def("find_used", find_used)
+        .def("find_departed", find_departed)
         .def("release",
              [](const Cache& self, SessionId session, LeaseId lease) {
                  return without_gil(self, [&](CacheCore& core) { return core.release(session, lease); });

@@ -33,6 +33,18 @@ nb::tuple take_stored(ExpressServer& server) {
     return nb::make_tuple(stored, taken.lost);
 }
 
+nb::dict call_times(const ExpressServer& server) {
+    nb::dict told;
+    for (const CallTimes::Row& row : server.times().rows()) {
+        nb::list counts;
+        for (const auto& count : row.counts) {
+            counts.append(count.load());
+        }
+        told[nb::str(row.name.data(), row.name.size())] = nb::make_tuple(nb::tuple(counts), row.sum_ns.load());
+    }
+    return told;
+}
+
 }  // namespace
 
 void bind_express(nb::module_& module) {
@@ -70,6 +82,7 @@ void bind_express(nb::module_& module) {
         .def(
             "take_stored", &take_stored,
             "Owner, group, hashes, parents of each batch and whether it is to be forgotten; how many blocks were lost.")
+        .def("call_times", &call_times, "By call: counts by bucket, the last of longer ones, and all nanoseconds.")
         .def("end", &ExpressServer::end)
         .def("tick", &ExpressServer::tick)
         .def("start_drain", &ExpressServer::start_drain)
@@ -77,6 +90,8 @@ void bind_express(nb::module_& module) {
             const WithoutGil unlocked;
             self.close();
         });
+    module.attr("CALL_TIME_BOUNDS_NS") =
+        nb::cast(std::vector<std::uint64_t>(CallTimes::kBoundsNs.begin(), CallTimes::kBoundsNs.end()));
     nb::class_<ExpressEnd>(module, "ExpressEnd", "A process's end of its express channel.")
         .def("file", &ExpressEnd::file)
         .def("send", [](ExpressEnd& self, nb::handle frame) { return self.send(BufferView(frame).bytes()); })

@@ -6,6 +6,7 @@
 #include "base/spin.hpp"
 #include "cache/cache_core.hpp"
 #include "digest/digest.hpp"
+#include "index/lookup.hpp"
 
 namespace kvo {
 namespace {
@@ -100,6 +101,18 @@ Status CacheCore::find_used(Space space, std::span<const std::uint8_t> hashes, s
     return {};
 }
 
+Status CacheCore::find_departed(Space space, std::span<const std::uint8_t> hashes,
+                                std::span<std::optional<Departed>> found) const {
+    if (find_space(space) == nullptr || hashes.size() != found.size() * kHashBytes) {
+        return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
+    }
+    const std::lock_guard lock(writer_);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        found[i] = store_.find_departed(space, read_hash(hashes.data() + i * kHashBytes)[0]);
+    }
+    return {};
+}
+
 bool CacheCore::release(SessionId session, LeaseId lease) {
     std::vector<EntryNumber> entries;
     if (!leases_.close(lease, session, entries)) {
@@ -183,7 +196,8 @@ CacheCore::Pin CacheCore::check_pinned(std::span<const EntryNumber> entries) {
         }
         if (!verify_entry(entry)) {
             const std::lock_guard lock(writer_);
-            mismatches_.fetch_add(store_.remove(entry), kRelaxed);  // once, however many threads find it
+            mismatches_.fetch_add(store_.remove(entry, Leaving::untrusted),
+                                  kRelaxed);  // once, however many threads find it
             outcome = Pin::damaged;
             continue;
         }

@@ -123,10 +123,13 @@ struct CacheStats {
     std::uint64_t refused = 0;  // acquires and reservations that found everything in use
     std::uint64_t duplicates = 0;
     std::uint64_t evicted = 0;
-    std::uint64_t mismatches = 0;  // records whose bytes were not what their digest says
+    std::uint64_t evicted_unused = 0;  // of them, those that nobody ever loaded
+    std::uint64_t mismatches = 0;      // records whose bytes were not what their digest says
     std::uint64_t moved_bytes = 0;
     std::uint64_t lost_touches = 0;
-    std::uint64_t index_bytes = 0;  // memory the index has taken
+    std::uint64_t index_bytes = 0;         // memory the index has taken
+    std::vector<std::uint64_t> residence;  // evicted blocks by how long they were there, see kResidenceBounds
+    std::uint64_t residence_seconds = 0;
     std::vector<TenantTable::Usage> tenants;
 };
 
@@ -167,6 +170,10 @@ public:
                                      std::uint32_t shard, LeaseFor purpose = LeaseFor::use);
     // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes.
     Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
+
+    // What became of blocks that are not there (any more), where that is remembered; as long as there are hashes.
+    Status find_departed(Space space, std::span<const std::uint8_t> hashes,
+                         std::span<std::optional<Departed>> found) const;
 
     // False: the session has no such lease (any more).
     bool release(SessionId session, LeaseId lease);

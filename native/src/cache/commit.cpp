@@ -249,7 +249,7 @@ std::size_t CacheCore::invalidate(Space space, std::span<const std::uint8_t> has
         const std::lock_guard lock(writer_);
         for (std::size_t i = begin; i < std::min(count, begin + kPart); ++i) {
             const EntryNumber entry = find_entry(view_, {read_hash(hashes.data() + i * kHashBytes), space}).entry;
-            removed += entry != kNoEntry && store_.remove(entry);
+            removed += entry != kNoEntry && store_.remove(entry, Leaving::untrusted);
         }
     }
     return removed;
@@ -280,7 +280,7 @@ std::size_t CacheCore::clear(std::uint32_t name_space) {
             const Entry& entry = view_.entries[number];
             const bool is_it = EntryWord(entry.word.load(kRelaxed)).is_readable() &&
                                namespace_of(entry.space.load(kRelaxed)) == name_space;
-            removed += is_it && store_.remove(number);
+            removed += is_it && store_.remove(number, Leaving::cleared);
         }
     }
     return removed;
@@ -324,6 +324,11 @@ CacheStats CacheCore::stats() const {
     stats.reserved = counts.reserved.load(kRelaxed);
     stats.quarantined = counts.quarantined.load(kRelaxed);
     stats.evicted = counts.evicted.load(kRelaxed);
+    stats.evicted_unused = counts.evicted_unused.load(kRelaxed);
+    for (const std::atomic<std::uint64_t>& bucket : counts.residence) {
+        stats.residence.push_back(bucket.load(kRelaxed));
+    }
+    stats.residence_seconds = counts.residence_seconds.load(kRelaxed);
     stats.moved_bytes = counts.moved_bytes.load(kRelaxed);
     stats.leases = leases_.count();
     stats.sessions = sessions_.count();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <ctime>
 #include <utility>
 
 #include "arena/span_shape.hpp"
@@ -18,6 +19,14 @@ constexpr std::uint64_t name_of(Space space, std::uint64_t hash_word) {
     return hash_word ^ (std::uint64_t{space} << 32 | space) * 0x9e3779b97f4a7c15;
 }
 
+constexpr std::size_t kDepartureLimit = std::size_t{1} << 20;
+
+std::uint32_t now_s() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return static_cast<std::uint32_t>(now.tv_sec);
+}
+
 }  // namespace
 
 EntryStore::EntryStore(IndexFile& index, std::vector<Segment>& segments, const NamespaceTable& namespaces,
@@ -28,7 +37,8 @@ EntryStore::EntryStore(IndexFile& index, std::vector<Segment>& segments, const N
       namespaces_(namespaces),
       tenants_(std::move(tenants)),
       arena_(std::move(arena)),
-      table_(view_, [&index](const Region& region, std::uint64_t count) { return index.ensure(region, count); }) {}
+      table_(view_, [&index](const Region& region, std::uint64_t count) { return index.ensure(region, count); }),
+      departures_(std::min<std::size_t>(view_.header->entry_limit, kDepartureLimit)) {}
 
 Status EntryStore::start() { return table_.reset(); }
 
@@ -85,6 +95,7 @@ Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumbe
     view_.header->version_counter.fetch_add(1, kRelease);
     counts_.reserved.fetch_sub(1, kRelaxed);
     counts_.readable.fetch_add(1, kRelaxed);
+    stored_s_.grow_to(number) = now_s() + 1;
     admit(number);
     return {};
 }
@@ -111,7 +122,7 @@ void EntryStore::abort(EntryNumber number) {
     give_back(number);
 }
 
-bool EntryStore::remove(EntryNumber number) {
+bool EntryStore::remove(EntryNumber number, Leaving why) {
     for (EntryWord now = word(number); now.is_readable(); now = word(number)) {
         const bool is_leased = now.leases() != 0;
         const EntryWord gone = now.next(is_leased ? EntryState::quarantined : EntryState::free);
@@ -119,6 +130,7 @@ bool EntryStore::remove(EntryNumber number) {
             continue;
         }
         unlink(number, false);
+        note_departure(number, why);
         if (is_leased) {
             counts_.quarantined.fetch_add(1, kRelaxed);
         } else {
@@ -232,6 +244,40 @@ void EntryStore::unlink(EntryNumber number, bool was_evicted) {
     table_.erase(number);
     view_.header->version_counter.fetch_add(1, kRelease);
     counts_.readable.fetch_sub(1, kRelaxed);
+}
+
+void EntryStore::note_departure(EntryNumber number, Leaving why) {
+    const Entry& entry = view_.entries[number];
+    const std::uint32_t second = now_s();
+    departures_.add(name_of(entry.space.load(kRelaxed), entry.hash[0].load(kRelaxed)),
+                    {why, second, counts_.evicted_bytes.load(kRelaxed)});
+    if (why == Leaving::evicted) {
+        note_residence(number, second);
+    }
+}
+
+void EntryStore::note_residence(EntryNumber number, std::uint32_t now_s) {
+    const Entry& entry = view_.entries[number];
+    counts_.evicted.fetch_add(1, kRelaxed);
+    counts_.evicted_bytes.fetch_add(facts_of(entry.space.load(kRelaxed)).slot_bytes, kRelaxed);
+    if ((entry.tiers.load(kRelaxed) & kWasUsed) == 0) {
+        counts_.evicted_unused.fetch_add(1, kRelaxed);
+    }
+    if (number < stored_s_.size() && stored_s_[number] != 0) {
+        const std::uint32_t seconds = now_s + 1 - stored_s_[number];
+        const auto bucket = std::ranges::lower_bound(kResidenceBounds, seconds) - kResidenceBounds.begin();
+        counts_.residence[static_cast<std::size_t>(bucket)].fetch_add(1, kRelaxed);
+        counts_.residence_seconds.fetch_add(seconds, kRelaxed);
+    }
+}
+
+// Whatever was evicted since then would have had to stay, too.
+std::optional<Departed> EntryStore::find_departed(Space space, std::uint64_t hash_word) const {
+    const std::optional<Departure> found = departures_.find(name_of(space, hash_word));
+    if (!found) {
+        return std::nullopt;
+    }
+    return Departed{found->why, now_s() - found->second, counts_.evicted_bytes.load(kRelaxed) - found->evicted_bytes};
 }
 
 void EntryStore::give_back(EntryNumber number) {

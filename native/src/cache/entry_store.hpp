@@ -5,15 +5,19 @@
 // is free. Everything else here (free numbers, arena, table, policies) is made anew from the entries by `adopt`.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "arena/arena.hpp"
 #include "arena/segment.hpp"
+#include "cache/departures.hpp"
 #include "cache/namespace_table.hpp"
 #include "cache/tenant_table.hpp"
+#include "evict/entry_lists.hpp"
 #include "index/index_file.hpp"
 #include "index/table.hpp"
 
@@ -33,6 +37,9 @@ struct Effort {
     bool is_unfinished = false;
 };
 
+// How long evicted blocks were there: seconds of each bucket at most, and one bucket for longer.
+constexpr std::array<std::uint32_t, 9> kResidenceBounds = {1, 10, 60, 300, 1'800, 7'200, 28'800, 86'400, 604'800};
+
 // Read by any thread.
 struct StoreCounts {
     std::atomic<std::uint64_t> readable = 0;
@@ -40,7 +47,18 @@ struct StoreCounts {
     std::atomic<std::uint64_t> quarantined = 0;
     std::atomic<std::uint64_t> used_bytes = 0;  // slots of all of these, unrounded
     std::atomic<std::uint64_t> evicted = 0;
+    std::atomic<std::uint64_t> evicted_bytes = 0;
+    std::atomic<std::uint64_t> evicted_unused = 0;  // nobody ever loaded them
     std::atomic<std::uint64_t> moved_bytes = 0;
+    std::array<std::atomic<std::uint64_t>, kResidenceBounds.size() + 1> residence = {};  // of evicted blocks, by bucket
+    std::atomic<std::uint64_t> residence_seconds = 0;                                    // of them together
+};
+
+// Of a block that is not there any more.
+struct Departed {
+    Leaving why = Leaving::evicted;
+    std::uint32_t seconds_ago = 0;
+    std::uint64_t missing_bytes = 0;  // more memory that would have kept it, about
 };
 
 struct AdoptionReport {
@@ -80,7 +98,10 @@ public:
 
     // Takes a readable entry's name away; what is leased stays in quarantine until `end_quarantine`.
     // False: it was not readable any more.
-    bool remove(EntryNumber entry);
+    bool remove(EntryNumber entry, Leaving why);
+
+    // What became of a block that was here and is not any more, if that is remembered.
+    std::optional<Departed> find_departed(Space space, std::uint64_t hash_word) const;
 
     // Frees a quarantined entry that nobody leases any more; does nothing to any other.
     void end_quarantine(EntryNumber entry);
@@ -136,6 +157,8 @@ private:
     bool try_evict(EntryNumber victim);
     bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age);
     void unlink(EntryNumber entry, bool was_evicted);
+    void note_departure(EntryNumber entry, Leaving why);
+    void note_residence(EntryNumber entry, std::uint32_t now_s);
     void give_back(EntryNumber entry);
     EntryNumber usable_parent(EntryNumber entry) const;
     void admit(EntryNumber entry);
@@ -152,6 +175,8 @@ private:
     Table table_;
     EntryNumber first_free_ = kNoEntry;
     StoreCounts counts_;
+    Departures departures_;
+    ChunkedArray<std::uint32_t> stored_s_;  // one more, by entry; 0: a process before this one stored it
 };
 
 }  // namespace kvo

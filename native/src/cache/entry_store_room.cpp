@@ -46,8 +46,8 @@ bool EntryStore::try_evict(EntryNumber victim) {
         return false;
     }
     unlink(victim, true);
+    note_departure(victim, Leaving::evicted);
     give_back(victim);
-    counts_.evicted.fetch_add(1, kRelaxed);
     return true;
 }
 

@@ -22,6 +22,7 @@ ExpressDesk::ExpressDesk(std::shared_ptr<CacheCore> core, const ExpressRights& r
 
 bool ExpressDesk::serve(std::span<const std::uint8_t> frame, std::uint64_t now_ns, std::string& out) {
     Call call;
+    last_op_ = 0;
     try {
         PlainReader reader(frame);
         const std::size_t items = reader.array(frames::kArrayItems);
@@ -29,6 +30,7 @@ bool ExpressDesk::serve(std::span<const std::uint8_t> frame, std::uint64_t now_n
             throw NotPlain{};
         }
         call.op = express::at_most(reader.whole(), UINT16_MAX);
+        last_op_ = call.op;
         call.number = reader.whole();
         if (call.number == 0) {
             throw NotPlain{};

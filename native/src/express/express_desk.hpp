@@ -48,6 +48,9 @@ public:
     // Puts the answer, if there is one, behind `out`. False: whoever sends such a frame is served no more.
     bool serve(std::span<const std::uint8_t> frame, std::uint64_t now_ns, std::string& out);
 
+    // Of the call that was served last; 0: it was none.
+    std::uint64_t last_op() const { return last_op_; }
+
     // What was put into `out` is with the process, as far as is known here. Else leases and slots are given back.
     void settle(bool is_sent);
 
@@ -88,6 +91,7 @@ private:
     const std::atomic<bool>& is_draining_;
     StoredLog& log_;
     std::uint64_t next_one_way_ = 1;
+    std::uint64_t last_op_ = 0;
     std::vector<LeaseId> unsettled_leases_;
     std::vector<Ticket> unsettled_tickets_;
 };

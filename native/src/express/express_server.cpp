@@ -68,7 +68,8 @@ std::uint64_t ExpressServer::open(FileDescriptor end, std::shared_ptr<CacheCore>
         return 0;
     }
     setsockopt(end.number(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
-    Channel& channel = channels_.emplace_back(std::move(end), std::move(core), rights, terms_, is_draining_, log_);
+    Channel& channel =
+        channels_.emplace_back(std::move(end), std::move(core), rights, terms_, is_draining_, log_, times_);
     channel.number = ++last_;
     try {
         const WithoutSignals blocked;
@@ -166,9 +167,14 @@ void ExpressServer::serve(Channel& channel) {
         }
         stream.add(static_cast<std::size_t>(came));
         const bool goes_on = stream.take_frames([&](std::span<const std::uint8_t> frame) {
+            if (channel.is_ended.load(std::memory_order_relaxed)) {
+                return false;
+            }
+            const std::uint64_t begun_ns = now_ns();
+            const bool is_served = channel.desk.serve(frame, begun_ns, out);
+            channel.times.add(channel.desk.last_op(), now_ns() - begun_ns);
             // An answer does not wait for what came behind its call.
-            return !channel.is_ended.load(std::memory_order_relaxed) && channel.desk.serve(frame, now_ns(), out) &&
-                   (out.empty() || flush());
+            return is_served && (out.empty() || flush());
         });
         if (!goes_on) {
             if (!out.empty()) {

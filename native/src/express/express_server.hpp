@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cache/cache_core.hpp"
+#include "express/call_times.hpp"
 #include "express/express_desk.hpp"
 #include "shim/file_descriptor.hpp"
 
@@ -33,6 +34,7 @@ public:
     void end(std::uint64_t channel);
 
     StoredLog& log() { return log_; }
+    const CallTimes& times() const { return times_; }
 
     // Nothing new is taken; releases are still served.
     void start_drain() { is_draining_.store(true, std::memory_order_relaxed); }
@@ -46,13 +48,15 @@ public:
 private:
     struct Channel {
         Channel(FileDescriptor opened, std::shared_ptr<CacheCore> core, const ExpressRights& rights,
-                const ExpressTerms& terms, const std::atomic<bool>& is_draining, StoredLog& log)
+                const ExpressTerms& terms, const std::atomic<bool>& is_draining, StoredLog& log, CallTimes& call_times)
             : end(std::move(opened)),
               frame_bytes(terms.frame_bytes),
+              times(call_times),
               desk(std::move(core), rights, terms, is_draining, log) {}
 
         FileDescriptor end;
         const std::size_t frame_bytes;
+        CallTimes& times;
         ExpressDesk desk;
         std::uint64_t number = 0;
         std::atomic<bool> is_ended = false;  // nothing more is begun
@@ -69,6 +73,7 @@ private:
     const std::size_t channel_limit_;
     std::atomic<bool> is_draining_ = false;
     StoredLog log_;
+    CallTimes times_;
     std::mutex mutex_;  // guards what follows
     std::list<Channel> channels_;
     std::uint64_t last_ = 0;

@@ -25,7 +25,7 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import FarTerms, PendingAcquire
+from kvoffload.client import FarTerms, PendingAcquire, PromptNote
 from kvoffload.client.pending import Pending
 from kvoffload.connector.step_plan import Place
 from kvoffload.daemon.domain import read_geometry
@@ -80,6 +80,7 @@ class LocalClient:
         """(local, limit) of everything that a server would have heard."""
         self.published: list[Published] = []
         self.aborted: list[ReservedSlots] = []
+        self.notes: list[PromptNote] = []
         self.is_closed = False
         self.serve_anew(memory)
 
@@ -244,6 +245,9 @@ class LocalClient:
 
     def invalidate(self, group: int, hashes: Buffer) -> None:
         self._current.invalidate(group, hashes)
+
+    def note_prompt(self, note: PromptNote) -> None:
+        self.notes.append(note)
 
     def close(self) -> None:
         self.is_closed = True

@@ -142,18 +142,22 @@ def test_an_engine_that_steps_for_its_saves_alone_is_busy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "hits"),
-    [(range(30), 28), ([*range(16), *range(100, 120)], 16), (range(29), 28)],
+    ("prompt", "hits", "reason"),
+    [
+        (range(30), 28, "too_short"),
+        ([*range(16), *range(100, 120)], 16, "never_seen"),
+        (range(29), 28, "too_short"),
+    ],
     ids=["all of it", "its beginning", "all but the last token"],
 )
-def test_a_hit_counts_what_it_brings_and_the_rest_as_misses(prompt: Any, hits: int) -> None:
+def test_a_hit_counts_what_it_brings_and_the_rest_as_misses(prompt: Any, hits: int, reason: str) -> None:
     engine = measured_engine()
     request = engine.arrive("second", prompt)
     assert engine.admit(request) == Admission(0, hits)
     data = take(engine)
     assert data["kvoffload_queries_total"] == {"": len(prompt)}
     assert data["kvoffload_hits_total"] == {"memory": hits}
-    assert data["kvoffload_misses_total"] == {"never_seen": len(prompt) - hits}
+    assert data["kvoffload_misses_total"] == {reason: len(prompt) - hits}
 
 
 def test_what_the_engine_has_itself_is_not_counted() -> None:

@@ -19,7 +19,7 @@ def test_pieces_and_requests_are_who_they_are() -> None:
     rows = as_rows(make_chain(1, 3))
     pieces = {Piece(SPACE, 0, rows, rows, as_names(rows), 0) for _ in range(2)}
     assert len(pieces) == 2
-    assert len({Promotion(lambda _: None, 16, 1.0, Keep(1, 1.0)) for _ in range(2)}) == 2
+    assert len({Promotion(lambda _: None, 16, 1.0, Keep(1, 1.0), 0.0) for _ in range(2)}) == 2
 
 
 def test_what_comes_up_is_kept_until_the_last_part_has_ended() -> None:

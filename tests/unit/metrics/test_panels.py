@@ -23,17 +23,18 @@ def test_counters_are_asked_how_fast_they_rise_and_gauges_what_they_are() -> Non
         for query in panel.queries:
             for name in re.findall(r"kvoffload_\w+", query.expression):
                 metric = find_metric(name.removesuffix("_bucket"))
-                is_rate = f"rate({name}[{INTERVAL}])" in query.expression
+                chosen = re.escape(INTERVAL)
+                is_rate = re.search(rf"rate\({name}(?:{{[^}}]*}})?\[{chosen}\]\)", query.expression) is not None
                 assert is_rate == (metric.kind is not Kind.GAUGE), query.expression
 
 
 def test_units_are_those_of_the_metrics() -> None:
     units = {
         Shown.BYTES: {Unit.BYTES},
-        Shown.BYTES_PER_SECOND: {Unit.BYTES},
+        Shown.BYTES_PER_SECOND: {Unit.BYTES, Unit.BYTES_PER_SECOND},
         Shown.SECONDS: {Unit.SECONDS},
         Shown.PER_SECOND: {Unit.NONE},
-        Shown.COUNT: {Unit.NONE},
+        Shown.COUNT: {Unit.NONE, Unit.SECONDS},
         Shown.STATE: {Unit.NONE},
     }
     for panel in PANELS:
@@ -42,7 +43,7 @@ def test_units_are_those_of_the_metrics() -> None:
             for query in panel.queries
             for name in re.findall(r"kvoffload_\w+", query.expression)
         }
-        assert found <= units.get(panel.shown, {Unit.NONE, Unit.BYTES}), panel.title
+        assert found <= units.get(panel.shown, {Unit.NONE, Unit.BYTES, Unit.RATIO}), panel.title
 
 
 def test_legends_name_labels_that_are_left() -> None:

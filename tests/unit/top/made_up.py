@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvoffload.cache import CacheStats, PlaceUsage, TenantUsage
+from kvoffload.client.insight import ServerInsight, TimedCalls
 from kvoffload.units import GIB
 
 STATS = CacheStats(
@@ -27,6 +28,18 @@ STATS = CacheStats(
     moved_bytes=0,
     lost_touches=0,
     tenants=(TenantUsage(name="", quota_bytes=0, used_bytes=4 * GIB),),
+)
+INSIGHT = ServerInsight(
+    outcomes={"hit_memory": 600, "hit_lower": 100, "never_seen": 250, "evicted": 50},
+    errors={"busy": 3},
+    timings=(
+        TimedCalls(name="call", label="acquire", counts=(0, 5, 2, *[0] * 9), sum_s=1e-5),
+        TimedCalls(name="promotion", label="disk", counts=(1, *[0] * 10), sum_s=5e-4),
+        TimedCalls(name="residence", label="", counts=(0, 4, *[0] * 8), sum_s=20.0),
+    ),
+    asked_blocks=200,
+    distinct_blocks=50,
+    saved_s=12.5,
 )
 DISK = PlaceUsage(
     tier="disk", name="/nvme0/kv", state="ready", reason="", capacity_bytes=100 * GIB, used_bytes=GIB, records=9

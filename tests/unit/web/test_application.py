@@ -107,3 +107,54 @@ def test_settings_are_shown_without_names_of_users() -> None:
     assert shown["valkey"]["value"] == "valkeys://***@cache.example:6379/0"
     assert shown["memory"] == {"value": "1GiB", "source": "flag"}
     assert "alice" not in json.dumps(shown)
+
+
+async def act(app: Application, path: str, body: object = None) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    found = await app.router.answer(
+        ask("POST", path, body=b"" if body is None else json.dumps(body).encode(), **headers)
+    )
+    return dict(json.loads(found.body))
+
+
+async def test_memory_is_cleared_and_quotas_are_set_through_the_server(tmp_path: Path) -> None:
+    async with application(tmp_path / "s", token=TOKEN) as app:
+        with serving(tmp_path / "s") as server:
+            await_that(lambda: server.has_memory)
+            await await_ready(app, 200)
+            assert await act(app, "/clear") == {"blocks": 0}
+            with pytest.raises(HttpError, match="tenant 'nobody' has no quota") as fault:
+                await act(app, "/quota", {"tenant": "nobody", "quota_bytes": 5})
+            assert fault.value.status == 502
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"tenant": "a"},
+        {"tenant": "a", "quota_bytes": 0},
+        {"tenant": "a", "quota_bytes": True},
+        {"tenant": "a", "quota_bytes": 2**64},
+        {"tenant": "", "quota_bytes": 1},
+        {"tenant": "x" * 65, "quota_bytes": 1},
+        {"tenant": "a\n", "quota_bytes": 1},
+        {"tenant": "a", "quota_bytes": 1, "more": 1},
+    ],
+)
+async def test_a_wrong_quota_is_refused_here(tmp_path: Path, body: dict[str, Any]) -> None:
+    async with application(tmp_path / "s", token=TOKEN) as app:
+        with pytest.raises(HttpError, match="quota_bytes") as fault:
+            await act(app, "/quota", body)
+        assert fault.value.status == 400
+
+
+async def test_stats_and_metrics_tell_of_prompts(tmp_path: Path) -> None:
+    async with application(tmp_path / "s") as app:
+        with serving(tmp_path / "s") as server:
+            await_that(lambda: server.has_memory)
+            await await_ready(app, 200)
+            prompts = json.loads((await get(app, "/stats"))[1].body)["prompts"]
+            assert (prompts["hit_rate"], prompts["hit_ceiling"], prompts["asked_blocks"]) == (None, None, 0)
+            numbers = numbers_of((await get(app, "/metrics"))[1])
+            assert numbers["kvoffload_call_seconds_count['acquire']"] == 0

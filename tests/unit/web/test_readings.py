@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 from kvoffload.cache import CacheStats
+from kvoffload.client.insight import TimedCalls
 from kvoffload.metrics.engine_metrics import ENGINE_METRICS
-from kvoffload.metrics.exposition import expose
+from kvoffload.metrics.exposition import Distribution, expose
 from kvoffload.metrics.metric import Source
 from kvoffload.metrics.server_metrics import SERVER_METRICS
 from kvoffload.protocol.watching import TrafficCounts
 from kvoffload.web import readings
-from kvoffload.web.readings import read_stats
-from tests.unit.top.made_up import DISK, stats
+from kvoffload.web.readings import read_insight, read_stats
+from tests.unit.top.made_up import DISK, INSIGHT, stats
 
 TRAFFIC = [field.name for field in dataclasses.fields(TrafficCounts) if field.name != "tier"]
 
@@ -24,7 +26,7 @@ def full() -> CacheStats:
 def test_the_catalogue_and_what_is_told_are_the_same() -> None:
     wanted = {metric.name for metric in SERVER_METRICS}
     wanted |= {metric.name for metric in ENGINE_METRICS if metric.source is Source.BOTH}
-    found = list(read_stats(full()))
+    found = [*read_stats(full()), *read_insight(INSIGHT)]
     assert {one.name for one in found} == wanted
     assert expose(found, is_open=False)
     keys = [(one.name, tuple(one.labels.items())) for one in found]
@@ -45,6 +47,7 @@ def test_every_count_that_a_server_tells_is_in_some_metric() -> None:
         "tenants",
         "places",
         "traffic",
+        "residence",
     }
     assert set(readings._GAUGES) | elsewhere == of_stats
 
@@ -60,3 +63,22 @@ def test_numbers_arrive() -> None:
 
 def test_a_server_that_is_away_is_one_number() -> None:
     assert [(one.name, one.value) for one in read_stats(None)] == [("kvoffload_server_up", 0)]
+
+
+def test_histograms_arrive_as_prometheus_has_them() -> None:
+    text = expose(read_insight(INSIGHT), is_open=False).decode()
+    assert 'kvoffload_call_seconds_bucket{call="acquire",le="3e-06"} 5.0' in text
+    assert 'kvoffload_call_seconds_bucket{call="acquire",le="1e-05"} 7.0' in text
+    assert 'kvoffload_call_seconds_count{call="acquire"} 7.0' in text
+    assert "kvoffload_residence_seconds_sum 20.0" in text
+
+
+def test_what_a_newer_server_times_is_not_known_here() -> None:
+    newer = replace(INSIGHT, timings=(TimedCalls(name="guesses", label="", counts=(1,), sum_s=1.0),))
+    assert not [one for one in read_insight(newer) if isinstance(one, Distribution)]
+
+
+def test_without_questions_there_is_no_ceiling() -> None:
+    found = {one.name: one.value for one in read_insight(INSIGHT)}
+    assert found["kvoffload_hit_ceiling_ratio"] == 0.75
+    assert "kvoffload_hit_ceiling_ratio" not in {one.name for one in read_insight(replace(INSIGHT, asked_blocks=0))}

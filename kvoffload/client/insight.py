@@ -1,0 +1,70 @@
+"""What a server says of itself, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvoffload.protocol import Insight, NamedCount, Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedCalls:
+    """A histogram: of what, counts by bucket with those beyond all bounds last, and the sum."""
+
+    name: str
+    label: str
+    counts: tuple[int, ...]
+    sum_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerInsight:
+    """What came of prompts, and how long what took; since the server began."""
+
+    outcomes: Mapping[str, int]
+    """Of prompts' tokens: `hit_memory`, `hit_lower`, or why they were computed."""
+    errors: Mapping[str, int]
+    """That were answered, by code."""
+    timings: tuple[TimedCalls, ...]
+    asked_blocks: int
+    distinct_blocks: int
+    """Of those that were asked for, about."""
+    saved_s: float
+    """What engines did not compute, in their own time."""
+
+    @property
+    def ceiling(self) -> float | None:
+        """Of the blocks that were asked for, the share that an endless cache would have had; None: there were none."""
+        if not self.asked_blocks:
+            return None
+        return max(0.0, 1 - self.distinct_blocks / self.asked_blocks)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the tokens that were asked for; None: there were none."""
+        asked = sum(self.outcomes.values())
+        hits = self.outcomes.get("hit_memory", 0) + self.outcomes.get("hit_lower", 0)
+        return hits / asked if asked else None
+
+
+def read_insight(message: Insight) -> ServerInsight:
+    return ServerInsight(
+        outcomes=_read_counts(message.outcomes),
+        errors=_read_counts(message.errors),
+        timings=tuple(map(_read_timing, message.timings)),
+        asked_blocks=message.asked_blocks,
+        distinct_blocks=message.distinct_blocks,
+        saved_s=message.saved_us / 1e6,
+    )
+
+
+def _read_counts(rows: tuple[NamedCount, ...]) -> dict[str, int]:
+    return {row.name: row.count for row in rows}
+
+
+def _read_timing(timing: Timing) -> TimedCalls:
+    counts = tuple(int(count) for count in np.frombuffer(timing.counts, "<u8"))
+    return TimedCalls(name=timing.name, label=timing.label, counts=counts, sum_s=timing.sum_ns / 1e9)

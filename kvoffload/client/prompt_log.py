@@ -1,0 +1,99 @@
+"""What became of prompts, on its way to the server: a message for many, and nobody waits for it. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.pending import Pending
+from kvoffload.protocol import Explain, Explained, Explanation, Miss, Query, Register, Reuse
+from kvoffload.protocol.insight import MAX_TAGS, TAG_BYTES
+from kvoffload.protocol.limits import MAX_QUERIES
+from kvoffload.types import HASH_BYTES
+
+SEND_AFTER_NS = SECOND_NS // 5
+MAX_QUEUED = 4 * MAX_QUERIES
+"""Beyond it the oldest are dropped: they are counted nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptNote:
+    """What was asked for a prompt and what came of it. Tokens before `local` are the engine's own."""
+
+    chain: bytes
+    local: int
+    tokens: int
+    """Of the prompt."""
+    boundary: int
+    """Up to which it was promised."""
+    limit: int
+    """Up to which it could have been."""
+    lower: int = 0
+    """Promised from below memory."""
+    saved_us: int = 0
+    miss: Miss = Miss.NEVER_SEEN
+    on_explained: Callable[[Explanation], None] | None = None
+    """Hears the server's view, if there is one, on any thread; it must not call the client."""
+
+
+class PromptLog:
+    """Belongs to whoever holds the client's lock."""
+
+    def __init__(self, link: Link, register: Register) -> None:
+        self._link = link
+        prefixes = [at for at, group in enumerate(register.groups) if group.reuse is Reuse.PREFIX]
+        self._group = prefixes[0] if prefixes else 0
+        self._block_size = register.groups[self._group].block_size
+        self._hash_block_size = register.hash_block_size
+        self._queue: deque[PromptNote] = deque(maxlen=MAX_QUEUED)
+        self._since_ns = 0
+        self._asked: Pending | None = None
+
+    def note(self, note: PromptNote, now_ns: int) -> None:
+        """Is told with the next message."""
+        if not self._queue:
+            self._since_ns = now_ns
+        self._queue.append(note)
+
+    def send(self, now_ns: int, wait_ns: int) -> None:
+        """To be called now and then."""
+        is_due = len(self._queue) >= MAX_QUERIES or (self._queue and now_ns - self._since_ns >= SEND_AFTER_NS)
+        if not is_due or not self._link.has("explain") or (self._asked is not None and not self._asked.is_over):
+            return
+        notes = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_QUERIES))]
+        self._since_ns = now_ns
+        asked = self._asked = self._link.ask(Explain(queries=tuple(map(self._describe, notes))), now_ns, wait_ns)
+        asked.when_over(lambda: _hand_out(notes, asked))
+
+    def _describe(self, note: PromptNote) -> Query:
+        first = note.local // self._hash_block_size
+        hashes = np.frombuffer(note.chain, np.uint8).reshape(-1, HASH_BYTES)[first : first + MAX_TAGS]
+        return Query(
+            asked=note.tokens - note.local,
+            promised=note.boundary - note.local,
+            lower=note.lower,
+            saved_us=note.saved_us,
+            miss=note.miss,
+            group=self._group,
+            missing=self._find_missing(note),
+            tags=hashes[:, :TAG_BYTES].tobytes(),
+        )
+
+    def _find_missing(self, note: PromptNote) -> bytes:
+        """The first block that was not promised and could have been."""
+        if note.boundary >= note.limit:
+            return b""
+        end = (note.boundary // self._block_size + 1) * self._block_size // self._hash_block_size * HASH_BYTES
+        return bytes(note.chain[end - HASH_BYTES : end]) if end <= len(note.chain) else b""
+
+
+def _hand_out(notes: list[PromptNote], asked: Pending) -> None:
+    if not isinstance(asked.answer, Explained):
+        return
+    for note, explanation in zip(notes, asked.answer.answers, strict=False):
+        if note.on_explained is not None:
+            note.on_explained(explanation)

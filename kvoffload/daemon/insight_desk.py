@@ -1,0 +1,128 @@
+"""What operators and engines ask of the server itself: counts, explanations, and the few things that may be changed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from kvoffload.daemon.counts import describe_counts
+from kvoffload.daemon.domain import Domain
+from kvoffload.daemon.drain import check_operator
+from kvoffload.daemon.prompt_ledger import PromptLedger
+from kvoffload.daemon.refusal import refuse
+from kvoffload.daemon.server_terms import CoreTerms
+from kvoffload.daemon.session import Connection
+from kvoffload.protocol import (
+    Clear,
+    ClearedBlocks,
+    ClientMessage,
+    Done,
+    Error,
+    ErrorCode,
+    Explain,
+    Explained,
+    Insight,
+    Inspect,
+    NamedCount,
+    ServerMessage,
+    SetQuota,
+    Stats,
+    Timing,
+)
+
+logger = logging.getLogger(__name__)
+
+CallTimes = Mapping[str, tuple[Sequence[int], int]]
+"""By call: counts by bucket, and all nanoseconds."""
+
+
+class InsightDesk:
+    """Belongs to the thread of the server's core."""
+
+    def __init__(
+        self,
+        terms: CoreTerms,
+        domains: Mapping[str, Domain],
+        *,
+        clear: Callable[[str, int], int],
+        call_times: Callable[[], CallTimes],
+    ) -> None:
+        """`clear` forgets the blocks of a namespace of a domain."""
+        self._terms = terms
+        self._clear = clear
+        self._call_times = call_times
+        self._ledgers = {name: PromptLedger(domain) for name, domain in domains.items()}
+        self._errors: Counter[ErrorCode] = Counter()
+        self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], ServerMessage]] = (
+            dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve)
+        )
+
+    def note_answer(self, answer: object) -> None:
+        """Counts those that are errors."""
+        if isinstance(answer, Error):
+            self._errors[answer.code] += 1
+
+    def _serve(self, connection: Connection, message: ClientMessage) -> ServerMessage:
+        domain = connection.session.domain
+        if domain.cache is None:
+            return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
+        match message:
+            case Stats():
+                return describe_counts(domain.cache.stats, domain.traffic)
+            case Explain():
+                _, _, registration = connection.hold()
+                ledger = self._ledgers[domain.name]
+                return Explained(answers=tuple(ledger.take(registration, query) for query in message.queries))
+            case Inspect():
+                return self._inspect(domain)
+            case Clear() | SetQuota():
+                refusal = check_operator(self._terms, connection.session, message, message.token)
+                return refusal or self._change(domain, message)
+        return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
+
+    def _change(self, domain: Domain, message: Clear | SetQuota) -> ServerMessage:
+        assert domain.cache is not None
+        if isinstance(message, Clear):
+            blocks = sum(self._clear(domain.name, name_space) for name_space in list(domain.fingerprints))
+            logger.warning("an operator cleared the memory of domain %r: %d blocks", domain.name, blocks)
+            return ClearedBlocks(blocks=blocks)
+        known = {tenant.name: tenant.quota_bytes for tenant in domain.cache.stats.tenants}
+        if not known.get(message.tenant) or not message.quota_bytes:
+            line = f"tenant {message.tenant!r} has no quota" if message.quota_bytes else "a quota is 1 byte or more"
+            return refuse(message, ErrorCode.NOT_FOUND, line)
+        domain.cache.open_tenant(message.tenant, quota_bytes=message.quota_bytes)
+        logger.warning("an operator set the quota of tenant %r to %d bytes", message.tenant, message.quota_bytes)
+        return Done()
+
+    def _inspect(self, domain: Domain) -> Insight:
+        ledger = self._ledgers[domain.name]
+        counts = ledger.counts
+        return Insight(
+            outcomes=_name(ledger.tokens),
+            errors=_name({code.name.lower(): count for code, count in self._errors.items()}),
+            timings=tuple(self._describe_times(domain)),
+            asked_blocks=counts.asked_blocks,
+            distinct_blocks=counts.distinct_blocks,
+            saved_us=counts.saved_us,
+        )
+
+    def _describe_times(self, domain: Domain) -> Iterator[Timing]:
+        assert domain.cache is not None
+        for call, (buckets, sum_ns) in self._call_times().items():
+            yield _time("call", call, buckets, sum_ns)
+        residence = domain.cache.stats.residence
+        yield _time("residence", "", residence.counts, residence.sum_s * 1_000_000_000)
+        for tier in () if domain.traffic is None else domain.traffic.tiers:
+            waits = tier.reads.waits
+            yield _time("promotion", tier.terms.name, waits.counts, int(waits.sum_s * 1e9))
+
+
+def _name(counts: Mapping[str, int]) -> tuple[NamedCount, ...]:
+    return tuple(NamedCount(name=name, count=count) for name, count in sorted(counts.items()))
+
+
+def _time(name: str, label: str, counts: Sequence[int], sum_ns: int) -> Timing:
+    return Timing(name=name, label=label, counts=np.array(counts, "<u8").tobytes(), sum_ns=sum_ns)

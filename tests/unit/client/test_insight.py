@@ -1,0 +1,41 @@
+"""What a server says of itself becomes plain values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvoffload.client.insight import TimedCalls, read_insight
+from kvoffload.protocol import Insight, NamedCount, Timing
+from tests.unit.top.made_up import INSIGHT
+
+
+def test_a_message_is_read_as_it_was_meant() -> None:
+    timing = Timing(name="call", label="acquire", counts=np.array([1, 2], "<u8").tobytes(), sum_ns=1_500_000_000)
+    message = Insight(
+        outcomes=(NamedCount(name="hit_memory", count=30), NamedCount(name="evicted", count=10)),
+        errors=(NamedCount(name="busy", count=1),),
+        timings=(timing,),
+        asked_blocks=10,
+        distinct_blocks=4,
+        saved_us=2_500_000,
+    )
+    found = read_insight(message)
+    assert found.timings == (TimedCalls(name="call", label="acquire", counts=(1, 2), sum_s=1.5),)
+    assert (found.outcomes, found.errors, found.saved_s) == ({"hit_memory": 30, "evicted": 10}, {"busy": 1}, 2.5)
+    assert (found.hit_rate, found.ceiling) == (0.75, pytest.approx(0.6))
+
+
+def test_a_rate_of_nothing_is_none() -> None:
+    nothing = read_insight(Insight(outcomes=(), errors=(), timings=(), asked_blocks=0, distinct_blocks=0, saved_us=0))
+    assert (nothing.hit_rate, nothing.ceiling) == (None, None)
+
+
+def test_an_estimate_that_is_too_high_is_no_negative_ceiling() -> None:
+    assert (
+        read_insight(
+            Insight(outcomes=(), errors=(), timings=(), asked_blocks=100, distinct_blocks=101, saved_us=0)
+        ).ceiling
+        == 0.0
+    )
+    assert INSIGHT.ceiling == 0.75
