@@ -64,12 +64,12 @@ def test_what_computing_would_have_taken_is_saved() -> None:
         (Explanation(miss=Miss.NEVER_SEEN), "never_seen"),
         (
             Explanation(miss=Miss.EVICTED, seconds_ago=12, missing_bytes=3 << 30),
-            "evicted 12 s ago; 3 GiB more memory would have kept it",
+            "evicted 12 s ago; 3GiB more memory would have kept it",
         ),
         (Explanation(miss=Miss.CLEARED, seconds_ago=1), "cleared 1 s ago"),
         (
-            Explanation(miss=Miss.OTHER_IDENTITY, differs="layers, parallel"),
-            "other_identity; differs: layers, parallel",
+            Explanation(miss=Miss.OTHER_IDENTITY, differs="layers, salt"),
+            "other_identity; differs: layers, salt",
         ),
     ],
 )

@@ -111,9 +111,8 @@ def test_settings_are_shown_without_names_of_users() -> None:
 
 async def act(app: Application, path: str, body: object = None) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
-    found = await app.router.answer(
-        ask("POST", path, body=b"" if body is None else json.dumps(body).encode(), **headers)
-    )
+    data = b"" if body is None else json.dumps(body).encode()
+    found = await app.router.answer(ask("POST", path, body=data, **headers))
     return dict(json.loads(found.body))
 
 
