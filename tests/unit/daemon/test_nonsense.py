@@ -29,6 +29,7 @@ from kvoffload.protocol import (
     CODEC,
     MESSAGES,
     Channel,
+    Clear,
     ClientMessage,
     Counts,
     Drain,
@@ -181,7 +182,7 @@ CALLS = draw_message(
     tuple(
         kind
         for kind in MESSAGES
-        if issubclass(kind, ClientMessage) and Channel.CONTROL in kind.channels and kind is not Drain
+        if issubclass(kind, ClientMessage) and Channel.CONTROL in kind.channels and kind not in (Drain, Clear)
     )
 )
 
