@@ -161,6 +161,8 @@ class CacheStats:
     """With each of them: counts by name."""
     residence: Residence = field(default_factory=Residence)
     """Of evicted entries. A server tells it apart."""
+    used_by: tuple[int, ...] = ()
+    """Bytes in slots by namespace. Likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,6 +221,10 @@ class LocalCache:
             for one in found
         ]
 
+    def find_stored(self, name_space: int, group: int, hashes: Buffer) -> list[int | None]:
+        """For how many seconds blocks have been readable, where this process made them so."""
+        return self._core.find_stored(name_space, group, hashes)
+
     def release(self, session: SessionId, lease: LeaseId) -> bool:
         """False: the session has no such lease (any more)."""
         return self._core.release(session, lease)
@@ -320,7 +324,7 @@ class LocalCache:
         )
         bounds, buckets, sum_s = found["residence"]
         residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)
-        return CacheStats(tenants=tenants, residence=residence, **counts)
+        return CacheStats(tenants=tenants, residence=residence, used_by=tuple(found["used_by"]), **counts)
 
 
 def _watch(

@@ -64,5 +64,7 @@ async def serve_http(loaded: LoadedSettings, token: str) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, over.set)
         typer.echo(f"kvoffload tells of {settings.server} at {str(server.address).replace('tcp', 'http', 1)}")
+        keeping = asyncio.get_running_loop().create_task(application.keep_history())
         await over.wait()
+        keeping.cancel()
         await server.close()

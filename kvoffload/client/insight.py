@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvoffload.protocol import Insight, NamedCount, Timing
+from kvoffload.protocol import Insight, ModelUse, NamedCount, Timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,19 @@ class TimedCalls:
     label: str
     counts: tuple[int, ...]
     sum_s: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def bound(self, share: float, bounds_s: Sequence[float]) -> float | None:
+        """Within which that share of them were; None: there were none, or they took longer than any bound."""
+        wanted, seen = share * self.count, 0
+        for count, bound_s in zip(self.counts, bounds_s, strict=False):
+            seen += count
+            if self.count and seen >= wanted:
+                return bound_s
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +47,10 @@ class ServerInsight:
     """Of those that were asked for, about."""
     saved_s: float
     """What engines did not compute, in their own time."""
+    models: tuple[ModelUse, ...] = ()
+    """That use most of the memory."""
+    speeds: Mapping[str, int] = field(default_factory=dict)
+    """Of reading from tiers below, as measured last: bytes a second."""
 
     @property
     def ceiling(self) -> float | None:
@@ -58,6 +75,8 @@ def read_insight(message: Insight) -> ServerInsight:
         asked_blocks=message.asked_blocks,
         distinct_blocks=message.distinct_blocks,
         saved_s=message.saved_us / 1e6,
+        models=message.models,
+        speeds=_read_counts(message.speeds),
     )
 
 

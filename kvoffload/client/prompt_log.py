@@ -49,27 +49,25 @@ class PromptLog:
         self._group = prefixes[0] if prefixes else 0
         self._block_size = register.groups[self._group].block_size
         self._hash_block_size = register.hash_block_size
-        self._queue: deque[PromptNote] = deque(maxlen=MAX_QUEUED)
-        self._since_ns = 0
+        self._queue: deque[tuple[int, PromptNote]] = deque(maxlen=MAX_QUEUED)
+        """With when they came."""
         self._asked: Pending | None = None
 
     def note(self, note: PromptNote, now_ns: int) -> None:
         """Is told with the next message."""
-        if not self._queue:
-            self._since_ns = now_ns
-        self._queue.append(note)
+        self._queue.append((now_ns, note))
 
     def send(self, now_ns: int, wait_ns: int) -> None:
         """To be called now and then."""
-        is_due = len(self._queue) >= MAX_QUERIES or (self._queue and now_ns - self._since_ns >= SEND_AFTER_NS)
+        is_due = len(self._queue) >= MAX_QUERIES or (self._queue and now_ns - self._queue[0][0] >= SEND_AFTER_NS)
         if not is_due or not self._link.has("explain") or (self._asked is not None and not self._asked.is_over):
             return
         notes = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_QUERIES))]
-        self._since_ns = now_ns
-        asked = self._asked = self._link.ask(Explain(queries=tuple(map(self._describe, notes))), now_ns, wait_ns)
+        queries = tuple(self._describe(note, now_ns - then_ns) for then_ns, note in notes)
+        asked = self._asked = self._link.ask(Explain(queries=queries), now_ns, wait_ns)
         asked.when_over(lambda: _hand_out(notes, asked))
 
-    def _describe(self, note: PromptNote) -> Query:
+    def _describe(self, note: PromptNote, age_ns: int) -> Query:
         first = note.local // self._hash_block_size
         hashes = np.frombuffer(note.chain, np.uint8).reshape(-1, HASH_BYTES)[first : first + MAX_TAGS]
         return Query(
@@ -77,6 +75,7 @@ class PromptLog:
             promised=note.boundary - note.local,
             lower=note.lower,
             saved_us=note.saved_us,
+            age_ms=age_ns // 1_000_000,
             miss=note.miss,
             group=self._group,
             missing=self._find_missing(note),
@@ -91,9 +90,9 @@ class PromptLog:
         return bytes(note.chain[end - HASH_BYTES : end]) if end <= len(note.chain) else b""
 
 
-def _hand_out(notes: list[PromptNote], asked: Pending) -> None:
+def _hand_out(notes: list[tuple[int, PromptNote]], asked: Pending) -> None:
     if not isinstance(asked.answer, Explained):
         return
-    for note, explanation in zip(notes, asked.answer.answers, strict=False):
+    for (_, note), explanation in zip(notes, asked.answer.answers, strict=False):
         if note.on_explained is not None:
             note.on_explained(explanation)

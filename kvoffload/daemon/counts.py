@@ -45,15 +45,16 @@ def describe_draining(every: Iterable[CacheStats], sessions: int) -> Draining:
 def _describe_places(tier: TierTraffic) -> Iterable[PlaceCounts]:
     for one in tier.health()[:MAX_PLACES]:
         yield PlaceCounts(
-            tier=_cut(tier.terms.name, NAME_BYTES),
-            name=_cut(one.name, LINE_BYTES),
+            tier=cut_text(tier.terms.name, NAME_BYTES),
+            name=cut_text(one.name, LINE_BYTES),
             state=one.state.value,
-            reason=_cut(one.reason, LINE_BYTES),
+            reason=cut_text(one.reason, LINE_BYTES),
             capacity_bytes=one.capacity_bytes,
             used_bytes=one.used_bytes,
             records=one.records,
         )
 
 
-def _cut(text: str, size_bytes: int) -> str:
+def cut_text(text: str, size_bytes: int) -> str:
+    """At most so many bytes of it."""
     return text.encode()[:size_bytes].decode(errors="ignore")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from kvoffload.daemon.counts import describe_counts
+from kvoffload.daemon.counts import cut_text, describe_counts
 from kvoffload.daemon.domain import Domain
 from kvoffload.daemon.drain import check_operator
 from kvoffload.daemon.prompt_ledger import PromptLedger
@@ -26,12 +26,14 @@ from kvoffload.protocol import (
     Explained,
     Insight,
     Inspect,
+    ModelUse,
     NamedCount,
     ServerMessage,
     SetQuota,
     Stats,
     Timing,
 )
+from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +109,8 @@ class InsightDesk:
             asked_blocks=counts.asked_blocks,
             distinct_blocks=counts.distinct_blocks,
             saved_us=counts.saved_us,
+            models=_describe_models(domain),
+            speeds=tuple(_describe_speeds(domain)),
         )
 
     def _describe_times(self, domain: Domain) -> Iterator[Timing]:
@@ -118,6 +122,29 @@ class InsightDesk:
         for tier in () if domain.traffic is None else domain.traffic.tiers:
             waits = tier.reads.waits
             yield _time("promotion", tier.terms.name, waits.counts, int(waits.sum_s * 1e9))
+
+
+def _describe_models(domain: Domain) -> tuple[ModelUse, ...]:
+    """Those that use most."""
+    assert domain.cache is not None
+    used_by = domain.cache.stats.used_by
+    rows = []
+    for name_space, fingerprint in domain.fingerprints.items():
+        register = domain.registers.get(fingerprint)
+        named = () if register is None else register.identity
+        name = next((part.value for part in named if part.name == "model"), "")
+        used_bytes = used_by[name_space] if name_space < len(used_by) else 0
+        rows.append(
+            ModelUse(name=cut_text(name, NAME_BYTES), fingerprint=fingerprint.hex()[:12], used_bytes=used_bytes)
+        )
+    rows.sort(key=lambda row: row.used_bytes, reverse=True)
+    return tuple(rows[:MAX_MODELS])
+
+
+def _describe_speeds(domain: Domain) -> Iterator[NamedCount]:
+    for tier in () if domain.traffic is None else domain.traffic.tiers:
+        if tier.reads.rate.is_measured:
+            yield NamedCount(name=tier.terms.name, count=int(tier.reads.rate.bytes_per_s))
 
 
 def _name(counts: Mapping[str, int]) -> tuple[NamedCount, ...]:

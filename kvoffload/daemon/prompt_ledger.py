@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvoffload.cache import Leaving
+from kvoffload.daemon.counts import cut_text
 from kvoffload.daemon.distinct_blocks import DistinctBlocks
 from kvoffload.daemon.domain import Domain
 from kvoffload.daemon.session import Registration
 from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register
 from kvoffload.protocol.limits import LINE_BYTES
 
+STORED_SLACK_S = 2
+"""A block that has been there for no longer may have been stored by the very prompt that lacked it."""
 MAX_LOOKED_AT = 64
 """Other identities, the latest ones, in which a missing block is looked for."""
 _OF_NAMES = frozenset({"hash_seed", "hash_algorithm", "salt"})
@@ -68,7 +71,8 @@ class PromptLedger:
         is_known = group < len(registration.register.groups)
         if query.miss is not Miss.NEVER_SEEN or not query.missing or cache is None or not is_known:
             return Explanation(miss=query.miss)
-        if cache.lookup(registration.name_space, group, query.missing).all():
+        (stored_s,) = cache.find_stored(registration.name_space, group, query.missing)
+        if stored_s is not None and stored_s > query.age_ms / 1000 + STORED_SLACK_S:
             return Explanation(miss=Miss.INCOMPLETE)
         (departed,) = cache.find_departed(registration.name_space, group, query.missing)
         if departed is not None:
@@ -93,8 +97,8 @@ class PromptLedger:
                 continue
             groups = range(len(register.groups))
             if any(cache.lookup(name_space, group, query.missing).all() for group in groups):
-                line = ", ".join(differing).encode()[:LINE_BYTES].decode(errors="ignore")
-                return Explanation(miss=Miss.OTHER_IDENTITY, differs=line)
+                differs = cut_text(", ".join(differing), LINE_BYTES)
+                return Explanation(miss=Miss.OTHER_IDENTITY, differs=differs)
         return Explanation(miss=Miss.NEVER_SEEN, differs=perhaps)
 
 

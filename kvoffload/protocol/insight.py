@@ -8,7 +8,7 @@ from typing import Annotated
 
 from kvoffload.protocol.answers import Done
 from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Line, Name, OptionalDigest, Several
-from kvoffload.protocol.limits import MAX_NAMED_COUNTS, MAX_QUERIES, MAX_TIMINGS
+from kvoffload.protocol.limits import MAX_MODELS, MAX_NAMED_COUNTS, MAX_QUERIES, MAX_TIERS, MAX_TIMINGS
 from kvoffload.protocol.message import Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
 
@@ -39,7 +39,7 @@ class Miss(IntEnum):
     OTHER_IDENTITY = 12
     """It is there, of an engine that differs."""
     INCOMPLETE = 13
-    """It is there, but not all that a boundary behind it needs; or it has come since."""
+    """It was there, but not all that a boundary behind it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ class Query:
     promised: Annotated[U32, "of them, from the cache"]
     lower: Annotated[U32, "of those, from below memory"] = 0
     saved_us: Annotated[U64, "what computing the promised ones would have taken; 0: unknown"] = 0
+    age_ms: Annotated[U32, "since it was asked"] = 0
     miss: Annotated[Miss, Choice(Miss), "why the others are computed"] = Miss.NEVER_SEEN
     group: Annotated[U16, "of the block that is missing first"] = 0
     missing: Annotated[OptionalDigest, "its hash; empty: none is"] = b""
@@ -105,6 +106,15 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelUse:
+    """What one identity's blocks take of the memory."""
+
+    name: Annotated[Name, "of the model, as far as it was told"]
+    fingerprint: Annotated[Name, "the first letters of the identity's"]
+    used_bytes: Annotated[U64, "now"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Insight(Reply):
     """What came of prompts, and how long what took."""
 
@@ -116,6 +126,8 @@ class Insight(Reply):
     asked_blocks: Annotated[U64, "that engines had not themselves and asked for"]
     distinct_blocks: Annotated[U64, "among them, about"]
     saved_us: Annotated[U64, "that engines did not compute"]
+    models: Annotated[tuple[ModelUse, ...], Several(Shape(ModelUse), MAX_MODELS), "that use most"] = ()
+    speeds: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_TIERS), "of reading, bytes a second"] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

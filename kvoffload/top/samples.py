@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvoffload.cache import CacheStats, PlaceUsage
-from kvoffload.client.insight import ServerInsight
+from kvoffload.client.insight import ServerInsight, TimedCalls
+from kvoffload.metrics.histogram import CALL_BOUNDS_S, RESIDENCE_BOUNDS_S, WAIT_BOUNDS_S
 
+_BOUNDS_S = {"call": CALL_BOUNDS_S, "promotion": WAIT_BOUNDS_S, "residence": RESIDENCE_BOUNDS_S}
 COUNTED = ("hits", "misses", "refused", "evicted", "duplicates")
 NO_COUNTS: Mapping[str, int] = {}
 
@@ -131,6 +133,8 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
         "hit_rate": view.hit_rate,
         "prompts": None if view.insight is None else _describe_prompts(view.insight, view.outcomes),
         "errors": {} if view.insight is None else dict(view.insight.errors),
+        "models": [] if view.insight is None else [vars(model) for model in view.insight.models],
+        "calls": [] if view.insight is None else [_describe_calls(timing) for timing in view.insight.timings],
         "tenants": [
             {"name": one.name, "used_bytes": one.used_bytes, "quota_bytes": one.quota_bytes} for one in stats.tenants
         ],
@@ -140,6 +144,7 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
                 "state": tier.state,
                 "used_bytes": tier.used_bytes,
                 "capacity_bytes": tier.capacity_bytes,
+                "reads_bytes_per_s": None if view.insight is None else view.insight.speeds.get(tier.name),
                 "totals": dict(tier.counts),
                 "per_second": dict(tier.rates),
             }
@@ -157,4 +162,14 @@ def _describe_prompts(insight: ServerInsight, per_second: Mapping[str, float]) -
         "asked_blocks": insight.asked_blocks,
         "distinct_blocks": insight.distinct_blocks,
         "saved_seconds": insight.saved_s,
+    }
+
+
+def _describe_calls(timing: TimedCalls) -> dict[str, Any]:
+    return {
+        "name": timing.name,
+        "label": timing.label,
+        "count": timing.count,
+        "mean_s": timing.sum_s / timing.count if timing.count else None,
+        "p99_s": timing.bound(0.99, _BOUNDS_S.get(timing.name, ())),
     }

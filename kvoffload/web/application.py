@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -11,7 +13,9 @@ from kvoffload.config import LoadedSettings, format_value
 from kvoffload.errors import ServerError
 from kvoffload.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, expose
 from kvoffload.top.samples import Sample, as_row, compare
+from kvoffload.web.history import EVERY_S, History
 from kvoffload.web.http_message import HttpError, Request, Response, json_response
+from kvoffload.web.page import read_page
 from kvoffload.web.readings import read_insight, read_stats
 from kvoffload.web.routes import Route, Router
 from kvoffload.web.watcher import Watcher
@@ -36,8 +40,23 @@ class Application:
         self._watcher = watcher
         self._token = token
         self._config = hide_secrets(loaded)
+        self._history = History()
+        self._page = read_page()
         self.router = Router(
             [
+                Route(
+                    method="GET",
+                    path="/",
+                    summary="A page that draws /stats and /history.",
+                    answer=self._show_page,
+                    content_types=("text/html",),
+                ),
+                Route(
+                    method="GET",
+                    path="/history",
+                    summary="Counts of the last hour, by columns.",
+                    answer=self._look_back,
+                ),
                 Route(method="GET", path="/healthz", summary="Whether this process answers.", answer=self._healthz),
                 Route(
                     method="GET",
@@ -90,6 +109,18 @@ class Application:
             token=token,
         )
 
+    async def keep_history(self) -> None:
+        """A row each few seconds, until it is cancelled."""
+        while True:
+            self._history.add(time.time(), await self._tell())
+            await asyncio.sleep(EVERY_S)
+
+    async def _show_page(self, _request: Request) -> Response:
+        return self._page
+
+    async def _look_back(self, _request: Request) -> Response:
+        return json_response(self._history.describe())
+
     async def _healthz(self, _request: Request) -> Response:
         return json_response({"ok": True})
 
@@ -107,10 +138,13 @@ class Application:
         return Response(body=body, content_type=OPEN_TYPE if is_open else PLAIN_TYPE)
 
     async def _stats(self, _request: Request) -> Response:
+        told = await self._tell()
+        return json_response(told, HTTPStatus.OK if told["up"] else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _tell(self) -> dict[str, Any]:
         seen = await self._watcher.look()
         sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, fault=seen.fault)
-        status = HTTPStatus.SERVICE_UNAVAILABLE if seen.stats is None else HTTPStatus.OK
-        return json_response(as_row(sample, compare(None, sample)), status)
+        return as_row(sample, compare(None, sample))
 
     async def _show(self, _request: Request) -> Response:
         return json_response(self._config)

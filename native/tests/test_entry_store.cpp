@@ -275,6 +275,7 @@ TEST(what_left_is_remembered_with_why_and_what_would_have_kept_it) {
     };
     CHECK(!departed(1));
     const EntryNumber first = made.add(space, 1);
+    const std::uint64_t bytes = made.store->slot_bytes(first).size();
     made.index.view().entries[first].tiers.store(kInMemory | kWasUsed);
     made.add(space, 2);
     made.add(space, 3);
@@ -282,8 +283,8 @@ TEST(what_left_is_remembered_with_why_and_what_would_have_kept_it) {
     CHECK(made.store->evict_one() && made.store->evict_one());
     CHECK(departed(1)->why == Leaving::evicted && departed(2)->why == Leaving::evicted);
     // All that was evicted since then, and itself.
-    CHECK_EQUAL(departed(1)->missing_bytes, 2 * made.store->slot_bytes(first).size());
-    CHECK_EQUAL(departed(2)->missing_bytes, made.store->slot_bytes(first).size());
+    CHECK_EQUAL(departed(1)->missing_bytes, 2 * bytes);
+    CHECK_EQUAL(departed(2)->missing_bytes, bytes);
     CHECK(departed(1)->seconds_ago < 60);
     CHECK_EQUAL(counts.evicted_unused.load(), 1u);
     std::uint64_t resided = 0;
@@ -294,6 +295,21 @@ TEST(what_left_is_remembered_with_why_and_what_would_have_kept_it) {
     CHECK(made.store->remove(made.find(space, 3), Leaving::cleared));
     CHECK(departed(3)->why == Leaving::cleared);
     CHECK_EQUAL(counts.evicted.load(), 2u);
+}
+
+TEST(what_each_namespace_uses_is_counted) {
+    Store made;
+    const StoreCounts& counts = made.store->counts();
+    const Space one = made.open(plain_geometry(1000), 1);
+    const Space other = made.open(plain_geometry(5000), 2);
+    made.add(one, 1);
+    made.add(other, 1);
+    const EntryNumber reserved = made.reserve(other);
+    CHECK_EQUAL(counts.used_by[namespace_of(one)].load(), 1000u);
+    CHECK_EQUAL(counts.used_by[namespace_of(other)].load(), 10000u);
+    made.store->abort(reserved);
+    CHECK(made.store->evict_one() && made.store->evict_one());
+    CHECK_EQUAL(counts.used_by[namespace_of(one)].load() + counts.used_by[namespace_of(other)].load(), 0u);
 }
 
 TEST(touches_reach_only_those_that_are_still_there) {

@@ -146,6 +146,19 @@ nb::list find_departed(const Cache& cache, std::uint32_t name_space, std::uint32
     return told;
 }
 
+// For each block how many seconds it has been readable, or None.
+nb::list find_stored(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
+    const Space space = open_space(cache, name_space, group);
+    const BufferView view(hashes);
+    std::vector<std::optional<std::uint32_t>> found(hashes_of(view).size() / kHashBytes);
+    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.find_stored(space, view.bytes(), found); }));
+    nb::list told;
+    for (const std::optional<std::uint32_t>& seconds : found) {
+        told.append(seconds ? nb::object(nb::int_(*seconds)) : nb::object(nb::none()));
+    }
+    return told;
+}
+
 // Tickets and addresses; fewer than were asked for where there is no room.
 nb::tuple reserve(const Cache& cache, SessionId session, std::uint32_t tenant, std::uint32_t name_space,
                   std::uint32_t group, std::size_t count, nb::handle hashes) {
@@ -246,6 +259,7 @@ nb::dict stats(const Cache& cache) {
     found["evicted_unused"] = stats.evicted_unused;
     found["residence"] = nb::make_tuple(std::vector<std::uint32_t>(kResidenceBounds.begin(), kResidenceBounds.end()),
                                         stats.residence, stats.residence_seconds);
+    found["used_by"] = stats.used_by;
     found["mismatches"] = stats.mismatches;
     found["moved_bytes"] = stats.moved_bytes;
     found["lost_touches"] = stats.lost_touches;
@@ -346,6 +360,7 @@ void bind_cache(nb::module_& module) {
         .def("acquire_entries", acquire_entries)
         .def("find_used", find_used)
         .def("find_departed", find_departed)
+        .def("find_stored", find_stored)
         .def("release",
              [](const Cache& self, SessionId session, LeaseId lease) {
                  return without_gil(self, [&](CacheCore& core) { return core.release(session, lease); });

@@ -113,6 +113,19 @@ Status CacheCore::find_departed(Space space, std::span<const std::uint8_t> hashe
     return {};
 }
 
+Status CacheCore::find_stored(Space space, std::span<const std::uint8_t> hashes,
+                              std::span<std::optional<std::uint32_t>> found) const {
+    if (find_space(space) == nullptr || hashes.size() != found.size() * kHashBytes) {
+        return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
+    }
+    const std::lock_guard lock(writer_);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const EntryNumber entry = find_entry(view_, {read_hash(hashes.data() + i * kHashBytes), space}).entry;
+        found[i] = entry == kNoEntry ? std::nullopt : store_.stored_for(entry);
+    }
+    return {};
+}
+
 bool CacheCore::release(SessionId session, LeaseId lease) {
     std::vector<EntryNumber> entries;
     if (!leases_.close(lease, session, entries)) {

@@ -67,7 +67,7 @@ bool EntryStore::adopt_entry(EntryNumber number, std::uint32_t leases,
         entry.tenant.store(0, kRelease);
     }
     tenants_.add_bytes(entry.tenant.load(kRelaxed), bytes);
-    counts_.used_bytes.fetch_add(bytes, kRelaxed);
+    count_used(space, bytes);
     counts_.readable.fetch_add(is_readable, kRelaxed);
     counts_.reserved.fetch_add(is_reserved, kRelaxed);
     counts_.quarantined.fetch_add(is_quarantined, kRelaxed);

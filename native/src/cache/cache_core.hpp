@@ -130,6 +130,7 @@ struct CacheStats {
     std::uint64_t index_bytes = 0;         // memory the index has taken
     std::vector<std::uint64_t> residence;  // evicted blocks by how long they were there, see kResidenceBounds
     std::uint64_t residence_seconds = 0;
+    std::vector<std::uint64_t> used_by;  // bytes of slots, by namespace
     std::vector<TenantTable::Usage> tenants;
 };
 
@@ -174,6 +175,10 @@ public:
     // What became of blocks that are not there (any more), where that is remembered; as long as there are hashes.
     Status find_departed(Space space, std::span<const std::uint8_t> hashes,
                          std::span<std::optional<Departed>> found) const;
+
+    // For how many seconds blocks have been readable, where this process made them so; as long as there are hashes.
+    Status find_stored(Space space, std::span<const std::uint8_t> hashes,
+                       std::span<std::optional<std::uint32_t>> found) const;
 
     // False: the session has no such lease (any more).
     bool release(SessionId session, LeaseId lease);

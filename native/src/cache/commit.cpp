@@ -329,6 +329,9 @@ CacheStats CacheCore::stats() const {
         stats.residence.push_back(bucket.load(kRelaxed));
     }
     stats.residence_seconds = counts.residence_seconds.load(kRelaxed);
+    for (std::uint32_t number = 0; number < namespaces_.count(); ++number) {
+        stats.used_by.push_back(counts.used_by[number].load(kRelaxed));
+    }
     stats.moved_bytes = counts.moved_bytes.load(kRelaxed);
     stats.leases = leases_.count();
     stats.sessions = sessions_.count();

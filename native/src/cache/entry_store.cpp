@@ -73,7 +73,7 @@ EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumbe
     entry.tenant.store(tenant, kRelease);
     entry.recency.store(Reservation{session, 0}.bits(), kRelease);
     entry.word.store(word(number).next(EntryState::reserved).bits(), kRelease);
-    counts_.used_bytes.fetch_add(bytes, kRelaxed);
+    count_used(space, bytes);
     counts_.reserved.fetch_add(1, kRelaxed);
     return number;
 }
@@ -237,6 +237,12 @@ void EntryStore::free_number(EntryNumber entry) {
     first_free_ = entry;
 }
 
+// Negative numbers wrap.
+void EntryStore::count_used(Space space, std::uint64_t bytes) {
+    counts_.used_bytes.fetch_add(bytes, kRelaxed);
+    counts_.used_by[namespace_of(space)].fetch_add(bytes, kRelaxed);
+}
+
 // Out of the table and its policy; the word says already that it cannot be acquired.
 void EntryStore::unlink(EntryNumber number, bool was_evicted) {
     table_.prefetch(number);
@@ -280,12 +286,19 @@ std::optional<Departed> EntryStore::find_departed(Space space, std::uint64_t has
     return Departed{found->why, now_s() - found->second, counts_.evicted_bytes.load(kRelaxed) - found->evicted_bytes};
 }
 
+std::optional<std::uint32_t> EntryStore::stored_for(EntryNumber number) const {
+    if (number >= stored_s_.size() || stored_s_[number] == 0) {
+        return std::nullopt;
+    }
+    return now_s() + 1 - stored_s_[number];
+}
+
 void EntryStore::give_back(EntryNumber number) {
     const Entry& entry = view_.entries[number];
     const std::uint64_t bytes = facts_of(entry.space.load(kRelaxed)).slot_bytes;
     arena_.free(unpack_slot(entry.slot.load(kRelaxed)));
     tenants_.subtract_bytes(view_.entries[number].tenant.load(kRelaxed), bytes);
-    counts_.used_bytes.fetch_sub(bytes, kRelaxed);
+    count_used(entry.space.load(kRelaxed), ~bytes + 1);
     free_number(number);
 }
 

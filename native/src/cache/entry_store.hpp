@@ -45,7 +45,8 @@ struct StoreCounts {
     std::atomic<std::uint64_t> readable = 0;
     std::atomic<std::uint64_t> reserved = 0;
     std::atomic<std::uint64_t> quarantined = 0;
-    std::atomic<std::uint64_t> used_bytes = 0;  // slots of all of these, unrounded
+    std::atomic<std::uint64_t> used_bytes = 0;                             // slots of all of these, unrounded
+    std::array<std::atomic<std::uint64_t>, kNamespaceLimit> used_by = {};  // the same by namespace
     std::atomic<std::uint64_t> evicted = 0;
     std::atomic<std::uint64_t> evicted_bytes = 0;
     std::atomic<std::uint64_t> evicted_unused = 0;  // nobody ever loaded them
@@ -102,6 +103,8 @@ public:
 
     // What became of a block that was here and is not any more, if that is remembered.
     std::optional<Departed> find_departed(Space space, std::uint64_t hash_word) const;
+    // For how many seconds an entry has been stored, if this process stored it.
+    std::optional<std::uint32_t> stored_for(EntryNumber entry) const;
 
     // Frees a quarantined entry that nobody leases any more; does nothing to any other.
     void end_quarantine(EntryNumber entry);
@@ -156,6 +159,7 @@ private:
     void prefetch_next(EntryNumber victim) const;
     bool try_evict(EntryNumber victim);
     bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age);
+    void count_used(Space space, std::uint64_t bytes);
     void unlink(EntryNumber entry, bool was_evicted);
     void note_departure(EntryNumber entry, Leaving why);
     void note_residence(EntryNumber entry, std::uint32_t now_s);

@@ -8,7 +8,11 @@ from kvoffload.cache import CacheStats, TenantUsage
 from kvoffload.daemon.counts import describe_counts, describe_draining
 from kvoffload.protocol import Draining, TenantCounts
 
-NAMES = [field.name for field in fields(CacheStats) if field.name not in ("tenants", "places", "traffic", "residence")]
+NAMES = [
+    field.name
+    for field in fields(CacheStats)
+    if field.name not in ("tenants", "places", "traffic", "residence", "used_by")
+]
 STATS = CacheStats(
     tenants=(TenantUsage(name="a", quota_bytes=1, used_bytes=2),), **{name: at for at, name in enumerate(NAMES)}
 )

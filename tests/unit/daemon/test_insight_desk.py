@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.daemon import DomainTerms
+from kvoffload.daemon import DomainTerms, prompt_ledger
 from kvoffload.daemon.domain import TenantTerms
 from kvoffload.protocol import (
     Clear,
@@ -61,7 +61,8 @@ def test_a_block_that_nobody_stored_was_never_seen() -> None:
         assert explain(engine, make_chain(1, 1)) == Explanation(miss=Miss.NEVER_SEEN)
 
 
-def test_an_evicted_block_says_what_would_have_kept_it() -> None:
+def test_an_evicted_block_says_what_would_have_kept_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_ledger, "STORED_SLACK_S", -1)
     with Server() as server:
         engine = server.process().join(PLAIN)
         store(engine, make_chain(1, 4))
@@ -71,6 +72,13 @@ def test_an_evicted_block_says_what_would_have_kept_it() -> None:
         assert [one.miss for one in left].count(Miss.INCOMPLETE) == 2
         assert sorted(one.missing_bytes for one in evicted) == [RECORD_BYTES, 2 * RECORD_BYTES]
         assert all(one.seconds_ago < 60 for one in evicted)
+
+
+def test_a_block_that_the_prompt_itself_has_stored_since_was_not_there() -> None:
+    with Server() as server:
+        engine = server.process().join(PLAIN)
+        store(engine, make_chain(1, 1))
+        assert explain(engine, make_chain(1, 1), age_ms=200).miss is Miss.NEVER_SEEN
 
 
 def test_an_untrusted_block_says_so_and_so_does_a_cleared_one() -> None:

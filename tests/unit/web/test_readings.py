@@ -48,6 +48,7 @@ def test_every_count_that_a_server_tells_is_in_some_metric() -> None:
         "places",
         "traffic",
         "residence",
+        "used_by",
     }
     assert set(readings._GAUGES) | elsewhere == of_stats
 
