@@ -16,6 +16,7 @@ from kvoffload.cache.answers import (
     Leaving,
     PlaceUsage,
     Reservation,
+    Residence,
     SessionId,
     TenantUsage,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Placed",
     "Reservation",
     "ReservedSlots",
+    "Residence",
     "SegmentMap",
     "SessionId",
     "TenantUsage",

@@ -24,6 +24,7 @@ from kvoffload.cache import (
     LeasedGroup,
     LeaseId,
     Reservation,
+    Residence,
     SessionId,
 )
 from tests.simulation.model_entries import SLOT_BYTES, Entry, Session, Tag, split
@@ -302,7 +303,9 @@ class ModelCache:
             "leases": len(self.memory.leases),
             "sessions": len(self.memory.sessions),
         }
-        return CacheStats(**(counts | {"tenants": (), "places": (), "traffic": {}}))
+        return CacheStats(
+            **(counts | {"tenants": (), "places": (), "traffic": {}, "residence": Residence(), "used_by": ()})
+        )
 
     # ---- inside ----
 

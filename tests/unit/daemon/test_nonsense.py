@@ -63,11 +63,8 @@ from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.key_files import KeyPair
 from kvoffload.tcp_address import TcpAddress
 public, secret, known = sys.argv[2:]
-remote = RemoteTerms(
-    address=TcpAddress("127.0.0.1", 0),
-    keys=KeyPair(public.encode(), secret.encode()),
-    guests={known: Guest(domain="")},
-)
+keys, guests = KeyPair(public.encode(), secret.encode()), {known: Guest(domain="")}
+remote = RemoteTerms(address=TcpAddress("127.0.0.1", 0), keys=keys, guests=guests)
 memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
 server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, remote=remote))
 print(server.remote_endpoint, flush=True)
