@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from kvoffload.client import PromptNote
@@ -10,6 +11,7 @@ from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.load_judge import LoadJudge
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.misses import MissReason
+from kvoffload.connector.traces import Traces
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Explanation, Miss
 from kvoffload.units import format_size
@@ -20,10 +22,14 @@ logger = logging.getLogger(__name__)
 class PromptNotes:
     """Owned by the scheduler's thread."""
 
-    def __init__(self, cache: CacheClient, judge: LoadJudge, measures: Measures) -> None:
+    def __init__(
+        self, cache: CacheClient, judge: LoadJudge, measures: Measures, traces: Traces, clock: Callable[[], float]
+    ) -> None:
         self._cache = cache
         self._judge = judge
         self._measures = measures
+        self._traces = traces
+        self._clock = clock
 
     def note(
         self, tracked: TrackedRequest, *, local: int, boundary: int, limit: int, reason: MissReason, lower: int = 0
@@ -41,6 +47,9 @@ class PromptNotes:
         name, why = tracked.request.request_id, reason.value
         if is_told:
             logger.debug("request %s: %d tokens after the first %d are computed: %s", name, computed, boundary, why)
+        asked_s = self._clock() if tracked.asked_s is None else tracked.asked_s
+        found: dict[str, int | str] = {"asked": promised + computed, "promised": promised, "lower": lower, "miss": why}
+        self._traces.note(tracked.request.trace_headers, "find", self._clock() - asked_s, found)
         self._cache.note_prompt(
             PromptNote(
                 chain=tracked.chain.data,
@@ -54,6 +63,13 @@ class PromptNotes:
                 on_explained=partial(_log, name) if is_told else None,
             )
         )
+
+    def end_load(self, trace: Mapping[str, str] | None, blocks: int, size_bytes: int, seconds: float) -> None:
+        """A load has brought so much. `trace`: its request's headers."""
+        self._measures.count("kvoffload_loaded_bytes_total", size_bytes)
+        if seconds > 0:
+            self._measures.observe("kvoffload_load_bytes_per_second", size_bytes / seconds)
+        self._traces.note(trace, "load", seconds, {"blocks": blocks, "bytes": size_bytes})
 
 
 def _log(request_id: str, explanation: Explanation) -> None:

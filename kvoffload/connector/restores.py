@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,7 @@ class _Load:
     size_bytes: int = 0
     """Of all shards."""
     begun_s: float = 0.0
+    trace: Mapping[str, str] | None = None
 
 
 class Restores:
@@ -85,6 +86,7 @@ class Restores:
         pool: BlockPool,
         terms: RestoreTerms,
         judge: LoadJudge,
+        notes: PromptNotes,
         is_ready: Callable[[Place], bool],
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,7 +99,7 @@ class Restores:
         self._pool = pool
         self._terms = terms
         self._judge = judge
-        self._notes = PromptNotes(cache, judge, self._measures)
+        self._notes = notes
         self._is_ready = is_ready
         self._engine_prefix = EnginePrefix(pool, groups)
         self._admission = LoadAdmission([rule.block_size for rule in groups.rules])
@@ -206,7 +208,9 @@ class Restores:
             lower=max(boundary - max(question.pending.in_memory, local), 0),
         )
         size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
-        self._loads[request_id] = _Load(found, tuple(names), len(moves), size_bytes, self._clock())
+        self._loads[request_id] = _Load(
+            found, tuple(names), len(moves), size_bytes, self._clock(), tracked.request.trace_headers
+        )
         del self._questions[request_id]  # its lease is the load's
         place = Place(found.lease.memory_id, found.lease.session)
         self._unsent.append(LoadJob(request_id, place, moves, wanted))
@@ -259,9 +263,7 @@ class Restores:
                 seconds = self._clock() - load.begun_s
                 self._measures.observe("kvoffload_load_seconds", seconds)
                 if request_id not in failed:
-                    self._measures.count("kvoffload_loaded_bytes_total", load.size_bytes)
-                    if seconds > 0:
-                        self._measures.observe("kvoffload_load_bytes_per_second", load.size_bytes / seconds)
+                    self._notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
                     self._judge.note_load(load.size_bytes, seconds)
 
     def forget(self, request_id: str) -> None:
@@ -294,6 +296,7 @@ class Restores:
         self._notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
+        tracked.asked_s = tracked.asked_s or self._clock()
         far = None
         if self._cache.has_tiers and self._terms.promote_wait_s and not tracked.was_promoted:
             far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)

@@ -17,12 +17,14 @@ from kvoffload.connector.load_judge import LoadJudge
 from kvoffload.connector.look_out import ROUND_STEPS, LookOut
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.pins import BlockPins
+from kvoffload.connector.prompt_notes import PromptNotes
 from kvoffload.connector.rank_places import RankPlaces
 from kvoffload.connector.restores import Restores, RestoreTerms
 from kvoffload.connector.save_policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
 from kvoffload.connector.save_worth import GATHERED_TOKENS, SaveWorth
 from kvoffload.connector.saves import Saves, SaveTerms
 from kvoffload.connector.step_plan import WorkerFacts
+from kvoffload.connector.traces import open_traces
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
 from kvoffload.protocol.message import Event
@@ -51,6 +53,8 @@ class SchedulerTerms:
     verify_always: bool = False
     promote_wait_s: float = 0.0
     save_policy: PolicyName = "auto"
+    traces_endpoint: str | None = None
+    """Where the engine sends what it traces; None: nowhere."""
     has_events: bool = False
     """Somebody wants to hear what becomes of cached blocks."""
     has_prefix_cache: bool = True
@@ -133,6 +137,7 @@ def assemble(
             shards=sharing.shards, verify_always=terms.verify_always, promote_wait_s=terms.promote_wait_s
         ),
         judge=judge,
+        notes=PromptNotes(cache, judge, measures, open_traces(terms.traces_endpoint), clock),
         is_ready=places.has_all,
         measures=measures,
         clock=clock,

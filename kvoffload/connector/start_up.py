@@ -52,6 +52,7 @@ class EngineStart:
             promote_wait_s=self._settings.promote_deadline,
             has_events=vllm_compat.wants_events(self._config),
             save_policy=self._settings.save_policy,
+            traces_endpoint=self._config.observability_config.otlp_traces_endpoint,
             has_prefix_cache=bool(self._config.cache_config.enable_prefix_caching),
             whole_prompts=self._settings.whole_prompts,
             decoded_tokens=1 + vllm_compat.draft_tokens(self._config),

@@ -42,6 +42,8 @@ class TrackedRequest:
     progress: SaveProgress
     has_run: bool = False
     """Since it was given blocks it was part of a step: whoever loaded blocks for it has done so."""
+    asked_s: float | None = None
+    """When the cache was asked for it first, by the scheduler side's clock."""
     was_promoted: bool = False
     """Slower tiers were asked for it."""
     was_skipped: bool = False

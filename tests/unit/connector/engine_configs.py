@@ -133,6 +133,7 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
             seed=0,
         ),
         load_config=SimpleNamespace(load_format="auto", model_loader_extra_config={}),
+        observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         cache_config=SimpleNamespace(
             block_size=4,
             prefix_caching_hash_algo="sha256",

@@ -1,0 +1,52 @@
+"""What became of a traced request, as spans of its own trace: OpenTelemetry, through whatever the engine has set up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+logger = logging.getLogger(__name__)
+
+NAME = "kvoffload"
+
+
+class Traces:
+    """Owned by the scheduler's thread. Without a tracer nothing is noted; with one, only what the caller traces."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
+
+    def note(
+        self, headers: Mapping[str, str] | None, name: str, seconds: float, attributes: Mapping[str, int | str]
+    ) -> None:
+        """A span that ends now, of the trace that a request came with. The engine's exporter sends it, from a queue of
+        bounded length and on a thread of its own."""
+        if self._tracer is None or not headers:
+            return
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        end_ns = time.time_ns()
+        span = self._tracer.start_span(
+            f"{NAME} {name}",
+            context=TraceContextTextMapPropagator().extract(headers),
+            start_time=end_ns - int(seconds * 1e9),
+            attributes={f"{NAME}.{key}": value for key, value in attributes.items()},
+        )
+        span.end(end_ns)
+
+
+def open_traces(endpoint: str | None) -> Traces:
+    """`endpoint`: where the engine sends its spans; None: it sends none."""
+    if not endpoint:
+        return Traces()
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        logger.warning("the engine traces requests, and OpenTelemetry is missing: `pip install kvoffload[otel]`")
+        return Traces()
+    return Traces(trace.get_tracer(NAME))
