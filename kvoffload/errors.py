@@ -204,3 +204,8 @@ def walk_errors(root: type[KVOffloadError] = KVOffloadError) -> Iterator[type[KV
     yield root
     for child in root.__subclasses__():
         yield from walk_errors(child)
+
+
+def find_code(fault: BaseException) -> str:
+    """Of any exception: those that are not ours are faults of our code."""
+    return fault.code if isinstance(fault, KVOffloadError) else KVOffloadError.code

@@ -16,6 +16,8 @@ from kvoffload.protocol.limits import MAX_QUERIES
 from kvoffload.types import HASH_BYTES
 
 SEND_AFTER_NS = SECOND_NS // 5
+MESSAGE_BYTES = 128 << 10
+"""Of tags in one message, about: it is packed while an engine's step may wait for the lock."""
 MAX_QUEUED = 4 * MAX_QUERIES
 """Beyond it the oldest are dropped: they are counted nowhere."""
 
@@ -62,9 +64,15 @@ class PromptLog:
         is_due = len(self._queue) >= MAX_QUERIES or (self._queue and now_ns - self._queue[0][0] >= SEND_AFTER_NS)
         if not is_due or not self._link.has("explain") or (self._asked is not None and not self._asked.is_over):
             return
-        notes = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_QUERIES))]
-        queries = tuple(self._describe(note, now_ns - then_ns) for then_ns, note in notes)
-        asked = self._asked = self._link.ask(Explain(queries=queries), now_ns, wait_ns)
+        notes: list[PromptNote] = []
+        queries: list[Query] = []
+        tag_bytes = 0
+        while self._queue and len(queries) < MAX_QUERIES and tag_bytes < MESSAGE_BYTES:
+            then_ns, note = self._queue.popleft()
+            notes.append(note)
+            queries.append(self._describe(note, now_ns - then_ns))
+            tag_bytes += len(queries[-1].tags)
+        asked = self._asked = self._link.ask(Explain(queries=tuple(queries)), now_ns, wait_ns)
         asked.when_over(lambda: _hand_out(notes, asked))
 
     def _describe(self, note: PromptNote, age_ns: int) -> Query:
@@ -90,9 +98,9 @@ class PromptLog:
         return bytes(note.chain[end - HASH_BYTES : end]) if end <= len(note.chain) else b""
 
 
-def _hand_out(notes: list[tuple[int, PromptNote]], asked: Pending) -> None:
+def _hand_out(notes: list[PromptNote], asked: Pending) -> None:
     if not isinstance(asked.answer, Explained):
         return
-    for (_, note), explanation in zip(notes, asked.answer.answers, strict=False):
+    for note, explanation in zip(notes, asked.answer.answers, strict=False):
         if note.on_explained is not None:
             note.on_explained(explanation)

@@ -33,7 +33,7 @@ from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide
-from kvoffload.errors import UnsupportedError
+from kvoffload.errors import UnsupportedError, find_code
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +122,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Count; the first of a hook is logged with its trace, the rest are counted only."""
         self._faults[hook] = self._faults.get(hook, 0) + 1
         self._measures.count("kvoffload_faults_total", hook=hook)
+        self._measures.count("kvoffload_errors_total", code=find_code(fault))
         if self._faults[hook] == 1:
             logger.error("%s: %s (counted from now on, answered as a miss)", hook, fault, exc_info=fault)
 

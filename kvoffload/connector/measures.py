@@ -20,8 +20,8 @@ class Measures:
         self._clock = clock
         self._counts: dict[_Series, float] = {}
         self._seconds: list[tuple[str, float]] = []
-        self._gauges: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+        self._gauges: dict[_Series, float] = {}
+        self._told: dict[_Series, float] = {}
         self._not_before_s = 0.0
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
@@ -34,9 +34,9 @@ class Measures:
         """Put one observation into a histogram."""
         self._seconds.append((name, value))
 
-    def set(self, name: str, value: float) -> None:
+    def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        self._gauges[name] = value
+        self._gauges[name, tuple(labels.items())] = value
 
     @property
     def is_due(self) -> bool:
@@ -53,7 +53,7 @@ class Measures:
             stats.count(name, amount, **dict(labels))
         for name, value in self._seconds:
             stats.observe(name, value)
-        for name, value in self._gauges.items():
-            stats.set(name, value)
+        for (name, labels), value in self._gauges.items():
+            stats.set(name, value, **dict(labels))
         self._counts, self._seconds, self._told = {}, [], dict(self._gauges)
         return stats

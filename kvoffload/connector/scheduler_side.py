@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,11 @@ class SchedulerSide:
             clock=self._clock,
             is_known=self._is_known,
         )
+        claims: Counter[str] = Counter()
+        for rank in facts.values():
+            claims.update(dict(rank.claims))
+        for claim, size_bytes in claims.items():
+            self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
         self._memory_id = self._parts.cache.memory_id
         self._parts.cache.begin_step()
 

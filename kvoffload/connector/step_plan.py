@@ -145,5 +145,7 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     num_blocks: int
     cache_bytes: int
     """Of the engine's own cache, on this rank."""
+    claims: tuple[tuple[str, int], ...] = ()
+    """Bytes of its allocations on this rank, by what they were found to be."""
     places: tuple[Place, ...] = ()
     """Where it may copy already."""

@@ -156,6 +156,7 @@ class WorkerSide:
             groups=groups,
             num_blocks=geometry.num_blocks,
             cache_bytes=sum(allocation.size_bytes for allocation in geometry.allocations),
+            claims=tuple(report.claims.items()),
             places=self._find_places(),
         )
         self._told = self._facts.places

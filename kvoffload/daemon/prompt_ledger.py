@@ -12,12 +12,12 @@ from kvoffload.daemon.counts import cut_text
 from kvoffload.daemon.distinct_blocks import DistinctBlocks
 from kvoffload.daemon.domain import Domain
 from kvoffload.daemon.session import Registration
-from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register
+from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register, Reuse
 from kvoffload.protocol.limits import LINE_BYTES
 
 STORED_SLACK_S = 2
 """A block that has been there for no longer may have been stored by the very prompt that lacked it."""
-MAX_LOOKED_AT = 64
+MAX_LOOKED_AT = 16
 """Other identities, the latest ones, in which a missing block is looked for."""
 _OF_NAMES = frozenset({"hash_seed", "hash_algorithm", "salt"})
 """Whoever differs in these gives the same tokens other names."""
@@ -95,8 +95,8 @@ class PromptLedger:
             if set(differing) <= _OF_NAMES:
                 perhaps = perhaps or f"{', '.join(differing)} (the same tokens have other names there)"
                 continue
-            groups = range(len(register.groups))
-            if any(cache.lookup(name_space, group, query.missing).all() for group in groups):
+            prefixes = [at for at, group in enumerate(register.groups) if group.reuse is Reuse.PREFIX]
+            if cache.lookup(name_space, prefixes[0] if prefixes else 0, query.missing).all():
                 differs = cut_text(", ".join(differing), LINE_BYTES)
                 return Explanation(miss=Miss.OTHER_IDENTITY, differs=differs)
         return Explanation(miss=Miss.NEVER_SEEN, differs=perhaps)

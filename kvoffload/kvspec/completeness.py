@@ -39,6 +39,15 @@ class CompletenessReport:
     elsewhere: tuple[tuple[str, str], ...] = ()
     overlays: tuple[tuple[str, ...], ...] = ()
 
+    @property
+    def claims(self) -> dict[str, int]:
+        """Bytes by what they are, each counted once."""
+        return {
+            "page": sum(report.page_bytes for report in self.allocations),
+            "padding": sum(report.padding_bytes for report in self.allocations),
+            "exclusion": sum(report.excluded_bytes for report in self.allocations),
+        }
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from kvoffload import errors
-from kvoffload.errors import HoleError, KVOffloadError, walk_errors
+from kvoffload.errors import ConfigError, HoleError, KVOffloadError, find_code, walk_errors
 
 
 def test_every_error_has_a_code_of_its_own_and_a_sentence() -> None:
@@ -31,6 +31,11 @@ def test_the_drawn_tree_is_the_real_one() -> None:
 
 def raise_hole() -> None:
     raise HoleError("bytes 3 to 5 belong to nobody", remedy="declare them", allocation="kv", start=3)
+
+
+def test_a_fault_that_is_not_ours_is_internal() -> None:
+    assert find_code(ConfigError("a", remedy="b")) == "config"
+    assert find_code(ZeroDivisionError()) == "internal"
 
 
 def test_an_error_survives_the_way_to_another_process() -> None:

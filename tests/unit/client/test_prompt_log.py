@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvoffload.client.link import SECOND_NS
-from kvoffload.client.prompt_log import MAX_QUEUED, SEND_AFTER_NS, PromptLog, PromptNote
+from kvoffload.client.prompt_log import MAX_QUEUED, MESSAGE_BYTES, SEND_AFTER_NS, PromptLog, PromptNote
 from kvoffload.protocol import Error, ErrorCode, Explain, Explained, Explanation, Miss
 from kvoffload.protocol.insight import MAX_TAGS
 from kvoffload.protocol.limits import MAX_QUERIES
@@ -67,6 +67,16 @@ def test_beyond_the_bound_the_oldest_are_dropped() -> None:
         setting.note(tokens=1000 + number)
     (call,) = setting.send()
     assert call.message.queries[0].asked == 1001
+
+
+def test_long_prompts_go_in_more_messages() -> None:
+    setting = Setting()
+    for _ in range(4):
+        setting.note(chain=CHAIN[:32] * MAX_TAGS, tokens=10**6)
+    (call,) = setting.send()
+    assert sum(len(query.tags) for query in call.message.queries) <= MESSAGE_BYTES + 8 * MAX_TAGS
+    setting.script.answer(call, Explained(answers=()))
+    assert setting.send()
 
 
 def test_a_query_names_what_is_missing_first_and_tags_of_what_was_asked() -> None:

@@ -76,6 +76,7 @@ def make_facts(
         ),
         num_blocks=geometry.num_blocks,
         cache_bytes=sum(allocation.size_bytes for allocation in geometry.allocations),
+        claims=(("page", 1000), ("padding", 10), ("exclusion", 0)),
         places=tuple(places),
     )
 

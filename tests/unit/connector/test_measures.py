@@ -312,4 +312,13 @@ def test_faults_are_counted_by_their_hook(monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as patch:
         patch.setattr(engine.parts.restores, "expect", lambda tracked: {}[tracked])
         engine.arrive("second", range(30))
-    assert take(engine)["kvoffload_faults_total"] == {"on_new_request": 1}
+    data = take(engine)
+    assert data["kvoffload_faults_total"] == {"on_new_request": 1}
+    assert data["kvoffload_errors_total"] == {"internal": 1}
+
+
+def test_what_the_completeness_proof_found_is_told_of_all_ranks() -> None:
+    engine = warm_engine(DENSE)
+    found = take(engine)["kvoffload_registered_bytes"]
+    ranks = found["page"] // 1000
+    assert found == {"page": 1000 * ranks, "padding": 10 * ranks, "exclusion": 0}

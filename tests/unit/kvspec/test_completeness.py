@@ -19,6 +19,7 @@ def test_the_table_says_who_owns_the_bytes() -> None:
         paddings=(Padding(allocation="kv", base=256, length=8),),
         exclusions=(Exclusion(name="workspace", allocation="kv", base=264, length=2),),
     )
+    assert prove_complete(geometry).claims == {"page": 256, "padding": 8, "exclusion": 2}
     lines = [" ".join(line.split()) for line in str(prove_complete(geometry)).splitlines()]
     assert lines == [
         "2 blocks, 1 allocations, every byte accounted for",
