@@ -297,6 +297,16 @@ TEST(what_left_is_remembered_with_why_and_what_would_have_kept_it) {
     CHECK_EQUAL(counts.evicted.load(), 2u);
 }
 
+TEST(when_an_entry_was_stored_fits_three_bytes) {
+    CHECK(!StoredAt().seconds_until(5));
+    constexpr std::uint32_t kRound = (1U << 24) - 1;
+    for (const std::uint32_t second : {0U, 1U, 255U, 65'536U, kRound - 1, kRound, 3'000'000'000U}) {
+        for (const std::uint32_t later : {0U, 1U, 300U, 604'800U, kRound - 1}) {
+            CHECK_EQUAL(*StoredAt(second).seconds_until(second + later), later);
+        }
+    }
+}
+
 TEST(what_each_namespace_uses_is_counted) {
     Store made;
     const StoreCounts& counts = made.store->counts();

@@ -95,7 +95,7 @@ Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumbe
     view_.header->version_counter.fetch_add(1, kRelease);
     counts_.reserved.fetch_sub(1, kRelaxed);
     counts_.readable.fetch_add(1, kRelaxed);
-    stored_s_.grow_to(number) = now_s() + 1;
+    stored_at_.grow_to(number) = StoredAt(now_s());
     admit(number);
     return {};
 }
@@ -269,11 +269,11 @@ void EntryStore::note_residence(EntryNumber number, std::uint32_t now_s) {
     if ((entry.tiers.load(kRelaxed) & kWasUsed) == 0) {
         counts_.evicted_unused.fetch_add(1, kRelaxed);
     }
-    if (number < stored_s_.size() && stored_s_[number] != 0) {
-        const std::uint32_t seconds = now_s + 1 - stored_s_[number];
-        const auto bucket = std::ranges::lower_bound(kResidenceBounds, seconds) - kResidenceBounds.begin();
+    const auto seconds = number < stored_at_.size() ? stored_at_[number].seconds_until(now_s) : std::nullopt;
+    if (seconds) {
+        const auto bucket = std::ranges::lower_bound(kResidenceBounds, *seconds) - kResidenceBounds.begin();
         counts_.residence[static_cast<std::size_t>(bucket)].fetch_add(1, kRelaxed);
-        counts_.residence_seconds.fetch_add(seconds, kRelaxed);
+        counts_.residence_seconds.fetch_add(*seconds, kRelaxed);
     }
 }
 
@@ -287,10 +287,7 @@ std::optional<Departed> EntryStore::find_departed(Space space, std::uint64_t has
 }
 
 std::optional<std::uint32_t> EntryStore::stored_for(EntryNumber number) const {
-    if (number >= stored_s_.size() || stored_s_[number] == 0) {
-        return std::nullopt;
-    }
-    return now_s() + 1 - stored_s_[number];
+    return number < stored_at_.size() ? stored_at_[number].seconds_until(now_s()) : std::nullopt;
 }
 
 void EntryStore::give_back(EntryNumber number) {

@@ -55,6 +55,31 @@ struct StoreCounts {
     std::atomic<std::uint64_t> residence_seconds = 0;                                    // of them together
 };
 
+// When an entry was stored: seconds of some clock in three bytes, since there are as many of these as entries. They
+// come round after half a year.
+class StoredAt {
+public:
+    StoredAt() = default;
+    explicit StoredAt(std::uint32_t second) {
+        const std::uint32_t told = second % kRound + 1;
+        bytes_ = {static_cast<std::uint8_t>(told), static_cast<std::uint8_t>(told >> 8),
+                  static_cast<std::uint8_t>(told >> 16)};
+    }
+    // None: a process before this one stored it.
+    std::optional<std::uint32_t> seconds_until(std::uint32_t second) const {
+        const std::uint32_t told = bytes_[0] | std::uint32_t{bytes_[1]} << 8 | std::uint32_t{bytes_[2]} << 16;
+        if (told == 0) {
+            return std::nullopt;
+        }
+        return (second % kRound + kRound + 1 - told) % kRound;
+    }
+
+private:
+    static constexpr std::uint32_t kRound = (1U << 24) - 1;
+    std::array<std::uint8_t, 3> bytes_{};
+};
+static_assert(sizeof(StoredAt) == 3);
+
 // Of a block that is not there any more.
 struct Departed {
     Leaving why = Leaving::evicted;
@@ -180,7 +205,7 @@ private:
     EntryNumber first_free_ = kNoEntry;
     StoreCounts counts_;
     Departures departures_;
-    ChunkedArray<std::uint32_t> stored_s_;  // one more, by entry; 0: a process before this one stored it
+    ChunkedArray<StoredAt> stored_at_;  // by entry
 };
 
 }  // namespace kvo
