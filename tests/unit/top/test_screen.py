@@ -12,7 +12,7 @@ from kvoffload.cache import TenantUsage
 from kvoffload.top.samples import Sample, compare
 from kvoffload.top.screen import draw, number, size
 from kvoffload.units import GIB, KIB, MIB
-from tests.unit.top.made_up import DISK, stats
+from tests.unit.top.made_up import DISK, INSIGHT, stats
 
 
 def show(now: Sample, before: Sample | None = None, width: int = 100) -> str:
@@ -38,6 +38,20 @@ def test_what_matters_is_said() -> None:
         "absent: no answer",
     ):
         assert part in text, part
+
+
+def test_what_became_of_prompts_is_said_a_second_and_the_most_frequent_first() -> None:
+    before = Sample(time_s=0.0, stats=stats(), insight=INSIGHT)
+    later = replace(INSIGHT, outcomes={**INSIGHT.outcomes, "hit_memory": 700, "evicted": 350})
+    text = show(Sample(time_s=2.0, stats=stats(), insight=later), before)
+    assert "tokens    a second: 150 evicted, 50 hit_memory; at most 75.0% of blocks could hit" in text
+
+
+def test_what_became_of_prompts_is_said_so_far_where_nothing_is_asked() -> None:
+    idle = show(Sample(time_s=0.0, stats=stats(), insight=INSIGHT), width=140)
+    assert "tokens    so far: 600 hit_memory, 250 never_seen, 100 hit_lower, 50 evicted" in idle
+    nobody = replace(INSIGHT, outcomes={}, asked_blocks=0)
+    assert "nothing was asked yet" in show(Sample(time_s=0.0, stats=stats(), insight=nobody))
 
 
 def test_no_server_is_said() -> None:
