@@ -2,7 +2,8 @@
 
 One JSON object a line, as the Mooncake paper published them: `timestamp` (ms), `input_length` and `output_length`
 (tokens), `hash_ids` (one id per block of the prompt, the last one perhaps partly filled; equal ids behind equal ids are
-the same block). Fields of other names are ignored.
+the same block). `kvoffload serve --record` writes the same, with `block_tokens` beside it: how many an id stands for.
+Fields of other names are ignored.
 """
 
 from __future__ import annotations
@@ -59,6 +60,17 @@ def read_trace(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[Trac
                 yield request
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror or fault}", remedy="name a trace file that can be read") from fault
+
+
+def find_block_tokens(path: Path) -> int:
+    """As the first line says, which `kvoffload serve --record` has written; else as the published traces have it."""
+    try:
+        with path.open("rb") as file:
+            first = json.loads(file.readline(_LINE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return BLOCK_TOKENS  # whoever reads it says what is wrong
+    told = first.get("block_tokens") if isinstance(first, dict) else None
+    return told if type(told) is int and told > 0 else BLOCK_TOKENS
 
 
 def _parse_request(line: bytes, where: str) -> TraceRequest:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kvoffload.cache.replay import OPTIMUM, ReplayResult, pack_trace, parse_capacities, parse_policies
 from kvoffload.cache.replay import replay as replay_trace
-from kvoffload.cache.trace import BLOCK_TOKENS, read_trace
+from kvoffload.cache.trace import find_block_tokens, read_trace
 from kvoffload.cli.line_chart import draw_shares
 from kvoffload.errors import ConfigError
 
@@ -38,8 +38,9 @@ def replay(
         ),
     ] = False,
     block_tokens: Annotated[
-        int, typer.Option("--block-tokens", help="Tokens that one id stands for.", min=1)
-    ] = BLOCK_TOKENS,
+        int | None,
+        typer.Option("--block-tokens", help="Tokens that one id stands for; as the trace says, or 512.", min=1),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Write the hit rates as lines, an SVG file, too.")
     ] = None,
@@ -52,6 +53,7 @@ def replay(
         _write_picture(picture, "")
     results: list[ReplayResult] = []
     with Console(stderr=True).status("reading the trace") as status:
+        block_tokens = block_tokens or find_block_tokens(trace)
         packed = pack_trace(read_trace(trace, block_tokens=block_tokens), block_tokens=block_tokens)
         status.update("replaying")
         for result in replay_trace(packed, policies=policies, capacity_percents=percents, is_hybrid=is_hybrid):

@@ -42,6 +42,10 @@ def serve(
     adopt_wait: Annotated[
         float, typer.Option("--adopt-wait", help="Seconds to wait for an old server's memory.", min=0)
     ] = ADOPT_WAIT_S,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", help="Write which blocks prompts ask for to a new file: hashes, for `replay`."),
+    ] = None,
     private: Annotated[tuple[int, int] | None, typer.Option("--private", metavar="LOCK READY", hidden=True)] = None,
     first_engine_within: Annotated[float, typer.Option("--first-engine-within", hidden=True, min=0)] = FIRST_ENGINE_S,
 ) -> None:
@@ -52,6 +56,7 @@ def serve(
         raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from kvoffload.cli.fleet import plan_fleet
+    from kvoffload.cli.prompt_recorder import PromptRecorder
     from kvoffload.client.private_files import PrivateFiles
     from kvoffload.daemon.ending import EndingTerms
     from kvoffload.daemon.private_life import PrivateTerms
@@ -65,6 +70,7 @@ def serve(
         check_memory(memory_bytes)
     ending = EndingTerms(linger_s=settings.linger, first_engine_s=first_engine_within)
     files = PrivateFiles(Path(settings.server))
+    recorder = None if record is None else PromptRecorder(record)
     plan = ServerPlan(
         socket=files.socket,
         memory=memory,
@@ -79,6 +85,7 @@ def serve(
         remote=choose_remote(settings, config, None if fleet is None else fleet.guests),
         tiers=choose_tiers(settings, config, fleet),
         peering=None if fleet is None else fleet.peering,
+        on_prompt=None if recorder is None else recorder.note,
     )
     server = CacheServer(plan)
     try:
@@ -93,6 +100,8 @@ def serve(
         server.run()
     finally:
         server.close()
+        if recorder is not None:
+            recorder.close()
 
 
 def read_tables(file: Path | None) -> ServerConfig:

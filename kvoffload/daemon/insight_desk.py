@@ -11,7 +11,7 @@ import numpy as np
 from kvoffload.daemon.counts import cut_text, describe_counts
 from kvoffload.daemon.domain import Domain
 from kvoffload.daemon.drain import check_operator
-from kvoffload.daemon.prompt_ledger import PromptLedger
+from kvoffload.daemon.prompt_ledger import OnPrompt, PromptLedger
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection
@@ -51,12 +51,13 @@ class InsightDesk:
         *,
         clear: Callable[[str, int], int],
         call_times: Callable[[], CallTimes],
+        on_prompt: OnPrompt | None = None,
     ) -> None:
-        """`clear` forgets the blocks of a namespace of a domain."""
+        """`clear` forgets the blocks of a namespace of a domain. `on_prompt` hears of all that engines ask for."""
         self._terms = terms
         self._clear = clear
         self._call_times = call_times
-        self._ledgers = {name: PromptLedger(domain) for name, domain in domains.items()}
+        self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
         self._errors: Counter[ErrorCode] = Counter()
         self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], ServerMessage]] = (
             dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +38,16 @@ class _Counts:
     saved_us: int
 
 
+OnPrompt = Callable[[int, int, int, bytes], None]
+"""Namespace, tokens of a block, tokens that were asked for, and tags of their blocks."""
+
+
 class PromptLedger:
     """Of one domain. Belongs to the thread of the server's core."""
 
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, domain: Domain, on_prompt: OnPrompt | None = None) -> None:
         self._domain = domain
+        self._on_prompt = on_prompt
         self._distinct = DistinctBlocks()
         self._asked_blocks = 0
         self._saved_us = 0
@@ -58,6 +64,9 @@ class PromptLedger:
         if len(tags):
             self._distinct.add(tags, space=registration.name_space)
             self._asked_blocks += len(tags)
+            if self._on_prompt is not None:
+                register = registration.register
+                self._on_prompt(registration.name_space, register.hash_block_size, query.asked, query.tags)
         self._saved_us += query.saved_us
         explanation = self._explain(registration, query)
         lower = min(query.lower, query.promised)

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,7 @@ class ServerPlan:
     peering: PeeringPlan | None = None
     """None: it serves no other servers."""
     limits: ServerLimits = field(default_factory=ServerLimits)
+    on_prompt: Callable[[int, int, int, bytes], None] | None = None
 
 
 @dataclass(eq=False)
@@ -90,10 +92,6 @@ class _Offered:
     def close(self) -> None:
         close_all(self.files)
         self.files.clear()
-
-
-def _open_own_pidfd() -> int:
-    return os.pidfd_open(os.getpid())
 
 
 class CacheServer:
@@ -131,9 +129,10 @@ class CacheServer:
             listener.close()
             raise
         self._express = ExpressChannels(boot_id=self._boot_id)
-        tiers = open_chains(plan.tiers, open_pidfd=_open_own_pidfd)
+        open_pidfd = partial(os.pidfd_open, os.getpid())
+        tiers = open_chains(plan.tiers, open_pidfd=open_pidfd)
         self._express.watch_stored(bool(tiers))
-        self._peers = open_office(plan.peering, open_pidfd=_open_own_pidfd, clock=lambda: clock_ns() / 1e9)
+        self._peers = open_office(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
         capabilities = CAPABILITIES - (set() if self._peers else {"peer"})
         self._core = ServerCore(
             CoreTerms(
@@ -152,6 +151,7 @@ class CacheServer:
             tiers=tiers,
             links=self._peers,
             call_times=self._express.call_times,
+            on_prompt=plan.on_prompt,
         )
         for socket in self._channels.sockets:
             self._poller.register(socket, zmq.POLLIN)

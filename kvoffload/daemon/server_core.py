@@ -17,6 +17,7 @@ from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.fault_log import FaultLog
 from kvoffload.daemon.insight_desk import CallTimes, InsightDesk
 from kvoffload.daemon.peer_office import LinkOffice, peer_calls
+from kvoffload.daemon.prompt_ledger import OnPrompt
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.registering import open_express, register
 from kvoffload.daemon.served_cache import ServedCache
@@ -88,6 +89,7 @@ class ServerCore:
         tiers: Mapping[str, TierChain] = MappingProxyType({}),
         links: LinkOffice | None = None,
         call_times: Callable[[], CallTimes] = dict,
+        on_prompt: OnPrompt | None = None,
     ) -> None:
         """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
         wants to hear of blocks that are stored; `tiers`, by domain, always do."""
@@ -107,7 +109,7 @@ class ServerCore:
         self._faults = FaultLog()
         self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
         self._blocks = BlockDesk(self.tell_stored, self._tiers.forget)
-        self._insight = InsightDesk(terms, self._domains, clear=self.clear, call_times=call_times)
+        self._insight = InsightDesk(terms, self._domains, clear=self.clear, call_times=call_times, on_prompt=on_prompt)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from random import Random
 
@@ -37,6 +38,7 @@ class PromptLoad:
         assert self.client.wait_until_served(30), self.client.fault
         self._random = Random(seed)
         self._lengths: dict[int, int] = {}
+        self._tokens = 0
 
     def turn(self, *, conversations: int = 40) -> None:
         """Somebody goes on with a conversation."""
@@ -59,9 +61,15 @@ class PromptLoad:
                 miss=Miss.TOO_SHORT if boundary == blocks * BLOCK else Miss.NEVER_SEEN,
             )
         )
+        self._tokens += blocks * BLOCK + 5
         if found.lease is not None:
             self.client.release(found.lease)
         self._store(chain, boundary // BLOCK)
+
+    def await_told(self) -> None:
+        """Until the server has heard of all prompts."""
+        while sum(self.client.insight().outcomes.values()) < self._tokens:
+            time.sleep(0.02)
 
     def close(self) -> None:
         self.client.close()
