@@ -18,6 +18,7 @@ from kvoffload.types import HASH_BYTES
 SEND_AFTER_NS = SECOND_NS // 5
 MESSAGE_BYTES = 128 << 10
 """Of tags in one message, about: it is packed while an engine's step may wait for the lock."""
+_MOST = 2**32 - 1
 MAX_QUEUED = 4 * MAX_QUERIES
 """Beyond it the oldest are dropped: they are counted nowhere."""
 
@@ -79,11 +80,11 @@ class PromptLog:
         first = note.local // self._hash_block_size
         hashes = np.frombuffer(note.chain, np.uint8).reshape(-1, HASH_BYTES)[first : first + MAX_TAGS]
         return Query(
-            asked=note.tokens - note.local,
-            promised=note.boundary - note.local,
-            lower=note.lower,
-            saved_us=note.saved_us,
-            age_ms=age_ns // 1_000_000,
+            asked=_fit(note.tokens - note.local),
+            promised=_fit(note.boundary - note.local),
+            lower=_fit(note.lower),
+            saved_us=max(note.saved_us, 0),
+            age_ms=_fit(age_ns // 1_000_000),
             miss=note.miss,
             group=self._group,
             missing=self._find_missing(note),
@@ -96,6 +97,11 @@ class PromptLog:
             return b""
         end = (note.boundary // self._block_size + 1) * self._block_size // self._hash_block_size * HASH_BYTES
         return bytes(note.chain[end - HASH_BYTES : end]) if end <= len(note.chain) else b""
+
+
+def _fit(count: int) -> int:
+    """Whatever an engine counts, a message can be made of it."""
+    return min(max(count, 0), _MOST)
 
 
 def _hand_out(notes: list[PromptNote], asked: Pending) -> None:

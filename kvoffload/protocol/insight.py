@@ -121,8 +121,10 @@ class Insight(Reply):
     op = 77
 
     outcomes: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "of prompts, in tokens"]
-    errors: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "that were answered"]
-    timings: Annotated[tuple[Timing, ...], Several(Shape(Timing), MAX_TIMINGS), "histograms"]
+    errors: Annotated[
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "that were answered, in all domains"
+    ]
+    timings: Annotated[tuple[Timing, ...], Several(Shape(Timing), MAX_TIMINGS), "histograms; of calls, in all domains"]
     asked_blocks: Annotated[U64, "that engines had not themselves and asked for"]
     distinct_blocks: Annotated[U64, "among them, about"]
     saved_us: Annotated[U64, "that engines did not compute"]

@@ -8,7 +8,7 @@ import pytest
 
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.prompt_log import MAX_QUEUED, MESSAGE_BYTES, SEND_AFTER_NS, PromptLog, PromptNote
-from kvoffload.protocol import Error, ErrorCode, Explain, Explained, Explanation, Miss
+from kvoffload.protocol import CODEC, Error, ErrorCode, Explain, Explained, Explanation, Miss
 from kvoffload.protocol.insight import MAX_TAGS
 from kvoffload.protocol.limits import MAX_QUERIES
 from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
@@ -110,6 +110,15 @@ def test_of_an_endless_prompt_the_beginning_is_counted() -> None:
     setting.note(chain=CHAIN[:32] * (MAX_TAGS + 7), tokens=10**6)
     (call,) = setting.send()
     assert len(call.message.queries[0].tags) == 8 * MAX_TAGS
+
+
+def test_no_count_of_an_engine_keeps_a_message_from_being_made() -> None:
+    setting = Setting()
+    setting.note(tokens=5, local=16, boundary=0, lower=-3, saved_us=-1)
+    setting.note(tokens=10**15, boundary=10**14, limit=10**15)
+    (call,) = setting.send()
+    assert CODEC.encode_call(call.message, number=1)
+    assert [query.asked for query in call.message.queries] == [0, 2**32 - 1]
 
 
 def test_explanations_reach_those_who_noted() -> None:
