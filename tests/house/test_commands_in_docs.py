@@ -1,0 +1,63 @@
+"""Commands in the documents are such as can be typed: known, with known options, and settings that are accepted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from kvoffload.cli.app import app
+from kvoffload.config import load_settings
+from tests.house.tree import read_texts
+
+_BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_WITHOUT_VALUE = "..."
+"""Stands for settings that are left out."""
+
+
+def find_commands() -> Iterator[tuple[Path, str]]:
+    """Each of ours in a fenced block of a document, its continued lines joined."""
+    for file, text in read_texts().items():
+        if file.suffix != ".md":
+            continue
+        for block in _BLOCK.findall(text):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip().startswith("kvoffload "):
+                    yield file, line.strip()
+
+
+COMMANDS = list(find_commands())
+ROOT_COMMAND: Any = typer.main.get_command(app)
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that is meant, and the words behind its name."""
+    command = ROOT_COMMAND
+    while hasattr(command, "commands") and words:
+        found = command.commands.get(words[0])
+        assert found is not None, f"there is no {words[0]!r}; there are {', '.join(command.commands)}"
+        command, words = found, words[1:]
+    return command, words
+
+
+def test_there_are_some() -> None:
+    assert len(COMMANDS) > 20
+
+
+@pytest.mark.parametrize(("file", "line"), COMMANDS, ids=[f"{file.name}: {line[:50]}" for file, line in COMMANDS])
+def test_it_can_be_typed(file: Path, line: str) -> None:
+    words = [word for word in shlex.split(line, comments=True)[1:] if word != _WITHOUT_VALUE]
+    command, rest = find_command(words)
+    assert not hasattr(command, "commands"), f"{file}: {line} names no command"
+    context = command.make_context(command.name, list(rest), resilient_parsing=True)
+    known = {name for option in command.params if option.param_type_name == "option" for name in option.opts}
+    for word in rest:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in known, f"{file}: {line}: there is no {word}"
+    given = context.params.get("assignments") or []
+    assert load_settings(flags=dict(one.split("=", 1) for one in given)) is not None
