@@ -137,10 +137,13 @@ _PROMPTS = PanelRow(
             queries=(Query("kvoffload_hit_ceiling_ratio", "ceiling"),),
         ),
         Panel(
-            title="Different blocks",
-            help="That were asked for; what memory would have to hold to miss nothing that comes again.",
+            title="Blocks that were asked for",
+            help="As many as are different would have to be held to miss nothing that comes again.",
             shown=Shown.COUNT,
-            queries=(Query("kvoffload_distinct_blocks", "different"),),
+            queries=(
+                Query("kvoffload_asked_blocks_total", "asked for"),
+                Query("kvoffload_distinct_blocks", "different"),
+            ),
         ),
         Panel(
             title="Computing that was saved",

@@ -17,18 +17,26 @@ from typing import Any
 
 import pytest
 
+from kvoffload.daemon import DomainTerms, TenantTerms
+from kvoffload.errors import ServerError
 from kvoffload.metrics.catalog import CATALOG
-from kvoffload.metrics.metric import Kind, Source
+from kvoffload.metrics.metric import Kind, Metric, Source
 from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
 from tests.house.tree import ROOT
 from tests.unit.cli.test_web import web
-from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.daemon.test_server_tiers import await_that, disk_below, serving
 from tests.unit.tiers.valkey_server import DEBIAN, free_port
+from tests.unit.web.prompt_load import PromptLoad
 
 FOLDER = ROOT / "examples/monitoring"
 NAMES = {metric.name for metric in CATALOG}
 OF_SERVER = [metric for metric in CATALOG if metric.source is not Source.ENGINE]
 EXPRESSIONS = [query.expression for row in PANEL_ROWS for panel in row.panels for query in panel.queries]
+
+
+def sample_name(metric: Metric) -> str:
+    """Of one that it has as soon as there is any."""
+    return f"{metric.name}_bucket" if metric.kind is Kind.HISTOGRAM else metric.name
 
 
 def find_program(name: str) -> str:
@@ -76,7 +84,7 @@ def test_every_metric_of_a_server_is_shown_or_told() -> None:
         "kvoffload_tier_waiting_requests",
     }
     asked = "\n".join([*EXPRESSIONS, (FOLDER / "alerts.yml").read_text()])
-    missing = {metric.name for metric in OF_SERVER if not re.search(rf"\b{metric.name}\b", asked)}
+    missing = {metric.name for metric in OF_SERVER if not re.search(rf"\b{sample_name(metric)}\b", asked)}
     assert missing == inner | less
 
 
@@ -128,23 +136,35 @@ def find(address: str, expression: str) -> list[Any]:
 
 
 def test_a_real_prometheus_reads_a_real_server(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with serving(path) as server, web(path) as told, prometheus(tmp_path, told.removeprefix("http://")) as address:
+    """One that has worked, and made a mistake: every metric has a sample."""
+    path, folder = tmp_path / "s", tmp_path / "disk"
+    folder.mkdir(mode=0o700)
+    domain = DomainTerms(name="", tenants=(TenantTerms(name="a", quota_bytes=32 << 20),))
+    with (
+        serving(path, tiers={"": [disk_below(folder)]}, domains=(domain,)) as server,
+        web(path) as told,
+        prometheus(tmp_path, told.removeprefix("http://")) as address,
+    ):
         await_that(lambda: server.has_memory)
-        await_that(lambda: [one["value"][1] for one in find(address, "kvoffload_server_up")] == ["1"])
+        load = PromptLoad(path, tenant="a")
+        load.turn()
+        load.await_told()
+        with pytest.raises(ServerError):
+            load.client.set_quota("nobody", 1 << 30)
+        await_that(lambda: all(find(address, sample_name(metric)) for metric in OF_SERVER))
         kinds = ask(address, "/api/v1/metadata")
-        without_tiers = [metric for metric in OF_SERVER if "tier_" not in metric.name and "tenant_" not in metric.name]
-        for metric in without_tiers:
+        for metric in OF_SERVER:
             # It asks for OpenMetrics, where a counter's family has no suffix.
             [kind] = kinds[metric.name.removesuffix("_total")]
             assert (kind["type"], kind["help"]) == (metric.kind.value, metric.help)
-            assert find(address, metric.name), metric.name
         for expression in EXPRESSIONS:
             find(address, expression)
-        [[free]] = [one["value"][1:] for one in find(address, "kvoffload_used_bytes / kvoffload_capacity_bytes")]
-        assert 0 <= float(free) <= 1
+        used = [one["value"][1] for one in find(address, "kvoffload_used_bytes / kvoffload_capacity_bytes")]
+        assert len(used) == 2
+        assert all(0 < float(share) <= 1 for share in used)
         await_that(lambda: len(ask(address, "/api/v1/rules")["groups"]) == 1)
         [group] = ask(address, "/api/v1/rules")["groups"]
         await_that(lambda: all(rule["health"] == "ok" for rule in ask(address, "/api/v1/rules")["groups"][0]["rules"]))
         firing = {rule["name"] for rule in group["rules"] if rule["state"] == "firing"}
         assert firing == set()
+        load.close()
