@@ -65,6 +65,22 @@ class Departed:
     """More memory that would have kept it, about."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoundEntries:
+    """Of `matches` entries those that were wanted, in parallel columns."""
+
+    matches: int
+    hashes: bytes
+    name_spaces: npt.NDArray[np.uint64]
+    groups: npt.NDArray[np.uint64]
+    seconds: npt.NDArray[np.uint64]
+    """Since each was stored; 2^64 - 1: by a process before this one."""
+    leases: npt.NDArray[np.uint64]
+    tenants: npt.NDArray[np.uint64]
+    used: npt.NDArray[np.uint64]
+    """1: it was acquired for use since."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Residence:
     """How long evicted blocks were in memory: by bucket, the last for those that were there longer than any bound."""

@@ -20,6 +20,7 @@ from kvoffload.cache.answers import (
     AdoptionReport,
     CacheStats,
     Departed,
+    FoundEntries,
     LeasedGroup,
     LeaseId,
     Leaving,
@@ -224,6 +225,21 @@ class LocalCache:
     def find_stored(self, name_space: int, group: int, hashes: Buffer) -> list[int | None]:
         """For how many seconds blocks have been readable, where this process made them so."""
         return self._core.find_stored(name_space, group, hashes)
+
+    def survey(self, prefix: Buffer, *, limit: int) -> FoundEntries:
+        """Readable entries whose hashes begin so. Walks the whole index: about 10 ns an entry."""
+        matches, hashes, *columns = self._core.survey(prefix, limit)
+        spaces, seconds, leases, tenants, used = map(_numbers, columns)
+        return FoundEntries(
+            matches=matches,
+            hashes=hashes,
+            name_spaces=spaces >> np.uint64(16),
+            groups=spaces & np.uint64(0xFFFF),
+            seconds=seconds,
+            leases=leases,
+            tenants=tenants,
+            used=used,
+        )
 
     def release(self, session: SessionId, lease: LeaseId) -> bool:
         """False: the session has no such lease (any more)."""

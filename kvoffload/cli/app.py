@@ -10,6 +10,7 @@ from kvoffload import __version__
 from kvoffload.cli.bench import bench
 from kvoffload.cli.config import config_app
 from kvoffload.cli.doctor import doctor
+from kvoffload.cli.inspect import inspect_app
 from kvoffload.cli.keys import keys_app
 from kvoffload.cli.plan import plan
 from kvoffload.cli.replay import replay
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(config_app, name="config")
+app.add_typer(inspect_app, name="inspect")
 app.add_typer(keys_app, name="keys")
 app.command()(bench)
 app.command(short_help="Check whether this machine is ready.")(doctor)

@@ -22,7 +22,7 @@ from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
 from kvoffload.protocol import Clear, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats, Subscribe
-from kvoffload.protocol.message import Event, Request
+from kvoffload.protocol.message import Event, Reply, Request
 
 _ANSWERS_S = 0.005
 """How often answers are looked for while some are awaited, whatever the loop hears from the socket."""
@@ -172,6 +172,10 @@ class AsyncClient(Connection):
     async def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
         """Until the server ends. ServerError: it refuses."""
         self._read_quota(await self._ask(SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)))
+
+    async def look_into(self, message: Request) -> Reply:
+        """Of `kvoffload.protocol.survey`; its reply. ServerError: it refuses."""
+        return self._read_found(message, await self._ask(message))
 
     async def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. ServerError: it refuses."""

@@ -25,7 +25,7 @@ from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
 from kvoffload.protocol import Clear, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats, Subscribe
-from kvoffload.protocol.message import Event, Request
+from kvoffload.protocol.message import Event, Reply, Request
 
 _SLICE_S = 0.001
 """How long a waiting call sleeps at most before it looks again."""
@@ -246,6 +246,10 @@ class Client(Connection):
     def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
         """Until the server ends. Waits like `stats`; ServerError: it refuses."""
         self._read_quota(self._ask(SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)))
+
+    def look_into(self, message: Request) -> Reply:
+        """Of `kvoffload.protocol.survey`; its reply. Waits like `stats`; ServerError: it refuses."""
+        return self._read_found(message, self._ask(message))
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""

@@ -24,7 +24,8 @@ from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Bye, ClearedBlocks, Counts, Done, Draining, Error, Insight, Role, ServerMessage
-from kvoffload.protocol.message import Event
+from kvoffload.protocol.message import Event, Reply, Request
+from kvoffload.protocol.shape import name_of
 
 _AS_OPERATOR = "ask as the server's user, or with its operator's token"
 PARTING_S = 0.2
@@ -148,6 +149,11 @@ class Connection:
     def _read_quota(self, answer: ServerMessage | None) -> None:
         if not isinstance(answer, Done):
             raise ServerError(f"quota: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
+
+    def _read_found(self, message: Request, answer: ServerMessage | None) -> Reply:
+        if not isinstance(answer, Reply) or isinstance(answer, Error):
+            raise ServerError(f"{name_of(type(message))}: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
+        return answer
 
     def _end(self) -> None:
         """Gives back what is held, parts from the server and closes everything. Waits for `PARTING_S` at most."""

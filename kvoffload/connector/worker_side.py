@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
-from kvoffload.connector.agreement import SharingTerms, make_register
+from kvoffload.connector.agreement import SharingTerms, add_report, make_register
 from kvoffload.connector.cache_client import CopyPlaces
 from kvoffload.connector.step_plan import (
     BlockMoves,
@@ -164,7 +164,7 @@ class WorkerSide:
     def join(self, register: Register) -> None:
         """The engine's session, whose memory blocks are copied to and from; once."""
         if self._cache is None:
-            self._cache = self._open_cache(register)
+            self._cache = self._open_cache(add_report(register, self._registration.report, self._terms.rank))
             self._fingerprint = register.fingerprint
             self._slot_bytes = [group.record_bytes for group in register.groups]
 

@@ -76,6 +76,7 @@ class Domain:
         """Accepted ones by fingerprint."""
         self.fingerprints: dict[int, bytes] = {}
         """By namespace."""
+        self.geometries: dict[int, CacheGeometry] = {}
         self._tenants: dict[str, int] = {}
 
     @property

@@ -34,9 +34,11 @@ class DrainState:
         return self.is_on and (is_late or not holds_something)
 
 
-def check_operator(terms: CoreTerms, session: EngineSession, message: ClientMessage, told: str) -> Error | None:
-    """Who asks for it is an operator, or knows the token."""
-    token = terms.operator_token
+def check_operator(terms: CoreTerms, session: EngineSession, message: ClientMessage) -> Error | None:
+    """Who asks for what is for operators is one, or knows the token."""
+    if not message.is_for_operators:
+        return None
+    token, told = terms.operator_token, getattr(message, "token", "")
     if token and hmac.compare_digest(told.encode(), token.encode()):
         return None
     if session.uid in terms.operator_uids if session.guest is None else session.guest.is_operator:

@@ -10,10 +10,8 @@ import numpy as np
 
 from kvoffload.daemon.counts import cut_text, describe_counts
 from kvoffload.daemon.domain import Domain
-from kvoffload.daemon.drain import check_operator
 from kvoffload.daemon.prompt_ledger import OnPrompt, PromptLedger
 from kvoffload.daemon.refusal import refuse
-from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection
 from kvoffload.protocol import (
     Clear,
@@ -46,7 +44,6 @@ class InsightDesk:
 
     def __init__(
         self,
-        terms: CoreTerms,
         domains: Mapping[str, Domain],
         *,
         clear: Callable[[str, int], int],
@@ -54,7 +51,6 @@ class InsightDesk:
         on_prompt: OnPrompt | None = None,
     ) -> None:
         """`clear` forgets the blocks of a namespace of a domain. `on_prompt` hears of all that engines ask for."""
-        self._terms = terms
         self._clear = clear
         self._call_times = call_times
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
@@ -82,8 +78,7 @@ class InsightDesk:
             case Inspect():
                 return self._inspect(domain)
             case Clear() | SetQuota():
-                refusal = check_operator(self._terms, connection.session, message, message.token)
-                return refusal or self._change(domain, message)
+                return self._change(domain, message)
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
 
     def _change(self, domain: Domain, message: Clear | SetQuota) -> ServerMessage:

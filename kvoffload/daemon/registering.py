@@ -79,6 +79,7 @@ def open_namespace(domain: Domain, message: Register | Introduce, namespace_limi
     if isinstance(message, Register):
         domain.registers.setdefault(message.fingerprint, message)
     domain.fingerprints[name_space] = message.fingerprint
+    domain.geometries[name_space] = geometry
     if domain.traffic is not None:
         domain.traffic.learn(name_space, message.fingerprint, geometry)
     return name_space

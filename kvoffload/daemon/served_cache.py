@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, Acquired, CacheGeometry, Departed, SessionId
+from kvoffload.cache import NO_LIMIT, Acquired, CacheGeometry, Departed, FoundEntries, SessionId
 from kvoffload.peers.peer_desk import PeerCache
 from kvoffload.types import Fingerprint
 
@@ -43,6 +43,10 @@ class ServedCache(PeerCache, Protocol):
     def find_departed(self, name_space: int, group: int, hashes: Buffer) -> list[Departed | None]: ...
 
     def find_stored(self, name_space: int, group: int, hashes: Buffer) -> list[int | None]: ...
+
+    def survey(self, prefix: Buffer, *, limit: int) -> FoundEntries: ...
+
+    def held_bytes(self, session: SessionId) -> int: ...
 
     def clear(self, name_space: int) -> int: ...
 

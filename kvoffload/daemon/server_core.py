@@ -24,6 +24,7 @@ from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
 from kvoffload.daemon.session_table import SessionTable
+from kvoffload.daemon.survey_desk import SurveyDesk
 from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_desk import TierDesk
 from kvoffload.daemon.to_send import Later, Sendable, SendMemory, ToConnection, ToLifeline
@@ -64,6 +65,7 @@ from kvoffload.protocol import (
     check_call,
 )
 from kvoffload.protocol.message import OneWay
+from kvoffload.protocol.survey import FollowBlock
 
 _ENDS_WITH_DRAIN = (Acquire, AcquireEntries, Credits, Adopt, Promote)
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
@@ -109,13 +111,15 @@ class ServerCore:
         self._faults = FaultLog()
         self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
         self._blocks = BlockDesk(self.tell_stored, self._tiers.forget)
-        self._insight = InsightDesk(terms, self._domains, clear=self.clear, call_times=call_times, on_prompt=on_prompt)
+        self._insight = InsightDesk(self._domains, clear=self.clear, call_times=call_times, on_prompt=on_prompt)
+        self._survey = SurveyDesk(self._sessions, self._tiers)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
             **peer_calls(links, terms.limits.namespaces),
             Mark: lambda _, __: Done(),
             **self._insight.handlers,
+            **self._survey.handlers,
             Subscribe: self._subscribe,
             **dict.fromkeys(get_args(BlockMessage), self._blocks.serve),
         }
@@ -324,7 +328,7 @@ class ServerCore:
 
     def _serve_connection(self, connection: Connection, call: Call, now_ns: int, behind: list[Sendable]) -> _Answer:
         message = call.message
-        refusal = check_call(connection.agreed, message)
+        refusal = check_call(connection.agreed, message) or check_operator(self._terms, connection.session, message)
         if refusal is not None:
             return refusal
         if self._drain.is_on and isinstance(message, _ENDS_WITH_DRAIN):
@@ -332,9 +336,11 @@ class ServerCore:
         if isinstance(message, Bye):
             return self._part(connection, message, behind)
         if isinstance(message, Drain):
-            return self._serve_drain(connection, message, now_ns, behind)
-        if isinstance(message, Promote | Prefetch):
-            return self._tiers.serve(connection, call, now_ns)
+            behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
+            return self._count_draining()
+        if isinstance(message, Promote | Prefetch | FollowBlock):
+            serve = self._survey.follow if isinstance(message, FollowBlock) else self._tiers.serve
+            return serve(connection, call, now_ns)
         answer = self._handlers[type(message)](connection, message)
         if isinstance(answer, Registered):
             behind += open_express(connection.session)
@@ -368,7 +374,8 @@ class ServerCore:
         return Error(code=ErrorCode.OUT_OF_ORDER, message=line, about_op=op)
 
     def _register(self, connection: Connection, message: Register) -> ServerMessage:
-        return register(connection, message, namespace_limit=self._terms.limits.namespaces)
+        self._survey.keep_report(connection.session, message)
+        return register(connection, replace(message, report=b""), namespace_limit=self._terms.limits.namespaces)
 
     def _adopt(self, connection: Connection, message: Adopt) -> ServerMessage:
         if connection.session.is_observer:
@@ -379,15 +386,6 @@ class ServerCore:
         if not self._feed.subscribe(connection.key, connection.session.domain.name, message.name_spaces):
             return refuse(message, ErrorCode.BUSY, "there are too many subscribers")
         return Subscribed()
-
-    def _serve_drain(
-        self, connection: Connection, message: Drain, now_ns: int, behind: list[Sendable]
-    ) -> ServerMessage:
-        refusal = check_operator(self._terms, connection.session, message, message.token)
-        if refusal is not None:
-            return refusal
-        behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
-        return self._count_draining()
 
     def _count_draining(self) -> Draining:
         caches = [domain.cache for domain in self._domains.values() if domain.cache is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from kvoffload.cache import CacheGeometry, find_reach, needed_blocks
 from kvoffload.daemon.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_looks import Found
-from kvoffload.daemon.tier_terms import TierPlan, TierSpace
+from kvoffload.daemon.tier_terms import TierPlan, TierSpace, as_rows
 from kvoffload.daemon.tier_traffic import PREFETCH_WAIT_MS, TierTraffic
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
 from kvoffload.tiers import RecordNames
@@ -139,6 +140,28 @@ class TierChain:
             wait_ms=PREFETCH_WAIT_MS,
         )
         self.promote(wanted, now_s, lambda _: None)
+
+    def find_places(
+        self, name_space: int, block_hash: bytes, *, now_s: float, wait_s: float, then: Callable[[list[Found]], None]
+    ) -> None:
+        """Which tiers have a block: by tier, for each group. `then` is called once: now, or from a later call of this
+        object."""
+        space = self.tiers[0].find_space(name_space)
+        if space is None or self._is_closing:
+            then([])
+            return
+        rows = [as_rows(block_hash) for _ in space.rules]
+        message = Promote(name_space=name_space, chain=block_hash, limit=0, wait_ms=0)
+        asked = AskedFor(message, space, rows, now_s + wait_s)
+        found: dict[int, Found] = {}
+
+        def note(at: int, what: Found, _found_s: float) -> None:
+            found[at] = what
+            if len(found) == len(self.tiers):
+                then([found[at] for at in range(len(self.tiers))])
+
+        for at, tier in enumerate(self.tiers):
+            tier.reads.find(asked, [np.ones(1, np.bool_) for _ in rows], now_s, partial(note, at))
 
     def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         """Which of these records tiers have that know it. From any thread."""

@@ -58,7 +58,7 @@ class TierDesk:
         if isinstance(message, Prefetch):
             traffic.prefetch(message, now_ns / _SECOND_NS)
         else:
-            answer = partial(self._answer, connection.key, call.number)
+            answer = partial(self.answer, connection.key, call.number)
             traffic.promote(message, now_ns / _SECOND_NS, answer)
         return None
 
@@ -122,5 +122,6 @@ class TierDesk:
         for traffic in self._traffic.values():
             traffic.look()
 
-    def _answer(self, connection: bytes, number: int, answer: Promoted) -> None:
+    def answer(self, connection: bytes, number: int, answer: ServerMessage) -> None:
+        """With what the next `advance` gives."""
         self._answers.append(ToConnection(connection, answer, number))

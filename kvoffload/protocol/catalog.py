@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.protocol import answers, blocks, insight, lifecycle, lifeline, opening, peering, watching
+from kvoffload.protocol import answers, blocks, insight, lifecycle, lifeline, opening, peering, survey, watching
 from kvoffload.protocol.message import Message
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -42,6 +42,16 @@ MESSAGES: tuple[type[Message], ...] = (
     insight.Clear,
     insight.ClearedBlocks,
     insight.SetQuota,
+    survey.ListJoined,
+    survey.Joined,
+    survey.ReadReport,
+    survey.ReportRead,
+    survey.ReadIdentity,
+    survey.IdentityRead,
+    survey.FindBlocks,
+    survey.BlocksFound,
+    survey.FollowBlock,
+    survey.BlockPlaces,
     lifecycle.Drain,
     lifecycle.Draining,
     lifecycle.Adopt,

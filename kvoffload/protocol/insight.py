@@ -158,6 +158,7 @@ class Clear(Request):
     op = 17
     needs = Phase.GREETED
     capability = "operate"
+    is_for_operators = True
     reply = ClearedBlocks
 
     token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
@@ -170,6 +171,7 @@ class SetQuota(Request):
     op = 18
     needs = Phase.GREETED
     capability = "operate"
+    is_for_operators = True
     reply = Done
 
     tenant: Annotated[Name, "whose"]

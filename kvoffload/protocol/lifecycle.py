@@ -40,6 +40,7 @@ class Drain(Request):
 
     op = 9
     needs = Phase.GREETED
+    is_for_operators = True
     reply = Draining
 
     token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""

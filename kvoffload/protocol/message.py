@@ -58,6 +58,8 @@ class ClientMessage(Message):
     needs: ClassVar[Phase] = Phase.REGISTERED
     capability: ClassVar[str] = ""
     """That must have been agreed; empty: none."""
+    is_for_operators: ClassVar[bool] = False
+    """Then it has a field `token`."""
 
 
 class ServerMessage(Message):

@@ -7,10 +7,25 @@ from enum import IntEnum
 from typing import Annotated
 
 from kvoffload.protocol.answers import Done
-from kvoffload.protocol.fields import U16, U32, U64, Choice, Digest, Name, Names, OptionalDigest, Several, Text, Whole
-from kvoffload.protocol.limits import LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, MAX_TENANTS, NAME_BYTES
+from kvoffload.protocol.fields import (
+    U16,
+    U32,
+    U64,
+    Blob,
+    Choice,
+    Digest,
+    Name,
+    Names,
+    OptionalDigest,
+    Several,
+    Text,
+    Whole,
+)
+from kvoffload.protocol.limits import LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, MAX_REPORT, MAX_TENANTS, NAME_BYTES
 from kvoffload.protocol.message import Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
+
+ReportText = Blob("lines of UTF-8, bytes", 1, MAX_REPORT)
 
 
 class Reuse(IntEnum):
@@ -107,6 +122,7 @@ class Register(Request):
         Several(Shape(IdentityField), MAX_IDENTITY),
         "what the fingerprint is made of, for the text of a refusal; may be left out",
     ] = ()
+    report: Annotated[bytes, ReportText, "what this process registered, for operators to read; may be left out"] = b""
 
 
 @dataclass(frozen=True, kw_only=True)

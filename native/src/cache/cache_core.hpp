@@ -109,6 +109,21 @@ struct CommitBatch {
 
 constexpr std::uint64_t kNoAddress = UINT64_MAX;
 
+// A readable entry, as it was at some moment of the walk that found it.
+struct EntryFacts {
+    HashWords hash{};
+    Space space = 0;
+    std::uint32_t leases = 0;
+    std::optional<std::uint32_t> stored_s = {};  // for how long, if this process stored it
+    TenantNumber tenant = 0;
+    bool was_used = false;
+};
+
+struct EntrySurvey {
+    std::uint64_t matches = 0;
+    std::vector<EntryFacts> entries;  // as many of them as were wanted
+};
+
 struct CacheStats {
     std::uint64_t capacity_bytes = 0;
     std::uint64_t used_bytes = 0;
@@ -179,6 +194,9 @@ public:
     // For how many seconds blocks have been readable, where this process made them so; as long as there are hashes.
     Status find_stored(Space space, std::span<const std::uint8_t> hashes,
                        std::span<std::optional<std::uint32_t>> found) const;
+
+    // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
+    Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
 
     // False: the session has no such lease (any more).
     bool release(SessionId session, LeaseId lease);

@@ -309,6 +309,21 @@ def test_a_process_ends_while_its_threads_look_up() -> None:
         assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+def test_entries_are_found_by_the_beginnings_of_their_hashes(cache: LocalCache) -> None:
+    name_space = cache.open_namespace(fingerprint("b"), PLAIN)
+    cache.open_namespace(fingerprint("a"), PLAIN)
+    save_chain(cache, cache.open_session(), name_space, make_chain(1, 3))
+    block = make_chain(1, 3)[32:64]
+    found = cache.survey(block[:9], limit=10)
+    assert (found.matches, found.hashes) == (1, block)
+    columns = (found.name_spaces, found.groups, found.leases, found.tenants, found.used)
+    assert [column.tolist() for column in columns] == [[name_space], [0], [0], [0], [0]]
+    assert cache.survey(b"", limit=2).matches == 3
+    assert len(cache.survey(b"", limit=2).hashes) == 64
+    with pytest.raises(ValueError, match="32 bytes"):
+        cache.survey(bytes(33), limit=1)
+
+
 def test_a_forked_child_is_told_and_harms_nobody(cache: LocalCache) -> None:
     name_space = cache.open_namespace(fingerprint("a"), PLAIN)
     session = cache.open_session()

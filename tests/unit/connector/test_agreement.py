@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.agreement import SharingTerms, agree, make_register
+from kvoffload.connector.agreement import SharingTerms, add_report, agree, make_register
 from kvoffload.connector.step_plan import WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
-from kvoffload.kvspec import ReuseRule
+from kvoffload.kvspec import AllocationReport, CompletenessReport, ReuseRule
 from kvoffload.protocol import Reuse
+from kvoffload.protocol.limits import MAX_REPORT
 from tests.unit.connector import test_group_table
 
 GROUPS = (test_group_table.facts(0), test_group_table.facts(2, ReuseRule.WINDOW, block_size=8, window=6))
@@ -141,3 +142,24 @@ def test_all_processes_of_an_engine_tell_the_same_but_their_rank() -> None:
     for rank in range(2):
         of_worker = make_register(b"f" * 32, GROUPS, sharing, rank=rank)
         assert replace(of_worker, rank=0) == of_scheduler
+
+
+def test_a_report_goes_with_it_as_far_as_it_fits() -> None:
+    register = make_register(b"f" * 32, GROUPS, terms(tensor_ranks=2))
+    rows = tuple((f"model.layers.{at}.self_attn", 64) for at in range(3000))
+    allocation = AllocationReport(
+        name="kv",
+        size_bytes=3000 * 64,
+        page_bytes=3000 * 64,
+        excluded_bytes=0,
+        padding_bytes=0,
+        layers=rows,
+        exclusions=(),
+    )
+    told = add_report(register, CompletenessReport(num_blocks=1, allocations=(allocation,)), rank=1)
+    assert (told.rank, replace(told, rank=0, report=b"")) == (1, register)
+    lines = told.report.decode().splitlines()
+    assert lines[0] == "1 blocks, 1 allocations, every byte accounted for"
+    assert lines[2].split() == ["model.layers.0.self_attn", "64", "B"]
+    assert MAX_REPORT - 100 < len(told.report) <= MAX_REPORT
+    assert lines[-1].endswith("64 B")

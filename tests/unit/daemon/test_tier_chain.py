@@ -262,3 +262,37 @@ def test_files_and_times_are_those_of_all(setting: ChainSetting) -> None:
     setting.drop(setting.tier, *range(BLOCKS))
     setting.ask(CHAIN, wait_ms=100)
     assert setting.chain.next_s() == pytest.approx(setting.now_s + 0.05)
+
+
+def test_where_a_block_is_every_tier_says_for_itself(setting: ChainSetting) -> None:
+    setting.drop(setting.tier, 3)
+    setting.drop(setting.far, 4)
+    for block, there in ((3, [False, True]), (4, [True, False]), (5, [True, True])):
+        answers: list[Any] = []
+        setting.chain.find_places(
+            setting.name_space,
+            CHAIN[32 * block : 32 * block + 32],
+            now_s=setting.now_s,
+            wait_s=1.0,
+            then=answers.append,
+        )
+        setting.turn()
+        [found] = answers
+        assert [[bool(group[0]) for group in tier] for tier in found] == [[has] for has in there]
+
+
+def test_a_tier_that_does_not_answer_has_nothing(setting: ChainSetting) -> None:
+    setting.far.is_held = True
+    answers: list[Any] = []
+    setting.chain.find_places(setting.name_space, CHAIN[:32], now_s=setting.now_s, wait_s=0.5, then=answers.append)
+    setting.turn()
+    assert not answers
+    setting.turn(seconds=1.0)
+    [found] = answers
+    assert [[bool(group[0]) for group in tier] for tier in found] == [[True], [False]]
+
+
+def test_of_a_namespace_that_no_tier_knows_nothing_is_said(setting: ChainSetting) -> None:
+    answers: list[Any] = []
+    setting.chain.find_places(99, CHAIN[:32], now_s=setting.now_s, wait_s=0.5, then=answers.append)
+    assert answers == [[]]

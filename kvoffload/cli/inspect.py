@@ -1,0 +1,192 @@
+"""`kvoffload inspect`: what a cache server knows: who is joined, what they registered, and single blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
+from kvoffload.config import load_settings
+from kvoffload.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvoffload.client.inspector import Inspector, Row
+
+ANSWER_S = 5.0
+MISSING = 1
+_HASH_DIGITS = 64
+
+inspect_app = typer.Typer(
+    help="Look into a cache server, as its operator.", no_args_is_help=True, rich_markup_mode=None
+)
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="The operator's token, if you are not the server's user.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+@inspect_app.command()
+def sessions(
+    file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
+) -> None:
+    """Who is joined: engines with their processes, and observers."""
+    with _inspecting(file, assignments, token) as inspector:
+        _show(inspector.list_sessions(), as_json=as_json, nothing="nobody is joined")
+
+
+@inspect_app.command()
+def identities(
+    file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
+) -> None:
+    """Whose blocks there are: models with the geometry of their groups."""
+    with _inspecting(file, assignments, token) as inspector:
+        rows = inspector.list_identities()
+    if as_json or not rows:
+        _show(rows, as_json=as_json, nothing="no engine has registered yet")
+        return
+    for row in rows:
+        typer.echo(draw_identity(row))
+
+
+@inspect_app.command()
+def report(
+    engine: Annotated[str, typer.Argument(help="An engine of `sessions`; may be left out if there is one.")] = "",
+    rank: Annotated[int, typer.Option("--rank", help="Of its workers.", min=0)] = 0,
+    file: ConfigOption = None,
+    assignments: SetOption = None,
+    token: TokenOption = None,
+) -> None:
+    """What a worker registered: every byte of its KV allocations, by owner."""
+    with _inspecting(file, assignments, token) as inspector:
+        text = inspector.read_report(engine, rank)
+    typer.echo(text)
+
+
+@inspect_app.command()
+def blocks(
+    prefix: Annotated[str, typer.Argument(help="What their hashes begin with, in hexadecimal digits.")] = "",
+    count: Annotated[int, typer.Option("--count", help="Blocks to show.", min=1, max=65_536)] = 20,
+    file: ConfigOption = None,
+    assignments: SetOption = None,
+    token: TokenOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Blocks in memory, by the beginning of their hashes."""
+    beginning = parse_hash(prefix)
+    with _inspecting(file, assignments, token) as inspector:
+        rows, total = inspector.find_blocks(beginning, count)
+    _show(rows, as_json=as_json, nothing=f"no block in memory has a hash that begins with {prefix or 'anything'}")
+    if not as_json and total > len(rows):
+        typer.echo(f"{total - len(rows):,} more: say more digits, or --count")
+    if not rows:
+        raise typer.Exit(MISSING)
+
+
+@inspect_app.command()
+def block(
+    name: Annotated[str, typer.Argument(metavar="HASH", help="Its hash, or as much of it as no other begins with.")],
+    file: ConfigOption = None,
+    assignments: SetOption = None,
+    token: TokenOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """One block's life: where it is, since when, and what became of it."""
+    beginning = parse_hash(name)
+    with _inspecting(file, assignments, token) as inspector:
+        if len(name) < _HASH_DIGITS:
+            rows, total = inspector.find_blocks(beginning, 64)
+            found = {row["hash"] for row in rows}
+            if total > len(rows) or len(found) != 1:
+                several = f"{total:,} blocks in memory have" if total else "no block in memory has"
+                remedy = "say more digits" if total else f"say all {_HASH_DIGITS} digits of one that has left"
+                raise ConfigError(f"{several} a hash that begins with {name}", remedy=remedy)
+            beginning = bytes.fromhex(found.pop())
+        life = inspector.follow_block(beginning)
+    _show(life, as_json=as_json, nothing=f"nothing is known of {beginning.hex()}")
+    if not life:
+        raise typer.Exit(MISSING)
+
+
+def parse_hash(text: str) -> bytes:
+    """Of a hash or its beginning. ConfigError: it is none."""
+    try:
+        parsed = bytes.fromhex(text)
+    except ValueError:
+        parsed = None
+    if parsed is None or len(text) != 2 * len(parsed) or len(text) > _HASH_DIGITS:
+        raise ConfigError(
+            f"{text!r} is no hash", remedy=f"allowed is an even number of hexadecimal digits, {_HASH_DIGITS} at most"
+        )
+    return parsed
+
+
+@contextmanager
+def _inspecting(file: Path | None, assignments: list[str] | None, token: Path | None) -> Iterator[Inspector]:
+    from kvoffload.client.client import Client
+    from kvoffload.client.inspector import Inspector
+    from kvoffload.client.joining import Member
+    from kvoffload.client.terms import ClientTerms
+    from kvoffload.key_files import read_private_text
+    from kvoffload.protocol import Role
+
+    settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
+    if not settings.server:
+        raise ConfigError(
+            "no server to look into", remedy="say `kvoffload inspect sessions --set server=/run/kvoffload.sock`"
+        )
+    said = "" if token is None else read_private_text(token).strip()
+    member = Member(engine="inspect", role=Role.OBSERVER)
+    with Client(ClientTerms(socket=Path(settings.server), member=member)) as client:
+        client.wait_until_served(ANSWER_S)
+        yield Inspector(client, token=said)
+
+
+def _show(rows: list[Row], *, as_json: bool, nothing: str) -> None:
+    """One line for each."""
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row))
+        return
+    if not rows:
+        typer.echo(nothing)
+        return
+    # Hashes are to be copied: nothing is cut, however wide the terminal is.
+    cells = [list(rows[0]), *([_word(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def draw_identity(row: Row) -> str:
+    """As lines."""
+    lines = [f"identity {row['fingerprint']}"]
+    lines += [
+        f"  {name:<18} {_word(row[name])}" for name in ("used_bytes", "hash_algorithm", "hash_block_tokens", "ranks")
+    ]
+    lines += [f"  group {at:<12} {_draw_group(group)}" for at, group in enumerate(row["groups"])]
+    lines += [f"  {name:<18} {value}" for name, value in row["made_of"].items()]
+    return "\n".join(lines)
+
+
+def _draw_group(group: Row) -> str:
+    window = f" of {group['window']} tokens" if group["window"] else ""
+    shards = f" on each of {group['shards']} ranks" if group["shards"] > 1 else ""
+    return (
+        f"{group['record_bytes']:,} bytes a block of {group['block_tokens']} tokens{shards}, "
+        f"reuse by {group['reuse']}{window}"
+    )

@@ -1,0 +1,195 @@
+"""A cache server as its operator sees it: who is joined, what they registered, and single blocks. As plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from kvoffload.cache import Leaving
+from kvoffload.errors import ServerError
+from kvoffload.protocol.message import Reply, Request
+from kvoffload.protocol.survey import (
+    UNKNOWN_S,
+    BlockPlaces,
+    BlocksFound,
+    FindBlocks,
+    FollowBlock,
+    IdentityRead,
+    Joined,
+    JoinedProcess,
+    ListJoined,
+    ReadIdentity,
+    ReadReport,
+    ReportRead,
+)
+from kvoffload.types import HASH_BYTES
+
+Row = dict[str, Any]
+_Kind = TypeVar("_Kind", bound=Reply)
+_SHOWN_DIGITS = 12
+_NOBODY = 2**32 - 1
+
+
+class Asks(Protocol):
+    """A client, as far as it is needed here."""
+
+    def look_into(self, message: Request) -> Reply: ...
+
+
+class Inspector:
+    """Every call asks the server and waits, for the client's call deadline at most. ServerError: it refuses."""
+
+    def __init__(self, client: Asks, *, token: str = "") -> None:
+        """`token`: the operator's, for who is not the server's user."""
+        self._client = client
+        self._token = token
+
+    def list_sessions(self) -> list[Row]:
+        """A row for each process."""
+        return [_describe_process(process) for process in self._processes()]
+
+    def list_identities(self) -> list[Row]:
+        """The one that came first first."""
+        return [_describe_identity(read) for read in self._identities()]
+
+    def read_report(self, engine: str = "", rank: int = 0) -> str:
+        """What a worker registered. Without a name that of the only engine that has told."""
+        if not engine:
+            engines = sorted({one.engine for one in self._processes() if one.has_report})
+            if len(engines) != 1:
+                raise ServerError(
+                    f"{len(engines)} engines told what they registered{': ' if engines else ''}{', '.join(engines)}",
+                    remedy="name one of them" if engines else "an engine tells when it starts with kvoffload",
+                )
+            (engine,) = engines
+        text = self._ask(ReadReport(engine=engine, rank=rank, token=self._token), ReportRead).report.decode()
+        if not text:
+            raise ServerError(
+                f"there is no report of rank {rank} of engine {engine!r}", remedy="see `kvoffload inspect sessions`"
+            )
+        return text
+
+    def find_blocks(self, prefix: bytes = b"", limit: int = 0) -> tuple[list[Row], int]:
+        """Blocks in memory whose hashes begin so, `limit` at most; and how many there are. 0: as many as fit."""
+        found = self._ask(FindBlocks(prefix=prefix, count=limit, token=self._token), BlocksFound)
+        names = {read.name_space: _name(read) for read in self._identities()}
+        columns = [_numbers(column) for column in (found.name_spaces, found.groups, found.seconds, found.leases)]
+        rows = [
+            {
+                "hash": found.hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES].hex(),
+                "identity": names.get(name_space, str(name_space)),
+                "group": group,
+                "stored_s": _known(seconds),
+                "leases": leases,
+                "loaded": bool(used),
+            }
+            for at, (name_space, group, seconds, leases, used) in enumerate(
+                zip(*columns, _numbers(found.used), strict=True)
+            )
+        ]
+        return rows, found.total
+
+    def follow_block(self, block_hash: bytes) -> list[Row]:
+        """A row for each group of each identity that knows anything of it."""
+        rows: list[Row] = []
+        for read in self._identities():
+            message = FollowBlock(name_space=read.name_space, block_hash=block_hash, token=self._token)
+            rows += _describe_places(_name(read), self._ask(message, BlockPlaces))
+        return rows
+
+    def _processes(self) -> Iterator[JoinedProcess]:
+        seen = 0
+        while True:
+            answer = self._ask(ListJoined(first=seen, token=self._token), Joined)
+            yield from answer.processes
+            seen += len(answer.processes)
+            if seen >= answer.total or not answer.processes:
+                return
+
+    def _identities(self) -> Iterator[IdentityRead]:
+        for place in count():
+            read = self._ask(ReadIdentity(place=place, token=self._token), IdentityRead)
+            if read.fingerprint:
+                yield read
+            if place + 1 >= read.total:
+                return
+
+    def _ask(self, message: Request, kind: type[_Kind]) -> _Kind:
+        answer = self._client.look_into(message)
+        assert isinstance(answer, kind), answer
+        return answer
+
+
+def _describe_process(process: JoinedProcess) -> Row:
+    return {
+        "engine": process.engine,
+        "role": process.role.name.lower(),
+        "rank": process.rank,
+        "pid": process.pid or None,
+        "uid": None if process.uid == _NOBODY else process.uid,
+        "state": "open" if process.is_open else "ending",
+        "identity": process.fingerprint,
+        "tenant": process.tenant,
+        "held_bytes": process.held_bytes,
+        "report": process.has_report,
+    }
+
+
+def _describe_identity(read: IdentityRead) -> Row:
+    """Without what the server was not told."""
+    groups = [
+        {
+            "block_tokens": group.block_size,
+            "record_bytes": group.record_bytes,
+            "shards": group.shards,
+            "reuse": group.reuse.name.lower(),
+            "window": group.window or None,
+        }
+        for group in read.groups
+    ]
+    return {
+        "identity": read.fingerprint.hex()[:_SHOWN_DIGITS],
+        "fingerprint": read.fingerprint.hex(),
+        "used_bytes": read.used_bytes,
+        "hash_algorithm": read.hash_algorithm or None,
+        "hash_block_tokens": read.hash_block_size or None,
+        "ranks": read.ranks or None,
+        "groups": groups,
+        "made_of": {part.name: part.value for part in read.identity},
+    }
+
+
+def _describe_places(identity: str, places: BlockPlaces) -> Iterator[Row]:
+    """Of the groups of an identity those that know something of the block."""
+    columns = map(_numbers, (places.seconds, places.left_seconds, places.missing_bytes))
+    groups = len(places.in_memory)
+    for group, (seconds, left_s, missing_bytes) in enumerate(zip(*columns, strict=True)):
+        in_tiers = [tier for at, tier in enumerate(places.tiers) if places.in_tiers[at * groups + group]]
+        in_memory, left = bool(places.in_memory[group]), places.left[group]
+        if in_memory or left or in_tiers:
+            yield {
+                "identity": identity,
+                "group": group,
+                "where": (["memory"] if in_memory else []) + in_tiers,
+                "stored_s": _known(seconds) if in_memory else None,
+                "left_memory": Leaving(left).name.lower() if left else None,
+                "left_s": left_s if left else None,
+                "missing_bytes": missing_bytes if left else None,
+            }
+
+
+def _name(read: IdentityRead) -> str:
+    """The model's, if it was told, and the first letters of the fingerprint."""
+    model = next((part.value for part in read.identity if part.name == "model"), "")
+    return f"{model} {read.fingerprint.hex()[:_SHOWN_DIGITS]}".strip()
+
+
+def _known(seconds: int) -> int | None:
+    return None if seconds == UNKNOWN_S else seconds
+
+
+def _numbers(column: bytes) -> list[int]:
+    return [int(number) for number in np.frombuffer(column, "<u8")]

@@ -1,0 +1,83 @@
+// What the cache holds, for people who look into it: a walk over all entries, without the writer's lock.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+
+#include "cache/cache_core.hpp"
+
+namespace kvo {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr auto kAcquire = std::memory_order_acquire;
+
+constexpr bool is_there(EntryWord word) { return word.is_readable() || word.state() == EntryState::moving; }
+
+// Almost all entries are told by their first word; their first eight bytes are compared at once.
+class HashPrefix {
+public:
+    explicit HashPrefix(std::span<const std::uint8_t> prefix) : prefix_(prefix) {
+        std::array<std::uint8_t, sizeof(word_)> first{};
+        std::array<std::uint8_t, sizeof(mask_)> ones{};
+        const std::size_t count = std::min(prefix.size(), first.size());
+        std::copy_n(prefix.begin(), count, first.begin());
+        std::fill_n(ones.begin(), count, 0xff);
+        word_ = std::bit_cast<std::uint64_t>(first);
+        mask_ = std::bit_cast<std::uint64_t>(ones);
+    }
+
+    bool may_begin(std::uint64_t first_word) const { return (first_word & mask_) == word_; }
+    bool begins(const HashWords& hash) const {
+        return std::ranges::equal(prefix_, std::as_bytes(std::span(hash)).first(prefix_.size()), {}, {},
+                                  [](std::byte one) { return static_cast<std::uint8_t>(one); });
+    }
+
+private:
+    std::span<const std::uint8_t> prefix_;
+    std::uint64_t word_ = 0;
+    std::uint64_t mask_ = 0;
+};
+
+}  // namespace
+
+Result<EntrySurvey> CacheCore::survey(std::span<const std::uint8_t> prefix, std::size_t limit) const {
+    if (prefix.size() > kHashBytes) {
+        return Status(Code::invalid, "a hash has 32 bytes, and its beginning no more");
+    }
+    const HashPrefix wanted(prefix);
+    EntrySurvey survey;
+    std::vector<std::pair<EntryNumber, std::uint32_t>> found;  // with their generations
+    const EntryNumber count = view_.header->entry_count.load(kAcquire);
+    for (EntryNumber number = 0; number < count; ++number) {
+        const Entry& entry = view_.entries[number];
+        if (!wanted.may_begin(entry.hash[0].load(kRelaxed))) {
+            continue;
+        }
+        const EntryWord word(entry.word.load(kAcquire));
+        EntryFacts facts{.leases = word.leases()};
+        std::ranges::transform(entry.hash, facts.hash.begin(), [](const auto& part) { return part.load(kAcquire); });
+        facts.space = entry.space.load(kAcquire);
+        facts.was_used = (entry.tiers.load(kAcquire) & kWasUsed) != 0;
+        facts.tenant = entry.tenant.load(kAcquire);
+        // Whoever gives an entry away changes its generation first.
+        const bool is_same = EntryWord(entry.word.load(kRelaxed)).generation() == word.generation();
+        if (!is_same || !is_there(word) || !wanted.begins(facts.hash)) {
+            continue;
+        }
+        if (survey.matches++ < limit) {
+            survey.entries.push_back(facts);
+            found.emplace_back(number, word.generation());
+        }
+    }
+    const std::lock_guard lock(writer_);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const auto [number, generation] = found[i];
+        if (EntryWord(view_.entries[number].word.load(kRelaxed)).generation() == generation) {
+            survey.entries[i].stored_s = store_.stored_for(number);
+        }
+    }
+    return survey;
+}
+
+}  // namespace kvo

@@ -1,0 +1,119 @@
+// What people find who look into a cache.
+#include <atomic>
+#include <set>
+#include <thread>
+
+#include "cache_fixture.hpp"
+
+using namespace kvo;
+using namespace kvo::test;
+
+namespace {
+
+Hashes hash_of(const EntryFacts& facts) {
+    Hashes hash(kHashBytes);
+    std::memcpy(hash.data(), facts.hash.data(), hash.size());
+    return hash;
+}
+
+EntrySurvey survey(SmallCache& cache, std::span<const std::uint8_t> prefix, std::size_t limit = 100) {
+    return value_of(cache->survey(prefix, limit));
+}
+
+}  // namespace
+
+TEST(entries_are_found_by_the_beginnings_of_their_names) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const Hashes blocks = chain(1, 200);
+    CHECK_EQUAL(cache.put(session, space, blocks), 200u);
+    const Hashes wanted(blocks.begin() + 7 * kHashBytes, blocks.begin() + 8 * kHashBytes);
+    for (const std::size_t length : {8u, 9u, 31u, 32u}) {
+        const EntrySurvey found = survey(cache, std::span(wanted).first(length));
+        CHECK_EQUAL(found.matches, 1u);
+        CHECK_EQUAL(found.entries.size(), 1u);
+        CHECK(hash_of(found.entries[0]) == wanted);
+        CHECK_EQUAL(found.entries[0].space, space);
+    }
+    std::size_t alike = 0;
+    for (std::size_t i = 0; i < 200; ++i) {
+        alike += blocks[i * kHashBytes] == wanted[0] ? 1 : 0;
+    }
+    CHECK_EQUAL(survey(cache, std::span(wanted).first(1)).matches, alike);
+    CHECK_EQUAL(survey(cache, {}).matches, 200u);
+    CHECK_EQUAL(survey(cache, {}, 3).entries.size(), 3u);
+    CHECK_EQUAL(survey(cache, {}, 3).matches, 200u);
+    Hashes other = wanted;
+    other.back() ^= 1;
+    CHECK_EQUAL(survey(cache, other).matches, 0u);
+    other.push_back(0);
+    CHECK(!cache->survey(other, 1).ok());
+}
+
+TEST(what_is_told_of_an_entry_is_so) {
+    SmallCache cache;
+    const Space first = cache.open();
+    const Space second = cache.open(plain_geometry(512), 2);
+    const SessionId session = cache.session();
+    const TenantNumber tenant = value_of(cache->open_tenant("own", 1 << 20));
+    CHECK_EQUAL(cache.put(session, first, chain(1, 1)), 1u);
+    CHECK_EQUAL(cache.put(session, second, chain(1, 1), tenant), 1u);
+    const std::optional<Acquired> held = cache.take(session, second, chain(1, 1));
+    const EntrySurvey found = survey(cache, chain(1, 1));
+    CHECK_EQUAL(found.matches, 2u);
+    for (const EntryFacts& facts : found.entries) {
+        const bool is_second = facts.space == second;
+        CHECK(is_second || facts.space == first);
+        CHECK_EQUAL(facts.leases, is_second ? 1u : 0u);
+        CHECK_EQUAL(facts.was_used, is_second);
+        CHECK_EQUAL(facts.tenant, is_second ? tenant : 0);
+        CHECK(facts.stored_s.has_value());
+    }
+    CHECK(held && cache->release(session, held->lease));
+}
+
+TEST(what_is_not_readable_is_not_there) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const Hashes blocks = chain(1, 4);
+    const std::vector<Ticket> tickets = cache.reserve(session, space, blocks);
+    CHECK_EQUAL(survey(cache, {}).matches, 0u);
+    cache.write(session, space, blocks, tickets);
+    cache.commit(session, space, blocks, tickets);
+    CHECK_EQUAL(survey(cache, {}).matches, 4u);
+    const std::optional<Acquired> held = cache.take(session, space, chain(1, 1));
+    CHECK_EQUAL(cache->invalidate(space, chain(1, 2)), 2u);  // the first stays in quarantine for as long as it is held
+    CHECK_EQUAL(survey(cache, {}).matches, 2u);
+    CHECK(held && cache->release(session, held->lease));
+}
+
+TEST(entries_that_come_and_go_meanwhile_are_whole_or_not_there) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    std::atomic<bool> is_over = false;
+    std::thread writer([&] {
+        for (std::uint64_t prompt = 0; prompt < 400; ++prompt) {
+            cache.put(session, space, chain(prompt % 40, 50));
+            cache->invalidate(space, chain((prompt + 20) % 40, 50));
+        }
+        is_over = true;
+    });
+    std::set<Hashes> known;
+    for (std::uint64_t prompt = 0; prompt < 40; ++prompt) {
+        const Hashes blocks = chain(prompt, 50);
+        for (std::size_t i = 0; i < 50; ++i) {
+            const auto hash = hash_at(blocks, i);
+            known.emplace(hash.begin(), hash.end());
+        }
+    }
+    while (!is_over) {
+        for (const EntryFacts& facts : survey(cache, {}, 5000).entries) {
+            CHECK(known.contains(hash_of(facts)));
+            CHECK_EQUAL(facts.space, space);
+        }
+    }
+    writer.join();
+}

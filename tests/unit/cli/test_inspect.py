@@ -1,0 +1,118 @@
+"""`kvoffload inspect` at a server that works."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.test_app import run
+from tests.unit.daemon.test_server_tiers import await_that, counts_of, disk_below, serving
+from tests.unit.web.prompt_load import PromptLoad
+
+BLOCKS = 4
+
+
+class Place:
+    """A server with a disk, and one prompt of an engine in it."""
+
+    def __init__(self, socket: Path, load: PromptLoad) -> None:
+        self.flags = ("--set", f"server={socket}")
+        self.load = load
+
+    def ask(self, *words: str) -> list[dict[str, Any]]:
+        done = run("inspect", *words, "--json", *self.flags)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    path = tmp_path_factory.mktemp("inspect")
+    (path / "disk").mkdir(mode=0o700)
+    with serving(path / "s", tiers={"": [disk_below(path / "disk")]}) as server:
+        await_that(lambda: server.has_memory)
+        load = PromptLoad(path / "s")
+        load.turn()
+        stored = load.client.stats().readable
+        await_that(lambda: counts_of(server)["written"] == stored)
+        yield Place(path / "s", load)
+        load.close()
+
+
+def test_who_is_joined(place: Place) -> None:
+    rows = {row["engine"]: row for row in place.ask("sessions")}
+    engine = rows["made-up/model-8b 1"]
+    assert (engine["role"], engine["state"], rows["inspect"]["role"]) == ("scheduler", "open", "observer")
+    shown = run("inspect", "sessions", *place.flags)
+    assert "made-up/model-8b 1" in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+def test_identities(place: Place) -> None:
+    [row] = place.ask("identities")
+    assert row["made_of"] == {"model": "made-up/model-8b"}
+    assert row["groups"][0]["record_bytes"] == 64 << 10
+    shown = run("inspect", "identities", *place.flags).stdout
+    assert "65,536 bytes a block of 16 tokens, reuse by prefix" in shown
+    assert re.search(r"model +made-up/model-8b", shown)
+
+
+def test_blocks_and_the_life_of_one(place: Place) -> None:
+    rows = place.ask("blocks")
+    assert len(rows) == place.load.client.stats().readable
+    name = rows[0]["hash"]
+    assert rows[0]["identity"].startswith("made-up/model-8b ")
+    assert [row["hash"] for row in place.ask("blocks", name[:10])] == [name]
+    [life] = place.ask("block", name[:10])
+    assert life["where"] == ["memory", "disk"]
+    assert life == place.ask("block", name)[0] | {"stored_s": life["stored_s"]}
+    assert "memory, disk" in run("inspect", "block", name, *place.flags).stdout
+    few = run("inspect", "blocks", "--count", "1", *place.flags).stdout
+    assert f"{len(rows) - 1} more: say more digits, or --count" in few
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["block", "abc"], 2, "'abc' is no hash"),
+        (["blocks", "zz"], 2, "'zz' is no hash"),
+        (["blocks", "00" * 33], 2, "64 at most"),
+        (["block", "00" * 32], 1, f"nothing is known of {'00' * 32}"),
+        (["block", "00" * 20], 2, "say all 64 digits of one that has left"),
+        (["blocks", "00" * 20], 1, "no block in memory has a hash that begins with 0000"),
+        (["report"], 1, "0 engines told what they registered"),
+        (["report", "nobody"], 1, "there is no report of rank 0 of engine 'nobody'"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_line(place: Place, words: list[str], code: int, line: str) -> None:
+    done = run("inspect", *words, *place.flags)
+    assert (done.returncode, line in done.stdout + done.stderr) == (code, True), done
+    assert len((done.stdout + done.stderr).splitlines()) == 1
+
+
+def test_a_beginning_of_several_is_not_enough(place: Place) -> None:
+    done = run("inspect", "block", "", *place.flags)
+    assert (done.returncode, "say more digits" in done.stderr) == (2, True), done
+
+
+def test_who_is_no_operator_needs_the_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("of-the-operator-and-long-enough\n")
+    token.chmod(0o600)
+    options = {"operator_uids": frozenset[int](), "operator_token": "of-the-operator-and-long-enough"}
+    with serving(tmp_path / "s", **options) as server:
+        await_that(lambda: server.has_memory)
+        flags = ("--set", f"server={tmp_path / 's'}")
+        refused = run("inspect", "sessions", *flags)
+        assert "no operator here" in refused.stderr
+        assert run("inspect", "sessions", "--token-file", str(token), *flags).returncode == 0
+
+
+def test_without_a_server(tmp_path: Path) -> None:
+    done = run("inspect", "sessions")
+    assert (done.returncode, "no server to look into" in done.stderr) == (2, True)

@@ -1,0 +1,147 @@
+"""Rows of what a server tells: played by hand, so that there are as many as one wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from kvoffload.client.inspector import Inspector
+from kvoffload.errors import ServerError
+from kvoffload.protocol import GroupTerms, IdentityField, Reuse, Role
+from kvoffload.protocol.limits import ARRAY_ITEMS
+from kvoffload.protocol.message import Reply, Request
+from kvoffload.protocol.survey import (
+    UNKNOWN_S,
+    BlockPlaces,
+    BlocksFound,
+    FindBlocks,
+    FollowBlock,
+    IdentityRead,
+    Joined,
+    JoinedProcess,
+    ListJoined,
+    ReadIdentity,
+    ReadReport,
+    ReportRead,
+)
+
+TOKEN = "the operator's"
+MODEL = IdentityRead(
+    total=2,
+    name_space=3,
+    fingerprint=b"\xab" * 32,
+    used_bytes=5,
+    hash_algorithm="sha256",
+    hash_block_size=16,
+    ranks=2,
+    groups=(GroupTerms(record_bytes=64, block_size=16, reuse=Reuse.WINDOW, window=40, shards=2),),
+    identity=(IdentityField(name="model", value="made-up"),),
+)
+OTHER = IdentityRead(total=2, name_space=4, fingerprint=b"\xcd" * 32)
+
+
+def pack(*numbers: int) -> bytes:
+    return np.array(numbers, "<u8").tobytes()
+
+
+@dataclass
+class PlayedServer:
+    processes: tuple[JoinedProcess, ...] = ()
+    identities: tuple[IdentityRead, ...] = (MODEL, OTHER)
+    asked: list[Request] = field(default_factory=list)
+
+    def look_into(self, message: Request) -> Reply:
+        self.asked.append(message)
+        match message:
+            case ListJoined():
+                shown = self.processes[message.first : message.first + ARRAY_ITEMS]
+                return Joined(total=len(self.processes), processes=shown)
+            case ReadReport():
+                return ReportRead(report=f"{message.engine} {message.rank}".encode() if message.rank < 2 else b"")
+            case ReadIdentity():
+                return self.identities[message.place] if self.identities else IdentityRead(total=0)
+            case FindBlocks():
+                return BlocksFound(
+                    total=9,
+                    hashes=b"\1" * 32 + b"\2" * 32,
+                    name_spaces=pack(3, 8),
+                    groups=pack(0, 1),
+                    seconds=pack(7, UNKNOWN_S),
+                    leases=pack(1, 0),
+                    used=pack(1, 0),
+                )
+        assert isinstance(message, FollowBlock)
+        return BlockPlaces(
+            in_memory=b"\1\0\0" if message.name_space == 3 else b"\0",
+            seconds=pack(7, UNKNOWN_S, UNKNOWN_S) if message.name_space == 3 else pack(UNKNOWN_S),
+            left=b"\0\1\0" if message.name_space == 3 else b"\0",
+            left_seconds=pack(0, 30, 0) if message.name_space == 3 else pack(0),
+            missing_bytes=pack(0, 4096, 0) if message.name_space == 3 else pack(0),
+            tiers=("disk", "s3"),
+            in_tiers=b"\1\0\0" + b"\0\0\1" if message.name_space == 3 else b"\0\0",
+        )
+
+
+def worker(engine: str, rank: int = 0, *, has_report: bool = True) -> JoinedProcess:
+    return JoinedProcess(engine=engine, role=Role.WORKER, rank=rank, pid=1, uid=2, has_report=has_report)
+
+
+def test_all_pages_of_sessions_are_read_and_the_token_is_told() -> None:
+    server = PlayedServer(processes=tuple(worker(f"engine {at}") for at in range(2 * ARRAY_ITEMS + 1)))
+    rows = Inspector(server, token=TOKEN).list_sessions()
+    assert [row["engine"] for row in rows] == [f"engine {at}" for at in range(2 * ARRAY_ITEMS + 1)]
+    assert len(server.asked) == 3
+    assert {message.token for message in server.asked if isinstance(message, ListJoined)} == {TOKEN}
+
+
+def test_who_is_not_of_this_machine_has_no_numbers_of_it() -> None:
+    guest = JoinedProcess(engine="", role=Role.OBSERVER, rank=0, pid=0, uid=2**32 - 1, is_open=False)
+    [row] = Inspector(PlayedServer(processes=(guest,))).list_sessions()
+    assert (row["pid"], row["uid"], row["state"]) == (None, None, "ending")
+
+
+def test_identities_are_rows() -> None:
+    first, second = Inspector(PlayedServer()).list_identities()
+    assert first["made_of"] == {"model": "made-up"}
+    assert first["groups"] == [{"block_tokens": 16, "record_bytes": 64, "shards": 2, "reuse": "window", "window": 40}]
+    assert (second["hash_algorithm"], second["ranks"], second["groups"]) == (None, None, [])
+    assert Inspector(PlayedServer(identities=())).list_identities() == []
+
+
+def test_the_report_of_the_only_engine_needs_no_name() -> None:
+    both_ranks = (worker("a", 0), worker("a", 1), worker("silent", has_report=False))
+    assert Inspector(PlayedServer(processes=both_ranks)).read_report(rank=1) == "a 1"
+    assert Inspector(PlayedServer()).read_report("b") == "b 0"
+    with pytest.raises(ServerError, match="no report of rank 2 of engine 'a'"):
+        Inspector(PlayedServer(processes=both_ranks)).read_report(rank=2)
+    with pytest.raises(ServerError, match="2 engines told what they registered: a, b"):
+        Inspector(PlayedServer(processes=(worker("a"), worker("b")))).read_report()
+    with pytest.raises(ServerError, match="0 engines"):
+        Inspector(PlayedServer()).read_report()
+
+
+def test_blocks_have_their_models_names() -> None:
+    rows, total = Inspector(PlayedServer()).find_blocks(b"\1", 2)
+    assert total == 9
+    assert rows[0] == {
+        "hash": "01" * 32,
+        "identity": "made-up abababababab",
+        "group": 0,
+        "stored_s": 7,
+        "leases": 1,
+        "loaded": True,
+    }
+    assert (rows[1]["identity"], rows[1]["stored_s"], rows[1]["loaded"]) == ("8", None, False)
+
+
+def test_a_block_is_told_of_where_something_is_known() -> None:
+    rows = Inspector(PlayedServer()).follow_block(b"\1" * 32)
+    assert [(row["group"], row["where"]) for row in rows] == [(0, ["memory", "disk"]), (1, []), (2, ["s3"])]
+    assert [row["stored_s"] for row in rows] == [7, None, None]
+    assert [(row["left_memory"], row["left_s"], row["missing_bytes"]) for row in rows] == [
+        (None, None, None),
+        ("evicted", 30, 4096),
+        (None, None, None),
+    ]

@@ -1,0 +1,20 @@
+"""What operators ask for has a place for their token, and nothing in the answers is a token of a prompt."""
+
+from __future__ import annotations
+
+from kvoffload.protocol import CAPABILITIES, MESSAGES, ClientMessage
+from kvoffload.protocol.message import Phase
+from kvoffload.protocol.survey import FindBlocks, FollowBlock, ListJoined, ReadIdentity, ReadReport
+
+
+def test_all_of_it_is_for_operators() -> None:
+    for message in (ListJoined, ReadReport, ReadIdentity, FindBlocks, FollowBlock):
+        assert message.is_for_operators
+        assert message.needs is Phase.GREETED
+        assert message.capability in CAPABILITIES
+
+
+def test_whatever_is_for_operators_has_a_token_and_nothing_else_has() -> None:
+    for message in MESSAGES:
+        if issubclass(message, ClientMessage):
+            assert ("token" in message.__annotations__) == message.is_for_operators, message
