@@ -118,7 +118,7 @@ class Engine:
         blocks, available = max(needed.values()), self.cache.num_blocks
         if blocks > available:
             raise ValueError(f"{tokens} tokens need {blocks} blocks, the cache has {available}")
-        self._store.bring_up(b"".join(self._hasher.hash_blocks(prompt, parent=self._hasher.root())))
+        self._store.bring_up(self._chain(prompt))
         self._waiting.append(request)
         return request
 
@@ -147,6 +147,9 @@ class Engine:
         """Per group, positions in a block table without which no request can continue at `boundary`."""
         return [needed_blocks(rule, local=0, boundary=boundary) for rule in self.cache.rules]
 
+    def _chain(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self._hasher.hash_blocks(tokens, parent=self._hasher.root()))
+
     def _keys(self, tokens: Sequence[int]) -> list[list[EntryKey]]:
         """Keys per group of all full blocks. A larger block is named by the last hash block in it."""
         chain = self._hasher.hash_blocks(tokens, parent=self._hasher.root())
@@ -166,6 +169,7 @@ class Engine:
         # The last prompt token is always computed: its logprobs are the answer. Whole chunks, not blocks, are reused:
         # sums are rounded as in a cold run only if the chunks are the same.
         limit, chunk = len(request.prompt) - 1, self.cache.chunk_tokens
+        local = longest_boundary(rules, local=0, limit=limit, is_present=is_ours, alignment=chunk)
         for present in (is_present, is_ours):
             boundary = longest_boundary(rules, local=0, limit=limit, is_present=present, alignment=chunk)
             needed = self.needed_blocks(boundary)
@@ -190,6 +194,7 @@ class Engine:
         self._store.load(restored)
         request.restored_blocks = len(restored)
         request.computed = request.reused = boundary
+        self._store.note_prompt(self._chain(request.prompt), len(request.prompt), local=local, boundary=boundary)
         return True
 
     def _advance(self, request: Request) -> None:

@@ -9,9 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvoffload.cache import AcquiredBlocks, CacheGeometry, CacheGroup, EntryKey, ReservedSlots
-from kvoffload.client import Client, ClientTerms, FarTerms, LinkTerms, Member, describe_blocks
+from kvoffload.client import (
+    Client,
+    ClientTerms,
+    FarTerms,
+    LinkTerms,
+    Member,
+    PromptNote,
+    add_report_text,
+    describe_blocks,
+)
 from kvoffload.keys.block_hash import BlockHasher
-from kvoffload.protocol import Role
+from kvoffload.protocol import Miss, Role
 from kvoffload.transfer import CopyDirection
 from kvoffload.types import Fingerprint
 from mini_engine.kv_cache import CacheConfig, KVCache
@@ -42,6 +51,7 @@ class SharedStore(Registrar):
 
     def register(self, cache: KVCache) -> None:
         super().register(cache)
+        self._chunk_tokens = cache.chunk_tokens
         groups = tuple(
             CacheGroup(rule=rule, record_bytes=size) for rule, size in zip(cache.rules, self.record_bytes, strict=True)
         )
@@ -53,7 +63,14 @@ class SharedStore(Registrar):
         )
         member = Member(engine=f"mini engine {os.getpid()} {id(self):x}", role=Role.SCHEDULER, pid=os.getpid())
         link = LinkTerms(acquire_deadline_s=DEADLINE_S)
-        self.client = Client(ClientTerms(socket=self._socket, member=member, register=blocks, link=link)).start()
+        self.client = Client(
+            ClientTerms(
+                socket=self._socket,
+                member=member,
+                register=add_report_text(blocks, str(self.registration.report)),
+                link=link,
+            )
+        ).start()
 
     def unregister(self) -> None:
         self.client.close()
@@ -65,6 +82,14 @@ class SharedStore(Registrar):
             found = self.client.acquire(chain, far=FarTerms(wait_s=DEADLINE_S))
             if found.lease is not None:
                 self.client.release(found.lease)
+
+    def note_prompt(self, chain: bytes, tokens: int, *, local: int, boundary: int) -> None:
+        """The server counts it, and knows why what is missing is missing."""
+        limit = (tokens - 1) // self._chunk_tokens * self._chunk_tokens
+        miss = Miss.TOO_SHORT if boundary == limit else Miss.NEVER_SEEN
+        self.client.note_prompt(
+            PromptNote(chain=chain, local=local, tokens=tokens, boundary=boundary, limit=limit, miss=miss)
+        )
 
     def has(self, key: EntryKey) -> bool:
         """Looked up in the server's own index, which is mapped here: no message."""

@@ -2,7 +2,7 @@
 
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.client import Client
-from kvoffload.client.describing import describe_blocks
+from kvoffload.client.describing import add_report_text, describe_blocks
 from kvoffload.client.joining import Member
 from kvoffload.client.pending import FarTerms, PendingAcquire
 from kvoffload.client.prompt_log import PromptNote
@@ -18,5 +18,6 @@ __all__ = [
     "Member",
     "PendingAcquire",
     "PromptNote",
+    "add_report_text",
     "describe_blocks",
 ]

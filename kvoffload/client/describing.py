@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import GroupTerms, IdentityField, Register, Reuse
+from kvoffload.protocol.limits import MAX_REPORT
 from kvoffload.types import Fingerprint
 
 
@@ -40,3 +43,11 @@ def describe_blocks(
         tenant=tenant,
         identity=identity,
     )
+
+
+def add_report_text(register: Register, report: str) -> Register:
+    """With what this process registered, for operators to read; as many of its lines as fit."""
+    text = report.encode()
+    if len(text) > MAX_REPORT:
+        text = text[: text.rfind(b"\n", 0, MAX_REPORT) + 1]
+    return replace(register, report=text)

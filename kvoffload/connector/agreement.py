@@ -8,14 +8,13 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
-from kvoffload.client import describe_blocks
+from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
 from kvoffload.keys.identity import compare_identities
 from kvoffload.kvspec import CompletenessReport
 from kvoffload.protocol import IdentityField, Register
-from kvoffload.protocol.limits import MAX_REPORT
 from kvoffload.types import Fingerprint
 
 SHOWN_LETTERS = 120
@@ -130,11 +129,8 @@ def make_register(
 
 
 def add_report(register: Register, report: CompletenessReport, rank: int) -> Register:
-    """With what this rank found in its engine's memory, for people; as many of its lines as fit."""
-    text = str(report).encode()
-    if len(text) > MAX_REPORT:
-        text = text[: text.rindex(b"\n", 0, MAX_REPORT) + 1]
-    return replace(register, rank=rank, report=text)
+    """With what this rank found in its engine's memory, for people."""
+    return replace(add_report_text(register, str(report)), rank=rank)
 
 
 def _describe_parts(description: Mapping[str, object]) -> tuple[IdentityField, ...]:

@@ -40,6 +40,8 @@ MAX_WAIT_MS = 10_000
 _SHOWN_DIGITS = 12
 _NOBODY = 2**32 - 1
 
+_TELLS = (Role.OBSERVER, Role.SCHEDULER, Role.WORKER)
+
 _Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage]
 
 
@@ -128,13 +130,15 @@ class SurveyDesk:
         )
         if session.guest is not None:
             yield row(role=Role.OBSERVER, rank=0, pid=0, uid=_NOBODY)
+        # An engine of one process has no workers.
+        telling = max((process.role for process in session.processes.values()), key=_TELLS.index, default=None)
         for process in session.processes.values():
             yield row(
                 role=process.role,
                 rank=process.rank,
                 pid=process.peer.pid,
                 uid=process.peer.uid,
-                has_report=process.role is Role.WORKER and (session.number, process.rank) in self._reports,
+                has_report=process.role is telling and (session.number, process.rank) in self._reports,
             )
 
 

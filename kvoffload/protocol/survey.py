@@ -46,7 +46,7 @@ class JoinedProcess:
     fingerprint: Annotated[Name, "the first letters of its identity's; empty: it has none"] = ""
     tenant: Annotated[Name, "whose quota pays"] = ""
     held_bytes: Annotated[U64, "what its session has in leases and reservations"] = 0
-    has_report: Annotated[Flag, "what it registered can be read"] = False
+    has_report: Annotated[Flag, "what its rank registered can be read"] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,18 @@ from mini_engine.model import LAYER_SETS, ModelConfig
 from mini_engine.shared_store import SharedStore, identify
 from serving import serve
 
+from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.protocol import Role
 from tests.examples.serve import EXAMPLES, QUANTS, assert_equal, make_prompt
 
+WITHOUT_WAITING = """
+import runpy, sys
+from kvoffload.client import Client
+Client.wait_until_served = lambda self, timeout_s: False
+sys.argv[0] = "06_working_engine.py"
+sys.path.insert(0, ".")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 MODEL, CACHE = ModelConfig(layers=LAYER_SETS["hybrid"]), CacheConfig(blocks=32)
 PROMPT = make_prompt(8 * CACHE.block_tokens + 3)
 
@@ -34,6 +44,27 @@ def test_the_example_runs(script: str, says: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert says in done.stdout
     assert done.stderr == ""
+
+
+def test_an_engine_works_and_is_counted() -> None:
+    with serve(memory="64MiB") as socket:
+        command = [sys.executable, str(EXAMPLES / "06_working_engine.py"), str(socket), "--turns", "60", "--pause", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        first, last = done.stdout.splitlines()
+        assert first.startswith("25 turns: ")
+        assert last.startswith("50 turns: ")
+        member = Member(engine="test", role=Role.OBSERVER)
+        with Client(ClientTerms(socket=socket, member=member)) as client:
+            assert client.wait_until_served(60)
+            assert client.insight().outcomes["hit_memory"] > 0
+
+
+def test_without_its_server_the_working_engine_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_WAITING, str(tmp_path / "s")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=EXAMPLES)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: no server at {tmp_path / 's'}")
 
 
 def start(socket: Path, *, is_served: bool = True, cache: CacheConfig = CACHE) -> tuple[Engine, SharedStore]:

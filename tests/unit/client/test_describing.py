@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvoffload.client import describe_blocks
+from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.daemon.domain import read_geometry
+from kvoffload.protocol.limits import MAX_REPORT
 from tests.unit.cache.cache_model import HYBRID, fingerprint
 
 
@@ -14,3 +15,14 @@ def test_a_geometry_arrives_as_it_was() -> None:
     assert read_geometry(message) == HYBRID
     assert (message.fingerprint, message.hash_algorithm) == (fingerprint("m"), "sha256")
     assert (message.hash_seed, message.rank, message.ranks, message.tenant) == (bytes(32), 1, 2, "t")
+
+
+def test_of_a_report_whole_lines_are_told() -> None:
+    register = describe_blocks(fingerprint("m"), HYBRID, hash_algorithm="sha256")
+    assert add_report_text(register, "one\ntwo").report == b"one\ntwo"
+    lines = "a line of some length\n" * 4000
+    told = add_report_text(register, lines).report.decode()
+    assert MAX_REPORT - 30 < len(told) <= MAX_REPORT
+    assert lines.startswith(told)
+    assert told.endswith("\n")
+    assert add_report_text(register, "x" * 2 * MAX_REPORT).report == b""

@@ -87,6 +87,13 @@ def test_all_processes_and_what_their_sessions_hold() -> None:
         assert (rest.total, [one.engine for one in rest.processes]) == (3, ["inspect"])
 
 
+def test_an_engine_of_one_process_tells_itself() -> None:
+    with Server(terms=TERMS) as server:
+        server.process("alone").join(PLAIN, report=b"all of it")
+        [engine, _] = server.process("inspect").watch().ask(ListJoined()).processes
+        assert (engine.role, engine.has_report) == (Role.SCHEDULER, True)
+
+
 def test_who_comes_over_tcp_is_listed_too() -> None:
     with Server(terms=TERMS) as server:
         hello = Call(message=Hello(protocol_min=1, protocol_max=1), number=1, session=0, expires_ns=0)
