@@ -168,5 +168,5 @@ def test_replay_of_what_was_recorded(working: Walk) -> None:
     working.end("engine")
     working.end("server")
     table = working.type("kvoffload", "replay", str(working.folder / "trace.jsonl"))
-    for policy in ("prefix_aware", "lru", "arc", "s3fifo"):
+    for policy in ("lru", "slru", "s3fifo", "arc", "prefix", "optimum"):
         assert policy in table
