@@ -132,7 +132,6 @@ sanitize-thread: setup
 
 bench: setup ## every benchmark, beside this machine's limits
 	@$(BIN)/kvoffload bench
-	@$(BIN)/python benchmarks/vllm_connectors.py
 
 campaign: native-test ## long fault and fuzz runs, thousands of requests to the real engine, the oldest vLLM
 	$(call say,campaign 1/4: the disk tier)

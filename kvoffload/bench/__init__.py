@@ -8,6 +8,7 @@ from kvoffload.bench.block_hash import BlockHashBenchmark
 from kvoffload.bench.copy import CopyBenchmark
 from kvoffload.bench.digest import DigestBenchmark
 from kvoffload.bench.disk import DiskBenchmark
+from kvoffload.bench.engine import EngineBenchmark
 from kvoffload.bench.index import IndexBenchmark
 from kvoffload.bench.mooncake import MooncakeBenchmark
 from kvoffload.bench.page_map import PageMapBenchmark
@@ -24,6 +25,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     CopyBenchmark(),
     DigestBenchmark(),
     DiskBenchmark(),
+    EngineBenchmark(),
     IndexBenchmark(),
     MooncakeBenchmark(),
     PageMapBenchmark(),

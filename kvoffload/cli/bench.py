@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kvoffload.bench import BENCHMARKS
 from kvoffload.bench.base import Benchmark, Result
-from kvoffload.errors import ConfigError
+from kvoffload.errors import BenchmarkError, ConfigError
 
 
 def bench(
@@ -25,7 +27,7 @@ def bench(
         bool, typer.Option("--explain", help="With `copy`: which way each plan takes on this GPU, and why.")
     ] = False,
 ) -> None:
-    """Measure against this machine's limits. Exit code 0 whatever is met, 1 where it could not run."""
+    """Measure against this machine's limits. Exit code 0 whatever is met, 1 where one that was named could not run."""
     if explain:
         _explain(names or [], as_json)
         return
@@ -33,14 +35,11 @@ def bench(
         # Now, and not when all has been measured.
         _write_report(report, "")
     chosen = [_find(name) for name in names] if names else list(BENCHMARKS)
-    console = Console(stderr=True)
     results: list[Result] = []
-    with console.status("") as status:
-        for benchmark in chosen:
-            for result in benchmark.run(lambda step, name=benchmark.name: status.update(f"{name}: {step}")):  # type: ignore[misc]
-                results.append(result)
-                if as_json:
-                    typer.echo(json.dumps(result.as_json()))
+    for result in measure(chosen, is_each_wanted=bool(names)):
+        results.append(result)
+        if as_json:
+            typer.echo(json.dumps(result.as_json()))
     if report is not None:
         from kvoffload.bench.report import describe_machine, render_report
 
@@ -49,6 +48,31 @@ def bench(
     if not as_json:
         # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
         Console(width=None if sys.stdout.isatty() else 160).print(make_table(results))
+
+
+def measure(chosen: list[Benchmark], *, is_each_wanted: bool) -> Iterator[Result]:
+    """With a bar on a terminal. One that cannot run here is a line, or else the end."""
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(chosen))
+        for benchmark in chosen:
+
+            def tell(step: str, name: str = benchmark.name) -> None:
+                bar.update(task, description=f"{name}: {step}")
+
+            try:
+                yield from benchmark.run(tell)
+            except BenchmarkError as fault:
+                if is_each_wanted:
+                    raise
+                typer.echo(f"{benchmark.name} was not measured: {fault}", err=True)
+            bar.advance(task)
 
 
 def _write_report(file: Path, text: str) -> None:

@@ -72,6 +72,13 @@ def test_what_could_not_run_is_a_fault() -> None:
     assert isinstance(done.exception, BenchmarkError)
 
 
+def test_what_cannot_run_here_keeps_nothing_else_from_being_measured() -> None:
+    done = CliRunner().invoke(app, ["bench", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["name"] == "toy"
+    assert "broken was not measured: no disk here" in done.stderr
+
+
 def test_the_ways_of_copying_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     timings = tuple(
         WayTiming(direction=CopyDirection.SAVE, run_bytes=4096, runs=1000, way=way, seconds=seconds)
