@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kvoffload.bench import BENCHMARKS
 from kvoffload.bench.base import Benchmark, Result
+from kvoffload.cli.progress import progress
 from kvoffload.errors import BenchmarkError, ConfigError
 
 
@@ -52,27 +52,15 @@ def bench(
 
 def measure(chosen: list[Benchmark], *, is_each_wanted: bool) -> Iterator[Result]:
     """With a bar on a terminal. One that cannot run here is a line, or else the end."""
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(chosen))
+    with progress(len(chosen)) as tell:
         for benchmark in chosen:
-
-            def tell(step: str, name: str = benchmark.name) -> None:
-                bar.update(task, description=f"{name}: {step}")
-
             try:
-                yield from benchmark.run(tell)
+                yield from benchmark.run(lambda step, name=benchmark.name: tell(f"{name}: {step}", 0))  # type: ignore[misc]
             except BenchmarkError as fault:
                 if is_each_wanted:
                     raise
                 typer.echo(f"{benchmark.name} was not measured: {fault}", err=True)
-            bar.advance(task)
+            tell("", 1)
 
 
 def _write_report(file: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from kvoffload.cache.replay import OPTIMUM, ReplayResult, pack_trace, parse_capa
 from kvoffload.cache.replay import replay as replay_trace
 from kvoffload.cache.trace import find_block_tokens, read_trace
 from kvoffload.cli.line_chart import draw_shares
+from kvoffload.cli.progress import progress
 from kvoffload.errors import ConfigError
 
 
@@ -52,12 +53,14 @@ def replay(
         # Now, and not when all has been replayed.
         _write_picture(picture, "")
     results: list[ReplayResult] = []
-    with Console(stderr=True).status("reading the trace") as status:
+    with progress(len(percents) * (len(policies) + 1)) as tell:
+        tell("reading the trace", 0)
         block_tokens = block_tokens or find_block_tokens(trace)
         packed = pack_trace(read_trace(trace, block_tokens=block_tokens), block_tokens=block_tokens)
-        status.update("replaying")
+        tell("replaying", 0)
         for result in replay_trace(packed, policies=policies, capacity_percents=percents, is_hybrid=is_hybrid):
             results.append(result)
+            tell(f"replayed {result.policy} at {result.capacity_percent:g}%", 1)
             if as_json:
                 typer.echo(json.dumps(_as_json(result, is_hybrid=is_hybrid)))
     if picture is not None:

@@ -94,17 +94,20 @@ def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> No
     before = None
     with Keyboard().listening() as keyboard:
         console = Console()
-        live = None if as_json else Live(console=console, screen=console.is_terminal, auto_refresh=False)
+        # A pipe gets a look after the other.
+        live = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal and not as_json else None
         if live is not None:
             live.start()
         try:
             while True:
                 sample = take_sample(client)
                 view = compare(before, sample)
-                if live is None:
+                if live is not None:
+                    live.update(draw(where, sample, view), refresh=True)
+                elif as_json:
                     typer.echo(json.dumps(as_row(sample, view)))
                 else:
-                    live.update(draw(where, sample, view), refresh=True)
+                    console.print(draw(where, sample, view))
                 before = sample
                 if keyboard.wants_to_leave(interval_s):
                     return

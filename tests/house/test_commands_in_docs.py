@@ -16,7 +16,7 @@ from kvoffload.config import load_settings
 from tests.house.tree import read_texts
 
 _BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_WITHOUT_VALUE = "..."
+WITHOUT_VALUE = "..."
 """Stands for settings that are left out."""
 
 
@@ -51,7 +51,7 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize(("file", "line"), COMMANDS, ids=[f"{file.name}: {line[:50]}" for file, line in COMMANDS])
 def test_it_can_be_typed(file: Path, line: str) -> None:
-    words = [word for word in shlex.split(line, comments=True)[1:] if word != _WITHOUT_VALUE]
+    words = [word for word in shlex.split(line, comments=True)[1:] if word != WITHOUT_VALUE]
     command, rest = find_command(words)
     assert not hasattr(command, "commands"), f"{file}: {line} names no command"
     context = command.make_context(command.name, list(rest), resilient_parsing=True)

@@ -39,6 +39,19 @@ def test_once_as_json_and_as_text(tmp_path: Path) -> None:
         assert "\x1b" not in shown.stdout
 
 
+def test_a_pipe_gets_a_look_after_the_other(tmp_path: Path) -> None:
+    with serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
+        command = [sys.executable, "-m", "kvoffload", "top", "--interval", "0.1", "--set", f"server={tmp_path / 's'}"]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            shown = [process.stdout.readline() for _ in range(12)]
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert len([line for line in shown if line.startswith("memory ")]) >= 2
+
+
 def test_without_a_server_it_says_so(tmp_path: Path) -> None:
     done = run("top", "--once", "--json", "--set", f"server={tmp_path / 's'}")
     assert done.returncode == UNREACHABLE

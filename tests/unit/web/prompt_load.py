@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
-from kvoffload.client import Client, ClientTerms, FarTerms, Member, PromptNote, describe_blocks
+from kvoffload.client import Client, ClientTerms, FarTerms, Member, PromptNote, add_report_text, describe_blocks
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import IdentityField, Miss, Role
 from kvoffload.types import HASH_BYTES
@@ -33,7 +33,9 @@ class PromptLoad:
         register = describe_blocks(
             fingerprint(model), GEOMETRY, hash_algorithm="sha256", identity=identity, tenant=tenant
         )
-        member = Member(engine=f"{model} {seed}", role=Role.SCHEDULER, pid=os.getpid())
+        register = add_report_text(register, "this engine is made up: it has no tensors")
+        self.engine = f"{model} {seed}"
+        member = Member(engine=self.engine, role=Role.SCHEDULER, pid=os.getpid())
         self.client = Client(ClientTerms(socket=socket, member=member, register=register)).start()
         assert self.client.wait_until_served(30), self.client.fault
         self._random = Random(seed)

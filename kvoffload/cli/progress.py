@@ -1,0 +1,25 @@
+"""The bar of whatever takes more than two seconds: on stderr, and on terminals alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Tell = Callable[[str, int], None]
+"""What is done now, and how many steps ended since the last time."""
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Tell]:
+    """Gone at the end of the block."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=steps)
+
+        def tell(doing: str, ended: int = 0) -> None:
+            bar.update(task, description=doing, advance=ended)
+
+        yield tell

@@ -1,0 +1,127 @@
+"""Every `kvoffload` command of the documents is run: places and names that stand for the reader's are the test's."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.client.inspector import Inspector
+from kvoffload.key_files import read_public_key, write_new_pair
+from tests.house.test_commands_in_docs import COMMANDS, WITHOUT_VALUE
+from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.tiers.valkey_server import free_port
+from tests.unit.web.prompt_load import PromptLoad
+
+GOES_ON = ("serve", "top", "web")
+DEPENDS = {("doctor",): {0, 1}, ("bench", "copy"): {0, 1}}
+"""Exit codes of what depends on the machine."""
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+
+
+OWN = ("server=own", "memory=64MiB", "segment_size=64MiB")
+TRACE = [{"timestamp": at, "input_length": 1024, "output_length": 1, "hash_ids": [at % 7, 8]} for at in range(50)]
+
+
+class Reader:
+    """Whoever types the commands, beside a server at which an engine works."""
+
+    def __init__(self, socket: Path, load: PromptLoad) -> None:
+        rows, _ = Inspector(load.client).find_blocks()
+        self._words = {
+            "server=/run/kvoffload.sock": f"server={socket}",
+            "http=tcp://127.0.0.1:9470": "http=tcp://127.0.0.1:0",
+            "ENGINE": load.engine,
+            "3f9a": rows[0]["hash"][:4],
+            "3f9a04c1": rows[0]["hash"],
+        }
+
+    def adapt(self, line: str) -> list[str]:
+        """The words of a command, with what is the reader's own put in."""
+        words = [word for word in shlex.split(line, comments=True)[1:] if word != WITHOUT_VALUE]
+        if words[0] != "serve":
+            return [self._words.get(word, word) for word in words]
+        # A server of its own, of a size that any machine has.
+        adapted, rest = [], iter(words)
+        for word in rest:
+            value = next(rest) if word == "--set" else ""
+            if value.startswith("listen="):
+                value = f"listen=tcp://127.0.0.1:{free_port()}"
+            if not value.startswith(("server=", "memory=")):
+                adapted += [word, value] if value else [word]
+        return [*adapted, *(part for one in OWN for part in ("--set", one))]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    folder = tmp_path_factory.mktemp("reader")
+    with serving(folder / "s") as server:
+        await_that(lambda: server.has_memory)
+        load = PromptLoad(folder / "s")
+        load.turn()
+        assert load.client.stats().readable
+        yield Reader(folder / "s", load)
+        load.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """With what a reader has: a model, a trace, keys, a configuration."""
+    (tmp_path / "MODEL").mkdir()
+    (tmp_path / "MODEL/config.json").write_text(json.dumps(MODEL))
+    for name in ("FILE", "trace.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in TRACE))
+    keys = {name: read_public_key(write_new_pair(tmp_path / name)[1]) for name in ("server", "dashboard")}
+    (tmp_path / "server.toml").write_text(f'[[clients]]\nname = "dashboard"\nkey = "{keys["dashboard"]}"\n')
+    return tmp_path
+
+
+def run_until_told(command: list[str], folder: Path) -> None:
+    """Something that goes on, until it has said something; Ctrl-C ends it well."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, fault = process.communicate(timeout=60)
+            assert (bool(said.strip()), process.returncode) == (True, 0), (said, fault)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "line", [line for _, line in COMMANDS], ids=[f"{file.name}: {line[:60]}" for file, line in COMMANDS]
+)
+def test_it_runs(reader: Reader, desk: Path, line: str) -> None:
+    words = reader.adapt(line)
+    if words[:2] == ["keys", "new"] or "--record" in words:
+        # What it makes is not there yet.
+        name = words[-1] if words[0] == "keys" else words[words.index("--record") + 1]
+        for file in desk.glob(f"{Path(name).stem}*"):
+            file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "kvoffload", *words]
+    if words[0] in GOES_ON:
+        run_until_told(command, desk)
+        return
+    done = subprocess.run(command, cwd=desk, capture_output=True, text=True, check=False, timeout=300)
+    wanted = DEPENDS.get(tuple(words[:2]), DEPENDS.get(tuple(words[:1]), {0}))
+    assert done.returncode in wanted, done.stdout + done.stderr
+    assert done.stdout or len(done.stderr.splitlines()) == 1, "what cannot be done here is said in a line"

@@ -1,0 +1,52 @@
+"""A bar is for terminals: whoever reads a pipe gets nothing of it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from kvoffload.cli.progress import progress
+
+SHOWN = """
+import time
+from kvoffload.cli.progress import progress
+with progress(2) as tell:
+    tell("half of it", 1)
+    time.sleep(0.5)
+"""
+
+
+def test_nothing_is_written_to_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(2) as tell:
+        tell("half of it", 1)
+        tell("all of it", 1)
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_terminal_shows_how_far_it_is() -> None:
+    end, own = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOWN],
+        stdin=own,
+        stdout=own,
+        stderr=own,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:
+        os.close(own)
+        shown = b""
+        while True:
+            try:
+                came = os.read(end, 65536)
+            except OSError:  # its other end is closed
+                break
+            if not came:
+                break
+            shown += came
+        assert process.wait(60) == 0
+    os.close(end)
+    assert b"1/2" in shown
+    assert b"half of it" in shown
