@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvoffload.top.samples import Sample
 
 ANSWER_S = 5.0
+LOOK_S = 0.1
 UNREACHABLE = 1
 
 
@@ -72,7 +73,11 @@ def look_once(client: Client, where: str, *, as_json: bool) -> None:
     from kvoffload.top.samples import as_row, compare
     from kvoffload.top.screen import draw
 
-    sample = take_sample(client)
+    sample, end_s = take_sample(client), time.monotonic() + ANSWER_S
+    while sample.stats is None and client.wait_until_served(0) and time.monotonic() < end_s:
+        # A server that has just started takes its memory.
+        time.sleep(LOOK_S)
+        sample = take_sample(client)
     view = compare(None, sample)
     if as_json:
         typer.echo(json.dumps(as_row(sample, view)))

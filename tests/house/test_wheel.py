@@ -1,56 +1,82 @@
-"""One wheel imports everywhere: built without nvcc it works without that copy path, and it links nothing of CUDA."""
+"""One wheel imports everywhere: of the sdist, built without nvcc it works without that copy path, and links no CUDA."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
 
 from tests.house.tree import ROOT
 
+SDIST = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
 SCRIPT = """
-import sys, kvoffload, kvoffload.native as native
-assert kvoffload.__file__.startswith(sys.argv[1]), kvoffload.__file__
-seen = native.capabilities()
-print(seen.kernel_archs, native.sha256(b"").hex(), "torch" in sys.modules)
+import importlib.util, sys
+import kvoffload, kvoffload.native as native
+assert kvoffload.__file__.startswith(sys.prefix), kvoffload.__file__
+print(native.capabilities().kernel_archs, native.sha256(b"").hex(), importlib.util.find_spec("torch"))
 """
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as installed from a wheel that was built where nvcc is not to be used."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation"]
-    command += ["--no-deps", "--no-index", "--config-settings=cmake.define.KVOFFLOAD_CUDA=OFF"]
-    command += [f"--config-settings=build-dir={folder / 'build'}", "--target", str(folder / "site"), str(ROOT)]
+def run(*command: object, cwd: Path) -> str:
+    """What it prints."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path})
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "site"
-
-
-def test_it_imports_and_works_without_kernels(site: Path) -> None:
-    # Without site, so that the tree's own editable install stays out of it.
-    python_path = os.pathsep.join([str(site), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-    command = [sys.executable, "-S", "-P", "-c", SCRIPT, str(site)]
+    words = [str(word) for word in command]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={"PYTHONPATH": python_path}, cwd=site
+        words, cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path, "PYTHONPATH": ""}
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[0] == f"() {EMPTY_SHA256} False"
+    assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-4000:])
+    return done.stdout
 
 
-def test_it_links_neither_cuda_nor_torch_nor_liburing(site: Path) -> None:
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with nothing but the wheel and what it depends on."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(sys.executable, "-c", SDIST, folder, cwd=ROOT)
+    (sdist,) = folder.glob("kvoffload-*.tar.gz")
+    build = ["wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder]
+    run(*pip, *build, "--config-settings=cmake.define.KVOFFLOAD_CUDA=OFF", sdist, cwd=folder)
+    (wheel,) = folder.glob("kvoffload-*.whl")
+    venv.create(folder / "clean", with_pip=False)
+    run(*pip, "--python", folder / "clean/bin/python", "install", "--quiet", wheel, cwd=folder)
+    return folder / "clean"
+
+
+def test_it_imports_and_works_without_kernels_and_without_torch(clean: Path) -> None:
+    assert run(clean / "bin/python", "-c", SCRIPT, cwd=clean) == f"() {EMPTY_SHA256} None\n"
+
+
+def test_a_server_of_the_wheel_is_served_and_looked_at(clean: Path) -> None:
+    command, socket = clean / "bin/kvoffload", f"server={clean / 's'}"
+    words = [command, "serve", "--set", socket, "--set", "memory=64MiB", "--set", "segment_size=64MiB"]
+    with subprocess.Popen(words, cwd=clean, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("kvoffload serves 64MiB")
+            row = json.loads(run(command, "top", "--once", "--json", "--set", socket, cwd=clean))
+            assert row["memory"]["capacity_bytes"] == 64 << 20
+            [observer] = run(command, "inspect", "sessions", "--json", "--set", socket, cwd=clean).splitlines()
+            assert json.loads(observer)["role"] == "observer"
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+
+
+def test_it_links_neither_cuda_nor_torch_nor_liburing(clean: Path) -> None:
     if shutil.which("readelf") is None:
         pytest.skip("readelf (binutils) is not installed")
-    (extension,) = (site / "kvoffload").glob("_native*.so")
-    listed = subprocess.run(["readelf", "-d", str(extension)], capture_output=True, text=True, check=True).stdout
+    (extension,) = clean.glob("lib/python*/site-packages/kvoffload/_native*.so")
+    listed = run("readelf", "-d", extension, cwd=clean)
     needed = [line.rpartition("[")[2].rstrip("]") for line in listed.splitlines() if "(NEEDED)" in line]
     assert needed
     assert [
@@ -58,6 +84,6 @@ def test_it_links_neither_cuda_nor_torch_nor_liburing(site: Path) -> None:
     ] == []
 
 
-def test_the_installed_entry_point_is_declared(site: Path) -> None:
-    (info,) = site.glob("kvoffload-*.dist-info")
+def test_the_installed_entry_point_is_declared(clean: Path) -> None:
+    (info,) = clean.glob("lib/python*/site-packages/kvoffload-*.dist-info")
     assert "kvoffload = kvoffload.connector.plugin:register" in (info / "entry_points.txt").read_text()

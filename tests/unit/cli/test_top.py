@@ -25,8 +25,7 @@ WAIT_S = 60.0
 
 
 def test_once_as_json_and_as_text(tmp_path: Path) -> None:
-    with serving(tmp_path / "s") as server:
-        await_that(lambda: server.has_memory)
+    with serving(tmp_path / "s"):
         done = run("top", "--once", "--json", "--set", f"server={tmp_path / 's'}")
         assert done.returncode == 0, done.stderr
         [row] = [json.loads(line) for line in done.stdout.splitlines()]
