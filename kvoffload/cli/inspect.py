@@ -30,7 +30,7 @@ TokenOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
-@inspect_app.command()
+@inspect_app.command(short_help="Who is joined: engines, their processes, observers.")
 def sessions(
     file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
 ) -> None:
@@ -39,7 +39,7 @@ def sessions(
         _show(inspector.list_sessions(), as_json=as_json, nothing="nobody is joined")
 
 
-@inspect_app.command()
+@inspect_app.command(short_help="Whose blocks there are, and their geometry.")
 def identities(
     file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
 ) -> None:
@@ -53,7 +53,7 @@ def identities(
         typer.echo(draw_identity(row))
 
 
-@inspect_app.command()
+@inspect_app.command(short_help="What a worker registered, byte by byte.")
 def report(
     engine: Annotated[str, typer.Argument(help="An engine of `sessions`; may be left out if there is one.")] = "",
     rank: Annotated[int, typer.Option("--rank", help="Of its workers.", min=0)] = 0,
@@ -67,7 +67,7 @@ def report(
     typer.echo(text)
 
 
-@inspect_app.command()
+@inspect_app.command(short_help="Blocks in memory, by the beginning of their hashes.")
 def blocks(
     prefix: Annotated[str, typer.Argument(help="What their hashes begin with, in hexadecimal digits.")] = "",
     count: Annotated[int, typer.Option("--count", help="Blocks to show.", min=1, max=65_536)] = 20,
@@ -88,7 +88,7 @@ def blocks(
         raise typer.Exit(MISSING)
 
 
-@inspect_app.command()
+@inspect_app.command(short_help="Where one block is, and what became of it.")
 def block(
     name: Annotated[str, typer.Argument(metavar="HASH", help="Its hash, or as much of it as no other begins with.")],
     file: ConfigOption = None,

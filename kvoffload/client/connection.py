@@ -27,6 +27,7 @@ from kvoffload.protocol import Bye, ClearedBlocks, Counts, Done, Draining, Error
 from kvoffload.protocol.message import Event, Reply, Request
 from kvoffload.protocol.shape import name_of
 
+_IS_IT_THERE = "see whether the cache server runs"
 _AS_OPERATOR = "ask as the server's user, or with its operator's token"
 PARTING_S = 0.2
 """How long an end waits at most for the server to have had all that was sent."""
@@ -128,31 +129,31 @@ class Connection:
     def _read_stats(self, answer: ServerMessage | None) -> CacheStats:
         counts = read_counts(answer)
         if isinstance(counts, str):
-            raise ServerError(f"counts: {counts}", remedy="see whether the cache server runs")
+            raise ServerError(f"counts: {counts}", remedy=_IS_IT_THERE)
         return counts
 
     def _read_draining(self, answer: ServerMessage | None) -> Draining:
         if not isinstance(answer, Draining):
-            raise ServerError(f"drain: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
+            raise ServerError(f"drain: {_describe_fault(answer)}", remedy=_choose_remedy(answer))
         return answer
 
     def _read_insight(self, answer: ServerMessage | None) -> ServerInsight:
         if not isinstance(answer, Insight):
-            raise ServerError(f"insight: {_describe_fault(answer)}", remedy="see whether the cache server runs")
+            raise ServerError(f"insight: {_describe_fault(answer)}", remedy=_IS_IT_THERE)
         return read_insight(answer)
 
     def _read_cleared(self, answer: ServerMessage | None) -> int:
         if not isinstance(answer, ClearedBlocks):
-            raise ServerError(f"clear: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
+            raise ServerError(f"clear: {_describe_fault(answer)}", remedy=_choose_remedy(answer))
         return answer.blocks
 
     def _read_quota(self, answer: ServerMessage | None) -> None:
         if not isinstance(answer, Done):
-            raise ServerError(f"quota: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
+            raise ServerError(f"quota: {_describe_fault(answer)}", remedy=_choose_remedy(answer))
 
     def _read_found(self, message: Request, answer: ServerMessage | None) -> Reply:
         if not isinstance(answer, Reply) or isinstance(answer, Error):
-            raise ServerError(f"{name_of(type(message))}: {_describe_fault(answer)}", remedy=_AS_OPERATOR)
+            raise ServerError(f"{name_of(type(message))}: {_describe_fault(answer)}", remedy=_choose_remedy(answer))
         return answer
 
     def _end(self) -> None:
@@ -198,6 +199,11 @@ def read_counts(answer: ServerMessage | None) -> CacheStats | str:
         traffic = {one.tier: {k: v for k, v in vars(one).items() if isinstance(v, int)} for one in answer.traffic}
         return CacheStats(tenants=tenants, places=places, traffic=traffic, **counts)
     return _describe_fault(answer)
+
+
+def _choose_remedy(answer: ServerMessage | None) -> str:
+    """Of what an operator has asked for."""
+    return _AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE
 
 
 def _describe_fault(answer: ServerMessage | None) -> str:

@@ -138,12 +138,15 @@ _PROMPTS = PanelRow(
         ),
         Panel(
             title="Blocks that were asked for",
-            help="As many as are different would have to be held to miss nothing that comes again.",
+            help="That engines did not have themselves.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_asked_blocks_total"), "asked for"),),
+        ),
+        Panel(
+            title="Different blocks",
+            help="Of those that were asked for; what memory would have to hold to miss nothing that comes again.",
             shown=Shown.COUNT,
-            queries=(
-                Query("kvoffload_asked_blocks_total", "asked for"),
-                Query("kvoffload_distinct_blocks", "different"),
-            ),
+            queries=(Query("kvoffload_distinct_blocks", "different"),),
         ),
         Panel(
             title="Computing that was saved",

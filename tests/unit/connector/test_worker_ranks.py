@@ -93,7 +93,9 @@ def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None
     register = make_register(b"e" * 32, groups, worker._terms.sharing)
     worker.submit(StepPlan(register=register))
     worker.submit(StepPlan(register=register))
-    assert worker.shared.registers == [register]
+    [told] = worker.shared.registers
+    assert replace(told, report=b"") == register
+    assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
     assert worker.take_results(is_idle=False)[2] == WorkerReport(places={0: (worker.shared.place,)})
     assert worker.take_results(is_idle=False)[2] == WorkerReport()
     for move in (Move(1, 1, 0), Move(0, 2, 1)):
@@ -130,7 +132,9 @@ def test_a_cache_that_cannot_be_joined_yet_is_joined_with_a_later_plan(
     assert worker.take_results(is_idle=False)[:2] == ({"a"}, {"a"})
     assert f"the cache cannot be joined: {fault}" in caplog.text
     worker.submit(StepPlan(register=register))
-    assert worker.shared.registers == [register]
+    [told] = worker.shared.registers
+    assert replace(told, report=b"") == register
+    assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
     worker.close()
 
 
