@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from kvoffload.errors import BenchmarkError
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "vllm_connectors.py"
 """It needs the models of the tests, and this package knows no engine: it is a process of its own."""
+END_S = 60.0
+"""For a process to end its engines and servers; longer than the slowest of them takes."""
 _KNOWN = ("name", "value", "unit", "limit", "ratio", "spread", "goal", "met")
 
 
@@ -43,13 +44,21 @@ class EngineBenchmark:
                         progress(" ".join(map(str, (result.name, *result.params.values()))))
                         yield result
                 except BaseException:
-                    # It ends its engines and servers itself.
-                    process.send_signal(signal.SIGINT)
+                    _end(process)
                     raise
             if process.returncode:
                 said.seek(0)
                 last = " ".join(said.read().strip().splitlines()[-1:])
                 raise BenchmarkError(f"{SCRIPT.name} ended with {process.returncode}: {last}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, since a shell's job in the background has SIGINT ignored; it ends its engines and servers itself."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def read_result(row: dict[str, Any]) -> Result:

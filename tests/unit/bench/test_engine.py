@@ -48,15 +48,30 @@ def test_lines_are_results(script: Path) -> None:
 
 def test_whoever_wants_no_more_ends_it(script: Path, tmp_path: Path) -> None:
     script.write_text(
-        "import pathlib, time\n"
-        f"print({json.dumps(RESULT.as_json())!r}, flush=True)\n"
-        "try:\n    time.sleep(600)\n"
-        f"except KeyboardInterrupt:\n    pathlib.Path({str(tmp_path / 'ended')!r}).touch()\n"
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
+        "try:\n"
+        f"    print({json.dumps(RESULT.as_json())!r}, flush=True)\n"
+        "    time.sleep(600)\n"
+        f"finally:\n    pathlib.Path({str(tmp_path / 'ended')!r}).touch()\n"
     )
     running = EngineBenchmark().run(lambda step: None)
     assert next(running) == RESULT
     running.close()  # type: ignore[attr-defined]
     assert (tmp_path / "ended").exists()
+
+
+def test_one_that_does_not_end_is_killed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "END_S", 0.1)
+    script.write_text(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"print({json.dumps(RESULT.as_json())!r}, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    running = EngineBenchmark().run(lambda step: None)
+    assert next(running) == RESULT
+    running.close()  # type: ignore[attr-defined]
 
 
 def test_what_went_wrong_is_a_line(script: Path) -> None:
