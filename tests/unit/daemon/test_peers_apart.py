@@ -34,7 +34,7 @@ Servers = tuple[SharedServer, SharedServer]
 
 @pytest.fixture
 def servers(tmp_path: Path, network: Network) -> Iterator[Servers]:
-    with fleet_of_two(tmp_path, network, memory="64MiB", remote_timeout="300ms", remote_connections="2") as made:
+    with fleet_of_two(tmp_path, network, memory="64MiB", remote_timeout="3s", remote_connections="2") as made:
         yield made
 
 
@@ -57,8 +57,8 @@ async def await_stats(client: AsyncClient, state: str, *, written: int = 0) -> C
         await asyncio.sleep(0.02)
 
 
-async def save_on(server: SharedServer) -> int:
-    """How many blocks went to the other one."""
+async def save_on(server: SharedServer, *, is_lossless: bool = True) -> None:
+    """What lives with the other one has gone there."""
     async with client_of(server) as client:
         assert await client.wait_until_served(WAIT_S)
         await await_stats(client, "ready")
@@ -68,13 +68,14 @@ async def save_on(server: SharedServer) -> int:
         while (stats := await client.stats()).traffic["peer"]["waiting_bytes"]:
             assert asyncio.get_running_loop().time() < end_s
             await asyncio.sleep(0.02)
-        return stats.traffic["peer"]["written"]
+        traffic = stats.traffic["peer"]
+        assert not is_lossless or (traffic["written"] > 0 and not traffic["failed"]), traffic
 
 
 async def test_a_slow_network_that_loses_packets_brings_the_right_bytes(servers: Servers, network: Network) -> None:
     network.wire.delay_s, network.wire.loss = 0.003, 0.03
     one, other = servers
-    await save_on(one)
+    await save_on(one, is_lossless=False)
     async with client_of(other) as client:
         assert await client.wait_until_served(WAIT_S)
         await await_stats(client, "ready")
@@ -88,7 +89,7 @@ async def test_a_slow_network_that_loses_packets_brings_the_right_bytes(servers:
 
 async def test_a_peer_that_is_cut_off_is_a_miss_and_comes_back(servers: Servers, network: Network) -> None:
     one, other = servers
-    assert await save_on(one) > 0
+    await save_on(one)
     async with client_of(other) as client:
         assert await client.wait_until_served(WAIT_S)
         await await_stats(client, "ready")
@@ -107,7 +108,7 @@ async def test_a_peer_that_is_cut_off_is_a_miss_and_comes_back(servers: Servers,
 @pytest.mark.parametrize("how", ["kill", "stop"])
 async def test_a_peer_that_is_killed_or_stopped_is_a_miss(servers: Servers, how: str) -> None:
     one, other = servers
-    assert await save_on(one) > 0
+    await save_on(one)
     async with client_of(other) as client:
         assert await client.wait_until_served(WAIT_S)
         await await_stats(client, "ready")

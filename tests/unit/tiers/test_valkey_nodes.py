@@ -63,7 +63,7 @@ def test_a_replica_takes_over(tmp_path: Path, named: int) -> None:
     """Also where the node that is gone is the one that users name."""
     with serve_cluster(tmp_path, replicas=1) as servers:
         primary, replica = servers[0], servers[3]
-        tier = make_tier(terms_of(servers[named], call_timeout_s=0.5))
+        tier = make_tier(terms_of(servers[named]))
         written = Records(0, 40, 1000, filled=True)
         assert put(tier, written).count(RecordOutcome.WRITTEN) == 40
         held = ask(primary, "dbsize")

@@ -161,7 +161,7 @@ def make_tier(terms: ValkeyTerms) -> RemoteTier:
 
 def terms_of(server: Server, *, user: str = "", has_tls: bool = False, **changes: object) -> ValkeyTerms:
     address = ValkeyAddress(host="127.0.0.1", port=server.port, user=user, has_tls=has_tls)
-    return ValkeyTerms(address=address, **changes)  # type: ignore[arg-type]
+    return ValkeyTerms(address=address, **{"call_timeout_s": WAIT_S} | changes)  # type: ignore[arg-type]
 
 
 def await_state(tier: RemoteTier, state: TierState) -> None:
