@@ -78,6 +78,10 @@ class ExpressChannels:
         """By call: counts by bucket, and all nanoseconds."""
         return self._server.call_times()
 
+    def refusals(self) -> dict[int, int]:
+        """How many calls got an error for an answer, by its code."""
+        return self._server.refusals()
+
     def start_drain(self) -> None:
         """Nothing new is taken; what is held is taken back."""
         self._server.start_drain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -35,8 +36,17 @@ from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
 
 logger = logging.getLogger(__name__)
 
-CallTimes = Mapping[str, tuple[Sequence[int], int]]
-"""By call: counts by bucket, and all nanoseconds."""
+
+class ExpressCounts(Protocol):
+    """What is known of calls that native threads serve, beside the core."""
+
+    def call_times(self) -> Mapping[str, tuple[Sequence[int], int]]:
+        """By call: counts by bucket, and all nanoseconds."""
+        ...
+
+    def refusals(self) -> Mapping[int, int]:
+        """How many calls got an error for an answer, by its code."""
+        ...
 
 
 class InsightDesk:
@@ -47,12 +57,12 @@ class InsightDesk:
         domains: Mapping[str, Domain],
         *,
         clear: Callable[[str, int], int],
-        call_times: Callable[[], CallTimes],
+        express: ExpressCounts | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
         """`clear` forgets the blocks of a namespace of a domain. `on_prompt` hears of all that engines ask for."""
         self._clear = clear
-        self._call_times = call_times
+        self._express = express
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
         self._errors: Counter[ErrorCode] = Counter()
         self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], ServerMessage]] = (
@@ -100,7 +110,7 @@ class InsightDesk:
         counts = ledger.counts
         return Insight(
             outcomes=_name(ledger.tokens),
-            errors=_name({code.name.lower(): count for code, count in self._errors.items()}),
+            errors=_name(self._count_errors()),
             timings=tuple(self._describe_times(domain)),
             asked_blocks=counts.asked_blocks,
             distinct_blocks=counts.distinct_blocks,
@@ -109,9 +119,14 @@ class InsightDesk:
             speeds=tuple(_describe_speeds(domain)),
         )
 
+    def _count_errors(self) -> dict[str, int]:
+        refused = {} if self._express is None else self._express.refusals()
+        counts = self._errors + Counter({ErrorCode(code): count for code, count in refused.items()})
+        return {code.name.lower(): count for code, count in counts.items()}
+
     def _describe_times(self, domain: Domain) -> Iterator[Timing]:
         assert domain.cache is not None
-        for call, (buckets, sum_ns) in self._call_times().items():
+        for call, (buckets, sum_ns) in ({} if self._express is None else self._express.call_times()).items():
             yield _time("call", call, buckets, sum_ns)
         residence = domain.cache.stats.residence
         yield _time("residence", "", residence.counts, residence.sum_s * 1_000_000_000)

@@ -150,7 +150,7 @@ class CacheServer:
             on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
             tiers=tiers,
             links=self._peers,
-            call_times=self._express.call_times,
+            express=self._express,
             on_prompt=plan.on_prompt,
         )
         for socket in self._channels.sockets:

@@ -15,7 +15,7 @@ from kvoffload.daemon.domain import Domain, DomainTerms
 from kvoffload.daemon.drain import DrainState, check_operator
 from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.fault_log import FaultLog
-from kvoffload.daemon.insight_desk import CallTimes, InsightDesk
+from kvoffload.daemon.insight_desk import ExpressCounts, InsightDesk
 from kvoffload.daemon.peer_office import LinkOffice, peer_calls
 from kvoffload.daemon.prompt_ledger import OnPrompt
 from kvoffload.daemon.refusal import refuse
@@ -90,7 +90,7 @@ class ServerCore:
         on_heard: Callable[[bool], None] = lambda _: None,
         tiers: Mapping[str, TierChain] = MappingProxyType({}),
         links: LinkOffice | None = None,
-        call_times: Callable[[], CallTimes] = dict,
+        express: ExpressCounts | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
         """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
@@ -111,7 +111,7 @@ class ServerCore:
         self._faults = FaultLog()
         self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
         self._blocks = BlockDesk(self.tell_stored, self._tiers.forget)
-        self._insight = InsightDesk(self._domains, clear=self.clear, call_times=call_times, on_prompt=on_prompt)
+        self._insight = InsightDesk(self._domains, clear=self.clear, express=express, on_prompt=on_prompt)
         self._survey = SurveyDesk(self._sessions, self._tiers)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
@@ -170,6 +170,7 @@ class ServerCore:
         found = self._faults.serve(message, greet, lifeline, message, peer, pidfd)
         if isinstance(found, Error):
             refusal = self._refuse_draining(message) if found.code is ErrorCode.DRAINING else found
+            self._insight.note_answer(refusal)
             return [ToLifeline(lifeline, refusal, call.number)]
         session, is_reopened = found
         protocol = min(session.domain.handshake.protocol_max, message.protocol_max)
@@ -210,15 +211,14 @@ class ServerCore:
             return []
         behind: list[Sendable] = []
         answer = self._faults.serve(call.message, self._serve, connection, call, now_ns, uid, behind)
-        self._insight.note_answer(answer)
         if callable(answer):
             return [Later(connection, call.message, call.number, answer), *behind]
-        return behind if answer is None else [ToConnection(connection, answer, call.number), *behind]
+        return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
 
     def finish(self, later: Later, find: Callable[[], ServerMessage]) -> list[Sendable]:
         """What `later` was to find is found: `find` returns or raises it."""
         answer = self._faults.serve(later.request, find)
-        return [ToConnection(later.connection, answer, later.number)]
+        return [self._answer(later.connection, answer, later.number)]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
         """A message came in over TCP, on a connection whose key nobody on the Unix socket can have. Its session is the
@@ -228,11 +228,11 @@ class ServerCore:
         session = self._sessions.hear_guest(connection)
         if call.session or (session is None and not isinstance(message, Hello | Bye)):
             line = "the session over TCP is 0, and begins with hello"
-            return [ToConnection(connection, refuse(message, ErrorCode.NO_SESSION, line), call.number)]
+            return [self._answer(connection, refuse(message, ErrorCode.NO_SESSION, line), call.number)]
         if session is None and isinstance(message, Hello):
             session = self._sessions.open_guest(connection, guest)
             if session is None:
-                return [ToConnection(connection, refuse(message, ErrorCode.BUSY, "too many sessions"), call.number)]
+                return [self._answer(connection, refuse(message, ErrorCode.BUSY, "too many sessions"), call.number)]
         number = 0 if session is None else session.number
         sent = self.handle(connection, call._replace(session=number, expires_ns=0), now_ns)
         if self._sessions.find_connection(connection) is None:
@@ -248,16 +248,16 @@ class ServerCore:
             arrival = known.one_way.accept(fault.number)
             if arrival is not Arrival.IN_ORDER:
                 answer = self._reset(known, arrival, fault.op, behind)
-        return [ToConnection(connection, answer, fault.number), *behind]
+        return [self._answer(connection, answer, fault.number), *behind]
 
     def overflow(self, connection: bytes, call: Call) -> list[Sendable]:
         """There was no room for this message of a connection; a lost one-way message ends its session's connection."""
         known = self._sessions.find_connection(connection)
         if not isinstance(call.message, OneWay) or known is None:
-            return [ToConnection(connection, refuse(call.message, ErrorCode.BUSY, "too many at once"), call.number)]
+            return [self._answer(connection, refuse(call.message, ErrorCode.BUSY, "too many at once"), call.number)]
         behind: list[Sendable] = []
         answer = self._reset(known, known.one_way.overflow(), call.message.op, behind)
-        return [ToConnection(connection, answer, call.number), *behind]
+        return [self._answer(connection, answer, call.number), *behind]
 
     def tick(self) -> None:
         """To be called now and then, and when a process has exited: takes back what ended sessions held, and finds what
@@ -372,6 +372,10 @@ class ServerCore:
         behind += [ToLifeline(lifeline, told) for lifeline in connection.session.processes]
         self._sessions.quarantine(connection.session)
         return Error(code=ErrorCode.OUT_OF_ORDER, message=line, about_op=op)
+
+    def _answer(self, connection: bytes, answer: ServerMessage, number: int) -> ToConnection:
+        self._insight.note_answer(answer)
+        return ToConnection(connection, answer, number)
 
     def _register(self, connection: Connection, message: Register) -> ServerMessage:
         self._survey.keep_report(connection.session, message)

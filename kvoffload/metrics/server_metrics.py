@@ -24,7 +24,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_answered_errors_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Errors that were answered on the control channel.",
+        help="Errors that were answered: to greetings, to calls, and to calls on express channels.",
         labels={"code": "an error code of docs/protocol.md"},
         source=Source.SERVER,
     ),

@@ -149,6 +149,9 @@ TEST(a_wrong_call_is_answered_and_ends_its_channel) {
         CHECK_EQUAL(next_answer(peer).op, std::uint64_t{express::kError});
         CHECK(!peer.read_frame());
     }
+    CHECK_EQUAL(scene.server.refusals().of(express::kNoSession), 1u);
+    CHECK_EQUAL(scene.server.refusals().of(express::kOutOfOrder), 1u);
+    CHECK_EQUAL(scene.server.refusals().of(express::kMalformed), 3u);
     // A frame beyond the limit is not even read.
     Peer peer = scene.open();
     const auto size = static_cast<std::uint32_t>(scene.terms.frame_bytes + 1);

@@ -45,6 +45,16 @@ nb::dict call_times(const ExpressServer& server) {
     return told;
 }
 
+nb::dict refusals(const ExpressServer& server) {
+    nb::dict told;
+    for (std::uint64_t code = 0; code < RefusalCounts::kCodes; ++code) {
+        if (const std::uint64_t count = server.refusals().of(code); count != 0) {
+            told[nb::int_(code)] = count;
+        }
+    }
+    return told;
+}
+
 }  // namespace
 
 void bind_express(nb::module_& module) {
@@ -83,6 +93,7 @@ void bind_express(nb::module_& module) {
             "take_stored", &take_stored,
             "Owner, group, hashes, parents of each batch and whether it is to be forgotten; how many blocks were lost.")
         .def("call_times", &call_times, "By call: counts by bucket, the last of longer ones, and all nanoseconds.")
+        .def("refusals", &refusals, "How many calls got an error for an answer, by its code.")
         .def("end", &ExpressServer::end)
         .def("tick", &ExpressServer::tick)
         .def("start_drain", &ExpressServer::start_drain)

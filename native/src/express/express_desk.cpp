@@ -23,6 +23,7 @@ ExpressDesk::ExpressDesk(std::shared_ptr<CacheCore> core, const ExpressRights& r
 bool ExpressDesk::serve(std::span<const std::uint8_t> frame, std::uint64_t now_ns, std::string& out) {
     Call call;
     last_op_ = 0;
+    last_refusal_ = 0;
     try {
         PlainReader reader(frame);
         const std::size_t items = reader.array(frames::kArrayItems);
@@ -126,7 +127,8 @@ void ExpressDesk::check_draining() const {
     }
 }
 
-void ExpressDesk::write_error(const Call& call, const Refusal& refusal, std::string& out) const {
+void ExpressDesk::write_error(const Call& call, const Refusal& refusal, std::string& out) {
+    last_refusal_ = refusal.code;
     express::write_frame(out, 8, [&](PlainWriter& writer) {
         writer.whole(express::kError);
         writer.whole(call.number);

@@ -51,6 +51,9 @@ public:
     // Of the call that was served last; 0: it was none.
     std::uint64_t last_op() const { return last_op_; }
 
+    // Why that call was refused, an error's code; 0: it was not.
+    std::uint64_t last_refusal() const { return last_refusal_; }
+
     // What was put into `out` is with the process, as far as is known here. Else leases and slots are given back.
     void settle(bool is_sent);
 
@@ -83,7 +86,7 @@ private:
                         Ask ask);
     template <typename Ask>
     void add_digests(Acquired& found, std::uint32_t shard, Ask ask);
-    void write_error(const Call& call, const express::Refusal& refusal, std::string& out) const;
+    void write_error(const Call& call, const express::Refusal& refusal, std::string& out);
 
     const std::shared_ptr<CacheCore> core_;
     const ExpressRights rights_;
@@ -92,6 +95,7 @@ private:
     StoredLog& log_;
     std::uint64_t next_one_way_ = 1;
     std::uint64_t last_op_ = 0;
+    std::uint64_t last_refusal_ = 0;
     std::vector<LeaseId> unsettled_leases_;
     std::vector<Ticket> unsettled_tickets_;
 };

@@ -69,7 +69,7 @@ std::uint64_t ExpressServer::open(FileDescriptor end, std::shared_ptr<CacheCore>
     }
     setsockopt(end.number(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
     Channel& channel =
-        channels_.emplace_back(std::move(end), std::move(core), rights, terms_, is_draining_, log_, times_);
+        channels_.emplace_back(std::move(end), std::move(core), rights, terms_, is_draining_, log_, times_, refusals_);
     channel.number = ++last_;
     try {
         const WithoutSignals blocked;
@@ -173,6 +173,9 @@ void ExpressServer::serve(Channel& channel) {
             const std::uint64_t begun_ns = now_ns();
             const bool is_served = channel.desk.serve(frame, begun_ns, out);
             channel.times.add(channel.desk.last_op(), now_ns() - begun_ns);
+            if (const std::uint64_t code = channel.desk.last_refusal(); code != 0) {
+                channel.refusals.add(code);
+            }
             // An answer does not wait for what came behind its call.
             return is_served && (out.empty() || flush());
         });

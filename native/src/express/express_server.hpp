@@ -12,6 +12,7 @@
 #include "cache/cache_core.hpp"
 #include "express/call_times.hpp"
 #include "express/express_desk.hpp"
+#include "express/refusal_counts.hpp"
 #include "shim/file_descriptor.hpp"
 
 namespace kvo {
@@ -35,6 +36,7 @@ public:
 
     StoredLog& log() { return log_; }
     const CallTimes& times() const { return times_; }
+    const RefusalCounts& refusals() const { return refusals_; }
 
     // Nothing new is taken; releases are still served.
     void start_drain() { is_draining_.store(true, std::memory_order_relaxed); }
@@ -48,15 +50,18 @@ public:
 private:
     struct Channel {
         Channel(FileDescriptor opened, std::shared_ptr<CacheCore> core, const ExpressRights& rights,
-                const ExpressTerms& terms, const std::atomic<bool>& is_draining, StoredLog& log, CallTimes& call_times)
+                const ExpressTerms& terms, const std::atomic<bool>& is_draining, StoredLog& log, CallTimes& call_times,
+                RefusalCounts& refusal_counts)
             : end(std::move(opened)),
               frame_bytes(terms.frame_bytes),
               times(call_times),
+              refusals(refusal_counts),
               desk(std::move(core), rights, terms, is_draining, log) {}
 
         FileDescriptor end;
         const std::size_t frame_bytes;
         CallTimes& times;
+        RefusalCounts& refusals;
         ExpressDesk desk;
         std::uint64_t number = 0;
         std::atomic<bool> is_ended = false;  // nothing more is begun
@@ -74,6 +79,7 @@ private:
     std::atomic<bool> is_draining_ = false;
     StoredLog log_;
     CallTimes times_;
+    RefusalCounts refusals_;
     std::mutex mutex_;  // guards what follows
     std::list<Channel> channels_;
     std::uint64_t last_ = 0;

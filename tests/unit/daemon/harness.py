@@ -32,6 +32,7 @@ from kvoffload.daemon import (
     ToConnection,
     ToLifeline,
 )
+from kvoffload.daemon.insight_desk import ExpressCounts
 from kvoffload.daemon.peer_office import LinkOffice
 from kvoffload.daemon.tier_traffic import TierTraffic
 from kvoffload.daemon.to_send import OpenExpress, Sendable
@@ -164,12 +165,13 @@ class Server:
         limits: ServerLimits | None = None,
         tiers: Mapping[str, TierTraffic] | None = None,
         links: LinkOffice | None = None,
+        express: ExpressCounts | None = None,
     ) -> None:
         terms = terms or core_terms()
         if limits is not None:
             terms = replace(terms, limits=limits)
         self.terms = terms
-        self.core = ServerCore(terms, domains, draw=_draw(), tiers=tiers or {}, links=links)
+        self.core = ServerCore(terms, domains, draw=_draw(), tiers=tiers or {}, links=links, express=express)
         self.caches: dict[str, CacheWithoutProcesses] = {}
         self.told: dict[int, list[ServerMessage]] = {}
         """Events by lifeline."""

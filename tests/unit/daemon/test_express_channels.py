@@ -181,6 +181,7 @@ def test_once_drained_nothing_new_is_taken(served: Served) -> None:
         refused = peer.ask(message)
         assert isinstance(refused, Error)
         assert refused.code is ErrorCode.DRAINING
+    assert served.channels.refusals() == {ErrorCode.DRAINING: 3}
     peer.tell(Release(leases=np.array([hit.lease], "<u8").tobytes()))
     late = make_chain(2, 1)
     peer.tell(Publish(name_space=name_space, group=0, shard=0, tickets=granted.tickets, hashes=late, parents=bytes(32)))

@@ -23,13 +23,14 @@ from kvoffload.protocol import (
     Inspect,
     Invalidate,
     Miss,
+    ProtocolFault,
     Publish,
     Query,
     SetQuota,
     Stats,
 )
 from tests.unit.cache.cache_model import PLAIN, make_chain
-from tests.unit.daemon.harness import UID, Client, Server, core_terms
+from tests.unit.daemon.harness import UID, Client, Server, core_terms, numbers
 
 BLOCK = 16
 RECORD_BYTES = PLAIN.groups[0].record_bytes
@@ -151,13 +152,28 @@ def test_an_engine_that_says_nonsense_is_counted_within_bounds() -> None:
         assert {one.name: one.count for one in insight.outcomes} == {"hit_lower": 5, "hit_memory": 0, "never_seen": 0}
 
 
-def test_errors_are_counted_by_code() -> None:
-    with Server() as server:
+class Express:
+    """What native threads answered."""
+
+    def call_times(self) -> dict[str, tuple[tuple[int, ...], int]]:
+        return {"acquire": ((1, 2), 3)}
+
+    def refusals(self) -> dict[int, int]:
+        return {ErrorCode.NOT_FOUND: 2, ErrorCode.DRAINING: 1}
+
+
+def test_errors_are_counted_by_code_wherever_they_were_answered() -> None:
+    with Server(express=Express()) as server:
         engine = server.process().join(PLAIN)
         for _ in range(3):
             assert isinstance(engine.ask(Credits(name_space=99, group=0, count=1)), Error)
+        assert isinstance(server.process(domain="no such").greet(), Error)
+        assert server.core.handle_fault(b"who", ProtocolFault(code=ErrorCode.MALFORMED, message="nothing of ours"))
         insight = engine.ask(Inspect())
-        assert [(one.name, one.count) for one in insight.errors] == [("not_found", 3)]
+        errors = {one.name: one.count for one in insight.errors}
+        assert errors == {"not_found": 5, "draining": 1, "mismatch": 1, "malformed": 1}
+        (times,) = [one for one in insight.timings if one.name == "call"]
+        assert (times.label, numbers(times.counts).tolist(), times.sum_ns) == ("acquire", [1, 2], 3)
 
 
 @pytest.mark.parametrize("message", [Clear(), SetQuota(tenant="a", quota_bytes=1)], ids=["clear", "quota"])
