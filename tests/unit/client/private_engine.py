@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,6 +150,8 @@ def _lead(order: dict[str, object], say: int, ended: int) -> None:
         select.select([], [], [], float(str(order["delay_s"])))
         _work(Path(str(order["room"])), str(order["linger"]), say, ended)
         os._exit(0)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 
