@@ -105,6 +105,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._cache_hit_source = source
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures)
+            vllm_compat.on_sigterm(self._scheduler.begin_ending)
         else:
             self._worker = WorkerSide(start.worker_terms(), start.open_for_worker)
 
