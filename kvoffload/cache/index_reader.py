@@ -34,6 +34,11 @@ class IndexReader:
         return self._reader.version()
 
     @property
+    def ready_bytes(self) -> int:
+        """Of the segments, from the first one's beginning: what has its memory. It never becomes less."""
+        return self._reader.ready_bytes()
+
+    @property
     def boot_id(self) -> int:
         """Of the process that writes: another number is another process."""
         return self._reader.boot_id()

@@ -80,10 +80,10 @@ class BlockCalls:
         return 0 if self._mapped is None else self._mapped[0].held.memory_session
 
     def memory(self, memory_id: int) -> SegmentMap:
-        found = self._link.memories.find(memory_id)
-        if found is None:
-            raise ValueError(f"memory {memory_id} is not mapped here")
-        return cast(SharedMemory, found).segments
+        return self._find_memory(memory_id).segments
+
+    def ready_bytes(self, memory_id: int) -> int:
+        return self._find_memory(memory_id).index.ready_bytes
 
     def may_copy(self, held: Placed) -> bool:
         found = self._link.memories.find(held.memory_id)
@@ -382,6 +382,12 @@ class BlockCalls:
             digests = read_numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
             groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
         return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, lease, tuple(groups))
+
+    def _find_memory(self, memory_id: int) -> SharedMemory:
+        found = self._link.memories.find(memory_id)
+        if found is None:
+            raise ValueError(f"memory {memory_id} is not mapped here")
+        return cast(SharedMemory, found)
 
     def _check_group(self, group: int) -> None:
         if not 0 <= group < len(self._groups):
