@@ -168,6 +168,8 @@ class CacheStats:
     """Records whose bytes were not what their digest says."""
     moved_bytes: int
     lost_touches: int
+    ready_bytes: int = 0
+    """Of the capacity, what has its memory by now."""
     evicted_unused: int = 0
     """Of the evicted entries, those that nobody had loaded."""
     tenants: tuple[TenantUsage, ...]

@@ -34,6 +34,11 @@ class IndexReader:
         return self._reader.version()
 
     @property
+    def ready_bytes(self) -> int:
+        """Of the segments, from the first one's beginning: what has its memory. It never becomes less."""
+        return self._reader.ready_bytes()
+
+    @property
     def used_bytes(self) -> int:
         """Of the pool, in slots that are given away."""
         return self._reader.used_bytes()

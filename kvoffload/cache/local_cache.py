@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,7 +35,6 @@ from kvoffload.types import Fingerprint
 from kvoffload.units import format_size
 
 NO_LIMIT = 2**64 - 1
-_POLL_S = 0.05
 _OUTCOMES = {outcome.value: outcome for outcome in AcquireOutcome}
 
 
@@ -51,19 +49,19 @@ class LocalCache:
 
     def __init__(self, core: native.Cache) -> None:
         self._core = core
+        self._growth = native.PopulateProgress()
+        self._is_growth_stopped = False
         self._bases: Addresses | None = None
         self._segment_bytes = 0
 
     @classmethod
-    def create(cls, terms: CacheTerms, *, progress: Callable[[int, int], None] | None = None) -> Self:
-        """Takes all memory first, about half a second per GiB; `progress(done_bytes, total_bytes)` hears of it.
+    def begin(cls, terms: CacheTerms) -> Self:
+        """A cache with the memory of its first step, which takes a moment. The rest comes with `grow`.
 
-        CacheMemoryError: it cannot be had, with the bound that says so. An exception out of `progress` cancels.
+        CacheMemoryError: it cannot be had, with the bound that says so.
         """
-        counter = native.PopulateProgress()
-
-        def create() -> native.Cache:
-            return native.create_cache(
+        try:
+            core = native.create_cache(
                 pool_bytes=terms.memory_bytes,
                 segment_bytes=terms.segment_bytes,
                 extent_bytes=terms.extent_bytes,
@@ -73,23 +71,73 @@ class LocalCache:
                 huge_pages=terms.huge_pages,
                 threads=terms.threads,
                 keep_free_bytes=terms.keep_free_bytes,
-                progress=counter,
+                step_bytes=terms.step_bytes,
+                is_sparse=terms.is_sparse,
             )
-
-        try:
-            return cls(create() if progress is None else _watch(create, counter, terms.memory_bytes, progress))
         except RuntimeError as fault:
             raise CacheMemoryError(
                 f"{format_size(terms.memory_bytes)} for cached blocks cannot be had: {fault}",
                 remedy="set a smaller memory, or give this process more",
                 memory_bytes=terms.memory_bytes,
             ) from fault
+        return cls(core)
+
+    @classmethod
+    def create(cls, terms: CacheTerms, *, progress: Callable[[int, int], None] | None = None) -> Self:
+        """Takes all memory first, about half a second per GiB; `progress(ready_bytes, capacity_bytes)` hears of it.
+
+        CacheMemoryError: it cannot be had, with the bound that says so. An exception out of `progress` cancels.
+        """
+        cache = cls.begin(terms)
+        try:
+            while cache.grow():
+                if progress is not None:
+                    progress(cache.ready_bytes, cache.capacity_bytes)
+            if progress is not None:
+                progress(cache.ready_bytes, cache.capacity_bytes)
+        except BaseException:
+            cache.close()
+            raise
+        return cache
+
+    def grow(self) -> bool:
+        """Takes the next step of memory, beside all other calls. False: there is no more to take, or growing was
+        stopped. Blocks for about half a second per GiB and thread.
+
+        While a step is taken nothing is evicted to make room: who finds none is refused until it has come.
+
+        CacheMemoryError: memory is short. Nothing has changed, and it may be had later.
+        """
+        try:
+            return self._core.grow(self._growth)
+        except RuntimeError as fault:
+            if self._is_growth_stopped:
+                return False
+            raise CacheMemoryError(
+                str(fault), remedy="give this process more memory, or let others have less"
+            ) from fault
+
+    def stop_growing(self) -> None:
+        """From any thread: the step that is being taken is given up, and so is each later one."""
+        self._is_growth_stopped = True
+        self._growth.cancel()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of all segments."""
+        return self._core.capacity_bytes()
+
+    @property
+    def ready_bytes(self) -> int:
+        """Of the capacity, what has its memory by now."""
+        return self._core.ready_bytes()
 
     @classmethod
     def adopt(cls, files: CacheFiles, terms: CacheTerms) -> Self:
-        """Takes over the memory of a process that has ended, with everything whole in it. Takes the descriptors.
+        """Takes over the memory of a process that has ended, as far as it had grown, with everything whole in it. Takes
+        the descriptors.
 
-        Of `terms` only policy and verify count. CacheMemoryError: the process lives, or the files are not usable.
+        Of `terms` nothing counts that is the files' own. CacheMemoryError: the process lives, or the files are no use.
         """
         try:
             core = native.adopt_cache(
@@ -98,6 +146,9 @@ class LocalCache:
                 segments=list(files.segments),
                 policy=terms.policy,
                 verifies_always=terms.verify == "always",
+                threads=terms.threads,
+                keep_free_bytes=terms.keep_free_bytes,
+                step_bytes=terms.step_bytes,
             )
         except (RuntimeError, ValueError) as fault:
             raise CacheMemoryError(f"the cache cannot be adopted: {fault}", remedy="start with new memory") from fault
@@ -341,35 +392,6 @@ class LocalCache:
         bounds, buckets, sum_s = found["residence"]
         residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)
         return CacheStats(tenants=tenants, residence=residence, used_by=tuple(found["used_by"]), **counts)
-
-
-def _watch(
-    create: Callable[[], native.Cache],
-    counter: native.PopulateProgress,
-    total_bytes: int,
-    progress: Callable[[int, int], None],
-) -> native.Cache:
-    with ThreadPoolExecutor(1, "kvoffload-populate") as pool:
-        future = pool.submit(create)
-        try:
-            while not future.done():
-                wait([future], _POLL_S)
-                done_bytes = counter.done_bytes
-                if done_bytes < total_bytes:
-                    progress(done_bytes, total_bytes)
-            core = future.result()
-            progress(total_bytes, total_bytes)
-        except BaseException:
-            counter.cancel()
-            future.add_done_callback(_close_unwanted)
-            raise
-        return core
-
-
-def _close_unwanted(made: Future[native.Cache]) -> None:
-    """It was whole before it was cancelled."""
-    if made.exception() is None:
-        made.result().close()
 
 
 def _numbers(data: bytes) -> Addresses:

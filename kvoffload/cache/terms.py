@@ -32,6 +32,7 @@ _NUMBER_BITS = {
     "entry_limit": 32,
     "threads": 32,
     "keep_free_bytes": 64,
+    "step_bytes": 64,
 }
 
 
@@ -46,7 +47,7 @@ class HugePages(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTerms:
-    """One pool. Memory comes in whole segments, all of it before the cache serves."""
+    """One pool. Its memory is whole segments; the cache serves as soon as it has a part of the first."""
 
     memory_bytes: int
     segment_bytes: int = GIB
@@ -58,9 +59,13 @@ class CacheTerms:
     verify: Verify = "tiers"
     huge_pages: HugePages = HugePages.TRANSPARENT
     threads: int = 2
-    """That take the memory at start."""
+    """That take the memory."""
+    step_bytes: int = 128 * MIB
+    """What the cache begins with, and how much it grows at once."""
     keep_free_bytes: int = 0
     """Memory of the machine, or of our cgroup, that must be left to others."""
+    is_sparse: bool = False
+    """Pages come at the first touch, and nobody asks whether there are any: for tests of pools that fit no machine."""
 
     def __post_init__(self) -> None:
         """ValueError: what the native core cannot be told."""

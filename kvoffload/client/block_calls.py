@@ -82,10 +82,10 @@ class BlockCalls:
         return 0 if self._mapped is None else self._mapped[0].held.memory_session
 
     def memory(self, memory_id: int) -> SegmentMap:
-        found = self._link.memories.find(memory_id)
-        if found is None:
-            raise ValueError(f"memory {memory_id} is not mapped here")
-        return cast(SharedMemory, found).segments
+        return self._find_memory(memory_id).segments
+
+    def ready_bytes(self, memory_id: int) -> int:
+        return self._find_memory(memory_id).index.ready_bytes
 
     def may_copy(self, held: Placed) -> bool:
         found = self._link.memories.find(held.memory_id)
@@ -111,8 +111,10 @@ class BlockCalls:
         mapped = self._mapped
         if mapped is None:
             return False
-        pool_bytes = sum(mapped[0].held.segment_sizes)
-        return ROOM_SHARE * (pool_bytes - mapped[0].index.used_bytes) > pool_bytes
+        index = mapped[0].index
+        # What is still to come is no room yet: it may not come at all.
+        ready_bytes = index.ready_bytes
+        return ROOM_SHARE * (ready_bytes - index.used_bytes) > ready_bytes
 
     def most_slots(self, group: int) -> int:
         """How many are held ready at best."""
@@ -233,6 +235,8 @@ class BlockCalls:
         """Asks for slots where too few are held ready. A server that ends gets them back."""
         if not self._link.is_serving or self._mapped is None:
             return
+        # The pool grows.
+        fit_stocks(self._stocks, self._mapped[0].index.ready_bytes)
         for stock in self._stocks:
             if self._link.is_closing:
                 self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
@@ -344,7 +348,6 @@ class BlockCalls:
         shared = cast(SharedMemory, memory)
         self._mapped = shared, registered.name_space
         self._tenants = {name: place for place, name in enumerate(registered.tenants, 1)}
-        fit_stocks(self._stocks, sum(shared.held.segment_sizes))
         for stock in () if goes_on else self._stocks:
             stock.clear()
 
@@ -407,6 +410,12 @@ class BlockCalls:
             digests = read_numbers(group.digests) if group.digests else np.zeros(shards * len(addresses), np.uint64)
             groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
         return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, lease, tuple(groups))
+
+    def _find_memory(self, memory_id: int) -> SharedMemory:
+        found = self._link.memories.find(memory_id)
+        if found is None:
+            raise ValueError(f"memory {memory_id} is not mapped here")
+        return cast(SharedMemory, found)
 
     def _check_group(self, group: int) -> None:
         if not 0 <= group < len(self._groups):

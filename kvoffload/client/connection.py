@@ -102,6 +102,10 @@ class Connection:
     def memory(self, memory_id: int) -> SegmentMap:
         return self._engine.memory(memory_id)
 
+    def ready_bytes(self, memory_id: int) -> int:
+        """Of that memory, from its beginning: what has its pages, and may be touched. It never becomes less."""
+        return self._engine.ready_bytes(memory_id)
+
     def may_copy(self, held: Placed) -> bool:
         return self._engine.may_copy(held)
 

@@ -1,23 +1,19 @@
-"""The domains' memories: taken beside the loop, or adopted from an old server."""
+"""The domains' memories: begun beside the loop, or adopted from an old server, and grown while they serve."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from kvoffload import native
 from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
+from kvoffload.daemon.pool_growth import PoolGrowth
 from kvoffload.errors import CacheMemoryError
 from kvoffload.packets import close_all, spare_file
 from kvoffload.protocol import AdoptVerdict
 
 logger = logging.getLogger(__name__)
-
-
-class _NotWantedError(Exception):
-    """Memory is being taken that nobody needs any more."""
 
 
 class Pools:
@@ -29,26 +25,22 @@ class Pools:
         self._wanted = wanted
         self._taking: dict[str, Future[LocalCache]] = {}
         self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
-        self._is_closing = False
+        self._growths: list[PoolGrowth] = []
 
     def begin(self) -> None:
-        """Takes memory for each domain that has none: half a second per GiB, on another thread."""
+        """Takes the first memory for each domain that has none: some milliseconds, on another thread."""
         for name, terms in self._wanted.items():
             if name not in self.caches and name not in self._taking:
-                progress = partial(self._check_wanted, name)
-                self._taking[name] = self._pool.submit(LocalCache.create, terms, progress=progress)
+                self._taking[name] = self._pool.submit(LocalCache.begin, terms)
 
     def take_ready(self) -> list[str]:
-        """Domains whose memory has come. CacheMemoryError: there is none."""
+        """Domains whose first memory has come; it grows from now on. CacheMemoryError: there is none."""
         ready = []
         for name, taking in list(self._taking.items()):
             if not taking.done():
                 continue
             del self._taking[name]
-            try:
-                cache = taking.result()
-            except _NotWantedError:
-                continue
+            cache = taking.result()
             if name in self.caches:
                 cache.close()
             else:
@@ -75,10 +67,16 @@ class Pools:
         self._keep(domain, cache)
         return None
 
+    def stop_growing(self) -> None:
+        """What there is by now is enough."""
+        for growth in self._growths:
+            growth.stop()
+
     def stop(self) -> None:
-        """What is being taken is not wanted any more; waits for that."""
-        self._is_closing = True
+        """No memory is taken any more; waits for that."""
         self._pool.shutdown()
+        for growth in self._growths:
+            growth.close()
         for taking in self._taking.values():
             if taking.exception() is None:
                 taking.result().close()
@@ -91,8 +89,6 @@ class Pools:
     def _keep(self, domain: str, cache: LocalCache) -> None:
         self.caches[domain] = cache
         spare_file(cache.files.lock)
-
-    def _check_wanted(self, domain: str, _done_bytes: int, _total_bytes: int) -> None:
-        """An old server's memory may have come, or the end."""
-        if self._is_closing or domain in self.caches:
-            raise _NotWantedError
+        growth = PoolGrowth(cache, name=domain)
+        growth.start()
+        self._growths.append(growth)

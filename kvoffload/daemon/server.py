@@ -173,7 +173,7 @@ class CacheServer:
 
     @property
     def has_memory(self) -> bool:
-        """Of all domains; engines that came before it wait."""
+        """The first of it, in all domains; engines that came before it wait."""
         return len(self._pools.caches) == len(self._plan.memory)
 
     def stop(self) -> None:
@@ -194,6 +194,8 @@ class CacheServer:
         self._take_memory()
         # An operator's drain ends nothing before the next turn, so that its answer goes out.
         is_draining = self._is_stopping or self._core.is_draining
+        if is_draining:
+            self._pools.stop_growing()
         if self._is_stopping:
             self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
         self._serve_ready(self._bound_wait(timeout_s))

@@ -134,6 +134,14 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_memory_ready_bytes",
+        kind=Kind.GAUGE,
+        unit=Unit.BYTES,
+        help="Of memory's capacity, what has been taken by now: a pool is served from its beginning on, and grows.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_mismatches_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,

@@ -90,6 +90,7 @@ class Counts(Reply):
     tenants: Annotated[tuple[TenantCounts, ...], Several(Shape(TenantCounts), MAX_TENANTS), "of the pool"] = ()
     places: Annotated[tuple[PlaceCounts, ...], Several(Shape(PlaceCounts), MAX_PLACES), "of tiers below memory"] = ()
     traffic: Annotated[tuple[TrafficCounts, ...], Several(Shape(TrafficCounts), MAX_TIERS), "with each tier"] = ()
+    ready_bytes: Annotated[U64, "of the capacity, what has its memory by now"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

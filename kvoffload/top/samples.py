@@ -120,6 +120,7 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
         "up": True,
         "memory": {
             "capacity_bytes": stats.capacity_bytes,
+            "ready_bytes": stats.ready_bytes,
             "used_bytes": stats.used_bytes,
             "blocks": stats.readable,
             "reserved": stats.reserved,

@@ -46,11 +46,12 @@ def number(count: float) -> str:
 def _draw_memory(view: View) -> Text:
     stats, full = view.stats, round(view.fill * _BAR)
     color = "green" if view.fill < 0.9 else "yellow"
+    growth = f" ({size(stats.ready_bytes)} are there, it grows)" if stats.ready_bytes < stats.capacity_bytes else ""
     return Text.assemble(
         "memory    ",
         ("█" * full, color),
         ("░" * (_BAR - full), "dim"),
-        f" {view.fill:.0%} of {size(stats.capacity_bytes)}, {stats.readable:,} blocks, {stats.leases} leases, "
+        f" {view.fill:.0%} of {size(stats.capacity_bytes)}{growth}, {stats.readable:,} blocks, {stats.leases} leases, "
         f"{stats.reserved} being written",
     )
 

@@ -13,6 +13,7 @@ _GAUGES = {
     "index_bytes": "kvoffload_index_bytes",
     "leases": "kvoffload_open_leases",
     "namespaces": "kvoffload_namespaces",
+    "ready_bytes": "kvoffload_memory_ready_bytes",
     "quarantined": "kvoffload_quarantined_blocks",
     "reserved": "kvoffload_reserved_slots",
     "sessions": "kvoffload_sessions",

@@ -129,12 +129,18 @@ T value_of(Result<T> result) {
     return std::move(result.value());
 }
 
+enum class Growth : std::uint8_t { full, first_step };
+
 // One cache, one tenant without a name, and as many namespaces as are opened.
 class SmallCache {
 public:
-    explicit SmallCache(CacheOptions options = small_options()) : options_(std::move(options)) {
+    explicit SmallCache(CacheOptions options = small_options(), Growth growth = Growth::full)
+        : options_(std::move(options)) {
         PopulateProgress progress;
         core_ = value_of(CacheCore::create(options_, progress));
+        if (growth == Growth::full) {
+            CHECK_EQUAL(core_->grow_fully(progress).message(), "");
+        }
     }
 
     CacheCore& operator*() { return *core_; }

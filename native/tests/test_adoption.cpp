@@ -97,6 +97,37 @@ TEST(what_was_readable_is_readable_with_the_right_bytes) {
     }
 }
 
+TEST(a_cache_that_had_grown_in_part_is_taken_over_and_grows_on) {
+    CacheOptions options = small_options(3);
+    options.step_bytes = kSegmentBytes / 2;
+    SmallCache cache(options, Growth::first_step);
+    const Space space = cache.open();
+    PopulateProgress progress;
+    CHECK(value_of(cache->grow(progress)));
+    CHECK(value_of(cache->grow(progress)));
+    const std::size_t half = kAll + kAll / 2;
+    CHECK_EQUAL(cache.put(cache.session(), space, chain(1, half)), half);
+    cache.restart();
+    CHECK_EQUAL(cache->adoption().readable, half);
+    CHECK_EQUAL(cache->ready_bytes(), kSegmentBytes * 3 / 2);
+    CHECK_EQUAL(cache->capacity_bytes(), 3 * kSegmentBytes);
+    const SessionId session = cache.session();
+    CHECK(value_of(cache->grow(progress)));
+    CHECK_EQUAL(cache.put(session, space, chain(2, kAll / 2)), kAll / 2);
+    CHECK(cache->grow_fully(progress).ok());
+    CHECK_EQUAL(cache.put(session, space, chain(3, kAll)), kAll);
+    CHECK_EQUAL(cache->stats().evicted, 0u);
+    CHECK_EQUAL(cache.count_readable(space, chain(1, half)), half);
+}
+
+TEST(memory_that_cannot_be_ready_is_refused) {
+    for (const std::uint64_t wrong : {std::uint64_t{1}, kSegmentBytes + kExtentBytes, std::uint64_t{1} << 60}) {
+        SmallCache cache;
+        const Status status = cache.try_restart([&](const IndexView& view) { view.header->ready_bytes.store(wrong); });
+        CHECK(status.code() == Code::invalid);
+    }
+}
+
 TEST(segments_of_another_pool_or_in_another_order_are_refused) {
     SmallCache cache(small_options(2));
     SmallCache stranger(small_options(2));

@@ -363,3 +363,22 @@ TEST(a_refused_plan_is_not_tried_again_at_once) {
     CHECK(arena.stats().moved_bytes > 0);
     CHECK(arena.plan_room(small, is_movable)->moves.empty());  // it has holes
 }
+
+TEST(records_lie_in_what_is_there_and_more_can_come) {
+    Arena arena = make_arena({64 * kMiB, kMiB}, 0);
+    CHECK(arena.reserve(1ull << 20).ok());
+    CHECK(arena.reserve((1ull << 31) + 1).code() == Code::invalid);
+    const ClassNumber number = arena.class_for(3 * kMiB).value();
+    CHECK(!arena.allocate(number, 1));
+    std::size_t count = 0;
+    for (std::uint64_t extents = 0; extents < 128; extents += 16) {
+        CHECK(arena.add_extents(16).ok());
+        CHECK_EQUAL(arena.stats().capacity_bytes, (extents + 16) * kMiB);
+        while (const auto slot = arena.allocate(number, static_cast<EntryNumber>(count))) {
+            const SlotPlace place = arena.place(*slot);
+            CHECK(place.segment * 64 * kMiB + place.offset_bytes + 3 * kMiB <= (extents + 16) * kMiB);
+            ++count;
+        }
+    }
+    CHECK(count >= 40 && records_of(arena).size() == count);
+}

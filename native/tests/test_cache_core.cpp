@@ -5,6 +5,7 @@
 #include "cache_fixture.hpp"
 #include "child_process.hpp"
 #include "evict/make_policy.hpp"
+#include "made_up_files.hpp"
 
 using namespace kvo;
 using namespace kvo::test;
@@ -60,6 +61,130 @@ TEST(a_new_cache_is_empty_and_as_large_as_was_asked_for) {
     CHECK_EQUAL(cache->evict(1), 0u);
     CHECK_EQUAL(cache->clear(0), 0u);
     CHECK_EQUAL(cache->reclaim_ended(), 0u);
+}
+
+TEST(a_cache_serves_from_its_first_step_on_and_grows_beside_what_is_done) {
+    CacheOptions options = small_options(3);
+    options.step_bytes = kSegmentBytes / 2 + 1;  // whole extents of it
+    PopulateProgress progress;
+    const auto core = value_of(CacheCore::create(options, progress));
+    const std::uint64_t step = kSegmentBytes / 2;
+    CHECK_EQUAL(core->capacity_bytes(), 3 * kSegmentBytes);
+    CHECK_EQUAL(core->files().segments.size(), 3u);
+    CHECK_EQUAL(core->ready_bytes(), step);
+    std::uint64_t held = 0;
+    for (const Segment& segment : core->segments()) {
+        held += segment.held_bytes();
+    }
+    CHECK_EQUAL(held, step);
+    for (std::uint64_t ready = 2 * step; ready < 3 * kSegmentBytes; ready += step) {
+        CHECK(value_of(core->grow(progress)));
+        CHECK_EQUAL(core->ready_bytes(), ready);
+        CHECK_EQUAL(core->stats().ready_bytes, ready);
+        CHECK_EQUAL(core->stats().capacity_bytes, 3 * kSegmentBytes);
+    }
+    CHECK(!value_of(core->grow(progress)));
+    CHECK(!value_of(core->grow(progress)));
+    CHECK_EQUAL(core->ready_bytes(), 3 * kSegmentBytes);
+    CHECK_EQUAL(progress.done_bytes.load(), 3 * kSegmentBytes);
+}
+
+TEST(a_step_may_reach_over_segments) {
+    CacheOptions options = small_options(5);
+    options.step_bytes = 2 * kSegmentBytes + kExtentBytes;
+    PopulateProgress progress;
+    const auto core = value_of(CacheCore::create(options, progress));
+    CHECK_EQUAL(core->ready_bytes(), options.step_bytes);
+    CHECK(core->grow_fully(progress).ok());
+    CHECK_EQUAL(core->ready_bytes(), 5 * kSegmentBytes);
+}
+
+TEST(nothing_is_evicted_for_room_that_is_about_to_come) {
+    CacheOptions options = small_options(2);
+    options.step_bytes = kSegmentBytes;
+    SmallCache cache(options, Growth::first_step);
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    constexpr std::size_t kStep = kSegmentBytes / 4096;
+    PopulateProgress cancelled;
+    cancelled.is_cancelled = true;
+    // A step that fails is no room to wait for: whoever comes evicts as ever.
+    CHECK(cache->grow(cancelled).fault().code() == Code::failed);
+    CHECK_EQUAL(cache.put(session, space, chain(1, kStep)), kStep);
+    CHECK_EQUAL(cache.put(session, space, chain(2, 10)), 10u);
+    CHECK_EQUAL(cache->stats().evicted, 10u);
+    cache->expect_room(60);
+    CHECK_EQUAL(cache.put(session, space, chain(3, 10)), 0u);
+    CHECK_EQUAL(cache->stats().evicted, 10u);
+    PopulateProgress progress;
+    CHECK(!value_of(cache->grow(progress)));
+    CHECK_EQUAL(cache.put(session, space, chain(3, kStep)), kStep);
+    CHECK_EQUAL(cache->stats().evicted, 10u);
+    CHECK_EQUAL(cache.put(session, space, chain(4, 7)), 7u);
+    CHECK_EQUAL(cache->stats().evicted, 17u);
+}
+
+TEST(a_shortage_on_the_way_leaves_a_smaller_cache_that_may_grow_later) {
+    const MadeUpFiles proc("cache_short");
+    CacheOptions options = small_options(4);
+    options.step_bytes = kSegmentBytes;
+    options.populate.proc = proc.root();
+    // One part in 32 of it all is left to others.
+    const std::uint64_t reserve = 99999999ull * 1024 / 32;
+    proc.write_available(reserve + kSegmentBytes + 4096);
+    SmallCache cache(options, Growth::first_step);
+    PopulateProgress progress;
+    CHECK(value_of(cache->grow(progress)));
+    proc.write_available(reserve + kSegmentBytes - 4096);
+    for (int times = 0; times < 2; ++times) {
+        const Status status = cache->grow_fully(progress);
+        CHECK(status.code() == Code::unavailable);
+        CHECK(status.message().find("MemAvailable") != std::string::npos);
+        CHECK_EQUAL(cache->ready_bytes(), 2 * kSegmentBytes);
+    }
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    for (std::uint64_t prompt = 0; prompt < 3; ++prompt) {
+        CHECK_EQUAL(cache.put(session, space, chain(prompt, kSegmentBytes / 4096)), kSegmentBytes / 4096);
+    }
+    CHECK_EQUAL(cache->stats().used_bytes, 2 * kSegmentBytes);
+    proc.write_available(reserve + 2 * kSegmentBytes);
+    CHECK(cache->grow_fully(progress).ok());
+    CHECK_EQUAL(cache->ready_bytes(), 4 * kSegmentBytes);
+}
+
+TEST(what_no_waiting_brings_is_refused_at_once_and_what_others_have_is_not) {
+    const MadeUpFiles proc("cache_total");
+    CacheOptions options = small_options(4);
+    options.step_bytes = kSegmentBytes;
+    options.populate.proc = proc.root();
+    proc.write("meminfo", "MemTotal: 16384 kB\nMemAvailable: 4096 kB");
+    CHECK_EQUAL(fault_of(options).message(), "");
+    proc.write("meminfo", "MemTotal: 16383 kB\nMemAvailable: 4096 kB");
+    CHECK(fault_of(options).code() == Code::unavailable);
+    proc.write("meminfo", "MemTotal: 16384 kB\nMemAvailable: 4095 kB");
+    CHECK(fault_of(options).code() == Code::unavailable);
+}
+
+TEST(a_sparse_cache_may_be_larger_than_the_machine) {
+    const MadeUpFiles proc("cache_sparse");
+    proc.write("meminfo", "MemTotal: 4096 kB\nMemAvailable: 1024 kB");
+    CacheOptions options = small_options(4);
+    options.populate.proc = proc.root();
+    CHECK(fault_of(options).code() == Code::unavailable);
+    options.is_sparse = true;
+    SmallCache cache(options);
+    CHECK_EQUAL(cache->stats().capacity_bytes, 4 * kSegmentBytes);
+    CHECK_EQUAL(cache->ready_bytes(), 4 * kSegmentBytes);
+    const SessionId session = cache.session();
+    const Space space = cache.open();
+    CHECK(cache.put_one(session, space, 1));
+    CHECK(cache.is_served(session, space, 1));
+    std::uint64_t held = 0;
+    for (const Segment& segment : cache->segments()) {
+        held += segment.held_bytes();
+    }
+    CHECK(held > 0 && held < kSegmentBytes);
 }
 
 TEST(addresses_count_over_all_segments) {

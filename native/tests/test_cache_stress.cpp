@@ -21,7 +21,7 @@ constexpr std::uint64_t kBlocks = 12;
 
 // What all threads share: two namespaces of different record sizes, some groups sharded.
 struct Stage {
-    Stage(const std::string& policy, Verify verify) : cache(options(policy, verify)) {
+    Stage(const std::string& policy, Verify verify, Growth growth) : cache(options(policy, verify), growth) {
         spaces = {cache.open(plain_geometry(2000), 1), cache.open(hybrid_geometry(), 2)};
         for (std::uint32_t group = 1; group < 4; ++group) {
             spaces.push_back(spaces[1] + group);
@@ -32,6 +32,7 @@ struct Stage {
         CacheOptions options = small_options(2, policy);
         options.verify = verify;
         options.entry_limit = 1500;
+        options.step_bytes = 4 * kExtentBytes;
         return options;
     }
 
@@ -151,11 +152,18 @@ private:
     std::vector<LeaseId> leases_;
 };
 
-void play(const std::string& policy, Verify verify, std::size_t operations) {
-    Stage stage(policy, verify);
+void play(const std::string& policy, Verify verify, std::size_t operations, Growth growth = Growth::full) {
+    Stage stage(policy, verify, growth);
     std::mutex mutex;
     std::string failure;
     std::vector<std::thread> threads;
+    threads.emplace_back([&] {
+        PopulateProgress progress;
+        if (const Status status = stage.cache->grow_fully(progress); !status.ok()) {
+            const std::lock_guard lock(mutex);
+            failure = status.message();
+        }
+    });
     for (std::size_t i = 0; i < kThreads; ++i) {
         threads.emplace_back([&, i] {
             try {
@@ -208,6 +216,8 @@ TEST(every_policy_under_eight_threads) {
 }
 
 TEST(with_every_use_checked) { play("lru", Verify::always, 1200); }
+
+TEST(while_it_grows) { play("prefix", Verify::adopted, 600, Growth::first_step); }
 
 TEST(a_successor_under_eight_threads) {
     // Adopted records are checked while others use, evict and replace them.

@@ -110,3 +110,16 @@ TEST(another_process_reads_beside_the_writer) {
     writer.join();
     CHECK_EQUAL(child.wait_exit(), 0);
 }
+
+TEST(a_reader_knows_how_much_of_the_memory_is_there) {
+    CacheOptions options = small_options(2);
+    options.step_bytes = kSegmentBytes / 2;
+    SmallCache cache(options, Growth::first_step);
+    const std::unique_ptr<IndexReader> reader = open_reader(cache);
+    CHECK_EQUAL(reader->ready_bytes(), kSegmentBytes / 2);
+    PopulateProgress progress;
+    CHECK(value_of(cache->grow(progress)));
+    CHECK_EQUAL(reader->ready_bytes(), kSegmentBytes);
+    CHECK(cache->grow_fully(progress).ok());
+    CHECK_EQUAL(reader->ready_bytes(), 2 * kSegmentBytes);
+}

@@ -167,3 +167,16 @@ TEST(this_machine_can_be_read) {
     CHECK(headroom.bytes > 0);
     CHECK(!headroom.limited_by.empty());
 }
+
+TEST(what_there_is_if_nobody_used_any_bounds_it_for_good) {
+    const MadeUpFiles files("headroom_total");
+    CHECK_EQUAL(read_memory_headroom(files.root()).total_bytes, UINT64_MAX);
+    files.write("meminfo", "MemTotal: " + std::to_string(8192 * 1024) + " kB\nMemAvailable: 1000 kB");
+    CHECK_EQUAL(read_memory_headroom(files.root()).total_bytes, 8192 * kMiB);
+    files.write("self/cgroup", "0::/a");
+    files.write("self/mountinfo",
+                "38 31 0:41 / " + (files.root() / "cg").string() + " rw shared:1 - cgroup2 cgroup2 rw");
+    files.write("cg/a/memory.max", mib(3000));
+    files.write("cg/a/memory.current", mib(2999));
+    CHECK_EQUAL(read_memory_headroom(files.root()).total_bytes, 3000 * kMiB);
+}

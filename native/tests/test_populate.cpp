@@ -1,6 +1,7 @@
 #include "arena/populate.hpp"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <fstream>
@@ -104,15 +105,41 @@ TEST(all_pages_are_there_whatever_the_threads_and_slices) {
             for (const std::size_t slice : {std::size_t{1}, std::size_t{4 * kMiB}, std::size_t{1} << 40}) {
                 Segment segment = new_segment(kSize, huge_pages);
                 PopulateProgress progress;
-                const Result<Populated> populated = populate(segment, terms_of(threads, slice), progress);
+                const Result<bool> populated = populate(segment, terms_of(threads, slice), progress);
                 CHECK(populated.ok());
-                CHECK(populated.value().is_complete);
+                CHECK(populated.value());
                 CHECK_EQUAL(progress.done_bytes.load(), kSize);
                 CHECK_EQUAL(segment.held_bytes(), kSize);
-                CHECK_EQUAL(populated.value().huge_bytes, segment.huge_bytes());
             }
         }
     }
+}
+
+TEST(a_range_is_given_its_pages_and_nothing_else_is) {
+    for (const bool is_background : {false, true}) {
+        Segment segment = new_segment(kSize, HugePages::none);
+        PopulateTerms terms = terms_of(3);
+        terms.is_background = is_background;
+        PopulateProgress progress;
+        CHECK(populate(segment, terms, progress, {.offset = 8 * kMiB, .length = 9 * kMiB}).value());
+        CHECK_EQUAL(segment.held_bytes(), 9 * kMiB);
+        CHECK(populate(segment, terms, progress, {.offset = 32 * kMiB, .length = 5 * kMiB}).value());
+        CHECK_EQUAL(segment.held_bytes(), 10 * kMiB);
+        CHECK(populate(segment, terms, progress, {.offset = 2 * kSize, .length = 1}).value());
+        CHECK_EQUAL(progress.done_bytes.load(), 10 * kMiB);
+        CHECK(populate(segment, terms, progress).value());
+        CHECK_EQUAL(segment.held_bytes(), kSize);
+    }
+}
+
+TEST(in_the_background_the_caller_keeps_its_priority) {
+    Segment segment = new_segment(kSize, HugePages::none);
+    PopulateTerms terms = terms_of(2);
+    terms.is_background = true;
+    PopulateProgress progress;
+    const int before = getpriority(PRIO_PROCESS, 0);
+    CHECK(populate(segment, terms, progress).value());
+    CHECK_EQUAL(getpriority(PRIO_PROCESS, 0), before);
 }
 
 TEST(content_survives) {
@@ -132,14 +159,14 @@ TEST(a_cancelled_run_ends_early_and_can_be_taken_up_again) {
     Segment segment = new_segment(kSize, HugePages::none);
     PopulateProgress progress;
     progress.is_cancelled = true;
-    const Result<Populated> cancelled = populate(segment, terms_of(2), progress);
+    const Result<bool> cancelled = populate(segment, terms_of(2), progress);
     CHECK(cancelled.ok());
-    CHECK(!cancelled.value().is_complete);
+    CHECK(!cancelled.value());
     CHECK_EQUAL(progress.done_bytes.load(), 0u);
     CHECK_EQUAL(segment.held_bytes(), 0u);
 
     progress.is_cancelled = false;
-    CHECK(populate(segment, terms_of(2), progress).value().is_complete);
+    CHECK(populate(segment, terms_of(2), progress).value());
 }
 
 TEST(a_watcher_cancels_after_what_it_has_seen) {
@@ -151,11 +178,11 @@ TEST(a_watcher_cancels_after_what_it_has_seen) {
         }
         progress.is_cancelled = true;
     });
-    const Result<Populated> populated = populate(segment, terms_of(2, 2 * kMiB), progress);
+    const Result<bool> populated = populate(segment, terms_of(2, 2 * kMiB), progress);
     watcher.join();
     CHECK(populated.ok());
     CHECK(progress.done_bytes > 0);
-    CHECK_EQUAL(populated.value().is_complete, progress.done_bytes == segment.size_bytes());
+    CHECK_EQUAL(populated.value(), progress.done_bytes == segment.size_bytes());
     CHECK(segment.held_bytes() >= progress.done_bytes);
 }
 
@@ -167,7 +194,7 @@ TEST(a_shortage_is_refused_before_anything_is_taken) {
     PopulateProgress progress;
 
     proc.write_available(kSize - 4096);
-    const Result<Populated> refused = populate(segment, terms, progress);
+    const Result<bool> refused = populate(segment, terms, progress);
     CHECK(refused.fault().code() == Code::unavailable);
     CHECK(refused.fault().message().find(std::to_string(kSize)) != std::string::npos);
     CHECK_EQUAL(segment.held_bytes(), 0u);
@@ -179,7 +206,7 @@ TEST(a_shortage_is_refused_before_anything_is_taken) {
     CHECK(populate(segment, terms, progress).ok());
 
     proc.write_available(0);
-    CHECK(populate(segment, terms, progress).value().is_complete);  // nothing was missing
+    CHECK(populate(segment, terms, progress).value());  // nothing was missing
 }
 
 TEST(memory_taken_by_others_meanwhile_is_a_shortage_too) {
@@ -198,7 +225,7 @@ TEST(memory_taken_by_others_meanwhile_is_a_shortage_too) {
             }
             proc.write_available(kMiB);
         });
-        const Result<Populated> populated = populate(segment, terms, progress);
+        const Result<bool> populated = populate(segment, terms, progress);
         taker.join();
         was_refused = !populated.ok();
         if (was_refused) {
@@ -221,7 +248,7 @@ TEST(a_cgroups_limit_is_a_status_and_nobody_is_killed) {
         }
         PopulateProgress progress;
         Segment large = new_segment(128 * kMiB, HugePages::transparent);
-        const Result<Populated> refused = populate(large, terms_of(2), progress);
+        const Result<bool> refused = populate(large, terms_of(2), progress);
         const bool is_named = refused.fault().message().find("is limited to 67108864 bytes") != std::string::npos;
         if (refused.fault().code() != Code::unavailable || !is_named || large.held_bytes() != 0) {
             return 1;

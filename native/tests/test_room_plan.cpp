@@ -14,7 +14,7 @@ constexpr std::uint64_t kExtentBytes = 1 << 20;
 
 class PlanBench {
 public:
-    PlanBench() { pool.add_segment(); }
+    PlanBench() { pool.add_extents(kSegment); }
 
     ClassNumber add_class(std::uint32_t extents, std::uint32_t slots) {
         const std::uint64_t slot_bytes = extents * kExtentBytes / slots;

@@ -51,8 +51,8 @@ TEST(the_cheapest_window_is_found) {
     std::mt19937_64 random(9);
     for (int round = 0; round < 300; ++round) {
         SlotPool pool(kSegment);
-        pool.add_segment();
-        pool.add_segment();
+        pool.add_extents(kSegment);
+        pool.add_extents(kSegment);
         const ClassNumber sizes[] = {
             pool.spans.add_class(100, 100, {1, 10}),
             pool.spans.add_class(320, 320, {3, 9}),
@@ -95,7 +95,7 @@ TEST(the_cheapest_window_is_found) {
 
 TEST(what_is_being_drained_already_is_not_offered) {
     SlotPool pool(kSegment);
-    pool.add_segment();
+    pool.add_extents(kSegment);
     const ClassNumber number = pool.spans.add_class(100, 100, {1, 10});
     while (pool.allocate(number, 1)) {
     }
@@ -114,7 +114,7 @@ TEST(of_a_very_large_pool_a_part_is_enough) {
     constexpr std::uint32_t kLarge = 1024;
     SlotPool pool(kLarge);
     for (int i = 0; i < 1024; ++i) {
-        pool.add_segment();
+        pool.add_extents(kLarge);
     }
     const ClassNumber number = pool.spans.add_class(100, 128, {1, 2});
     while (pool.allocate(number, 1)) {
@@ -123,4 +123,25 @@ TEST(of_a_very_large_pool_a_part_is_enough) {
     const auto windows = cheapest_windows(pool.spans, pool.runs, {24, kLarge, kNoLimit, 0});
     CHECK_EQUAL(windows.size(), 32u);
     CHECK_EQUAL(windows.front().live_bytes, 47u * 128);  // in the emptiest segment
+}
+
+TEST(a_window_never_reaches_into_what_is_not_there_yet) {
+    for (const bool is_on_grid : {false, true}) {
+        SlotPool pool(kSegment);
+        pool.add_extents(kSegment + 10);
+        const ClassNumber number = pool.spans.add_class(100, 100, {1, 10});
+        // Everything but the last extents serves a span with one record.
+        for (ExtentNumber at = 0; at < kSegment + 6; ++at) {
+            CHECK(pool.claim(number, {at, 0}, at) == Claim::granted);
+        }
+        for (const Window& window : cheapest_windows(pool.spans, pool.runs,
+                                                     {.extents = 8,
+                                                      .extents_per_segment = kSegment,
+                                                      .bytes_limit = kNoLimit,
+                                                      .bytes_enough = 0,
+                                                      .is_on_grid = is_on_grid})) {
+            CHECK(window.first + window.extents <= kSegment + 10);
+            check_window(pool, window);
+        }
+    }
 }

@@ -14,7 +14,7 @@ TEST(spans_come_and_go_with_their_records) {
     SlotPool pool(kSegment);
     const ClassNumber number = pool.spans.add_class(64, 64, {3, 2});
     CHECK(!pool.allocate(number, 1));
-    pool.add_segment();
+    pool.add_extents(kSegment);
     const Slot first = pool.allocate(number, 1).value();
     const Slot second = pool.allocate(number, 2).value();
     const Slot third = pool.allocate(number, 3).value();
@@ -31,7 +31,7 @@ TEST(spans_come_and_go_with_their_records) {
 
 TEST(long_spans_collect_at_the_other_end) {
     SlotPool pool(kSegment);
-    pool.add_segment();
+    pool.add_extents(kSegment);
     const ClassNumber small = pool.spans.add_class(64, 64, {1, 1});
     const ClassNumber large = pool.spans.add_class(128, 128, {24, 1});
     CHECK_EQUAL(pool.allocate(small, 1).value().span, 0u);
@@ -43,8 +43,8 @@ TEST(long_spans_collect_at_the_other_end) {
 
 TEST(claims_are_granted_where_they_fit) {
     SlotPool pool(kSegment);
-    pool.add_segment();
-    pool.add_segment();
+    pool.add_extents(kSegment);
+    pool.add_extents(kSegment);
     const ClassNumber two = pool.spans.add_class(64, 64, {2, 3});
     const ClassNumber three = pool.spans.add_class(128, 128, {3, 4});
     const struct {
@@ -73,7 +73,7 @@ TEST(claims_are_granted_where_they_fit) {
 TEST(a_move_ends_in_one_of_its_places) {
     for (const bool is_finished : {true, false}) {
         SlotPool pool(kSegment);
-        pool.add_segment();
+        pool.add_extents(kSegment);
         const ClassNumber number = pool.spans.add_class(64, 64, {1, 2});
         const Slot from = pool.allocate(number, 5).value();
         const Slot other = pool.allocate(number, 6).value();
@@ -91,4 +91,17 @@ TEST(a_move_ends_in_one_of_its_places) {
         CHECK_EQUAL(pool.spans.owner_at(is_finished ? from : to), kNoEntry);
         CHECK_EQUAL(pool.runs.total(), is_finished ? kSegment - 1 : kSegment - 2);
     }
+}
+
+TEST(a_segment_may_come_in_parts) {
+    SlotPool pool(kSegment);
+    pool.add_extents(5);
+    pool.add_extents(kSegment);
+    CHECK_EQUAL(pool.spans.segment_count(), 2u);
+    CHECK_EQUAL(pool.runs.total(), kSegment + 5);
+    CHECK_EQUAL(pool.runs.longest(), kSegment);  // parts of one segment are one run, two segments are two
+    CHECK(!pool.runs.take_at(kSegment + 5, 1));
+    pool.add_extents(kSegment - 5);
+    CHECK_EQUAL(pool.runs.by_place().size(), 2u);
+    CHECK_EQUAL(pool.runs.total(), 2 * kSegment);
 }

@@ -1,4 +1,4 @@
-"""A pool of a quarter of the engine's own cache, with the settings that a user has: what it is good for all the same."""
+"""A pool of a quarter of the engine's own cache, with default settings: what it is good for all the same."""
 
 from __future__ import annotations
 

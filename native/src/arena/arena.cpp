@@ -33,12 +33,19 @@ Result<Arena> Arena::create(ArenaShape shape) {
 Arena::Arena(ArenaShape shape)
     : shape_(shape), pool_(static_cast<std::uint32_t>(shape.segment_bytes / shape.extent_bytes)) {}
 
-Status Arena::add_segment() {
-    const std::uint64_t segments = std::uint64_t{pool_.spans.segment_count()} + 1;
-    if (segments * pool_.extents_per_segment > kMaxExtents) {
+Status Arena::reserve(std::uint64_t extents) {
+    if (extents > kMaxExtents) {
         return {Code::invalid, "the pool cannot have more than 2**31 extents"};
     }
-    pool_.add_segment();
+    pool_.spans.reserve(static_cast<std::uint32_t>(extents));
+    return {};
+}
+
+Status Arena::add_extents(std::uint32_t count) {
+    if (std::uint64_t{pool_.spans.extent_count()} + count > kMaxExtents) {
+        return {Code::invalid, "the pool cannot have more than 2**31 extents"};
+    }
+    pool_.add_extents(count);
     return {};
 }
 
@@ -105,7 +112,7 @@ SlotPlace Arena::place(Slot slot) const noexcept {
 }
 
 ArenaStats Arena::stats() const {
-    ArenaStats stats{.capacity_bytes = pool_.spans.segment_count() * shape_.segment_bytes,
+    ArenaStats stats{.capacity_bytes = pool_.spans.extent_count() * shape_.extent_bytes,
                      .free_extents = pool_.runs.total(),
                      .longest_free_run = pool_.runs.longest(),
                      .moved_records = moved_records_,

@@ -52,8 +52,12 @@ public:
     // Code::invalid if a segment is not a whole number of extents, or an extent not of disk sectors.
     static Result<Arena> create(ArenaShape shape);
 
-    // Segments are numbered in the order they come.
-    Status add_segment();
+    // Bookkeeping for so many extents in all, so that those that come later need none. Code::invalid: more than 2**31.
+    Status reserve(std::uint64_t extents);
+
+    // The next extents of the pool, which lie behind all that came before; a segment may come in parts.
+    Status add_extents(std::uint32_t count);
+    Status add_segment() { return add_extents(pool_.extents_per_segment); }
 
     // The size's number, the same for the same size; at most 4096. Code::invalid: no segment can hold such a record.
     Result<ClassNumber> class_for(std::uint64_t record_bytes);
@@ -103,7 +107,7 @@ private:
 
 template <typename Visit>
 void Arena::for_each_live(Visit&& visit) const {
-    const ExtentNumber end = pool_.spans.segment_count() * pool_.extents_per_segment;
+    const ExtentNumber end = pool_.spans.extent_count();
     for (ExtentNumber first = 0; first < end; ++first) {
         if (pool_.spans.is_span(first)) {
             pool_.spans.for_each_live(first, [&](Slot slot, EntryNumber owner) {

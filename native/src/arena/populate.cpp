@@ -1,5 +1,7 @@
 #include "arena/populate.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <mutex>
 #include <system_error>
@@ -13,22 +15,27 @@
 namespace kvo {
 namespace {
 
+constexpr int kNiceness = 10;
+
 // One call's work. Each thread takes the next slice until none is left or somebody stops.
 class Filling {
 public:
-    Filling(Segment& segment, const PopulateTerms& terms, std::uint64_t slice_bytes, PopulateProgress& progress)
+    Filling(Segment& segment, const PopulateTerms& terms, SegmentRange range, std::uint64_t slice_bytes,
+            PopulateProgress& progress)
         : segment_(segment),
           terms_{terms.keep_free_bytes, std::max(terms.threads, 1U), terms.proc},
+          end_(range.offset + range.length),
           slice_bytes_(slice_bytes),
-          progress_(progress) {}
+          progress_(progress),
+          next_(range.offset) {}
 
     void fill() {
         while (!progress_.is_cancelled.load(std::memory_order_relaxed) && !has_failed_.load()) {
             const std::uint64_t offset = next_.fetch_add(slice_bytes_, std::memory_order_relaxed);
-            if (offset >= segment_.size_bytes()) {
+            if (offset >= end_) {
                 return;
             }
-            const std::uint64_t length = std::min(slice_bytes_, segment_.size_bytes() - offset);
+            const std::uint64_t length = std::min(slice_bytes_, end_ - offset);
             if (Status given = segment_.commit_range(offset, length, terms_); !given.ok()) {
                 keep_fault(std::move(given));
                 return;
@@ -51,32 +58,44 @@ private:
 
     Segment& segment_;
     const CommitTerms terms_;
+    const std::uint64_t end_;
     const std::uint64_t slice_bytes_;
     PopulateProgress& progress_;
-    std::atomic<std::uint64_t> next_ = 0;
+    std::atomic<std::uint64_t> next_;
     std::atomic<bool> has_failed_ = false;
     std::mutex lock_;
     Status fault_;
 };
 
-void fill_by_threads(Filling& filling, unsigned threads) {
+// A thread that has lowered itself may not rise again, so the caller works itself only where it stays as it is.
+void fill_by_threads(Filling& filling, unsigned threads, bool is_background) {
     std::vector<std::jthread> others;
     others.reserve(threads);
     try {
-        for (unsigned number = 1; number < threads; ++number) {
-            others.emplace_back([&filling] { filling.fill(); });
+        for (unsigned number = is_background ? 0 : 1; number < threads; ++number) {
+            others.emplace_back([&filling, is_background] {
+                if (is_background) {
+                    static_cast<void>(setpriority(PRIO_PROCESS, 0, kNiceness));  // a thread's own, on Linux
+                }
+                filling.fill();
+            });
         }
     } catch (const std::system_error&) {
         // No more threads: those there are do the work.
     }
-    filling.fill();
+    if (!is_background || others.empty()) {
+        filling.fill();
+    }
 }
 
 }  // namespace
 
-Result<Populated> populate(Segment& segment, const PopulateTerms& terms, PopulateProgress& progress) {
+Result<bool> populate(Segment& segment, const PopulateTerms& terms, PopulateProgress& progress, SegmentRange range) {
+    range.offset = std::min(range.offset, segment.size_bytes());
+    range.length = std::min(range.length, segment.size_bytes() - range.offset);
     const std::uint64_t before = progress.done_bytes;
-    const std::uint64_t missing = segment.size_bytes() - std::min(segment.size_bytes(), segment.held_bytes());
+    const std::uint64_t missing =
+        std::min(range.length, segment.size_bytes() - std::min(segment.size_bytes(), segment.held_bytes()));
     if (missing > 0 && !segment.is_hugetlb()) {
         if (Status room = check_memory_headroom(missing + terms.keep_free_bytes, terms.proc); !room.ok()) {
             return room;
@@ -85,15 +104,15 @@ Result<Populated> populate(Segment& segment, const PopulateTerms& terms, Populat
     // Whole huge pages, so that no two threads meet in one.
     const std::uint64_t unit = std::max<std::uint64_t>(segment.page_bytes(), kHugePageBytes);
     const std::uint64_t slice_bytes = std::max<std::uint64_t>(terms.slice_bytes / unit, 1) * unit;
-    const std::uint64_t slices = (segment.size_bytes() + slice_bytes - 1) / slice_bytes;
+    const std::uint64_t slices = std::max<std::uint64_t>((range.length + slice_bytes - 1) / slice_bytes, 1);
     const auto threads = static_cast<unsigned>(std::clamp<std::uint64_t>(terms.threads, 1, slices));
 
-    Filling filling(segment, terms, slice_bytes, progress);
-    fill_by_threads(filling, threads);
+    Filling filling(segment, terms, range, slice_bytes, progress);
+    fill_by_threads(filling, threads, terms.is_background);
     if (!filling.fault().ok()) {
         return filling.fault();
     }
-    return Populated{progress.done_bytes - before == segment.size_bytes(), segment.huge_bytes()};
+    return progress.done_bytes - before == range.length;
 }
 
 }  // namespace kvo

@@ -67,7 +67,7 @@ std::vector<SpanCost> span_costs(const SpanTable& spans, std::uint32_t extents) 
     return costs;
 }
 
-// A free run, or a span.
+// A free run, a span, or what of a segment is not there yet.
 struct Item {
     ExtentNumber first = 0;
     std::uint64_t bytes = 0;
@@ -80,7 +80,8 @@ void list_items(const SpanTable& spans, const FreeRuns& runs, const std::vector<
     ExtentNumber next_free = run == runs.by_place().end() ? end : run->first;
     // Extent by extent, though most begin nothing where spans are long: a walk that waits for each span's length is
     // slower.
-    for (ExtentNumber at = begin; at < end; ++at) {
+    const ExtentNumber there = std::min(end, spans.extent_count());
+    for (ExtentNumber at = begin; at < there; ++at) {
         if (const SpanMark mark = spans.mark_of(at); mark.is_span) {
             const SpanCost& cost = costs[mark.number];
             items.push_back({at, mark.is_draining ? kBarred : cost.barred + mark.live * cost.per_record});
@@ -89,6 +90,9 @@ void list_items(const SpanTable& spans, const FreeRuns& runs, const std::vector<
             ++run;
             next_free = run == runs.by_place().end() ? end : run->first;
         }
+    }
+    if (there < end) {
+        items.push_back({there, kBarred});
     }
 }
 

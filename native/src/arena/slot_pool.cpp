@@ -1,5 +1,7 @@
 #include "arena/slot_pool.hpp"
 
+#include <algorithm>
+
 namespace kvo {
 namespace {
 
@@ -8,10 +10,15 @@ constexpr std::uint32_t kLongSpan = 8;
 
 }  // namespace
 
-void SlotPool::add_segment() {
-    const ExtentNumber first = spans.segment_count() * extents_per_segment;
-    spans.add_extents(extents_per_segment);
-    runs.give(first, extents_per_segment);
+void SlotPool::add_extents(std::uint32_t count) {
+    ExtentNumber first = spans.extent_count();
+    spans.add_extents(count);
+    // No run crosses a segment's end.
+    for (const ExtentNumber end = first + count; first < end;) {
+        const std::uint32_t part = std::min(end - first, extents_per_segment - first % extents_per_segment);
+        runs.give(first, part);
+        first += part;
+    }
 }
 
 std::optional<Slot> SlotPool::allocate(ClassNumber number, EntryNumber owner) {

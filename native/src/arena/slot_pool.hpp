@@ -20,7 +20,8 @@ struct SlotPool {
     explicit SlotPool(std::uint32_t extents_per_segment_) noexcept
         : extents_per_segment(extents_per_segment_), spans(extents_per_segment_), runs(extents_per_segment_) {}
 
-    void add_segment();
+    // Behind those that are there; a segment may come in parts.
+    void add_extents(std::uint32_t count);
     std::optional<Slot> allocate(ClassNumber number, EntryNumber owner);
     Claim claim(ClassNumber number, Slot slot, EntryNumber owner);
     void release(Slot slot);

@@ -13,10 +13,15 @@ constexpr std::uint64_t kSlotsPerKeptHole = 64;
 
 }  // namespace
 
+void SpanTable::reserve(std::uint32_t extents) {
+    marks_.reserve(extents);
+    spans_.reserve(extents);
+}
+
 void SpanTable::add_extents(std::uint32_t count) {
     marks_.resize(marks_.size() + count);
     spans_.resize(marks_.size());
-    segment_live_bytes_.resize(spans_.size() / extents_per_segment_);
+    segment_live_bytes_.resize((spans_.size() + extents_per_segment_ - 1) / extents_per_segment_);
 }
 
 ClassNumber SpanTable::add_class(std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape) {

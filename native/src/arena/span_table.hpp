@@ -45,6 +45,8 @@ public:
     SpanTable(SpanTable&&) = default;
     SpanTable& operator=(SpanTable&&) = default;
 
+    // So many extents in all will come without memory being moved for them.
+    void reserve(std::uint32_t extents);
     void add_extents(std::uint32_t count);
     ClassNumber add_class(std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape);
 
@@ -85,6 +87,8 @@ public:
     }
     const SizeClass& size_class(ClassNumber number) const noexcept { return classes_[number].facts; }
     std::size_t class_count() const noexcept { return classes_.size(); }
+    std::uint32_t extent_count() const noexcept { return static_cast<std::uint32_t>(marks_.size()); }
+    // The last one may be there in part.
     std::uint32_t segment_count() const noexcept { return static_cast<std::uint32_t>(segment_live_bytes_.size()); }
     std::uint64_t spare_extents() const noexcept { return spare_extents_; }
     std::uint64_t segment_live_bytes(std::uint32_t segment) const noexcept { return segment_live_bytes_[segment]; }

@@ -34,6 +34,9 @@ Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
     if (!core.ok()) {
         return core.fault();
     }
+    if (Status status = core.value()->grow_fully(progress); !status.ok()) {
+        return status;
+    }
     const auto name_space = core.value()->open_namespace(
         {}, {.hash_block_size = kBlockTokens,
              .groups = {{.record_bytes = shape.record_bytes, .block_size = kBlockTokens}}});

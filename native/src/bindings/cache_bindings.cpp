@@ -50,41 +50,47 @@ Geometry geometry_of(std::uint32_t hash_block_size, const std::vector<GroupTuple
     return geometry;
 }
 
-CacheOptions make_options(const std::string& policy, bool verifies_always) {
+CacheOptions make_options(const std::string& policy, bool verifies_always, unsigned threads,
+                          std::uint64_t keep_free_bytes, std::uint64_t step_bytes) {
     CacheOptions options;
     options.policy = policy;
     options.verify = verifies_always ? Verify::always : Verify::adopted;
+    options.populate.threads = threads;
+    options.populate.keep_free_bytes = keep_free_bytes;
+    options.step_bytes = step_bytes;
     return options;
 }
 
 std::unique_ptr<Cache> create_cache(std::uint64_t pool_bytes, std::uint64_t segment_bytes, std::uint64_t extent_bytes,
                                     std::uint32_t entry_limit, const std::string& policy, bool verifies_always,
                                     std::uint32_t huge_pages, unsigned threads, std::uint64_t keep_free_bytes,
-                                    PopulateProgress& progress) {
-    CacheOptions options = make_options(policy, verifies_always);
+                                    std::uint64_t step_bytes, bool is_sparse) {
+    CacheOptions options = make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes);
     options.pool_bytes = pool_bytes;
     options.segment_bytes = segment_bytes;
     options.extent_bytes = extent_bytes;
     options.entry_limit = entry_limit;
     options.huge_pages = static_cast<HugePages>(std::min(huge_pages, 3u));
-    options.populate.threads = threads;
-    options.populate.keep_free_bytes = keep_free_bytes;
+    options.is_sparse = is_sparse;
     auto core = [&] {
         const WithoutGil unlocked;
+        PopulateProgress progress;
         return CacheCore::create(options, progress);
     }();
     return std::make_unique<Cache>(share(take(std::move(core))));
 }
 
 std::unique_ptr<Cache> adopt_cache(int lock, int index, const std::vector<int>& segments, const std::string& policy,
-                                   bool verifies_always) {
+                                   bool verifies_always, unsigned threads, std::uint64_t keep_free_bytes,
+                                   std::uint64_t step_bytes) {
     CacheFiles files{FileDescriptor(lock), FileDescriptor(index), {}};
     for (const int segment : segments) {
         files.segments.emplace_back(segment);
     }
     auto core = [&] {
         const WithoutGil unlocked;
-        return CacheCore::adopt(std::move(files), make_options(policy, verifies_always));
+        return CacheCore::adopt(std::move(files),
+                                make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes));
     }();
     return std::make_unique<Cache>(share(take(std::move(core))));
 }
@@ -245,6 +251,7 @@ nb::dict stats(const Cache& cache) {
     const CacheStats stats = without_gil(cache, [](CacheCore& core) { return core.stats(); });
     nb::dict found;
     found["capacity_bytes"] = stats.capacity_bytes;
+    found["ready_bytes"] = stats.ready_bytes;
     found["used_bytes"] = stats.used_bytes;
     found["readable"] = stats.readable;
     found["reserved"] = stats.reserved;
@@ -313,6 +320,12 @@ void bind_sessions(nb::class_<Cache>& cache) {
 
 void bind_files(nb::class_<Cache>& cache) {
     cache
+        .def("grow",
+             [](const Cache& self, PopulateProgress& progress) {
+                 return take(without_gil(self, [&](CacheCore& core) { return core.grow(progress); }));
+             })
+        .def("capacity_bytes", [](const Cache& self) { return self.core()->capacity_bytes(); })
+        .def("ready_bytes", [](const Cache& self) { return self.core()->ready_bytes(); })
         .def("files",
              [](const Cache& self) {
                  const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.files(); });
@@ -336,7 +349,6 @@ void bind_files(nb::class_<Cache>& cache) {
 void bind_cache(nb::module_& module) {
     nb::class_<PopulateProgress>(module, "PopulateProgress")
         .def(nb::init<>())
-        .def_prop_ro("done_bytes", [](const PopulateProgress& self) { return self.done_bytes.load(); })
         .def("cancel", [](PopulateProgress& self) { self.is_cancelled.store(true); });
 
     nb::class_<Cache> cache(module, "Cache", "The cache core; kvoffload.cache.LocalCache is its face.");
@@ -386,9 +398,9 @@ void bind_cache(nb::module_& module) {
     bind_survey(cache);
     module.def("create_cache", create_cache, nb::arg("pool_bytes"), nb::arg("segment_bytes"), nb::arg("extent_bytes"),
                nb::arg("entry_limit"), nb::arg("policy"), nb::arg("verifies_always"), nb::arg("huge_pages"),
-               nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("progress"));
+               nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"), nb::arg("is_sparse"));
     module.def("adopt_cache", adopt_cache, nb::arg("lock"), nb::arg("index"), nb::arg("segments"), nb::arg("policy"),
-               nb::arg("verifies_always"));
+               nb::arg("verifies_always"), nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"));
     module.def(
         "find_lock_owner", [](int lock) { return take(find_lock_owner(lock)); }, nb::arg("lock"),
         "The process that owns the memory of this lock: 0 if none or this one, -1 in another PID namespace.");

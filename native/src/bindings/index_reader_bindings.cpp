@@ -38,6 +38,7 @@ void bind_index_reader(nb::module_& module) {
              })
         .def("version", &IndexReader::version)
         .def("used_bytes", &IndexReader::used_bytes)
+        .def("ready_bytes", &IndexReader::ready_bytes)
         .def("boot_id", &IndexReader::boot_id);
     module.def(
         "open_index_reader", [](int file) { return take(IndexReader::open(FileDescriptor(file))); }, nb::arg("file"),

@@ -16,6 +16,10 @@ namespace {
 
 constexpr std::uint64_t kPoolLimit = 1ULL << 56;
 
+// Of the machine's memory, or the cgroup's, one part in so many is left to others by a pool that grows.
+constexpr std::uint64_t kReserveShare = 32;
+constexpr std::uint32_t kRoomWaitS = 2;
+
 Result<std::uint64_t> random_number() {
     std::uint64_t number = 0;
     if (getrandom(&number, sizeof(number), 0) != static_cast<ssize_t>(sizeof(number))) {
@@ -45,6 +49,17 @@ Status check_options(const CacheOptions& options) {
     return {};
 }
 
+// What no waiting brings is refused at once; what others have now may be given back.
+Status check_total(const CacheOptions& options, std::uint64_t pool_bytes) {
+    const std::uint64_t total = read_memory_headroom(options.populate.proc).total_bytes;
+    const std::uint64_t wanted = pool_bytes + std::min(options.populate.keep_free_bytes, UINT64_MAX - pool_bytes);
+    if (options.is_sparse || wanted <= total) {
+        return {};
+    }
+    return {Code::unavailable, "memory for " + std::to_string(wanted) +
+                                   " bytes is not there: " + std::to_string(total) + " is all there is"};
+}
+
 // Tells the files of one pool in their order from any others, and from another order.
 Result<std::uint64_t> mark_segments(const std::vector<Segment>& segments) {
     std::uint64_t mark = segments.size();
@@ -68,10 +83,7 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
         return status;
     }
     const std::uint64_t count = (options.pool_bytes + options.segment_bytes - 1) / options.segment_bytes;
-    // Whatever is asked to stay free, up to all there is.
-    const std::uint64_t wanted = count * options.segment_bytes +
-                                 std::min(options.populate.keep_free_bytes, UINT64_MAX - count * options.segment_bytes);
-    if (Status status = check_memory_headroom(wanted, options.populate.proc); !status.ok()) {
+    if (Status status = check_total(options, count * options.segment_bytes); !status.ok()) {
         return status;
     }
     auto lock_file = make_lock_file();
@@ -100,13 +112,6 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
         if (!segment.ok()) {
             return segment.fault();
         }
-        const auto populated = populate(segment.value(), options.populate, progress);
-        if (!populated.ok()) {
-            return populated.fault();
-        }
-        if (!populated.value().is_complete) {
-            return Status(Code::failed, "taking the memory was cancelled");
-        }
         segments.push_back(std::move(segment.value()));
     }
     const auto mark = mark_segments(segments);
@@ -115,6 +120,7 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
     }
     index.value().view().header->segments_mark = mark.value();
     index.value().view().header->segment_count.store(static_cast<std::uint32_t>(count));
+    index.value().view().header->ready_bytes.store(options.is_sparse ? count * options.segment_bytes : 0);
     auto core = assemble(std::move(lock.value()), std::move(index.value()), std::move(segments), options);
     if (!core.ok()) {
         return core;
@@ -122,7 +128,82 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
     if (Status status = core.value()->store_.start(); !status.ok()) {
         return status;
     }
+    if (!options.is_sparse) {
+        if (const auto first = core.value()->add_step(options.populate, progress); !first.ok()) {
+            return first.fault();
+        }
+    }
     return core;
+}
+
+Result<bool> CacheCore::grow(PopulateProgress& progress) {
+    const std::lock_guard one_at_a_time(growing_);
+    if (ready_bytes() == capacity_bytes()) {
+        return false;
+    }
+    PopulateTerms terms = options_.populate;
+    terms.is_background = true;
+    const std::uint64_t total = read_memory_headroom(terms.proc).total_bytes;
+    terms.keep_free_bytes = std::max(terms.keep_free_bytes, total == UINT64_MAX ? 0 : total / kReserveShare);
+    expect_room(kRoomWaitS);
+    const auto grown = add_step(terms, progress);
+    if (!grown.ok() || !grown.value()) {
+        expect_room(0);
+    }
+    return grown;
+}
+
+Status CacheCore::grow_fully(PopulateProgress& progress) {
+    for (;;) {
+        const auto grown = grow(progress);
+        if (!grown.ok() || !grown.value()) {
+            return grown.ok() ? Status() : grown.fault();
+        }
+    }
+}
+
+void CacheCore::expect_room(std::uint32_t seconds) {
+    const std::lock_guard lock(writer_);
+    store_.expect_room(seconds);
+}
+
+// Whoever dies after the memory was counted and before it was used has left nothing that is not so.
+Result<bool> CacheCore::add_step(PopulateTerms terms, PopulateProgress& progress) {
+    const std::uint64_t before = ready_bytes();
+    const auto end = take_step(std::move(terms), progress);
+    if (!end.ok()) {
+        return end.fault();
+    }
+    const std::lock_guard lock(writer_);
+    view_.header->ready_bytes.store(end.value(), std::memory_order_release);
+    if (Status status = store_.add_extents((end.value() - before) / view_.header->extent_bytes); !status.ok()) {
+        return status;
+    }
+    return end.value() < capacity_bytes();
+}
+
+// Where the ready memory ends then.
+Result<std::uint64_t> CacheCore::take_step(PopulateTerms terms, PopulateProgress& progress) {
+    const IndexHeader& header = *view_.header;
+    // Up to all there is.
+    terms.keep_free_bytes = std::min(terms.keep_free_bytes, kPoolLimit);
+    std::uint64_t at = ready_bytes();
+    const std::uint64_t extents = std::max<std::uint64_t>(options_.step_bytes / header.extent_bytes, 1);
+    const std::uint64_t end = std::min(at + extents * header.extent_bytes, capacity_bytes());
+    while (at < end) {
+        Segment& segment = segments_[at / header.segment_bytes];
+        const std::uint64_t offset = at % header.segment_bytes;
+        const std::uint64_t length = std::min(end - at, header.segment_bytes - offset);
+        const auto populated = populate(segment, terms, progress, {.offset = offset, .length = length});
+        if (!populated.ok()) {
+            return populated.fault();
+        }
+        if (!populated.value()) {
+            return Status(Code::failed, "taking the memory was cancelled");
+        }
+        at += length;
+    }
+    return end;
 }
 
 Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const CacheOptions& options) {
@@ -138,6 +219,11 @@ Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const Cach
     if (header.segment_count.load() != files.segments.size()) {
         return Status(Code::invalid, "the index is of " + std::to_string(header.segment_count.load()) +
                                          " segments, not of " + std::to_string(files.segments.size()));
+    }
+    if (const std::uint64_t ready = header.ready_bytes.load(); header.extent_bytes == 0 ||
+                                                               ready % header.extent_bytes != 0 ||
+                                                               ready > files.segments.size() * header.segment_bytes) {
+        return Status(Code::invalid, "the index says that " + std::to_string(ready) + " bytes are ready");
     }
     std::vector<Segment> segments;
     for (FileDescriptor& file : files.segments) {
@@ -173,14 +259,17 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(FileLock lock, IndexFile 
     if (!arena.ok()) {
         return arena.fault();
     }
-    for (std::size_t i = 0; i < segments.size(); ++i) {
-        if (Status status = arena.value().add_segment(); !status.ok()) {
-            return status;
-        }
+    // A successor's policies, too, are those of a pool that has grown fully.
+    const std::uint64_t capacity = segments.size() * header.segment_bytes;
+    if (Status status = arena.value().reserve(capacity / header.extent_bytes); !status.ok()) {
+        return status;
     }
-    auto tenants = TenantTable::create(
-        index.view().tenants, options.policy,
-        {.entry_limit = header.entry_limit, .capacity_bytes = segments.size() * header.segment_bytes});
+    const auto ready_extents = static_cast<std::uint32_t>(header.ready_bytes.load() / header.extent_bytes);
+    if (Status status = arena.value().add_extents(ready_extents); !status.ok()) {
+        return status;
+    }
+    auto tenants = TenantTable::create(index.view().tenants, options.policy,
+                                       {.entry_limit = header.entry_limit, .capacity_bytes = capacity});
     if (!tenants.ok()) {
         return tenants.fault();
     }

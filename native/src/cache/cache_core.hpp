@@ -44,6 +44,8 @@ struct CacheOptions {
     HugePages huge_pages = HugePages::transparent;
     PlacementWish placement{.placement = Placement::interleave};  // ranks of all nodes use the pool
     PopulateTerms populate;
+    std::uint64_t step_bytes = 128ULL << 20;  // the pool's first part, and how much it grows at once
+    bool is_sparse = false;  // pages come at the first touch: for tests of pools larger than the machine
 };
 
 // A cache's files. Whoever holds them keeps the memory alive, and may hand it to a successor of the process that
@@ -125,7 +127,8 @@ struct EntrySurvey {
 };
 
 struct CacheStats {
-    std::uint64_t capacity_bytes = 0;
+    std::uint64_t capacity_bytes = 0;  // of all segments, when the cache has grown fully
+    std::uint64_t ready_bytes = 0;     // that have their memory
     std::uint64_t used_bytes = 0;
     std::uint64_t readable = 0;
     std::uint64_t reserved = 0;
@@ -151,12 +154,24 @@ struct CacheStats {
 
 class CacheCore {
 public:
-    // Takes and populates the memory. Blocks for about half a second per GiB; `progress` may be watched and cancelled
-    // by another thread. Code::unavailable: memory is short, with what was asked and what bounds it.
+    // Makes all segments, and takes the memory of the first step: the cache can be used, and its files handed over. The
+    // rest comes with `grow`. Blocks for about half a second per GiB of that step; `progress` may be watched and
+    // cancelled by another thread. Code::unavailable: memory is short, with what was asked and what bounds it.
     static Result<std::unique_ptr<CacheCore>> create(const CacheOptions& options, PopulateProgress& progress);
 
-    // Takes over the files of a process that has ended. Code::unavailable: it has not, or another was faster. Of
-    // `options` only the policy and `verify` count. Takes the descriptors in any case.
+    // Takes the memory of the next step beside whatever others do, and then lets it be used. True: there is more to
+    // come. What it leaves to others is at least a 32nd of the machine's or the cgroup's memory. Code::unavailable: it
+    // is short; Code::failed: cancelled. Either changes nothing, and it may be called again.
+    //
+    // While a step is taken, for two seconds of it at most, nothing is evicted to make room: room is about to come, and
+    // who finds none is refused until then.
+    Result<bool> grow(PopulateProgress& progress);
+    Status grow_fully(PopulateProgress& progress);
+    void expect_room(std::uint32_t seconds);
+
+    // Takes over the files of a process that has ended, as far as it had grown. Code::unavailable: it has not ended, or
+    // another was faster. Of `options` what concerns the memory's files does not count. Takes the descriptors in any
+    // case.
     static Result<std::unique_ptr<CacheCore>> adopt(CacheFiles files, const CacheOptions& options);
     const AdoptionReport& adoption() const noexcept { return adoption_; }
 
@@ -222,6 +237,9 @@ public:
     std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
     std::span<const Segment> segments() const noexcept { return segments_; }
     std::span<std::byte> bytes_at(std::uint64_t address, std::uint64_t size);
+    std::uint64_t capacity_bytes() const noexcept { return segments_.size() * view_.header->segment_bytes; }
+    // Of the capacity, from address 0 on: what has its memory.
+    std::uint64_t ready_bytes() const noexcept { return view_.header->ready_bytes.load(std::memory_order_acquire); }
 
     // Reads a record and compares it with its digest. The caller holds a lease.
     bool verify_entry(EntryNumber entry) const;
@@ -241,6 +259,8 @@ private:
     static Result<std::unique_ptr<CacheCore>> assemble(FileLock lock, IndexFile index, std::vector<Segment> segments,
                                                        const CacheOptions& options);
     Status take_over();
+    Result<std::uint64_t> take_step(PopulateTerms terms, PopulateProgress& progress);
+    Result<bool> add_step(PopulateTerms terms, PopulateProgress& progress);
     void adopt_leases(SessionId session);
 
     Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned);
@@ -278,7 +298,8 @@ private:
     TouchBuffer touches_;
     AdoptionReport adoption_;
 
-    std::mutex reclaiming_;      // taken before the writer's
+    std::mutex growing_;         // taken before the writer's
+    std::mutex reclaiming_;      // likewise
     mutable std::mutex writer_;  // guards what follows
     EntryStore store_;
     std::vector<EntryNumber> known_;

@@ -318,7 +318,8 @@ bool CacheCore::reclaim(SessionId session) {
 CacheStats CacheCore::stats() const {
     CacheStats stats;
     const StoreCounts& counts = store_.counts();
-    stats.capacity_bytes = segments_.size() * view_.header->segment_bytes;
+    stats.capacity_bytes = capacity_bytes();
+    stats.ready_bytes = ready_bytes();
     stats.used_bytes = counts.used_bytes.load(kRelaxed);
     stats.readable = counts.readable.load(kRelaxed);
     stats.reserved = counts.reserved.load(kRelaxed);

@@ -42,6 +42,12 @@ EntryStore::EntryStore(IndexFile& index, std::vector<Segment>& segments, const N
 
 Status EntryStore::start() { return table_.reset(); }
 
+Status EntryStore::add_extents(std::uint64_t count) { return arena_.add_extents(static_cast<std::uint32_t>(count)); }
+
+void EntryStore::expect_room(std::uint32_t seconds) { room_until_s_ = seconds == 0 ? 0 : now_s() + seconds; }
+
+bool EntryStore::is_room_coming() const { return room_until_s_ != 0 && now_s() < room_until_s_; }
+
 Result<ClassNumber> EntryStore::open_class(Space space) { return arena_.class_for(facts_of(space).slot_bytes); }
 
 EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,

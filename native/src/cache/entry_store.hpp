@@ -134,6 +134,11 @@ public:
     // Frees a quarantined entry that nobody leases any more; does nothing to any other.
     void end_quarantine(EntryNumber entry);
 
+    // More room, behind what is there; its memory is.
+    Status add_extents(std::uint64_t count);
+    // For so many seconds whoever finds no room is refused: room is about to come, and then nobody has to go for it.
+    void expect_room(std::uint32_t seconds);
+
     // One entry goes, whichever the policies choose. False: nobody can, or none of the many that were tried.
     bool evict_one();
 
@@ -179,6 +184,7 @@ private:
     void free_number(EntryNumber entry);
     std::optional<Slot> make_slot(ClassNumber size_class, EntryNumber owner, Effort& effort);
     std::uint64_t eviction_bound(ClassNumber size_class) const;
+    bool is_room_coming() const;
     bool make_room(ClassNumber size_class);
     bool move(const Move& record_move);
     void prefetch_next(EntryNumber victim) const;
@@ -203,6 +209,7 @@ private:
     Arena arena_;
     Table table_;
     EntryNumber first_free_ = kNoEntry;
+    std::uint32_t room_until_s_ = 0;
     StoreCounts counts_;
     Departures departures_;
     ChunkedArray<StoredAt> stored_at_;  // by entry

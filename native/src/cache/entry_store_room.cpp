@@ -89,6 +89,9 @@ std::optional<Slot> EntryStore::make_slot(ClassNumber size_class, EntryNumber ow
         if (const std::optional<Slot> slot = arena_.allocate(size_class, owner)) {
             return slot;
         }
+        if (evicted == 0 && is_room_coming()) {
+            break;
+        }
         if (effort.evicted_bytes != 0 && effort.evicted_bytes > eviction_bound(size_class)) {
             break;
         }
@@ -116,7 +119,7 @@ std::uint64_t EntryStore::eviction_bound(ClassNumber size_class) const {
     for (std::size_t number = 0; number < arena_.class_count(); ++number) {
         extents += arena_.size_class(static_cast<ClassNumber>(number)).shape.extents;
     }
-    return segments_.size() * view_.header->segment_bytes / kEvictedShare + extents * view_.header->extent_bytes;
+    return view_.header->ready_bytes.load(kRelaxed) / kEvictedShare + extents * view_.header->extent_bytes;
 }
 
 bool EntryStore::make_room(ClassNumber size_class) {

@@ -25,7 +25,7 @@
 namespace kvo {
 
 constexpr std::uint64_t kIndexMagic = 0x3158444e494f564b;  // "KVOINDX1"
-constexpr std::uint32_t kIndexVersion = 1;
+constexpr std::uint32_t kIndexVersion = 2;
 constexpr std::size_t kHashBytes = 32;
 constexpr EntryNumber kEntryLimitMax = 1u << 30;
 
@@ -211,8 +211,9 @@ struct IndexHeader {
     std::atomic<std::uint32_t> namespace_count;   // and for namespaces, which are whole
     std::atomic<std::uint32_t> session_count;     // and for sessions
     std::atomic<std::uint32_t> segment_count;
-    std::atomic<std::uint32_t> clock;       // counts acquires
-    std::atomic<std::uint64_t> used_bytes;  // of the segments, in slots that are given away
+    std::atomic<std::uint32_t> clock;        // counts acquires
+    std::atomic<std::uint64_t> ready_bytes;  // of the segments, from the first on: what has its pages, for good
+    std::atomic<std::uint64_t> used_bytes;   // of the segments, in slots that are given away
 };
 static_assert(sizeof(IndexHeader) <= 4096);
 

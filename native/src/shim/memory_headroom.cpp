@@ -66,7 +66,8 @@ std::uint64_t read_value(const fs::path& file, std::string_view key, std::uint64
 
 void lower(MemoryHeadroom& headroom, std::uint64_t bytes, std::string limited_by) {
     if (bytes < headroom.bytes) {
-        headroom = {bytes, std::move(limited_by)};
+        headroom.bytes = bytes;
+        headroom.limited_by = std::move(limited_by);
     }
 }
 
@@ -76,6 +77,8 @@ void read_machine(const fs::path& proc, MemoryHeadroom& headroom) {
         const std::uint64_t bytes = available * 1024;
         lower(headroom, bytes, "the machine has " + std::to_string(bytes) + " bytes available (MemAvailable)");
     }
+    const std::uint64_t total = read_value(proc / "meminfo", "MemTotal", UINT64_MAX / 1024);
+    headroom.total_bytes = total < UINT64_MAX / 1024 ? total * 1024 : UINT64_MAX;
 }
 
 void read_cgroup(const fs::path& folder, const CgroupFiles& files, MemoryHeadroom& headroom) {
@@ -90,6 +93,7 @@ void read_cgroup(const fs::path& folder, const CgroupFiles& files, MemoryHeadroo
     if (bound.name.empty() || !used) {
         return;
     }
+    headroom.total_bytes = std::min(headroom.total_bytes, bound.limit);
     // As the kernel reckons MemAvailable: of the cache in use about half can go without harm.
     const std::uint64_t droppable = read_value(folder / "memory.stat", files.inactive_cache, 0) +
                                     read_value(folder / "memory.stat", files.active_cache, 0) / 2;

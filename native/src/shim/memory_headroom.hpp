@@ -12,6 +12,8 @@ namespace kvo {
 struct MemoryHeadroom {
     std::uint64_t bytes = UINT64_MAX;  // UINT64_MAX: nothing here sets a bound that can be read
     std::string limited_by;            // the bound and what is used of it, in words; empty where there is none
+    // If nobody used any, which no waiting brings beyond: the machine's memory, or the lowest limit of these cgroups.
+    std::uint64_t total_bytes = UINT64_MAX;
 };
 
 // The least of: what the machine has available, and what each memory cgroup from ours up to the mount's root has left

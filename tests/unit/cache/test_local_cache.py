@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from types import SimpleNamespace
+from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ from kvoffload.cache import (
     LocalCache,
     SessionId,
 )
-from kvoffload.cache.local_cache import _watch
 from kvoffload.errors import CacheMemoryError
 from tests.unit.cache.cache_model import (
     HYBRID,
@@ -76,42 +75,72 @@ def test_memory_that_cannot_be_had_is_one_clear_line() -> None:
     assert "\n" not in str(fault.value)
 
 
+GROWING = CacheTerms(
+    memory_bytes=64 * MIB, segment_bytes=8 * MIB, extent_bytes=64 * KIB, entry_limit=8192, step_bytes=4 * MIB
+)
+
+
 def test_progress_ends_with_all_memory() -> None:
     seen: list[tuple[int, int]] = []
-    terms = CacheTerms(memory_bytes=3 * MIB, segment_bytes=MIB, extent_bytes=64 * KIB, entry_limit=10)
-    with LocalCache.create(terms, progress=lambda done, total: seen.append((done, total))):
-        assert seen[-1] == (3 * MIB, 3 * MIB)
-        assert seen == sorted(seen)
+    with LocalCache.create(GROWING, progress=lambda ready, total: seen.append((ready, total))):
+        assert seen[-1] == (64 * MIB, 64 * MIB)
+        assert seen == sorted(set(seen))
 
 
-def test_progress_ends_once() -> None:
-    counter = SimpleNamespace(done_bytes=100, cancel=lambda: None)
-    seen: list[tuple[int, int]] = []
-    assert _watch(lambda: time.sleep(0.2), counter, 100, lambda *counts: seen.append(counts)) is None  # type: ignore
-    assert seen == [(100, 100)]
+def test_an_exception_out_of_progress_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(LocalCache, "close", lambda _self: closed.append("once"))
 
-
-def test_an_exception_out_of_progress_ends_the_start() -> None:
-    def refuse(_done: int, _total: int) -> None:
-        raise KeyboardInterrupt
-
-    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=8 * MIB, entry_limit=10)
-    with pytest.raises(KeyboardInterrupt):
-        LocalCache.create(terms, progress=refuse)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvoffload-populate")]
-
-
-def test_what_was_made_before_it_was_cancelled_is_closed() -> None:
-    counter = SimpleNamespace(done_bytes=0, cancel=lambda: None)
-    closed: list[int] = []
-    made = SimpleNamespace(close=lambda: closed.append(1))
-
-    def refuse(_done: int, _total: int) -> None:
+    def refuse(_ready: int, _total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _watch(lambda: made, counter, 100, refuse)  # type: ignore
-    assert closed == [1]
+        LocalCache.create(GROWING, progress=refuse)
+    assert closed == ["once"]
+
+
+def test_a_cache_is_of_use_from_its_first_step_on() -> None:
+    with LocalCache.begin(GROWING) as cache:
+        assert (cache.ready_bytes, cache.capacity_bytes) == (4 * MIB, 64 * MIB)
+        name_space = cache.open_namespace(fingerprint("a"), PLAIN)
+        session = cache.open_session()
+        save_chain(cache, session, name_space, make_chain(1, 7))
+        assert cache.grow()
+        assert (cache.stats.ready_bytes, cache.stats.capacity_bytes) == (8 * MIB, 64 * MIB)
+        while cache.grow():
+            pass
+        assert cache.ready_bytes == 64 * MIB
+        assert cache.acquire(session, name_space, make_chain(1, 7)).boundary == 7 * 16
+
+
+def test_growing_can_be_stopped_from_another_thread() -> None:
+    with LocalCache.begin(GROWING) as cache:
+        grown = threading.Thread(target=lambda: all(iter(cache.grow, False)))
+        grown.start()
+        cache.stop_growing()
+        grown.join()
+        assert not cache.grow()
+        ready_bytes = cache.ready_bytes
+        assert ready_bytes % (4 * MIB) == 0
+        session = cache.open_session()
+        assert len(cache.reserve(session, cache.open_namespace(fingerprint("a"), PLAIN), 0, count=3)) == 3
+        assert cache.ready_bytes == ready_bytes
+
+
+def test_a_shortage_while_it_grows_changes_nothing() -> None:
+    with LocalCache.begin(replace(GROWING, keep_free_bytes=0)) as cache, ExitStack() as undo:
+        core, undo_core = cache.core, cache._core
+        undo.callback(setattr, cache, "_core", undo_core)
+
+        class Short:
+            def grow(self, _progress: object) -> bool:
+                raise RuntimeError("memory for 5 bytes is not there: 4 are left")
+
+        cache._core = Short()  # type: ignore[assignment]
+        with pytest.raises(CacheMemoryError, match="5 bytes is not there: 4 are left"):
+            cache.grow()
+        cache._core = core
+        assert cache.grow()
 
 
 def test_a_closed_cache_says_so_and_its_views_stay(cache: LocalCache) -> None:

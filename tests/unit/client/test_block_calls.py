@@ -50,6 +50,9 @@ STOCKED = LinkTerms(stock_slots=(16,))
 class FakeIndex:
     """Says how far a chain is there."""
 
+    ready_bytes = 1 << 30
+    used_bytes = 0
+
     def __init__(self) -> None:
         self.boundary = 0
 

@@ -75,6 +75,13 @@ async def test_two_models_have_one_pool_and_nothing_else(socket_path: Path) -> N
         assert plain.stats().readable == hybrid.stats().readable > 0
 
 
+def test_it_says_how_much_of_a_memory_may_be_touched(socket_path: Path) -> None:
+    with served(socket_path) as client:
+        assert client.ready_bytes(client.memory_id) == client.memory(client.memory_id).size_bytes == 16 << 20
+        with pytest.raises(ValueError, match="memory 1 is not mapped here"):
+            client.ready_bytes(1)
+
+
 def test_slots_are_held_ready(socket_path: Path) -> None:
     with served(socket_path, link=STOCKED) as client:
         taken = wait_for(lambda: client.take(2, 5))

@@ -134,6 +134,9 @@ class LocalClient:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return self._sessions[memory_id].memory(memory_id)
 
+    def ready_bytes(self, memory_id: int) -> int:
+        return self.memory(memory_id).size_bytes
+
     def begin_step(self) -> None:
         self.steps += 1
 
@@ -287,6 +290,9 @@ class LocalPlaces:
         if memory_id in self.unmapped:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return self.client.memory(memory_id)
+
+    def ready_bytes(self, memory_id: int) -> int:
+        return self.memory(memory_id).size_bytes
 
     def retire(self, memory_id: int) -> None:
         self.unmapped.add(memory_id)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +18,13 @@ from tests.open_files import count_open_files
 from tests.unit.cache.cache_model import SMALL
 
 WAIT_S = 30.0
+
+
+def await_that(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
 
 
 def take_all(pools: Pools, count: int) -> list[str]:
@@ -48,15 +57,69 @@ def test_memory_that_cannot_be_had_is_said() -> None:
     pools.stop()
 
 
+GROWING = CacheTerms(
+    memory_bytes=256 * MIB, segment_bytes=64 * MIB, extent_bytes=MIB, entry_limit=1000, step_bytes=16 * MIB
+)
+
+
 def test_what_was_being_taken_is_let_go_of() -> None:
     before = count_open_files()
-    pools = Pools({"": CacheTerms(memory_bytes=256 * MIB, segment_bytes=64 * MIB)})
+    pools = Pools({"": GROWING})
     pools.begin()
     pools.stop()
     pools.close()
     assert pools.caches == {}
     # A lock that was made is kept for as long as this process lives.
     assert count_open_files() <= before + 1
+
+
+def test_a_pool_is_there_with_its_first_memory_and_grows() -> None:
+    pools = Pools({"": GROWING})
+    pools.begin()
+    take_all(pools, 1)
+    cache = pools.caches[""]
+    assert cache.ready_bytes >= 16 * MIB
+    await_that(lambda: cache.ready_bytes == cache.capacity_bytes)
+    pools.stop()
+    pools.close()
+
+
+def test_a_pool_that_grows_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[LocalCache] = []
+    may_go_on = threading.Event()
+    grow = LocalCache.grow
+
+    def grow_slowly(self: LocalCache) -> bool:
+        steps.append(self)
+        assert may_go_on.wait(60)
+        return grow(self)
+
+    monkeypatch.setattr(LocalCache, "grow", grow_slowly)
+    pools = Pools({"": GROWING})
+    pools.begin()
+    take_all(pools, 1)
+    cache = pools.caches[""]
+    pools.stop_growing()
+    may_go_on.set()
+    pools.stop()
+    # The step that was begun was given up, and no other came.
+    assert len(steps) <= 1
+    assert cache.ready_bytes == 16 * MIB
+    pools.close()
+
+
+def test_a_pool_that_had_grown_in_part_is_adopted_and_grows_on() -> None:
+    with LocalCache.begin(GROWING) as former:
+        assert former.grow()
+        files = former.files
+        copies = [os.memfd_create("lock"), *(os.dup(file) for file in (files.index, *files.segments))]
+    pools = Pools({"": GROWING})
+    assert pools.adopt("", copies, 7) is None
+    cache = pools.caches[""]
+    assert cache.ready_bytes >= 32 * MIB
+    await_that(lambda: cache.ready_bytes == 256 * MIB)
+    pools.stop()
+    pools.close()
 
 
 def test_the_memory_of_a_server_that_lives_is_not_adopted() -> None:

@@ -32,6 +32,8 @@ from kvoffload.protocol import (
     Credits,
     CreditsGranted,
     Done,
+    Drain,
+    Draining,
     Error,
     ErrorCode,
     Farewell,
@@ -45,7 +47,7 @@ from kvoffload.protocol import (
     Reuse,
     Stats,
 )
-from kvoffload.units import MIB
+from kvoffload.units import KIB, MIB
 from tests.children import child
 from tests.unit.daemon.raw_client import RawClient
 
@@ -284,13 +286,13 @@ def test_greetings_are_answered_while_memory_is_taken(
     server: CacheServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on = threading.Event()
-    create = LocalCache.create
+    begin = LocalCache.begin
 
-    def create_slowly(terms: CacheTerms, **rest: Callable[[int, int], None]) -> LocalCache:
+    def begin_slowly(terms: CacheTerms) -> LocalCache:
         assert may_go_on.wait(60)
-        return create(terms, **rest)
+        return begin(terms)
 
-    monkeypatch.setattr(LocalCache, "create", create_slowly)
+    monkeypatch.setattr(LocalCache, "begin", begin_slowly)
     joined: list[RawClient] = []
 
     def turn() -> None:
@@ -302,6 +304,64 @@ def test_greetings_are_answered_while_memory_is_taken(
     joined.append(RawClient(tmp_path / "s", register_of(), turn=turn))
     assert isinstance(joined[0].ask(Stats()), Counts)
     joined[0].close()
+
+
+GROWING = CacheTerms(
+    memory_bytes=64 * MIB, segment_bytes=16 * MIB, extent_bytes=64 * KIB, entry_limit=8192, step_bytes=4 * MIB
+)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Pools grow by one step each time that it is released."""
+    allowed = threading.Semaphore(0)
+    grow = LocalCache.grow
+
+    def grow_when_allowed(self: LocalCache) -> bool:
+        assert allowed.acquire(timeout=60)
+        return grow(self)
+
+    monkeypatch.setattr(LocalCache, "grow", grow_when_allowed)
+    return allowed
+
+
+def test_blocks_are_saved_and_found_while_memory_grows(tmp_path: Path, steps: threading.Semaphore) -> None:
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": GROWING}))
+    client = connect(server, tmp_path)
+    reader = client.index
+    save(client, hashes_of(3), 5)
+    counts = client.ask(Stats())
+    assert isinstance(counts, Counts)
+    assert (counts.ready_bytes, counts.capacity_bytes) == (4 * MIB, 64 * MIB)
+    assert reader.ready_bytes == 4 * MIB
+    leased = acquire(client, hashes_of(3))
+    steps.release(100)
+    cache = server._pools.caches[""]
+    while reader.ready_bytes < 64 * MIB:
+        server.turn(0.001)
+    assert cache.stats.ready_bytes == 64 * MIB
+    assert acquire(client, hashes_of(3)).groups[0].addresses == leased.groups[0].addresses
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize("ends", ["stop", "drain"])
+def test_a_server_ends_while_its_memory_grows(tmp_path: Path, steps: threading.Semaphore, ends: str) -> None:
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": GROWING}))
+    client = connect(server, tmp_path)
+    save(client, hashes_of(3), 5)
+    cache = server._pools.caches[""]
+    if ends == "stop":
+        server.stop()
+    else:
+        assert isinstance(client.ask(Drain()), Draining)
+    while server.turn(0.001):
+        pass
+    steps.release(100)
+    assert not cache.grow()
+    assert cache.ready_bytes == 4 * MIB
+    client.close()
+    server.close()
 
 
 def test_a_server_that_is_stopped_while_it_takes_memory_ends(tmp_path: Path) -> None:

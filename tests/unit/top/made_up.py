@@ -11,6 +11,7 @@ from kvoffload.units import GIB
 
 STATS = CacheStats(
     capacity_bytes=16 * GIB,
+    ready_bytes=16 * GIB,
     used_bytes=4 * GIB,
     readable=1000,
     reserved=3,

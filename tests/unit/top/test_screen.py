@@ -87,3 +87,9 @@ def test_sizes_are_short(count: float, text: str) -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0"), (0.25, "0.2"), (9.96, "10.0"), (12345.6, "12,346")])
 def test_numbers_are_short(count: float, text: str) -> None:
     assert number(count) == text
+
+
+def test_a_pool_that_grows_is_said() -> None:
+    growing = show(Sample(time_s=0.0, stats=stats(ready_bytes=5 * GIB)), width=140)
+    assert "25% of 16 GiB (5 GiB are there, it grows), 1,000 blocks" in growing
+    assert "grows" not in show(Sample(time_s=0.0, stats=stats()))

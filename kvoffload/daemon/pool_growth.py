@@ -1,0 +1,72 @@
+"""A pool's way to its full size, beside what it serves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from kvoffload.cache import LocalCache
+from kvoffload.errors import CacheMemoryError
+from kvoffload.units import format_size
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 10.0
+"""After a shortage: what others had may have been given back."""
+
+
+class PoolGrowth:
+    """One thread runs it; `stop` and `close` belong to whoever made it. A shortage ends nothing: the pool is smaller
+    for as long as it lasts."""
+
+    def __init__(self, cache: LocalCache, *, name: str = "", retry_s: float = RETRY_S) -> None:
+        """`name`: of the domain, as the log is to call it."""
+        self._cache = cache
+        self._label = f"the memory of domain {name!r}" if name else "the memory"
+        self._retry_s = retry_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvoffload-growth", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Nothing more is taken from here on, and what is being taken is given up within some milliseconds."""
+        self._stopped.set()
+        self._cache.stop_growing()
+
+    def close(self) -> None:
+        """Stops, and waits for that."""
+        self.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        capacity_bytes = self._cache.capacity_bytes
+        if self._cache.ready_bytes == capacity_bytes:
+            return
+        told, is_short = self._tenths(), False
+        logger.info("%s is served and grows: %s so far", self._label, self._describe())
+        while not self._stopped.is_set():
+            try:
+                is_growing = self._cache.grow()
+            except CacheMemoryError as fault:
+                # Told once: others' memory may come and go for hours.
+                level = logging.DEBUG if is_short else logging.WARNING
+                logger.log(level, "%s stays smaller for now, %s: %s", self._label, self._describe(), fault)
+                is_short = True
+                self._stopped.wait(self._retry_s)
+                continue
+            if not is_growing:
+                break
+            if self._tenths() > told:
+                told = self._tenths()
+                logger.debug("%s grows: %s", self._label, self._describe())
+        if not self._stopped.is_set():
+            logger.info("%s is all there: %s", self._label, format_size(capacity_bytes))
+
+    def _tenths(self) -> int:
+        return self._cache.ready_bytes * 10 // self._cache.capacity_bytes
+
+    def _describe(self) -> str:
+        return f"{format_size(self._cache.ready_bytes)} of {format_size(self._cache.capacity_bytes)}"

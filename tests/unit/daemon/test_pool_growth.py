@@ -1,0 +1,82 @@
+"""A pool that grows: what the log says, and what a shortage does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvoffload.cache import LocalCache
+from kvoffload.daemon.pool_growth import PoolGrowth
+from kvoffload.errors import CacheMemoryError
+from kvoffload.units import MIB
+from tests.unit.daemon.test_pools import GROWING
+
+SHORT = CacheMemoryError("memory for 16777216 bytes is not there: 4096 are left", remedy="more")
+
+
+@pytest.fixture
+def cache() -> Iterator[LocalCache]:
+    with LocalCache.begin(GROWING) as made:
+        yield made
+
+
+def run_to_end(growth: PoolGrowth) -> None:
+    growth.start()
+    growth._thread.join(60)
+    assert not growth._thread.is_alive()
+
+
+def test_its_log_has_begin_and_end_and_each_tenth_for_debugging(
+    cache: LocalCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "kvoffload.daemon.pool_growth"):
+        run_to_end(PoolGrowth(cache, name="chat"))
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert told == [
+        "the memory of domain 'chat' is served and grows: 16MiB of 256MiB so far",
+        "the memory of domain 'chat' is all there: 256MiB",
+    ]
+    assert 8 <= len(caplog.records) - 2 <= 10
+
+
+def test_a_shortage_is_one_warning_with_both_figures_and_is_tried_again(
+    cache: LocalCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow, asked = cache.grow, 0
+
+    def grow_now_and_then() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked % 3 == 0:
+            raise SHORT
+        return grow()
+
+    monkeypatch.setattr(cache, "grow", grow_now_and_then)
+    with caplog.at_level(logging.INFO, "kvoffload.daemon.pool_growth"):
+        run_to_end(PoolGrowth(cache, retry_s=0.0))
+    assert cache.ready_bytes == 256 * MIB
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == [f"the memory stays smaller for now, 48MiB of 256MiB: {SHORT}"]
+
+
+def test_what_waits_for_memory_ends_at_once(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    was_asked = threading.Event()
+
+    def refuse() -> bool:
+        was_asked.set()
+        raise SHORT
+
+    monkeypatch.setattr(cache, "grow", refuse)
+    growth = PoolGrowth(cache, retry_s=1e6)
+    growth.start()
+    assert was_asked.wait(60)
+    growth.close()
+    assert cache.ready_bytes == 16 * MIB
+
+
+def test_one_that_never_began_can_be_closed(cache: LocalCache) -> None:
+    PoolGrowth(cache).close()
+    assert not cache.grow()
