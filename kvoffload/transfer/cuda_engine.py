@@ -45,6 +45,8 @@ class HostRegistration:
     registered_bytes: int
     is_done: bool
     """Nothing is waiting to be registered."""
+    is_leaving: bool
+    """Memory that was removed is still known to the driver, and must stay where it is."""
     problem: str
     """Why some memory stays unregistered, and what to do; empty: nothing failed."""
 
@@ -85,12 +87,13 @@ class CudaEngine(NativeCopyEngine):
 
     @property
     def registration(self) -> HostRegistration:
-        asked, registered, is_done, problem = self._core.registration()
+        asked, registered, is_done, is_leaving, problem = self._core.registration()
         remedy = next(text for name, text in REGISTRATION_REMEDIES.items() if name in problem)
         return HostRegistration(
             asked_bytes=asked,
             registered_bytes=registered,
             is_done=is_done,
+            is_leaving=is_leaving,
             problem=f"{problem}; {remedy}" if problem else "",
         )
 
@@ -106,7 +109,7 @@ class CudaEngine(NativeCopyEngine):
 
     def add_host_range(self, address: int, size_bytes: int) -> None:
         """Slots in this memory are copied directly, each piece from when it is registered, which goes on in the
-        background. The memory stays until the engine is closed.
+        background. The memory stays until the engine is closed, or until it is removed and nothing leaves any more.
         """
         try:
             self._core.add_host_range(address, size_bytes)
@@ -116,6 +119,21 @@ class CudaEngine(NativeCopyEngine):
             ) from fault
         except RuntimeError as fault:
             raise NativeError(f"host memory was not taken: {fault}") from fault
+
+    def remove_host_range(self, address: int, size_bytes: int) -> None:
+        """Undoes `add_host_range`, and waits for nothing: what copies still use leaves when they have ended."""
+        try:
+            self._core.remove_host_range(address, size_bytes)
+        except ValueError as fault:
+            raise UnsupportedError(
+                f"{size_bytes} bytes at {address:#x} cannot be removed: {fault}", remedy="remove what was added"
+            ) from fault
+        except RuntimeError as fault:
+            raise NativeError(f"host memory was not removed: {fault}") from fault
+
+    def wait_registered(self, size_bytes: int, timeout_s: float) -> None:
+        """Until so much is registered, or no more is going to be, or the time is over."""
+        self._core.wait_registered(size_bytes, milliseconds(timeout_s))
 
     def set_ways(self, table: WayTable) -> None:
         """For plans that begin from now on."""

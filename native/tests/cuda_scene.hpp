@@ -150,6 +150,11 @@ public:
         add_slots(length);
         wait_for_registration();
     }
+    // All that with_room has registered.
+    void remove_slots() {
+        CHECK(engine_->remove_host_range(reinterpret_cast<std::uint64_t>(slots_.data()), settings_.registered_bytes)
+                  .ok());
+    }
     Status close(int timeout_ms) {
         control_.exempt_thread(false);
         Status status = engine_->close(timeout_ms);

@@ -194,6 +194,7 @@ TEST(a_closed_engine_takes_nothing_and_touches_nothing) {
     const std::uint64_t pushes = scene.control().calls_of("cuCtxPushCurrent");
     CHECK(scene.engine().submit(scene.plan(kSave, {0}), scene.compute()).fault().code() == Code::unavailable);
     CHECK(scene.engine().add_host_range(4096, 4096).code() == Code::unavailable);
+    CHECK(scene.engine().remove_host_range(4096, 4096).code() == Code::unavailable);
     CHECK(scene.engine().make_wait(scene.compute(), save, 0).code() == Code::unavailable);
     CHECK_EQUAL(scene.control().calls_of("cuCtxPushCurrent"), pushes);
     CHECK(scene.control().live() == before);

@@ -323,6 +323,40 @@ TEST(without_its_kernels_an_engine_still_copies) {
     }
 }
 
+// The driver made for tests reports memory that is unregistered under a copy.
+TEST(slots_that_are_removed_stay_registered_for_what_the_device_has) {
+    for (const CopyWay way : kWays) {
+        SceneSettings settings = test::with_room(way);
+        settings.has_digests = true;
+        CudaScene scene(settings);
+        const std::uint64_t before = scene.control().live().registrations;
+        CHECK(scene.open().ok());
+        CHECK_EQUAL(scene.control().live().registrations, before + 3);
+        scene.control().stall(true);
+        scene.write_slots({4}, 40);
+        scene.write_pages({0, 1}, 7);
+        const CopyTicket save = scene.submit(kSave, {0, 1});
+        const CopyTicket load = scene.submit(kLoad, {4});
+        for (const CopyTicket ticket : {save, load}) {
+            CHECK(scene.engine().make_wait(scene.compute(), ticket, test::kPatienceMs).ok());
+        }
+        scene.remove_slots();
+        CHECK(scene.engine().registration().is_leaving);
+        const CopyTicket later = scene.submit(kSave, {2});
+        scene.control().stall(false);
+        CHECK(scene.wait_for(save).status.ok());
+        CHECK(scene.wait_for(load).status.ok());
+        CHECK(scene.wait_for(later).status.ok());
+        CHECK(scene.slots_hold({0, 1}, 7));
+        CHECK(scene.pages_hold({4}, 40));
+        for (test::Patience patience; scene.engine().registration().is_leaving;) {
+            patience.wait();
+        }
+        CHECK_EQUAL(scene.control().live().registrations, before);
+        CHECK(scene.engine().close(test::kPatienceMs).ok());
+    }
+}
+
 TEST(a_plan_that_finds_no_memory_fails_alone) {
     SceneSettings settings;
     settings.way = CopyWay::staged;

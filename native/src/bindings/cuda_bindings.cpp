@@ -38,11 +38,24 @@ public:
         raise_if_not_ok(engine_.add_host_range(address, length));
     }
 
-    // Bytes asked for, bytes registered, whether nothing waits to be, and why some stay as they are.
-    std::tuple<std::uint64_t, std::uint64_t, bool, std::string> registration() const {
+    void remove_host_range(std::uint64_t address, std::uint64_t length) {
+        check_process();
+        raise_if_not_ok(engine_.remove_host_range(address, length));
+    }
+
+    // Bytes asked for, bytes registered, whether nothing waits to be, whether removed ones still are, and why some stay
+    // as they are.
+    std::tuple<std::uint64_t, std::uint64_t, bool, bool, std::string> registration() const {
         check_process();
         const RegistrationProgress progress = engine_.registration();
-        return {progress.asked_bytes, progress.registered_bytes, progress.is_done, progress.problem};
+        return {progress.asked_bytes, progress.registered_bytes, progress.is_done, progress.is_leaving,
+                progress.problem};
+    }
+
+    void wait_registered(std::uint64_t bytes, int timeout_ms) {
+        check_process();
+        const WithoutGil unlocked;
+        engine_.wait_registered(bytes, timeout_ms);
     }
 
     void set_ways(const std::vector<RuleTuple>& rules) {
@@ -94,7 +107,9 @@ std::unique_ptr<OwnedCudaEngine> create_cuda_engine(std::uint64_t block_count, c
 void bind_cuda(nb::module_& module) {
     nb::class_<OwnedCudaEngine, OwnedCopyEngine>(module, "CudaCopyEngine", "Copies blocks of one GPU's memory.")
         .def("add_host_range", &OwnedCudaEngine::add_host_range)
+        .def("remove_host_range", &OwnedCudaEngine::remove_host_range)
         .def("registration", &OwnedCudaEngine::registration)
+        .def("wait_registered", &OwnedCudaEngine::wait_registered)
         .def("set_ways", &OwnedCudaEngine::set_ways)
         .def("kernel_problem", &OwnedCudaEngine::kernel_problem)
         .def("is_lost", &OwnedCudaEngine::is_lost)

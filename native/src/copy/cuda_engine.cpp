@@ -170,6 +170,21 @@ Status CudaEngine::add_host_range(std::uint64_t begin, std::uint64_t length) {
                              : Status(Code::unavailable, "the copy engine is closed");
 }
 
+Status CudaEngine::remove_host_range(std::uint64_t begin, std::uint64_t length) {
+    if (!is_of_this_process()) {
+        return forked();
+    }
+    const Visit visit(*this);
+    return visit.is_let_in() ? ground_->ranges->remove(begin, length)
+                             : Status(Code::unavailable, "the copy engine is closed");
+}
+
+void CudaEngine::wait_registered(std::uint64_t bytes, int timeout_ms) {
+    if (is_of_this_process()) {
+        ground_->ranges->wait_for(bytes, timeout_ms);
+    }
+}
+
 RegistrationProgress CudaEngine::registration() const {
     return is_of_this_process() ? ground_->ranges->progress() : RegistrationProgress();
 }

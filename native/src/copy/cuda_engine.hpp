@@ -49,9 +49,15 @@ public:
     CudaEngine& operator=(const CudaEngine&) = delete;
 
     // Slots in this memory are copied directly as soon as it is registered, which is done in the background; all others
-    // by way of a buffer. The memory stays until close has succeeded.
+    // by way of a buffer. The memory stays until close has succeeded, or until it is removed and nothing leaves any
+    // more.
     Status add_host_range(std::uint64_t begin, std::uint64_t length);
+    // Of a range that was added. Plans on their way go on, and what the device has of them is waited for in the
+    // background. Code::invalid: there is no such range.
+    Status remove_host_range(std::uint64_t begin, std::uint64_t length);
     RegistrationProgress registration() const;
+    // Until so many bytes are registered, or no more are going to be, or the time is over.
+    void wait_registered(std::uint64_t bytes, int timeout_ms);
 
     // For plans that begin from now on.
     void set_ways(WayTable ways);

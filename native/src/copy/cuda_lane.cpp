@@ -206,6 +206,7 @@ bool CudaLane::issue_part() {
     lists_.head = *lists + part.kernel.size() * kListEntryBytes;
     place.lists_end = lists_.head;
     place.transfers = part.transfers.size();
+    place.pieces = pieces;
     queued_transfers_ += place.transfers;
     ++place_count_;
     ++job.part_count;
@@ -300,6 +301,7 @@ void CudaLane::retire(Place& place) {
         }
         place.bounce->is_free = true;
     }
+    place.pieces.reset();
     lists_.tail = place.lists_end;
     queued_transfers_ -= place.transfers;
     for (Staging& staging : stagings_) {

@@ -111,6 +111,7 @@ private:
         std::uint64_t begin = 0, end = 0;              // of the row
         std::uint64_t lists_begin = 0, lists_end = 0;  // of the ring
         std::size_t transfers = 0;                     // that the driver has queued
+        std::shared_ptr<const HostPieces> pieces;      // registered for as long as this is held
     };
     // A buffer on the device, and the part that used it last.
     struct Staging {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -70,9 +69,8 @@ class Scene:
 
 
 def wait_for_registration(scene: Scene) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not scene.engine.registration.is_done:
-        assert time.monotonic() < end
+    scene.engine.wait_registered(1 << 60, TIMEOUT_S)
+    assert scene.engine.registration.is_done
 
 
 @pytest.fixture
@@ -130,6 +128,22 @@ def test_registration_is_told_as_far_as_it_is(scene: Scene) -> None:
     wait_for_registration(scene)
     assert scene.engine.registration.registered_bytes == scene.engine.registration.asked_bytes == size_bytes
     assert scene.engine.registration.problem == ""
+
+
+def test_memory_that_is_removed_leaves_and_its_slots_are_copied_all_the_same(scene: Scene) -> None:
+    scene.engine.add_host_range(scene.address, 2 * PAGE_BYTES)
+    wait_for_registration(scene)
+    assert scene.driver.registrations == 1
+    scene.engine.remove_host_range(scene.address, 2 * PAGE_BYTES)
+    while scene.engine.registration.is_leaving:
+        assert scene.run(CopyDirection.SAVE, [1]).fault == ""
+    assert scene.driver.registrations == 0
+    assert scene.engine.registration.registered_bytes == scene.engine.registration.asked_bytes == 0
+    scene.write_block(2, bytes(range(7)) * (scene.record_bytes // 7) + bytes(scene.record_bytes % 7))
+    assert scene.run(CopyDirection.SAVE, [2]).fault == ""
+    assert scene.record(2) == scene.read_block(2)
+    with pytest.raises(UnsupportedError, match="cannot be removed"):
+        scene.engine.remove_host_range(scene.address, 2 * PAGE_BYTES)
 
 
 def test_memory_that_is_registered_twice_comes_with_what_to_do(scene: Scene) -> None:
