@@ -85,6 +85,9 @@ class BlockCalls:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return cast(SharedMemory, found).segments
 
+    def ready_bytes(self, memory_id: int) -> int:
+        return self.memory(memory_id).size_bytes
+
     def may_copy(self, held: Placed) -> bool:
         found = self._link.memories.find(held.memory_id)
         return found is not None and held.session in found.sessions

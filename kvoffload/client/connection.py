@@ -102,6 +102,10 @@ class Connection:
     def memory(self, memory_id: int) -> SegmentMap:
         return self._engine.memory(memory_id)
 
+    def ready_bytes(self, memory_id: int) -> int:
+        """How much of it is there, from its beginning."""
+        return self._engine.ready_bytes(memory_id)
+
     def may_copy(self, held: Placed) -> bool:
         return self._engine.may_copy(held)
 

@@ -12,6 +12,7 @@ import torch
 from kvoffload.cache import GroupRule, SegmentMap
 from kvoffload.connector.agreement import SharingTerms, add_report, make_register
 from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.host_memory import HostMemory, RegisteringEngine
 from kvoffload.connector.step_plan import (
     BlockMoves,
     GroupFacts,
@@ -90,12 +91,12 @@ class WorkerSide:
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
         self._told: tuple[Place, ...] = ()
         self._engine: CopyEngine | None = None
-        self._known: dict[int, SegmentMap] = {}
-        """Memories that the copy engine has been told of: it may use them until it is closed."""
+        self._host_memory: HostMemory | None = None
+        """If the copy engine wants to be told of the cache's memory."""
         self._copies: dict[CopyTicket, _Copy] = {}
         self._ended: list[_Ended] = []
         self._doomed: list[str] = []
-        self._unended: list[tuple[CopyEngine, list[_Copy]]] = []
+        self._unended: list[tuple[CopyEngine, list[_Copy], HostMemory | None]] = []
         self._faults = 0
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
@@ -145,6 +146,9 @@ class WorkerSide:
             if self._terms.sharing.pipeline_ranks == 1:
                 terms = self._terms
                 self.join(make_register(fingerprint, groups, terms.sharing, description=described, rank=terms.rank))
+            self._begin_memory()
+            if self._host_memory is not None:
+                self._host_memory.wait_for_first()
         except BaseException:
             self.unregister()
             raise
@@ -174,6 +178,7 @@ class WorkerSide:
         if plan.register is not None:
             try:
                 self.join(plan.register)
+                self._begin_memory()
             except (KVOffloadError, OSError) as fault:
                 # The engine runs: its blocks are not saved until this works.
                 self._note_line("the cache cannot be joined", str(fault))
@@ -190,6 +195,8 @@ class WorkerSide:
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
+        places = self._find_places()
+        self._tell_memory(places)
         if self._engine is not None:
             self._collect(self._engine)
             if is_idle and self._copies and not self._ended and not self._doomed:
@@ -214,7 +221,7 @@ class WorkerSide:
                     failed_saves.add(one.job.job)
                 elif one.digests:
                     digests[one.job.job] = {self._terms.sharing.shard_of(self._terms.rank): one.digests}
-        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news())
+        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places))
 
     def unregister(self) -> None:
         """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
@@ -231,7 +238,7 @@ class WorkerSide:
         if engine is not None:
             self._collect(engine)
             self._give_up(engine)
-        self._known.clear()
+        self._host_memory = None
 
     def close(self) -> None:
         """The worker ends."""
@@ -269,7 +276,7 @@ class WorkerSide:
             return
         if self._cache is None or not self._cache.may_copy(job.place):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
-        memory = self._find_memory(job.place.memory_id)
+        memory = self._cache.memory(job.place.memory_id)
         items = CopyItems(
             group=self._group_numbers[job.moves.groups],
             block=job.moves.blocks,
@@ -288,14 +295,20 @@ class WorkerSide:
         )
         self._copies[ticket] = _Copy(job, memory)
 
-    def _find_memory(self, memory_id: int) -> SegmentMap:
-        assert self._cache is not None
-        memory = self._cache.memory(memory_id)
-        if memory_id not in self._known and self._device.type == "cuda":
-            for address, size_bytes in memory.ranges():
-                self._engine.add_host_range(address, size_bytes)  # type: ignore[union-attr]
-            self._known[memory_id] = memory
-        return memory
+    def _begin_memory(self) -> None:
+        """From here on the copy engine hears of the cache's memory, if it wants to."""
+        engine: object = self._engine
+        if self._host_memory is None and self._cache is not None and isinstance(engine, RegisteringEngine):
+            self._host_memory = HostMemory(engine, self._cache)
+            self._tell_memory(self._find_places())
+
+    def _tell_memory(self, places: tuple[Place, ...]) -> None:
+        if self._host_memory is not None:
+            try:
+                self._host_memory.update(places)
+            except KVOffloadError as fault:
+                # What is not registered is copied all the same.
+                self._note_line("the cache's memory is not registered", str(fault))
 
     def _find_slots(self, memory: SegmentMap, moves: BlockMoves) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         """Where this rank's part of each record lies in this process."""
@@ -358,9 +371,8 @@ class WorkerSide:
     def _find_places(self) -> tuple[Place, ...]:
         return () if self._cache is None else tuple(Place(*place) for place in self._cache.places())
 
-    def _find_news(self) -> dict[int, tuple[Place, ...]]:
+    def _find_news(self, places: tuple[Place, ...]) -> dict[int, tuple[Place, ...]]:
         """Where this rank may copy, if that has changed since it was told."""
-        places = self._find_places()
         if places == self._told:
             return {}
         self._told = places
@@ -369,7 +381,7 @@ class WorkerSide:
     def _give_up(self, engine: CopyEngine) -> None:
         """Of a closed engine: what it has not ended never will be, and may still touch the memory of its slots."""
         if self._copies:
-            self._unended.append((engine, list(self._copies.values())))
+            self._unended.append((engine, list(self._copies.values()), self._host_memory))
             self._ended += [_Ended(copy.job, "the copy did not end in time") for copy in self._copies.values()]
             self._copies = {}
 

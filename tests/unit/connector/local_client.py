@@ -262,6 +262,8 @@ class LocalPlaces:
         self.client = client
         self.unmapped: set[int] = set()
         """Memories that this worker has not joined yet, or has let go of."""
+        self.ready: int | None = None
+        """Bytes of each memory that are there; None: all of them."""
         self.is_closed = False
 
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -274,6 +276,10 @@ class LocalPlaces:
         if memory_id in self.unmapped:
             raise ValueError(f"memory {memory_id} is not mapped here")
         return self.client.memory(memory_id)
+
+    def ready_bytes(self, memory_id: int) -> int:
+        size_bytes = self.memory(memory_id).size_bytes
+        return size_bytes if self.ready is None else min(self.ready, size_bytes)
 
     def retire(self, memory_id: int) -> None:
         self.unmapped.add(memory_id)
