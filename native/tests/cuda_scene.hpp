@@ -118,6 +118,7 @@ public:
         settings.strange_answers = std::chrono::milliseconds(2);
         settings.digest_threads = 2;
         settings.poll_interval = std::chrono::microseconds(1);
+        settings.longest_sleep = std::chrono::minutes(10);  // who sleeps is woken, or the test does not end
         static constexpr std::byte kImage{1};
         settings.kernels = {&kImage, 1};
         settings.on_host_access = [this](const void* address, std::uint64_t length, bool is_written) {

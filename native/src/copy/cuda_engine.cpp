@@ -91,7 +91,9 @@ Result<std::unique_ptr<CudaEngine>> CudaEngine::open(const CudaApi& api, const C
 CudaEngine::CudaEngine(std::unique_ptr<CudaGround> ground)
     : ground_(std::move(ground)),
       save_(std::make_unique<CudaLane>(*ground_)),
-      load_(std::make_unique<CudaLane>(*ground_)) {}
+      load_(std::make_unique<CudaLane>(*ground_)) {
+    ground_->lanes = {save_.get(), load_.get()};
+}
 
 CudaEngine::~CudaEngine() {
     bool is_over = false;
