@@ -183,6 +183,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._loads = replace(connector_metadata, saves=())
         self._saves = connector_metadata.saves
         self._has_forward = connector_metadata.has_forward
+        if self._worker is not None and self._loads.loads:
+            self._worker.mark()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads are asynchronous, so vLLM calls this after the forward was launched.

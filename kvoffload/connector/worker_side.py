@@ -37,7 +37,7 @@ from kvoffload.transfer import (
     open_engine,
     run_copy_self_test,
 )
-from kvoffload.transfer.copy_engine import CopyTicket, RunDigests
+from kvoffload.transfer.copy_engine import CopyTicket, Marked, RunDigests, StreamPoint
 from kvoffload.types import HASH_BYTES
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,8 @@ class WorkerSide:
         self._copies: dict[CopyTicket, _Copy] = {}
         self._ended: list[_Ended] = []
         self._doomed: list[str] = []
+        self._before_forward: StreamPoint | None = None
+        """What the next loads come after; None: what the engine's stream has been given when they are submitted."""
         self._unended: list[tuple[CopyEngine, list[_Copy], HostMemory | None]] = []
         self._faults = 0
         self._device = torch.device("cpu")
@@ -172,8 +174,28 @@ class WorkerSide:
             self._fingerprint = register.fingerprint
             self._slot_bytes = [group.record_bytes for group in register.groups]
 
+    def mark(self) -> None:
+        """Before the step's forward is launched: the loads that are submitted next do not wait for it.
+
+        Blocks of a load were allocated when the step was planned. Whoever wrote to them before that, or read them, is a
+        forward of an earlier step, with its draft model and its states. What the engine itself does to new blocks is
+        done at the beginning of this step, by either model runner: they are zeroed, and others are copied to them. All
+        of that is given to this stream before vLLM binds the plan. This step's forward has tables of other requests. If
+        some of them still name such a block, it is beyond what they look at: the engine gives it to other requests of
+        the same forward as well, which write to it.
+        """
+        self._before_forward = None
+        try:
+            stream = compute_stream(self._device)
+            if self._engine is not None and stream is not None:
+                self._before_forward = self._engine.mark(stream)
+        except (KVOffloadError, RuntimeError) as fault:
+            # They come after the forward.
+            self._note_line("loads wait for the step's forward", str(fault))
+
     def submit(self, plan: StepPlan) -> None:
         """After the step's forward was launched."""
+        before_forward, self._before_forward = self._before_forward, None
         self._doomed += plan.doomed
         if plan.register is not None:
             try:
@@ -185,7 +207,7 @@ class WorkerSide:
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
         for job in jobs:
             try:
-                self._begin(job)
+                self._begin(job, before_forward)
             except Exception as fault:  # noqa: BLE001  (a job that is never reported lets its request wait for ever)
                 # Its words only: its frames hold views of engine memory, which may be about to be freed.
                 self._ended.append(_Ended(job, str(fault) or type(fault).__name__))
@@ -226,6 +248,7 @@ class WorkerSide:
     def unregister(self) -> None:
         """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
         engine, self._engine, self._facts = self._engine, None, None
+        self._before_forward = None
         if engine is not None:
             engine.fence(DRAIN_TIMEOUT_S)
         try:
@@ -266,7 +289,7 @@ class WorkerSide:
                 raise
         return engine
 
-    def _begin(self, job: SaveJob | LoadJob) -> None:
+    def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""
         if self._engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
@@ -283,15 +306,16 @@ class WorkerSide:
             slot=self._find_slots(memory, job.moves),
         )
         if isinstance(job, SaveJob):
-            direction, has_digests = CopyDirection.SAVE, True
+            direction, has_digests, point = CopyDirection.SAVE, True, None
             self._clear_tails(memory, job.moves)
         else:
-            direction, has_digests = CopyDirection.LOAD, job.wanted is not None
+            direction, has_digests, point = CopyDirection.LOAD, job.wanted is not None, before_forward
+        after: Marked = compute_stream(self._device) if point is None else point
         ticket = self._engine.submit(
             direction,
             items,
             has_digests=has_digests,
-            after=compute_stream(self._device),
+            after=after,
         )
         self._copies[ticket] = _Copy(job, memory)
 

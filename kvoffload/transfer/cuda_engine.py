@@ -13,7 +13,10 @@ from kvoffload.transfer.copy_engine import (
     PLAN_LIMIT,
     CopyDirection,
     CopyTicket,
+    Marked,
     NativeCopyEngine,
+    PlanArrays,
+    StreamPoint,
     find_addresses,
     list_runs,
     milliseconds,
@@ -135,6 +138,13 @@ class CudaEngine(NativeCopyEngine):
         """Until so much is registered, or no more is going to be, or the time is over."""
         self._core.wait_registered(size_bytes, milliseconds(timeout_s))
 
+    def mark(self, stream: int) -> StreamPoint:
+        """NativeError: the stream is being captured, or the device is lost."""
+        try:
+            return self._core.mark(stream)
+        except RuntimeError as fault:
+            raise NativeError(f"a stream was not marked: {fault}") from fault
+
     def set_ways(self, table: WayTable) -> None:
         """For plans that begin from now on."""
         self._core.set_ways(
@@ -152,6 +162,11 @@ class CudaEngine(NativeCopyEngine):
             raise UnsupportedError(f"nothing can wait for this: {fault}", remedy="name a ticket of submit") from fault
         except RuntimeError as fault:
             raise NativeError(f"a stream cannot wait for this copy: {fault}") from fault
+
+    def _hand_over(self, plan: PlanArrays, after: Marked) -> CopyTicket:
+        if isinstance(after, StreamPoint):
+            return self._core.submit_after(*plan, after)
+        return super()._hand_over(plan, after)
 
 
 def _find_device(tensors: Mapping[str, torch.Tensor], device: int | None) -> int:

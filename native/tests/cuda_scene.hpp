@@ -197,6 +197,18 @@ public:
         return ticket.value();
     }
 
+    // After `point`, and not after what the model has been given since.
+    CopyTicket submit_after(CopyDirection direction, const std::vector<std::uint32_t>& blocks, SharedEvent point) {
+        Result<CopyTicket> ticket = engine_->submit_after(plan(direction, blocks), std::move(point));
+        CHECK(ticket.ok());
+        return ticket.value();
+    }
+    SharedEvent mark() {
+        Result<SharedEvent> point = engine_->mark(compute());
+        CHECK(point.ok());
+        return point.value();
+    }
+
     // The model writes the pages of these blocks.
     void write_pages(const std::vector<std::uint32_t>& blocks, std::uint64_t pattern) {
         std::vector<fake::Bytes> writes;

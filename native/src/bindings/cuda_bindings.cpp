@@ -28,6 +28,11 @@ CopyWay way_of(const std::string& name) {
 // For loads or not, bytes of a run, runs, and the way.
 using RuleTuple = std::tuple<bool, std::uint64_t, std::uint64_t, std::string>;
 
+// A place in a stream's work, as Python holds it. The engine stays for as long as this.
+struct StreamPoint {
+    SharedEvent event;
+};
+
 class OwnedCudaEngine final : public OwnedCopyEngine {
 public:
     OwnedCudaEngine(std::unique_ptr<CudaEngine> engine, nb::object memory)
@@ -56,6 +61,26 @@ public:
         check_process();
         const WithoutGil unlocked;
         engine_.wait_registered(bytes, timeout_ms);
+    }
+
+    StreamPoint mark(ComputeStream stream) {
+        check_process();
+        const auto marked = [&] {
+            const WithoutGil unlocked;
+            return engine_.mark(stream);
+        };
+        return {kvo::take(marked())};
+    }
+
+    CopyTicket submit_after(bool is_load, bool has_digests, nb::handle groups, nb::handle blocks, nb::handle slots,
+                            const StreamPoint& point) {
+        check_process();
+        CopyPlan plan = make_plan(is_load, has_digests, groups, blocks, slots);
+        const auto submitted = [&] {
+            const WithoutGil unlocked;
+            return engine_.submit_after(std::move(plan), point.event);
+        };
+        return kvo::take(submitted());
     }
 
     void set_ways(const std::vector<RuleTuple>& rules) {
@@ -105,7 +130,10 @@ std::unique_ptr<OwnedCudaEngine> create_cuda_engine(std::uint64_t block_count, c
 }  // namespace
 
 void bind_cuda(nb::module_& module) {
+    nb::class_<StreamPoint>(module, "StreamPoint", "What a stream had been given when it was marked.");
     nb::class_<OwnedCudaEngine, OwnedCopyEngine>(module, "CudaCopyEngine", "Copies blocks of one GPU's memory.")
+        .def("mark", &OwnedCudaEngine::mark, nb::keep_alive<0, 1>())
+        .def("submit_after", &OwnedCudaEngine::submit_after)
         .def("add_host_range", &OwnedCudaEngine::add_host_range)
         .def("remove_host_range", &OwnedCudaEngine::remove_host_range)
         .def("registration", &OwnedCudaEngine::registration)

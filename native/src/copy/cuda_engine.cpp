@@ -238,7 +238,27 @@ Result<SharedEvent> CudaEngine::record(ComputeStream stream) {
     return event;
 }
 
+Result<SharedEvent> CudaEngine::mark(ComputeStream stream) {
+    if (!is_of_this_process()) {
+        return forked();
+    }
+    const Visit visit(*this);
+    return visit.is_let_in() ? record(stream)
+                             : Result<SharedEvent>(Status(Code::unavailable, "the copy engine is closed"));
+}
+
 Result<CopyTicket> CudaEngine::submit(CopyPlan plan, std::optional<ComputeStream> after) {
+    return take(std::move(plan), nullptr, after);
+}
+
+Result<CopyTicket> CudaEngine::submit_after(CopyPlan plan, SharedEvent point) {
+    if (is_of_this_process() && point != nullptr && !point->is_of(ground_->events)) {
+        return Status(Code::invalid, "the point was marked by another copy engine");
+    }
+    return take(std::move(plan), std::move(point), {});
+}
+
+Result<CopyTicket> CudaEngine::take(CopyPlan plan, SharedEvent point, std::optional<ComputeStream> stream) {
     if (!is_of_this_process()) {
         return forked();
     }
@@ -257,13 +277,14 @@ Result<CopyTicket> CudaEngine::submit(CopyPlan plan, std::optional<ComputeStream
     // Whatever needs memory is had before there is a ticket, or gives it back.
     std::list<CudaJob> job(1);
     job.front().plan = std::make_shared<const CopyPlan>(std::move(plan));
-    if (after) {
-        Result<SharedEvent> event = record(*after);
-        if (!event.ok()) {
-            return event.fault();
+    if (stream) {
+        Result<SharedEvent> marked = record(*stream);
+        if (!marked.ok()) {
+            return marked.fault();
         }
-        job.front().after = std::move(event.value());
+        point = std::move(marked.value());
     }
+    job.front().after = std::move(point);
     const std::lock_guard lock(submit_mutex_);
     const Result<CopyTicket> ticket = ground_->board.open();
     if (!ticket.ok()) {

@@ -64,8 +64,14 @@ public:
     // Why every plan goes by batch, whatever the table says; empty: it does not.
     std::string kernel_problem() const;
 
-    // `after` has work of this engine's context. Code::failed: the driver could not say what it has been given.
+    // Where `stream` is now: all that it has been given so far. It has work of this engine's context. The point goes
+    // before the engine does. Code::failed: the driver could not say, or the stream is being captured.
+    Result<SharedEvent> mark(ComputeStream stream);
+    // `after` is marked now.
     Result<CopyTicket> submit(CopyPlan plan, std::optional<ComputeStream> after) override;
+    // The copies come after a point that was marked before, and not after what its stream has been given since. Null:
+    // after nothing. Code::invalid: the point is another engine's.
+    Result<CopyTicket> submit_after(CopyPlan plan, SharedEvent point);
     std::vector<FinishedCopy> poll() override;
     bool fence(int timeout_ms) override;
     // May be called again after Code::failed, and by several.
@@ -93,6 +99,7 @@ private:
     // Whether what the stream is given runs. The context is current.
     Status check_stream(ComputeStream stream) const;
     Result<SharedEvent> record(ComputeStream stream);
+    Result<CopyTicket> take(CopyPlan plan, SharedEvent point, std::optional<ComputeStream> stream);
     CudaLane& lane(CopyDirection direction) { return direction == CopyDirection::save ? *save_ : *load_; }
 
     const pid_t process_ = getpid();

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -11,19 +13,21 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import vllm
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.forward_context import set_forward_context
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
+from kvoffload.connector import worker_side
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.step_plan import NOTHING_TO_DO, StepPlan
+from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, StepPlan
 from kvoffload.connector.worker_side import IDLE_WAIT_S
 from tests.unit.connector.engine_configs import make_tensors, make_vllm_config
 from tests.unit.connector.test_facade import Worker, load_plan, make_worker, save_job, warm_engine
 from tests.unit.connector.workers import Move, replace_engine
-from tests.unit.transfer.stand_ins import HeldEngine
+from tests.unit.transfer.stand_ins import HeldEngine, MarkingEngine
 
 ENGINE_CONFIG: Any = make_vllm_config()
 ENGINE_CONFIG.parallel_config.data_parallel_size = 1
@@ -162,6 +166,62 @@ def test_an_idle_engine_that_steps_for_a_copy_waits_in_each_step(kind: type[Runn
             runner.step(output_of(NOTHING_TO_DO, 0), forward_of([]))
         assert engine.waits == [IDLE_WAIT_S] * 21
         engine.release()
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_loads_are_submitted_after_the_forward_and_do_not_wait_for_it(
+    kind: type[Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(kind) as (runner, worker, _):
+        side = side_of(worker.connector)
+        engine = replace_engine(side, lambda held: MarkingEngine(held.inner))
+        monkeypatch.setattr(worker_side, "compute_stream", lambda device: 77)
+        plan = replace(load_plan(worker.shared, Move(0, 2, 1)), saves=(save_job(worker.shared, Move(0, 1, 0)),))
+        runner.step(output_of(replace(plan, has_forward=True), 4), lambda: engine.seen.append("forward"))
+        assert engine.seen == ["mark 1 of 77", "forward", "load after point 1", "save after 77"]
+        runner.step(output_of(ONLY_A_FORWARD, 4), lambda: engine.seen.append("forward"))
+        assert engine.marks == 1
+
+
+def test_what_a_step_did_not_come_to_keeps_its_place_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(RunnerV1) as (_, worker, _):
+        engine = replace_engine(side_of(worker.connector), lambda held: MarkingEngine(held.inner))
+        monkeypatch.setattr(worker_side, "compute_stream", lambda device: 77)
+        for slot in (1, 2):
+            worker.connector.bind_connector_metadata(load_plan(worker.shared, Move(0, slot, slot)))
+        worker.connector.get_transfer_results(set())
+        assert engine.seen == ["mark 1 of 77", "load after point 1", "mark 2 of 77", "load after point 2"]
+
+
+@pytest.mark.parametrize(
+    ("file", "order"),
+    [
+        (
+            "vllm/v1/worker/gpu_model_runner.py",
+            (
+                "self._update_states(",
+                "preprocess_mamba(",
+                "self.maybe_get_kv_connector_output(",
+                "self._model_forward(",
+            ),
+        ),
+        (
+            "vllm/v1/worker/gpu/model_runner.py",
+            ("self.update_requests(", "preprocess_state(", "self.kv_connector.pre_forward(", ".run_fullgraph("),
+        ),
+    ],
+)
+def test_vllm_binds_a_plan_after_it_has_zeroed_new_blocks_and_before_the_forward(
+    file: str, order: tuple[str, ...]
+) -> None:
+    """What loads are marked for: the next release may not change it unseen."""
+    source = (Path(vllm.__file__).parents[1] / file).read_text()
+    step = source[source.index("    def execute_model(") :]
+    places = [step.index(call) for call in order]
+    assert places == sorted(places)
+    updates = source[source.index(f"    def {order[0].removeprefix('self.')}") :].split("\n    def ", 1)[0]
+    assert "new_block_ids_to_zero" in updates
+    assert "copy_kv_cache_blocks_inplace(" in updates
 
 
 def test_the_scheduler_side_says_which_steps_run_the_model() -> None:

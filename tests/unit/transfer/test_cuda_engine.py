@@ -120,6 +120,34 @@ def test_copies_come_after_what_the_stream_was_given_before(scene: Scene) -> Non
         assert record == scene.driver.pattern(pattern, run.length)
 
 
+def test_copies_come_after_what_a_mark_saw_and_not_after_the_rest(scene: Scene) -> None:
+    stream = scene.driver.open_stream()
+    (run, *_) = scene.page_map.block_runs(0, 3)
+    page = scene.memory[run.allocation] + run.start
+    scene.driver.compute(stream, page, run.length, 5)
+    point = scene.engine.mark(stream)
+    other = scene.memory[run.allocation] + scene.page_map.block_runs(0, 4)[0].start
+    scene.driver.compute(stream, other, run.length, 6)
+    scene.engine.submit(CopyDirection.SAVE, scene.items([3]), after=point)
+    assert scene.engine.fence(TIMEOUT_S)
+    assert [finished.fault for finished in scene.engine.poll()] == [""]
+    record = scene.record(3)[run.record_offset : run.record_offset + run.length]
+    assert record == scene.driver.pattern(5, run.length)
+
+
+def test_a_mark_of_another_engine_is_refused(scene: Scene) -> None:
+    point = scene.engine.mark(scene.driver.open_stream())
+    with (
+        CudaEngine(scene.page_map, scene.memory, device=0, library=scene.driver.library) as other,
+        pytest.raises(UnsupportedError, match="marked by another copy engine"),
+    ):
+        other.submit(CopyDirection.SAVE, scene.items([3]), after=point)
+    del point
+    scene.engine.close(TIMEOUT_S)
+    with pytest.raises(NativeError, match="closed"):
+        scene.engine.mark(0)
+
+
 def test_registration_is_told_as_far_as_it_is(scene: Scene) -> None:
     assert scene.engine.registration.is_done
     size_bytes = len(scene.slots) // PAGE_BYTES * PAGE_BYTES
