@@ -13,8 +13,8 @@ from kvoffload.cache import GroupRule, SegmentMap
 from kvoffload.connector.agreement import SharingTerms, add_report, make_register
 from kvoffload.connector.cache_client import CopyPlaces
 from kvoffload.connector.host_memory import HostMemory, RegisteringEngine
+from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
-    BlockMoves,
     GroupFacts,
     LoadJob,
     Place,
@@ -26,7 +26,6 @@ from kvoffload.connector.step_plan import (
 from kvoffload.errors import KVOffloadError, NativeError, RegistrationError, StorageError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry, PageMap, Registration
-from kvoffload.native import finish_digests
 from kvoffload.protocol import Register
 from kvoffload.transfer import (
     CopyDirection,
@@ -37,8 +36,7 @@ from kvoffload.transfer import (
     open_engine,
     run_copy_self_test,
 )
-from kvoffload.transfer.copy_engine import CopyTicket, Marked, RunDigests, StreamPoint
-from kvoffload.types import HASH_BYTES
+from kvoffload.transfer.copy_engine import CopyTicket, Marked, StreamPoint
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +83,8 @@ class WorkerSide:
         self._open_cache = open_cache
         self._registration = Registration()
         self._cache: CopyPlaces | None = None
-        self._fingerprint = b""
-        """The engine's: what digests are made with."""
+        self._records: RankRecords | None = None
+        """Known when the cache is joined."""
         self._identity = b""
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
         self._told: tuple[Place, ...] = ()
@@ -104,8 +102,6 @@ class WorkerSide:
         self._facts: WorkerFacts | None = None
         self._group_numbers = np.zeros(0, np.int64)
         self._record_bytes: list[int] = []
-        self._slot_bytes: list[int] = []
-        """By group, of each shard's part of a slot. More than a record where another rank's is larger."""
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -171,8 +167,12 @@ class WorkerSide:
         """The engine's session, whose memory blocks are copied to and from; once."""
         if self._cache is None:
             self._cache = self._open_cache(add_report(register, self._registration.report, self._terms.rank))
-            self._fingerprint = register.fingerprint
-            self._slot_bytes = [group.record_bytes for group in register.groups]
+            self._records = RankRecords(
+                shard=self._terms.sharing.shard_of(self._terms.rank),
+                fingerprint=register.fingerprint,
+                record_bytes=self._record_bytes,
+                slot_bytes=[group.record_bytes for group in register.groups],
+            )
 
     def mark(self) -> None:
         """Before the step's forward is launched: the loads that are submitted next do not wait for it.
@@ -297,17 +297,17 @@ class WorkerSide:
         if isinstance(job, SaveJob) and not sharing.is_writer(self._terms.rank):
             self._ended.append(_Ended(job, ""))
             return
-        if self._cache is None or not self._cache.may_copy(job.place):
+        if self._cache is None or self._records is None or not self._cache.may_copy(job.place):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
         memory = self._cache.memory(job.place.memory_id)
         items = CopyItems(
             group=self._group_numbers[job.moves.groups],
             block=job.moves.blocks,
-            slot=self._find_slots(memory, job.moves),
+            slot=self._records.find_slots(memory, job.moves),
         )
         if isinstance(job, SaveJob):
             direction, has_digests, point = CopyDirection.SAVE, True, None
-            self._clear_tails(memory, job.moves)
+            self._records.clear_tails(memory, job.moves)
         else:
             direction, has_digests, point = CopyDirection.LOAD, job.wanted is not None, before_forward
         after: Marked = compute_stream(self._device) if point is None else point
@@ -334,24 +334,6 @@ class WorkerSide:
                 # What is not registered is copied all the same.
                 self._note_line("the cache's memory is not registered", str(fault))
 
-    def _find_slots(self, memory: SegmentMap, moves: BlockMoves) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        """Where this rank's part of each record lies in this process."""
-        shard = self._terms.sharing.shard_of(self._terms.rank)
-        slots = np.empty(len(moves), np.uint64)
-        for group, slot_bytes in enumerate(self._slot_bytes):
-            mine = moves.groups == group
-            if mine.any():
-                slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(shard * slot_bytes), slot_bytes)
-        return slots
-
-    def _clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
-        """What this rank's records leave of their slots is part of their digests, as zeros."""
-        shard = self._terms.sharing.shard_of(self._terms.rank)
-        for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self._slot_bytes, strict=True)):
-            if record_bytes < slot_bytes:
-                for address in moves.addresses[moves.groups == group].tolist():
-                    memory.view(address + shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
-
     def _collect(self, engine: CopyEngine) -> None:
         for finished in engine.poll():
             copy = self._copies.pop(finished.ticket)
@@ -363,34 +345,9 @@ class WorkerSide:
         if isinstance(job, SaveJob):
             digests = b"" if finished.digests is None else finished.digests.tobytes()
             return _Ended(job, fault, digests)
-        if not fault and finished.digests is not None:
-            fault = self._compare(job, finished.digests)
+        if not fault and finished.digests is not None and self._records is not None:
+            fault = self._records.compare(job, finished.digests)
         return _Ended(job, fault)
-
-    def _compare(self, job: LoadJob, totals: RunDigests) -> str:
-        """The first loaded record whose bytes are not those that were saved."""
-        assert job.wanted is not None
-        shard = self._terms.sharing.shard_of(self._terms.rank)
-        names = np.frombuffer(job.wanted.hashes, np.uint8).reshape(-1, HASH_BYTES)
-        wanted = job.wanted.digests[shard]
-        for group, slot_bytes in enumerate(self._slot_bytes):
-            mine = np.flatnonzero(job.moves.groups == group)
-            if not len(mine):
-                continue
-            found = finish_digests(
-                totals[mine].tobytes(),
-                slot_bytes,
-                fingerprint=self._fingerprint,
-                block_hashes=names[mine].tobytes(),
-                group=group,
-                shard=shard,
-            )
-            # 0: nobody has made a digest of this record yet.
-            bad = (np.frombuffer(found, np.uint64) != wanted[mine]) & (wanted[mine] != 0)
-            if bad.any():
-                block = int(job.moves.blocks[mine[bad.argmax()]])
-                return f"a record of group {group} is not what was saved (loaded into block {block})"
-        return ""
 
     def _find_places(self) -> tuple[Place, ...]:
         return () if self._cache is None else tuple(Place(*place) for place in self._cache.places())
