@@ -252,7 +252,8 @@ TEST(what_may_still_move_does_not_end) {
         CudaScene scene(settings);
         CHECK(scene.open().ok());
         scene.control().stall(true);
-        const CopyTicket save = scene.submit(kSave, {0, 1, 2});
+        // After nothing: a lane that waits for the model does not ask.
+        const CopyTicket save = scene.engine().submit(scene.plan(kSave, {0, 1, 2}), {}).value();
         scene.control().arm_fault({.per_mille = 1000, .status = fake::kInvalidContext, .function = "cuEventQuery"});
         for (test::Patience patience; !scene.engine().is_lost();) {
             patience.wait();
