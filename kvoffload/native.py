@@ -65,6 +65,7 @@ create_disk_store = _native.create_disk_store
 
 CopyEngine = _native.CopyEngine
 CudaCopyEngine = _native.CudaCopyEngine
+StreamPoint = _native.StreamPoint
 create_host_engine = _native.create_host_engine
 create_cuda_engine = _native.create_cuda_engine
 copy_bytes = _native.copy_bytes

@@ -283,10 +283,8 @@ class _Background:
 
 
 def _wait_for_registration(engine: CudaEngine) -> None:
-    end = time.monotonic() + REGISTRATION_TIMEOUT_S
-    while not engine.registration.is_done:
-        if time.monotonic() > end:
-            raise BenchmarkError("slots were not registered in time", remedy="run on an idle machine")
-        time.sleep(0.001)
+    engine.wait_registered(engine.registration.asked_bytes, REGISTRATION_TIMEOUT_S)
+    if not engine.registration.is_done:
+        raise BenchmarkError("slots were not registered in time", remedy="run on an idle machine")
     if engine.registration.problem:
         raise BenchmarkError(f"slots were not registered: {engine.registration.problem}", remedy="")

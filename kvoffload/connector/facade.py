@@ -97,7 +97,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._loads = StepPlan()
         self._saves: tuple[SaveJob, ...] = ()
         self._report = WorkerReport()
-        self._was_forward = False
+        self._has_forward = False
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         source = vllm_compat.host_hit_source()
@@ -183,10 +183,15 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._submit_saves()
         self._loads = replace(connector_metadata, saves=())
         self._saves = connector_metadata.saves
+        self._has_forward = connector_metadata.has_forward
+        if self._worker is not None and self._loads.loads:
+            self._worker.mark()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads are asynchronous, so vLLM calls this after the forward was launched."""
-        self._was_forward = getattr(forward_context, "attn_metadata", None) is not None
+        """Loads are asynchronous, so vLLM calls this after the forward was launched.
+
+        What it is called with says nothing here: model runner V2 tells only some of its forwards' metadata.
+        """
         self._submit_loads()
 
     def wait_for_save(self) -> None:
@@ -207,7 +212,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Loads that ended; what ended of saves goes with the worker's report."""
         assert self._worker is not None
         self._submit_loads()
-        finished, failed, report = self._worker.take_results(is_idle=not self._was_forward)
+        finished, failed, report = self._worker.take_results(is_idle=not self._has_forward)
         self._report = self._report.aggregate(report)
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
@@ -289,7 +294,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             return self._scheduler.plan_step(scheduler_output)
         except Exception as fault:  # noqa: BLE001  (as in _degrade)
             self.note_fault("build_connector_meta", fault)
-            return self._scheduler.rescue_plan()
+            return self._scheduler.rescue_plan(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         try:

@@ -16,7 +16,7 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.request_masks import RequestMasks
 from kvoffload.connector.request_terms import read_terms
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
-from kvoffload.connector.step_plan import NOTHING_TO_DO, SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
 
 if TYPE_CHECKING:
@@ -178,20 +178,21 @@ class SchedulerSide:
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """This step's loads and saves, for every worker."""
+        tokens = output.total_num_scheduled_tokens
         if self._rested < self._rest:
             self._rested += 1
             self._steps.append(NO_PREFILL)
-            return NOTHING_TO_DO
+            return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
         parts = self._parts
         if parts is None:
-            return StepPlan()
+            return NOTHING_TO_DO
         parts.saves.look_out.skip(self._rested)
         self._rest = self._rested = 0
         are_saves_pending = parts.saves.pending > 0
         parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
         parts.kept.step(are_saves_pending=are_saves_pending)
-        self._steps.append((self._clock(), output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)))
+        self._steps.append((self._clock(), tokens - len(output.num_scheduled_tokens)))
         retired = self._find_retired()
         parts.cache.begin_step()
         state = output.kv_connector_block_state
@@ -204,15 +205,15 @@ class SchedulerSide:
         loads, doomed = parts.restores.take_jobs()
         if not (loads or saves or doomed or retired or parts.register):
             self._rest = self._find_rest(parts)
-            return NOTHING_TO_DO
-        return StepPlan(loads, saves, doomed, retired, parts.register)
+            return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
+        return StepPlan(loads, saves, doomed, retired, parts.register, tokens > 0)
 
-    def rescue_plan(self) -> StepPlan:
+    def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
         """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
         if self._parts is None:
-            return StepPlan()
+            return NOTHING_TO_DO
         loads, doomed = self._parts.restores.take_jobs()
-        return StepPlan(loads, doomed=doomed)
+        return StepPlan(loads, doomed=doomed, has_forward=output.total_num_scheduled_tokens > 0)
 
     def end_transfers(self, finished: Set[str], failed: Set[str], report: WorkerReport | None) -> None:
         """What the workers have reported since the last step."""

@@ -77,6 +77,8 @@ class StepPlan(KVConnectorMetadata):
     """Memories that no job uses any more."""
     register: Register | None = None
     """How to join the engine's session, for workers that could not know it by themselves."""
+    has_forward: bool = False
+    """The step computes tokens. What a worker is called with does not say so under each model runner."""
 
     @property
     def is_empty(self) -> bool:
@@ -84,6 +86,8 @@ class StepPlan(KVConnectorMetadata):
 
 
 NOTHING_TO_DO = StepPlan()
+ONLY_A_FORWARD = StepPlan(has_forward=True)
+"""Of a step that computes tokens and has nothing for us."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import torch
 from kvoffload.cache import GroupRule, SegmentMap
 from kvoffload.connector.agreement import SharingTerms, add_report, make_register
 from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.host_memory import HostMemory, RegisteringEngine
+from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
-    BlockMoves,
     GroupFacts,
     LoadJob,
     Place,
@@ -25,7 +26,6 @@ from kvoffload.connector.step_plan import (
 from kvoffload.errors import KVOffloadError, NativeError, RegistrationError, StorageError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry, PageMap, Registration
-from kvoffload.native import finish_digests
 from kvoffload.protocol import Register
 from kvoffload.transfer import (
     CopyDirection,
@@ -36,8 +36,7 @@ from kvoffload.transfer import (
     open_engine,
     run_copy_self_test,
 )
-from kvoffload.transfer.copy_engine import CopyTicket, RunDigests
-from kvoffload.types import HASH_BYTES
+from kvoffload.transfer.copy_engine import CopyTicket, Marked, StreamPoint
 
 logger = logging.getLogger(__name__)
 
@@ -84,25 +83,25 @@ class WorkerSide:
         self._open_cache = open_cache
         self._registration = Registration()
         self._cache: CopyPlaces | None = None
-        self._fingerprint = b""
-        """The engine's: what digests are made with."""
+        self._records: RankRecords | None = None
+        """Known when the cache is joined."""
         self._identity = b""
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
         self._told: tuple[Place, ...] = ()
         self._engine: CopyEngine | None = None
-        self._known: dict[int, SegmentMap] = {}
-        """Memories that the copy engine has been told of: it may use them until it is closed."""
+        self._host_memory: HostMemory | None = None
+        """If the copy engine wants to be told of the cache's memory."""
         self._copies: dict[CopyTicket, _Copy] = {}
         self._ended: list[_Ended] = []
         self._doomed: list[str] = []
-        self._unended: list[tuple[CopyEngine, list[_Copy]]] = []
+        self._before_forward: StreamPoint | None = None
+        """What the next loads come after; None: what the engine's stream has been given when they are submitted."""
+        self._unended: list[tuple[CopyEngine, list[_Copy], HostMemory | None]] = []
         self._faults = 0
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
         self._group_numbers = np.zeros(0, np.int64)
         self._record_bytes: list[int] = []
-        self._slot_bytes: list[int] = []
-        """By group, of each shard's part of a slot. More than a record where another rank's is larger."""
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -145,6 +144,9 @@ class WorkerSide:
             if self._terms.sharing.pipeline_ranks == 1:
                 terms = self._terms
                 self.join(make_register(fingerprint, groups, terms.sharing, description=described, rank=terms.rank))
+            self._begin_memory()
+            if self._host_memory is not None:
+                self._host_memory.wait_for_first()
         except BaseException:
             self.unregister()
             raise
@@ -165,22 +167,47 @@ class WorkerSide:
         """The engine's session, whose memory blocks are copied to and from; once."""
         if self._cache is None:
             self._cache = self._open_cache(add_report(register, self._registration.report, self._terms.rank))
-            self._fingerprint = register.fingerprint
-            self._slot_bytes = [group.record_bytes for group in register.groups]
+            self._records = RankRecords(
+                shard=self._terms.sharing.shard_of(self._terms.rank),
+                fingerprint=register.fingerprint,
+                record_bytes=self._record_bytes,
+                slot_bytes=[group.record_bytes for group in register.groups],
+            )
+
+    def mark(self) -> None:
+        """Before the step's forward is launched: the loads that are submitted next do not wait for it.
+
+        Blocks of a load were allocated when the step was planned. Whoever wrote to them before that, or read them, is a
+        forward of an earlier step, with its draft model and its states. What the engine itself does to new blocks is
+        done at the beginning of this step, by either model runner: they are zeroed, and others are copied to them. All
+        of that is given to this stream before vLLM binds the plan. This step's forward has tables of other requests. If
+        some of them still name such a block, it is beyond what they look at: the engine gives it to other requests of
+        the same forward as well, which write to it.
+        """
+        self._before_forward = None
+        try:
+            stream = compute_stream(self._device)
+            if self._engine is not None and stream is not None:
+                self._before_forward = self._engine.mark(stream)
+        except (KVOffloadError, RuntimeError) as fault:
+            # They come after the forward.
+            self._note_line("loads wait for the step's forward", str(fault))
 
     def submit(self, plan: StepPlan) -> None:
         """After the step's forward was launched."""
+        before_forward, self._before_forward = self._before_forward, None
         self._doomed += plan.doomed
         if plan.register is not None:
             try:
                 self.join(plan.register)
+                self._begin_memory()
             except (KVOffloadError, OSError) as fault:
                 # The engine runs: its blocks are not saved until this works.
                 self._note_line("the cache cannot be joined", str(fault))
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
         for job in jobs:
             try:
-                self._begin(job)
+                self._begin(job, before_forward)
             except Exception as fault:  # noqa: BLE001  (a job that is never reported lets its request wait for ever)
                 # Its words only: its frames hold views of engine memory, which may be about to be freed.
                 self._ended.append(_Ended(job, str(fault) or type(fault).__name__))
@@ -190,6 +217,8 @@ class WorkerSide:
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
+        places = self._find_places()
+        self._tell_memory(places)
         if self._engine is not None:
             self._collect(self._engine)
             if is_idle and self._copies and not self._ended and not self._doomed:
@@ -214,11 +243,12 @@ class WorkerSide:
                     failed_saves.add(one.job.job)
                 elif one.digests:
                     digests[one.job.job] = {self._terms.sharing.shard_of(self._terms.rank): one.digests}
-        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news())
+        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places))
 
     def unregister(self) -> None:
         """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
         engine, self._engine, self._facts = self._engine, None, None
+        self._before_forward = None
         if engine is not None:
             engine.fence(DRAIN_TIMEOUT_S)
         try:
@@ -231,7 +261,7 @@ class WorkerSide:
         if engine is not None:
             self._collect(engine)
             self._give_up(engine)
-        self._known.clear()
+        self._host_memory = None
 
     def close(self) -> None:
         """The worker ends."""
@@ -259,7 +289,7 @@ class WorkerSide:
                 raise
         return engine
 
-    def _begin(self, job: SaveJob | LoadJob) -> None:
+    def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""
         if self._engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
@@ -267,53 +297,42 @@ class WorkerSide:
         if isinstance(job, SaveJob) and not sharing.is_writer(self._terms.rank):
             self._ended.append(_Ended(job, ""))
             return
-        if self._cache is None or not self._cache.may_copy(job.place):
+        if self._cache is None or self._records is None or not self._cache.may_copy(job.place):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
-        memory = self._find_memory(job.place.memory_id)
+        memory = self._cache.memory(job.place.memory_id)
         items = CopyItems(
             group=self._group_numbers[job.moves.groups],
             block=job.moves.blocks,
-            slot=self._find_slots(memory, job.moves),
+            slot=self._records.find_slots(memory, job.moves),
         )
         if isinstance(job, SaveJob):
-            direction, has_digests = CopyDirection.SAVE, True
-            self._clear_tails(memory, job.moves)
+            direction, has_digests, point = CopyDirection.SAVE, True, None
+            self._records.clear_tails(memory, job.moves)
         else:
-            direction, has_digests = CopyDirection.LOAD, job.wanted is not None
+            direction, has_digests, point = CopyDirection.LOAD, job.wanted is not None, before_forward
+        after: Marked = compute_stream(self._device) if point is None else point
         ticket = self._engine.submit(
             direction,
             items,
             has_digests=has_digests,
-            after=compute_stream(self._device),
+            after=after,
         )
         self._copies[ticket] = _Copy(job, memory)
 
-    def _find_memory(self, memory_id: int) -> SegmentMap:
-        assert self._cache is not None
-        memory = self._cache.memory(memory_id)
-        if memory_id not in self._known and self._device.type == "cuda":
-            for address, size_bytes in memory.ranges():
-                self._engine.add_host_range(address, size_bytes)  # type: ignore[union-attr]
-            self._known[memory_id] = memory
-        return memory
+    def _begin_memory(self) -> None:
+        """From here on the copy engine hears of the cache's memory, if it wants to."""
+        engine: object = self._engine
+        if self._host_memory is None and self._cache is not None and isinstance(engine, RegisteringEngine):
+            self._host_memory = HostMemory(engine, self._cache)
+            self._tell_memory(self._find_places())
 
-    def _find_slots(self, memory: SegmentMap, moves: BlockMoves) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        """Where this rank's part of each record lies in this process."""
-        shard = self._terms.sharing.shard_of(self._terms.rank)
-        slots = np.empty(len(moves), np.uint64)
-        for group, slot_bytes in enumerate(self._slot_bytes):
-            mine = moves.groups == group
-            if mine.any():
-                slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(shard * slot_bytes), slot_bytes)
-        return slots
-
-    def _clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
-        """What this rank's records leave of their slots is part of their digests, as zeros."""
-        shard = self._terms.sharing.shard_of(self._terms.rank)
-        for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self._slot_bytes, strict=True)):
-            if record_bytes < slot_bytes:
-                for address in moves.addresses[moves.groups == group].tolist():
-                    memory.view(address + shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
+    def _tell_memory(self, places: tuple[Place, ...]) -> None:
+        if self._host_memory is not None:
+            try:
+                self._host_memory.update(places)
+            except KVOffloadError as fault:
+                # What is not registered is copied all the same.
+                self._note_line("the cache's memory is not registered", str(fault))
 
     def _collect(self, engine: CopyEngine) -> None:
         for finished in engine.poll():
@@ -326,41 +345,15 @@ class WorkerSide:
         if isinstance(job, SaveJob):
             digests = b"" if finished.digests is None else finished.digests.tobytes()
             return _Ended(job, fault, digests)
-        if not fault and finished.digests is not None:
-            fault = self._compare(job, finished.digests)
+        if not fault and finished.digests is not None and self._records is not None:
+            fault = self._records.compare(job, finished.digests)
         return _Ended(job, fault)
-
-    def _compare(self, job: LoadJob, totals: RunDigests) -> str:
-        """The first loaded record whose bytes are not those that were saved."""
-        assert job.wanted is not None
-        shard = self._terms.sharing.shard_of(self._terms.rank)
-        names = np.frombuffer(job.wanted.hashes, np.uint8).reshape(-1, HASH_BYTES)
-        wanted = job.wanted.digests[shard]
-        for group, slot_bytes in enumerate(self._slot_bytes):
-            mine = np.flatnonzero(job.moves.groups == group)
-            if not len(mine):
-                continue
-            found = finish_digests(
-                totals[mine].tobytes(),
-                slot_bytes,
-                fingerprint=self._fingerprint,
-                block_hashes=names[mine].tobytes(),
-                group=group,
-                shard=shard,
-            )
-            # 0: nobody has made a digest of this record yet.
-            bad = (np.frombuffer(found, np.uint64) != wanted[mine]) & (wanted[mine] != 0)
-            if bad.any():
-                block = int(job.moves.blocks[mine[bad.argmax()]])
-                return f"a record of group {group} is not what was saved (loaded into block {block})"
-        return ""
 
     def _find_places(self) -> tuple[Place, ...]:
         return () if self._cache is None else tuple(Place(*place) for place in self._cache.places())
 
-    def _find_news(self) -> dict[int, tuple[Place, ...]]:
+    def _find_news(self, places: tuple[Place, ...]) -> dict[int, tuple[Place, ...]]:
         """Where this rank may copy, if that has changed since it was told."""
-        places = self._find_places()
         if places == self._told:
             return {}
         self._told = places
@@ -369,7 +362,7 @@ class WorkerSide:
     def _give_up(self, engine: CopyEngine) -> None:
         """Of a closed engine: what it has not ended never will be, and may still touch the memory of its slots."""
         if self._copies:
-            self._unended.append((engine, list(self._copies.values())))
+            self._unended.append((engine, list(self._copies.values()), self._host_memory))
             self._ended += [_Ended(copy.job, "the copy did not end in time") for copy in self._copies.values()]
             self._copies = {}
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.errors import KVOffloadError, NativeError
 from kvoffload.kvspec.page_map import PageMap
-from kvoffload.transfer.copy_engine import CopyDirection, RunArrays
+from kvoffload.transfer.copy_engine import CopyDirection, RunArrays, milliseconds
 from kvoffload.transfer.copy_ways import NO_LIMIT, CopyWay, WayTable, WayTiming, choose_ways
 from kvoffload.units import MIB
 
@@ -190,17 +190,15 @@ def measure_on(
     )
     try:
         core.add_host_range(slots_at, len(slots))
-        _wait_for_registration(core)
+        _wait_for_registration(core, len(slots))
         return list(time_ways(core, page_bytes, slots_at, time.perf_counter))
     finally:
         core.close(CLOSE_TIMEOUT_MS)
 
 
-def _wait_for_registration(core: native.CudaCopyEngine) -> None:
-    end = time.monotonic() + REGISTRATION_TIMEOUT_S
-    while not (progress := core.registration())[2] and time.monotonic() < end:
-        time.sleep(1e-3)
-    asked, registered, _, problem = progress
+def _wait_for_registration(core: native.CudaCopyEngine, size_bytes: int) -> None:
+    core.wait_registered(size_bytes, milliseconds(REGISTRATION_TIMEOUT_S))
+    asked, registered, _, _, problem = core.registration()
     if problem or registered < asked:
         raise NativeError(f"{asked} bytes of host memory were not registered: {problem or 'it took too long'}")
 

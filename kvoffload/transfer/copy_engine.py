@@ -30,6 +30,12 @@ PLAN_LIMIT = 1024
 CopyTicket = int
 RunArrays = tuple[int, Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.uint32]]
 """A group as the native core takes it: bytes of a record; of its runs base, stride, length, offset, allocation."""
+StreamPoint = native.StreamPoint
+"""A place in a stream's work. It belongs to the engine that marked it, and goes before that is closed."""
+Marked = int | StreamPoint | None
+"""What copies come after: a stream as it is at their submission, by its handle, or as it was when it was marked."""
+PlanArrays = tuple[bool, bool, npt.NDArray[np.uint32], npt.NDArray[np.uint32], npt.NDArray[np.uint64]]
+"""A plan as the native core takes it: whether it loads and makes digests; of its items group, block, slot."""
 RunDigests = npt.NDArray[np.uint64]
 """One row per item: the low and the high half of its record's digest sum, as `native.finish_digests` takes them."""
 
@@ -80,12 +86,16 @@ class CopyEngine(Protocol):
     """
 
     def submit(
-        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
     ) -> CopyTicket:
-        """Queues a plan. `after`: the handle of a compute stream; what it was given before comes before the copies.
+        """Queues a plan. `after`: what a compute stream was given before that comes before the copies.
 
         Blocks that are loaded must be distinct.
         """
+        ...
+
+    def mark(self, stream: int) -> StreamPoint:
+        """`after` of a plan that is submitted later, and does not wait for what the stream is given meanwhile."""
         ...
 
     def poll(self) -> list[FinishedCopy]:
@@ -111,7 +121,7 @@ class NativeCopyEngine:
         self._at_exit = weakref.finalize(self, _close_quietly, core)
 
     def submit(
-        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
     ) -> CopyTicket:
         """BlockCountError: a block that does not exist, or the null block. UnsupportedError: the plan is none.
 
@@ -120,12 +130,14 @@ class NativeCopyEngine:
         group, block = np.asarray(items.group, np.int64), np.asarray(items.block, np.int64)
         self._check(group, block)
         try:
-            return self._core.submit(
-                direction is CopyDirection.LOAD,
-                has_digests,
-                group.astype(np.uint32),
-                block.astype(np.uint32),
-                np.ascontiguousarray(items.slot, np.uint64),
+            return self._hand_over(
+                (
+                    direction is CopyDirection.LOAD,
+                    has_digests,
+                    group.astype(np.uint32),
+                    block.astype(np.uint32),
+                    np.ascontiguousarray(items.slot, np.uint64),
+                ),
                 after,
             )
         except ValueError as fault:
@@ -135,6 +147,10 @@ class NativeCopyEngine:
             ) from fault
         except RuntimeError as fault:
             raise _failed("a copy was not taken", fault) from fault
+
+    def mark(self, stream: int) -> StreamPoint:
+        """UnsupportedError: this engine follows no streams."""
+        raise UnsupportedError("copies of host memory follow no stream", remedy="submit when the memory is ready")
 
     def poll(self) -> list[FinishedCopy]:
         """NativeError in a fork of the engine's process."""
@@ -168,6 +184,10 @@ class NativeCopyEngine:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _hand_over(self, plan: PlanArrays, after: Marked) -> CopyTicket:
+        """ValueError, RuntimeError: of the core."""
+        return self._core.submit(*plan, after if isinstance(after, int) else None)
 
     def _check(self, group: Int64s, block: Int64s) -> None:
         if len(group) == 0:

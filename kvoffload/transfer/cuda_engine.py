@@ -13,7 +13,10 @@ from kvoffload.transfer.copy_engine import (
     PLAN_LIMIT,
     CopyDirection,
     CopyTicket,
+    Marked,
     NativeCopyEngine,
+    PlanArrays,
+    StreamPoint,
     find_addresses,
     list_runs,
     milliseconds,
@@ -45,6 +48,8 @@ class HostRegistration:
     registered_bytes: int
     is_done: bool
     """Nothing is waiting to be registered."""
+    is_leaving: bool
+    """Memory that was removed is still known to the driver, and must stay where it is."""
     problem: str
     """Why some memory stays unregistered, and what to do; empty: nothing failed."""
 
@@ -85,12 +90,13 @@ class CudaEngine(NativeCopyEngine):
 
     @property
     def registration(self) -> HostRegistration:
-        asked, registered, is_done, problem = self._core.registration()
+        asked, registered, is_done, is_leaving, problem = self._core.registration()
         remedy = next(text for name, text in REGISTRATION_REMEDIES.items() if name in problem)
         return HostRegistration(
             asked_bytes=asked,
             registered_bytes=registered,
             is_done=is_done,
+            is_leaving=is_leaving,
             problem=f"{problem}; {remedy}" if problem else "",
         )
 
@@ -106,7 +112,7 @@ class CudaEngine(NativeCopyEngine):
 
     def add_host_range(self, address: int, size_bytes: int) -> None:
         """Slots in this memory are copied directly, each piece from when it is registered, which goes on in the
-        background. The memory stays until the engine is closed.
+        background. The memory stays until the engine is closed, or until it is removed and nothing leaves any more.
         """
         try:
             self._core.add_host_range(address, size_bytes)
@@ -116,6 +122,28 @@ class CudaEngine(NativeCopyEngine):
             ) from fault
         except RuntimeError as fault:
             raise NativeError(f"host memory was not taken: {fault}") from fault
+
+    def remove_host_range(self, address: int, size_bytes: int) -> None:
+        """Undoes `add_host_range`, and waits for nothing: what copies still use leaves when they have ended."""
+        try:
+            self._core.remove_host_range(address, size_bytes)
+        except ValueError as fault:
+            raise UnsupportedError(
+                f"{size_bytes} bytes at {address:#x} cannot be removed: {fault}", remedy="remove what was added"
+            ) from fault
+        except RuntimeError as fault:
+            raise NativeError(f"host memory was not removed: {fault}") from fault
+
+    def wait_registered(self, size_bytes: int, timeout_s: float) -> None:
+        """Until so much is registered, or no more is going to be, or the time is over."""
+        self._core.wait_registered(size_bytes, milliseconds(timeout_s))
+
+    def mark(self, stream: int) -> StreamPoint:
+        """NativeError: the stream is being captured, or the device is lost."""
+        try:
+            return self._core.mark(stream)
+        except RuntimeError as fault:
+            raise NativeError(f"a stream was not marked: {fault}") from fault
 
     def set_ways(self, table: WayTable) -> None:
         """For plans that begin from now on."""
@@ -134,6 +162,11 @@ class CudaEngine(NativeCopyEngine):
             raise UnsupportedError(f"nothing can wait for this: {fault}", remedy="name a ticket of submit") from fault
         except RuntimeError as fault:
             raise NativeError(f"a stream cannot wait for this copy: {fault}") from fault
+
+    def _hand_over(self, plan: PlanArrays, after: Marked) -> CopyTicket:
+        if isinstance(after, StreamPoint):
+            return self._core.submit_after(*plan, after)
+        return super()._hand_over(plan, after)
 
 
 def _find_device(tensors: Mapping[str, torch.Tensor], device: int | None) -> int:

@@ -118,6 +118,7 @@ public:
         settings.strange_answers = std::chrono::milliseconds(2);
         settings.digest_threads = 2;
         settings.poll_interval = std::chrono::microseconds(1);
+        settings.longest_sleep = std::chrono::minutes(10);  // who sleeps is woken, or the test does not end
         static constexpr std::byte kImage{1};
         settings.kernels = {&kImage, 1};
         settings.on_host_access = [this](const void* address, std::uint64_t length, bool is_written) {
@@ -149,6 +150,11 @@ public:
     void register_slots(std::uint64_t length) {
         add_slots(length);
         wait_for_registration();
+    }
+    // All that with_room has registered.
+    void remove_slots() {
+        CHECK(engine_->remove_host_range(reinterpret_cast<std::uint64_t>(slots_.data()), settings_.registered_bytes)
+                  .ok());
     }
     Status close(int timeout_ms) {
         control_.exempt_thread(false);
@@ -189,6 +195,18 @@ public:
         Result<CopyTicket> ticket = engine_->submit(plan(direction, blocks), compute());
         CHECK(ticket.ok());
         return ticket.value();
+    }
+
+    // After `point`, and not after what the model has been given since.
+    CopyTicket submit_after(CopyDirection direction, const std::vector<std::uint32_t>& blocks, SharedEvent point) {
+        Result<CopyTicket> ticket = engine_->submit_after(plan(direction, blocks), std::move(point));
+        CHECK(ticket.ok());
+        return ticket.value();
+    }
+    SharedEvent mark() {
+        Result<SharedEvent> point = engine_->mark(compute());
+        CHECK(point.ok());
+        return point.value();
     }
 
     // The model writes the pages of these blocks.

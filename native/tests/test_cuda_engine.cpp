@@ -89,6 +89,55 @@ TEST(the_model_and_its_copies_agree_under_every_seed) {
     }
 }
 
+// Blocks 4 and 5 were a former request's and are zeroed at the step's beginning; then its forward computes, and the
+// load into them goes on beside it.
+TEST(a_load_beside_a_forward_follows_what_came_before_the_forward) {
+    for (std::uint64_t seed = 1; seed <= kSeeds / 5; ++seed) {
+        CudaScene scene(settings_of(seed, kWays[seed % kWays.size()]));
+        CHECK(scene.open().ok());
+        scene.write_slots({4, 5}, 40);
+        scene.write_pages({3, 4, 5}, 1);
+        scene.write_pages({4, 5}, 0);
+        SharedEvent point = scene.mark();
+        scene.write_pages({0, 1, 2, 3}, 20);
+        const CopyTicket load = scene.submit_after(kLoad, {4, 5}, std::move(point));
+        const CopyTicket save = scene.submit(kSave, {0, 3});
+        CHECK(scene.wait_for(load).status.ok());
+        CHECK(scene.pages_hold({4, 5}, 40));
+        CHECK(scene.wait_for(save).status.ok());
+        CHECK(scene.slots_hold({0, 3}, 20));
+        scene.synchronize();
+        CHECK(scene.engine().close(test::kPatienceMs).ok());
+    }
+}
+
+// What a mark has not seen nothing waits for: not the forward, nor a kernel that zeroes its blocks too late.
+TEST(a_load_that_races_with_a_kernel_behind_its_mark_is_found) {
+    for (const CopyWay way : kWays) {
+        CudaScene scene(test::with_room(way));
+        CHECK(scene.open().ok());
+        scene.write_slots({4}, 40);
+        SharedEvent point = scene.mark();
+        scene.control().keep_reports(true);
+        scene.write_pages({4}, 0);
+        static_cast<void>(scene.wait_for(scene.submit_after(kLoad, {4}, std::move(point))));
+        scene.synchronize();
+        const auto reports = scene.control().take_reports();
+        scene.control().keep_reports(false);
+        CHECK(!reports.empty());
+    }
+}
+
+TEST(a_mark_is_its_engines_own) {
+    CudaScene scene({});
+    CHECK(scene.open().ok());
+    CudaEventPool pool(scene.program().api());
+    CHECK(scene.engine().submit_after(scene.plan(kSave, {0}), pool.take().value()).fault().code() == Code::invalid);
+    CHECK(scene.wait_for(scene.submit_after(kSave, {0}, nullptr)).status.ok());
+    CHECK(scene.engine().close(test::kPatienceMs).ok());
+    CHECK(scene.engine().mark(scene.compute()).fault().code() == Code::unavailable);
+}
+
 TEST(close_waits_within_its_bound_and_frees_nothing_under_a_copy) {
     for (const CopyWay way : kWays) {
         SceneSettings settings;
@@ -194,6 +243,7 @@ TEST(a_closed_engine_takes_nothing_and_touches_nothing) {
     const std::uint64_t pushes = scene.control().calls_of("cuCtxPushCurrent");
     CHECK(scene.engine().submit(scene.plan(kSave, {0}), scene.compute()).fault().code() == Code::unavailable);
     CHECK(scene.engine().add_host_range(4096, 4096).code() == Code::unavailable);
+    CHECK(scene.engine().remove_host_range(4096, 4096).code() == Code::unavailable);
     CHECK(scene.engine().make_wait(scene.compute(), save, 0).code() == Code::unavailable);
     CHECK_EQUAL(scene.control().calls_of("cuCtxPushCurrent"), pushes);
     CHECK(scene.control().live() == before);

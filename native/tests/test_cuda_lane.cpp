@@ -83,6 +83,7 @@ TEST(one_failing_call_fails_a_plan_and_leaves_nothing_behind) {
                                      "cuEventCreate",
                                      "cuEventRecord",
                                      "cuEventQuery",
+                                     "cuEventSynchronize",
                                      "cuMemAlloc",
                                      "cuMemAllocHost",
                                      "cuMemHostRegister",
@@ -231,7 +232,8 @@ TEST(a_device_is_not_lost_lightly) {
         CHECK(scene.open().ok());
         scene.control().arm_fault(fault);
         scene.control().stall(true);
-        const CopyTicket save = scene.submit(kSave, {0, 1});
+        // After nothing: a lane that waits for the model does not ask.
+        const CopyTicket save = scene.engine().submit(scene.plan(kSave, {0, 1}), {}).value();
         for (test::Patience patience; scene.control().struck_calls() < 1'000;) {
             patience.wait();
         }
@@ -250,7 +252,8 @@ TEST(what_may_still_move_does_not_end) {
         CudaScene scene(settings);
         CHECK(scene.open().ok());
         scene.control().stall(true);
-        const CopyTicket save = scene.submit(kSave, {0, 1, 2});
+        // After nothing: a lane that waits for the model does not ask.
+        const CopyTicket save = scene.engine().submit(scene.plan(kSave, {0, 1, 2}), {}).value();
         scene.control().arm_fault({.per_mille = 1000, .status = fake::kInvalidContext, .function = "cuEventQuery"});
         for (test::Patience patience; !scene.engine().is_lost();) {
             patience.wait();

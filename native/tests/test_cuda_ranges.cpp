@@ -22,6 +22,12 @@ void wait_until_done(const CudaRanges& ranges) {
     }
 }
 
+void wait_until_left(const CudaRanges& ranges) {
+    for (test::Patience patience; ranges.progress().is_leaving;) {
+        patience.wait();
+    }
+}
+
 }  // namespace
 
 TEST(a_span_ends_where_a_piece_begins_or_ends) {
@@ -72,6 +78,100 @@ TEST(memory_is_registered_piece_by_piece_and_given_back) {
     CHECK_EQUAL(program.control().live().registrations, 0u);
     CHECK(ranges->pieces()->empty());
     CHECK(ranges->close(0));
+}
+
+TEST(what_is_removed_is_unregistered_when_nobody_has_it_any_more) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(8);
+    const std::uint64_t begin = address_of(memory[0]);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+    CHECK(ranges->add(begin, 3 * kPage).ok());
+    CHECK(ranges->add(begin + 4 * kPage, 2 * kPage).ok());
+    wait_until_done(*ranges);
+    auto in_use = ranges->pieces();
+    CHECK(ranges->remove(begin, 3 * kPage).ok());
+    CHECK(ranges->progress().is_leaving);
+    CHECK_EQUAL(ranges->progress().asked_bytes, 2 * kPage);
+    for (test::Patience patience; ranges->pieces()->size() > 2;) {
+        patience.wait();
+    }
+    // Another one leaves, and what is in use stays.
+    CHECK(ranges->remove(begin + 4 * kPage, 2 * kPage).ok());
+    for (test::Patience patience; !ranges->pieces()->empty();) {
+        patience.wait();
+    }
+    CHECK_EQUAL(in_use->size(), 5u);
+    CHECK(ranges->progress().is_leaving);
+    CHECK_EQUAL(program.control().live().registrations, 5u);
+    in_use.reset();
+    wait_until_left(*ranges);
+    CHECK_EQUAL(program.control().live().registrations, 0u);
+    CHECK_EQUAL(ranges->progress().registered_bytes, 0u);
+    // And where it was there is room again.
+    CHECK(ranges->add(begin, 4 * kPage).ok());
+    wait_until_done(*ranges);
+    CHECK(ranges->progress().problem.empty());
+    CHECK_EQUAL(program.control().live().registrations, 4u);
+    CHECK(ranges->close(kPatienceMs));
+    CHECK_EQUAL(program.control().live().registrations, 0u);
+}
+
+TEST(a_range_is_removed_whatever_has_been_done_of_it) {
+    for (int pieces_done = 0; pieces_done < 4; ++pieces_done) {
+        fake::Program program(FAKE_CUDA, {});
+        std::vector<Page> memory(64);
+        const std::uint64_t begin = address_of(memory[0]);
+        const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+        CHECK(ranges->add(begin, 64 * kPage).ok());
+        ranges->wait_for(pieces_done * kPage, kPatienceMs);
+        CHECK(ranges->remove(begin, 64 * kPage).ok());
+        CHECK(ranges->add(begin, 2 * kPage).ok());
+        wait_until_left(*ranges);
+        wait_until_done(*ranges);
+        CHECK(ranges->progress().problem.empty());
+        CHECK_EQUAL(ranges->progress().registered_bytes, 2 * kPage);
+        CHECK_EQUAL(program.control().live().registrations, 2u);
+        CHECK(ranges->close(kPatienceMs));
+    }
+}
+
+TEST(what_leaves_is_given_back_by_a_close) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(4);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+    CHECK(ranges->add(address_of(memory[0]), 4 * kPage).ok());
+    wait_until_done(*ranges);
+    const auto in_use = ranges->pieces();
+    CHECK(ranges->remove(address_of(memory[0]), 4 * kPage).ok());
+    CHECK(ranges->close(kPatienceMs));
+    CHECK_EQUAL(program.control().live().registrations, 0u);
+}
+
+TEST(only_what_was_added_is_removed_and_once) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(4);
+    const std::uint64_t begin = address_of(memory[0]);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+    CHECK(ranges->add(begin, 2 * kPage).ok());
+    CHECK(ranges->remove(begin, kPage).code() == Code::invalid);
+    CHECK(ranges->remove(begin + 2 * kPage, kPage).code() == Code::invalid);
+    CHECK(ranges->remove(begin, 2 * kPage).ok());
+    CHECK(ranges->remove(begin, 2 * kPage).code() == Code::invalid);
+    wait_until_left(*ranges);
+}
+
+TEST(a_wait_for_registration_ends_when_there_is_nothing_to_wait_for) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(4);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), kPage).value());
+    ranges->wait_for(kPage, kPatienceMs);  // nothing was added
+    CHECK_EQUAL(program.api().cuMemHostRegister(&memory[2], kPage, 0), kCudaSuccess);
+    CHECK(ranges->add(address_of(memory[0]), 4 * kPage).ok());
+    ranges->wait_for(2 * kPage, kPatienceMs);
+    CHECK(ranges->progress().registered_bytes >= 2 * kPage);
+    ranges->wait_for(4 * kPage, kPatienceMs);  // which is refused
+    CHECK(ranges->progress().is_done);
+    CHECK_EQUAL(ranges->progress().registered_bytes, 2 * kPage);
 }
 
 TEST(a_range_without_a_whole_page_stays_as_it_is) {

@@ -94,6 +94,17 @@ TEST(what_waits_without_an_end_is_reported) {
     program.control().keep_reports(false);
 }
 
+TEST(a_wait_that_spins_is_reported) {
+    Program program(FAKE_CUDA, {});
+    program.control().keep_reports(true);
+    CudaEvent event = nullptr;
+    CHECK_EQUAL(program.api().cuEventCreate(&event, kCudaEventDisableTiming), kCudaSuccess);
+    CHECK_EQUAL(program.api().cuEventSynchronize(event), kCudaInvalidValue);
+    CHECK_EQUAL(program.control().take_reports().at(0),
+                "cuEventSynchronize of an event that is not CU_EVENT_BLOCKING_SYNC, which spins");
+    program.control().keep_reports(false);
+}
+
 TEST(the_kernel_copies_what_its_lists_say) {
     for (std::uint64_t seed = 1; seed <= 30; ++seed) {
         Program program(FAKE_CUDA, {.seed = seed, .missing = {}});

@@ -228,7 +228,9 @@ def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     side: Any = worker_side()
     shard = side._terms.sharing.shard_of(side._terms.rank)
     memory = side._cache.memory(side._cache.memory_id)
-    view: npt.NDArray[np.uint8] = memory.view(address + shard * side._slot_bytes[group], side._record_bytes[group])
+    assert side._records is not None
+    at = address + shard * side._records._slot_bytes[group]
+    view: npt.NDArray[np.uint8] = memory.view(at, side._record_bytes[group])
     return view
 
 

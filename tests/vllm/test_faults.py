@@ -83,7 +83,7 @@ def break_saves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def never_begin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe.worker_side(), "_find_memory", _raise)
+    monkeypatch.setattr(probe.worker_side()._records, "find_slots", _raise)
 
 
 def invalidate_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

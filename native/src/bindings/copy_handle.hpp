@@ -66,6 +66,22 @@ inline PageTable table_of(std::uint64_t block_count, const std::vector<GroupTupl
     return table;
 }
 
+inline CopyPlan make_plan(bool is_load, bool has_digests, nanobind::handle groups, nanobind::handle blocks,
+                          nanobind::handle slots) {
+    const auto group = read_numbers<std::uint32_t>(groups, "groups");
+    const auto block = read_numbers<std::uint32_t>(blocks, "blocks");
+    const auto slot = read_numbers<std::uint64_t>(slots, "slots");
+    if (block.size() != group.size() || slot.size() != group.size()) {
+        throw nanobind::value_error("groups, blocks and slots must have one number for each item");
+    }
+    CopyPlan plan{is_load ? CopyDirection::load : CopyDirection::save, has_digests, {}};
+    plan.items.reserve(group.size());
+    for (std::size_t i = 0; i < group.size(); ++i) {
+        plan.items.push_back({group[i], block[i], slot[i]});
+    }
+    return plan;
+}
+
 inline constexpr int kLastWaitMs = 5000;
 
 // An engine and the Python objects whose memory it copies from and to: they go when nothing can touch it any more.
@@ -100,17 +116,7 @@ public:
     CopyTicket submit(bool is_load, bool has_digests, nanobind::handle groups, nanobind::handle blocks,
                       nanobind::handle slots, std::optional<ComputeStream> after) {
         check_process();
-        const auto group = read_numbers<std::uint32_t>(groups, "groups");
-        const auto block = read_numbers<std::uint32_t>(blocks, "blocks");
-        const auto slot = read_numbers<std::uint64_t>(slots, "slots");
-        if (block.size() != group.size() || slot.size() != group.size()) {
-            throw nanobind::value_error("groups, blocks and slots must have one number for each item");
-        }
-        CopyPlan plan{is_load ? CopyDirection::load : CopyDirection::save, has_digests, {}};
-        plan.items.reserve(group.size());
-        for (std::size_t i = 0; i < group.size(); ++i) {
-            plan.items.push_back({group[i], block[i], slot[i]});
-        }
+        CopyPlan plan = make_plan(is_load, has_digests, groups, blocks, slots);
         const auto submitted = [&] {
             const WithoutGil unlocked;
             return engine_->submit(std::move(plan), after);

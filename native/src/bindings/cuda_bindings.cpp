@@ -28,6 +28,11 @@ CopyWay way_of(const std::string& name) {
 // For loads or not, bytes of a run, runs, and the way.
 using RuleTuple = std::tuple<bool, std::uint64_t, std::uint64_t, std::string>;
 
+// A place in a stream's work, as Python holds it. The engine stays for as long as this.
+struct StreamPoint {
+    SharedEvent event;
+};
+
 class OwnedCudaEngine final : public OwnedCopyEngine {
 public:
     OwnedCudaEngine(std::unique_ptr<CudaEngine> engine, nb::object memory)
@@ -38,11 +43,44 @@ public:
         raise_if_not_ok(engine_.add_host_range(address, length));
     }
 
-    // Bytes asked for, bytes registered, whether nothing waits to be, and why some stay as they are.
-    std::tuple<std::uint64_t, std::uint64_t, bool, std::string> registration() const {
+    void remove_host_range(std::uint64_t address, std::uint64_t length) {
+        check_process();
+        raise_if_not_ok(engine_.remove_host_range(address, length));
+    }
+
+    // Bytes asked for, bytes registered, whether nothing waits to be, whether removed ones still are, and why some stay
+    // as they are.
+    std::tuple<std::uint64_t, std::uint64_t, bool, bool, std::string> registration() const {
         check_process();
         const RegistrationProgress progress = engine_.registration();
-        return {progress.asked_bytes, progress.registered_bytes, progress.is_done, progress.problem};
+        return {progress.asked_bytes, progress.registered_bytes, progress.is_done, progress.is_leaving,
+                progress.problem};
+    }
+
+    void wait_registered(std::uint64_t bytes, int timeout_ms) {
+        check_process();
+        const WithoutGil unlocked;
+        engine_.wait_registered(bytes, timeout_ms);
+    }
+
+    StreamPoint mark(ComputeStream stream) {
+        check_process();
+        const auto marked = [&] {
+            const WithoutGil unlocked;
+            return engine_.mark(stream);
+        };
+        return {kvo::take(marked())};
+    }
+
+    CopyTicket submit_after(bool is_load, bool has_digests, nb::handle groups, nb::handle blocks, nb::handle slots,
+                            const StreamPoint& point) {
+        check_process();
+        CopyPlan plan = make_plan(is_load, has_digests, groups, blocks, slots);
+        const auto submitted = [&] {
+            const WithoutGil unlocked;
+            return engine_.submit_after(std::move(plan), point.event);
+        };
+        return kvo::take(submitted());
     }
 
     void set_ways(const std::vector<RuleTuple>& rules) {
@@ -92,9 +130,14 @@ std::unique_ptr<OwnedCudaEngine> create_cuda_engine(std::uint64_t block_count, c
 }  // namespace
 
 void bind_cuda(nb::module_& module) {
+    nb::class_<StreamPoint>(module, "StreamPoint", "What a stream had been given when it was marked.");
     nb::class_<OwnedCudaEngine, OwnedCopyEngine>(module, "CudaCopyEngine", "Copies blocks of one GPU's memory.")
+        .def("mark", &OwnedCudaEngine::mark, nb::keep_alive<0, 1>())
+        .def("submit_after", &OwnedCudaEngine::submit_after)
         .def("add_host_range", &OwnedCudaEngine::add_host_range)
+        .def("remove_host_range", &OwnedCudaEngine::remove_host_range)
         .def("registration", &OwnedCudaEngine::registration)
+        .def("wait_registered", &OwnedCudaEngine::wait_registered)
         .def("set_ways", &OwnedCudaEngine::set_ways)
         .def("kernel_problem", &OwnedCudaEngine::kernel_problem)
         .def("is_lost", &OwnedCudaEngine::is_lost)

@@ -91,7 +91,9 @@ Result<std::unique_ptr<CudaEngine>> CudaEngine::open(const CudaApi& api, const C
 CudaEngine::CudaEngine(std::unique_ptr<CudaGround> ground)
     : ground_(std::move(ground)),
       save_(std::make_unique<CudaLane>(*ground_)),
-      load_(std::make_unique<CudaLane>(*ground_)) {}
+      load_(std::make_unique<CudaLane>(*ground_)) {
+    ground_->lanes = {save_.get(), load_.get()};
+}
 
 CudaEngine::~CudaEngine() {
     bool is_over = false;
@@ -170,6 +172,21 @@ Status CudaEngine::add_host_range(std::uint64_t begin, std::uint64_t length) {
                              : Status(Code::unavailable, "the copy engine is closed");
 }
 
+Status CudaEngine::remove_host_range(std::uint64_t begin, std::uint64_t length) {
+    if (!is_of_this_process()) {
+        return forked();
+    }
+    const Visit visit(*this);
+    return visit.is_let_in() ? ground_->ranges->remove(begin, length)
+                             : Status(Code::unavailable, "the copy engine is closed");
+}
+
+void CudaEngine::wait_registered(std::uint64_t bytes, int timeout_ms) {
+    if (is_of_this_process()) {
+        ground_->ranges->wait_for(bytes, timeout_ms);
+    }
+}
+
 RegistrationProgress CudaEngine::registration() const {
     return is_of_this_process() ? ground_->ranges->progress() : RegistrationProgress();
 }
@@ -221,7 +238,27 @@ Result<SharedEvent> CudaEngine::record(ComputeStream stream) {
     return event;
 }
 
+Result<SharedEvent> CudaEngine::mark(ComputeStream stream) {
+    if (!is_of_this_process()) {
+        return forked();
+    }
+    const Visit visit(*this);
+    return visit.is_let_in() ? record(stream)
+                             : Result<SharedEvent>(Status(Code::unavailable, "the copy engine is closed"));
+}
+
 Result<CopyTicket> CudaEngine::submit(CopyPlan plan, std::optional<ComputeStream> after) {
+    return take(std::move(plan), nullptr, after);
+}
+
+Result<CopyTicket> CudaEngine::submit_after(CopyPlan plan, SharedEvent point) {
+    if (is_of_this_process() && point != nullptr && !point->is_of(ground_->events)) {
+        return Status(Code::invalid, "the point was marked by another copy engine");
+    }
+    return take(std::move(plan), std::move(point), {});
+}
+
+Result<CopyTicket> CudaEngine::take(CopyPlan plan, SharedEvent point, std::optional<ComputeStream> stream) {
     if (!is_of_this_process()) {
         return forked();
     }
@@ -240,13 +277,14 @@ Result<CopyTicket> CudaEngine::submit(CopyPlan plan, std::optional<ComputeStream
     // Whatever needs memory is had before there is a ticket, or gives it back.
     std::list<CudaJob> job(1);
     job.front().plan = std::make_shared<const CopyPlan>(std::move(plan));
-    if (after) {
-        Result<SharedEvent> event = record(*after);
-        if (!event.ok()) {
-            return event.fault();
+    if (stream) {
+        Result<SharedEvent> marked = record(*stream);
+        if (!marked.ok()) {
+            return marked.fault();
         }
-        job.front().after = std::move(event.value());
+        point = std::move(marked.value());
     }
+    job.front().after = std::move(point);
     const std::lock_guard lock(submit_mutex_);
     const Result<CopyTicket> ticket = ground_->board.open();
     if (!ticket.ok()) {

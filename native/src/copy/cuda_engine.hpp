@@ -49,17 +49,29 @@ public:
     CudaEngine& operator=(const CudaEngine&) = delete;
 
     // Slots in this memory are copied directly as soon as it is registered, which is done in the background; all others
-    // by way of a buffer. The memory stays until close has succeeded.
+    // by way of a buffer. The memory stays until close has succeeded, or until it is removed and nothing leaves any
+    // more.
     Status add_host_range(std::uint64_t begin, std::uint64_t length);
+    // Of a range that was added. Plans on their way go on, and what the device has of them is waited for in the
+    // background. Code::invalid: there is no such range.
+    Status remove_host_range(std::uint64_t begin, std::uint64_t length);
     RegistrationProgress registration() const;
+    // Until so many bytes are registered, or no more are going to be, or the time is over.
+    void wait_registered(std::uint64_t bytes, int timeout_ms);
 
     // For plans that begin from now on.
     void set_ways(WayTable ways);
     // Why every plan goes by batch, whatever the table says; empty: it does not.
     std::string kernel_problem() const;
 
-    // `after` has work of this engine's context. Code::failed: the driver could not say what it has been given.
+    // Where `stream` is now: all that it has been given so far. It has work of this engine's context. The point goes
+    // before the engine does. Code::failed: the driver could not say, or the stream is being captured.
+    Result<SharedEvent> mark(ComputeStream stream);
+    // `after` is marked now.
     Result<CopyTicket> submit(CopyPlan plan, std::optional<ComputeStream> after) override;
+    // The copies come after a point that was marked before, and not after what its stream has been given since. Null:
+    // after nothing. Code::invalid: the point is another engine's.
+    Result<CopyTicket> submit_after(CopyPlan plan, SharedEvent point);
     std::vector<FinishedCopy> poll() override;
     bool fence(int timeout_ms) override;
     // May be called again after Code::failed, and by several.
@@ -87,6 +99,7 @@ private:
     // Whether what the stream is given runs. The context is current.
     Status check_stream(ComputeStream stream) const;
     Result<SharedEvent> record(ComputeStream stream);
+    Result<CopyTicket> take(CopyPlan plan, SharedEvent point, std::optional<ComputeStream> stream);
     CudaLane& lane(CopyDirection direction) { return direction == CopyDirection::save ? *save_ : *load_; }
 
     const pid_t process_ = getpid();

@@ -18,7 +18,7 @@ Result<SharedEvent> CudaEventPool::take() {
         }
     }
     if (event == nullptr) {
-        const CudaStatus status = api_.cuEventCreate(&event, kCudaEventDisableTiming);
+        const CudaStatus status = api_.cuEventCreate(&event, kCudaEventDisableTiming | kCudaEventBlockingSync);
         if (status != kCudaSuccess) {
             return Status(Code::failed, "cuEventCreate: " + api_.driver.describe(status));
         }

@@ -22,6 +22,7 @@ public:
     PooledEvent& operator=(const PooledEvent&) = delete;
 
     CudaEvent get() const noexcept { return event_; }
+    bool is_of(const CudaEventPool& pool) const noexcept { return pool_ == &pool; }
 
 private:
     CudaEventPool* pool_;

@@ -29,12 +29,25 @@ Status CudaLane::open() {
 void CudaLane::submit(Jobs job) noexcept {
     const std::lock_guard lock(mutex_);
     queue_.splice(queue_.end(), job);
+    is_woken_ = true;
     changed_.notify_all();
+}
+
+void CudaLane::wake() noexcept {
+    const std::lock_guard lock(mutex_);
+    is_woken_ = true;
+    changed_.notify_all();
+}
+
+void CudaGround::wake_lanes() noexcept {
+    for (CudaLane* const lane : lanes) {
+        lane->wake();
+    }
 }
 
 void CudaLane::begin_close() {
     const std::lock_guard lock(mutex_);
-    is_closing_ = true;
+    is_closing_ = is_woken_ = true;
     changed_.notify_all();
 }
 
@@ -43,6 +56,7 @@ bool CudaLane::wait_closed(int timeout_ms) {
     const bool is_closed =
         changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return is_closed_; });
     is_aborting_ = !is_closed;
+    is_woken_ = true;
     changed_.notify_all();
     return is_closed;
 }
@@ -66,7 +80,12 @@ void CudaLane::run(std::promise<Status> opened) {
     }
     opened.set_value({});
     for (;;) {
+        {
+            const std::lock_guard lock(mutex_);
+            is_woken_ = false;
+        }
         const bool has_progressed = step();
+        const bool sleeps = !has_progressed && may_sleep();
         std::unique_lock lock(mutex_);
         if (is_idle() && queue_.empty()) {
             if (is_closing_) {
@@ -74,7 +93,9 @@ void CudaLane::run(std::promise<Status> opened) {
             }
             changed_.wait(lock, [this] { return is_closing_ || !queue_.empty(); });
         } else if (!has_progressed) {
-            changed_.wait_for(lock, ground_.settings.poll_interval);
+            const std::chrono::microseconds longest =
+                sleeps ? ground_.settings.longest_sleep : ground_.settings.poll_interval;
+            changed_.wait_for(lock, longest, [this] { return is_woken_; });
         }
     }
     close_device();
@@ -92,6 +113,22 @@ bool CudaLane::step() {
         fail_current({Code::failed, "no memory"});
         return false;
     }
+}
+
+// Nothing is to be done before somebody wakes the lane: the watch, who ends a plan or loses the device, who submits or
+// closes.
+bool CudaLane::may_sleep() {
+    if (is_draining_ || strange_ || ground_.is_lost.load() || !digesting_.empty()) {
+        return false;
+    }
+    if (is_idle()) {
+        return true;  // what is queued may not begin before a plan of the other lane has ended
+    }
+    CudaJob& first = running_.empty() ? current_.front() : running_.front();
+    if (first.after != nullptr && watch_->has_seen(first.after)) {
+        first.after.reset();
+    }
+    return first.after != nullptr;
 }
 
 bool CudaLane::work() {
@@ -167,9 +204,7 @@ void CudaLane::begin_job() {
     const CudaStatus status = api_.cuStreamWaitEvent(page_stream(job), job.after->get(), 0);
     if (status != kCudaSuccess) {
         fail_call("cuStreamWaitEvent", status);
-        return;
     }
-    job.after.reset();
 }
 
 bool CudaLane::issue_part() {
@@ -206,6 +241,7 @@ bool CudaLane::issue_part() {
     lists_.head = *lists + part.kernel.size() * kListEntryBytes;
     place.lists_end = lists_.head;
     place.transfers = part.transfers.size();
+    place.pieces = pieces;
     queued_transfers_ += place.transfers;
     ++place_count_;
     ++job.part_count;
@@ -300,6 +336,7 @@ void CudaLane::retire(Place& place) {
         }
         place.bounce->is_free = true;
     }
+    place.pieces.reset();
     lists_.tail = place.lists_end;
     queued_transfers_ -= place.transfers;
     for (Staging& staging : stagings_) {
@@ -341,6 +378,7 @@ void CudaLane::tell(CudaJob& job) noexcept {
     ground_.order.end(job.ticket);
     ground_.board.finish(job.ticket, std::move(job.status),
                          has_digests ? job.digests->take() : std::vector<RunDigest>());
+    ground_.wake_lanes();
 }
 
 }  // namespace kvo

@@ -3,8 +3,9 @@
 //     queue ──► current ──► parts with the device ──► running ──► digesting ──► board
 //
 // The thread waits inside no call. Parts follow each other on the device by events alone; a plan ends, and what the
-// host shares with the device is used again, when the host has seen the part's event. After a call that failed the lane
-// hands out nothing until both streams are empty; then what failed ends and the rest goes on.
+// host shares with the device is used again, when the host has seen the part's event. It asks for that event every few
+// microseconds, but sleeps while the plan in front waits for the model: a watch wakes it. After a call that failed the
+// lane hands out nothing until both streams are empty; then what failed ends and the rest goes on.
 #pragma once
 
 #include <atomic>
@@ -25,11 +26,14 @@
 #include "copy/copy_order.hpp"
 #include "copy/cuda_part.hpp"
 #include "copy/cuda_settings.hpp"
+#include "copy/cuda_watch.hpp"
 #include "copy/list_ring.hpp"
 #include "copy/record_digests.hpp"
 #include "copy/shared_blocks.hpp"
 
 namespace kvo {
+
+class CudaLane;
 
 // What both lanes use. It outlives them.
 struct CudaGround {
@@ -55,6 +59,9 @@ struct CudaGround {
     std::unique_ptr<CudaRanges> ranges;
     std::unique_ptr<RecordDigests> digests;
     std::atomic<bool> is_lost{false};
+    std::vector<CudaLane*> lanes;  // none comes or goes while a thread of theirs runs
+    // Something has ended that a lane may sleep for.
+    void wake_lanes() noexcept;
 
     std::mutex mutex;  // of the following
     std::shared_ptr<const WayTable> ways;
@@ -66,7 +73,7 @@ struct CudaGround {
 struct CudaJob {
     CopyTicket ticket = 0;
     std::shared_ptr<const CopyPlan> plan;
-    SharedEvent after;  // null: nothing to wait for
+    SharedEvent after;  // null: nothing to wait for, or it is known to have come
 
     std::optional<RunList> runs;
     CopyWay way = CopyWay::batch;
@@ -89,6 +96,7 @@ public:
     Status open();
     // Takes the list's one job. Not after begin_close.
     void submit(std::list<CudaJob> job) noexcept;
+    void wake() noexcept;
     // What is queued ends, what runs goes on.
     void begin_close();
     // False: something still runs, and stops as soon as it can. May be asked again.
@@ -111,6 +119,7 @@ private:
         std::uint64_t begin = 0, end = 0;              // of the row
         std::uint64_t lists_begin = 0, lists_end = 0;  // of the ring
         std::size_t transfers = 0;                     // that the driver has queued
+        std::shared_ptr<const HostPieces> pieces;      // registered for as long as this is held
     };
     // A buffer on the device, and the part that used it last.
     struct Staging {
@@ -125,6 +134,7 @@ private:
     // The thread: cuda_lane.cpp.
     void run(std::promise<Status> opened);
     bool step();
+    bool may_sleep();
     bool work();
     bool take_job();
     void begin_job();
@@ -184,6 +194,7 @@ private:
     std::mutex mutex_;  // of the following
     std::condition_variable changed_;
     Jobs queue_;
+    bool is_woken_ = false;
     bool is_closing_ = false;
     bool is_aborting_ = false;
     bool is_closed_ = true;  // no thread, nothing to give back
@@ -211,6 +222,7 @@ private:
     Jobs digesting_;  // moved, and its records still being read
     bool is_draining_ = false;
     std::optional<Strange> strange_;  // since the last sensible answer to a poll
+    std::unique_ptr<CudaWatch> watch_;
     std::thread thread_;
 };
 

@@ -1,4 +1,6 @@
 // What a lane takes from its device and gives back, on its own thread.
+#include <utility>
+
 #include "copy/cuda_lane.hpp"
 
 namespace kvo {
@@ -48,6 +50,11 @@ Status CudaLane::open_device() {
     if (Status status = open_places(); !status.ok()) {
         return status;
     }
+    Result<std::unique_ptr<CudaWatch>> watch = CudaWatch::start(api_, ground_.context, [this] { wake(); });
+    if (!watch.ok()) {
+        return watch.fault();
+    }
+    watch_ = std::move(watch.value());
     if (Status status = open_kernels(); !status.ok()) {
         // An engine without kernels is slow with small pages, and right.
         close_kernels();
@@ -116,6 +123,7 @@ void CudaLane::close_kernels() {
 }
 
 void CudaLane::close_device() {
+    watch_.reset();
     for (const Place& place : places_) {
         for (const CudaEvent event : {place.crossed, place.ended}) {
             if (event != nullptr) {

@@ -50,10 +50,13 @@ void CudaLane::doubt(const char* function, CudaStatus status) {
 void CudaLane::lose(const char* function, CudaStatus status) {
     ground_.is_lost.store(true);
     const std::string why = std::string("the device is lost, ") + function + ": " + api_.driver.describe(status);
-    const std::lock_guard lock(ground_.mutex);
-    if (ground_.loss.empty()) {
-        ground_.loss = why;
+    {
+        const std::lock_guard lock(ground_.mutex);
+        if (ground_.loss.empty()) {
+            ground_.loss = why;
+        }
     }
+    ground_.wake_lanes();
 }
 
 CudaLane::Streams CudaLane::query_streams() {

@@ -14,6 +14,11 @@
 namespace kvo {
 namespace {
 
+// How often a piece that was removed is looked at again while a copy still has it.
+constexpr std::chrono::milliseconds kLeavingInterval{2};
+
+bool is_within(const auto& part, const auto& whole) { return part.begin >= whole.begin && part.end <= whole.end; }
+
 std::uint64_t page_bytes() { return static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)); }
 
 std::uint64_t rounded_down(std::uint64_t value) { return value / page_bytes() * page_bytes(); }
@@ -63,12 +68,31 @@ Status CudaRanges::add(std::uint64_t begin, std::uint64_t length) {
     }
     std::list<Range> node = {{rounded_up(begin), rounded_down(begin + length)}};
     const std::lock_guard lock(mutex_);
+    asked_.push_back({begin, begin + length});
     progress_.asked_bytes += length;
     if (node.front().begin < node.front().end) {
         progress_.is_done = false;
         queue_.splice(queue_.end(), node);
         changed_.notify_all();
     }
+    return {};
+}
+
+Status CudaRanges::remove(std::uint64_t begin, std::uint64_t length) {
+    std::list<Range> node = {{begin, begin + length}};
+    const std::lock_guard lock(mutex_);
+    const auto asked = std::ranges::find(asked_, node.front());
+    if (asked == asked_.end()) {
+        return {Code::invalid, "a range is removed as it was added, and once"};
+    }
+    asked_.erase(asked);
+    for (Range& range : queue_) {
+        range.end = is_within(range, node.front()) ? range.begin : range.end;
+    }
+    progress_.asked_bytes -= length;
+    progress_.is_leaving = true;
+    removed_.splice(removed_.end(), node);
+    changed_.notify_all();
     return {};
 }
 
@@ -80,6 +104,12 @@ std::shared_ptr<const HostPieces> CudaRanges::pieces() const {
 RegistrationProgress CudaRanges::progress() const {
     const std::lock_guard lock(mutex_);
     return progress_;
+}
+
+void CudaRanges::wait_for(std::uint64_t bytes, int timeout_ms) const {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                      [&] { return progress_.registered_bytes >= bytes || progress_.is_done || is_stopping_; });
 }
 
 bool CudaRanges::close(int timeout_ms) {
@@ -96,13 +126,23 @@ void CudaRanges::run() {
     const CudaStatus current = api_.cuCtxSetCurrent(context_);
     std::unique_lock lock(mutex_);
     note_problem("cuCtxSetCurrent", 0, current);
-    for (;;) {
-        changed_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
-        if (is_stopping_) {
-            break;
+    while (!is_stopping_) {
+        take_out();
+        unregister_unused(lock);
+        std::erase_if(queue_, [](const Range& range) { return range.begin >= range.end; });
+        // What leaves goes first: the next to be registered may lie where it was.
+        const bool is_leaving = !removed_.empty() || !leaving_.empty();
+        if (!is_leaving && !queue_.empty()) {
+            register_next(lock);
         }
-        register_next(lock);
         progress_.is_done = queue_.empty();
+        progress_.is_leaving = is_leaving || !removed_.empty();
+        changed_.notify_all();
+        if (is_leaving) {
+            changed_.wait_for(lock, kLeavingInterval);
+        } else {
+            changed_.wait(lock, [this] { return is_stopping_ || !queue_.empty() || !removed_.empty(); });
+        }
     }
     if (unregisters_) {
         lock.unlock();
@@ -120,10 +160,9 @@ void CudaRanges::register_next(std::unique_lock<std::mutex>& lock) {
     const bool is_registered = register_piece(piece);
     lock.lock();
     // One refusal says that the next would be refused too: the rest of the range goes through the bounce buffer.
-    if (!is_registered || piece.end == range.end) {
+    queue_.front().begin = is_registered ? piece.end : range.end;
+    if (queue_.front().begin >= queue_.front().end) {
         queue_.pop_front();
-    } else {
-        queue_.front().begin = piece.end;
     }
 }
 
@@ -150,6 +189,7 @@ bool CudaRanges::register_piece(const Range& piece) {
         auto pieces = std::make_shared<HostPieces>();
         pieces->reserve(this->pieces()->size() + 1);
         *pieces = *this->pieces();
+        prepare_to_publish();
         function = "cuMemHostRegister";
         status = api_.cuMemHostRegister(address, length, kCudaHostRegisterPortable | kCudaHostRegisterMapped);
         CudaAddress mapped = 0;
@@ -164,7 +204,7 @@ bool CudaRanges::register_piece(const Range& piece) {
             pieces->insert(std::ranges::upper_bound(*pieces, piece.begin, {}, &HostPiece::begin),
                            {piece.begin, piece.end, mapped});
             const std::lock_guard lock(mutex_);
-            pieces_ = std::move(pieces);
+            publish(std::move(pieces));
             progress_.registered_bytes += length;
             return true;
         }
@@ -176,12 +216,64 @@ bool CudaRanges::register_piece(const Range& piece) {
     return false;
 }
 
+// So that publishing needs no memory.
+void CudaRanges::prepare_to_publish() {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(former_, [](const Former& former) { return former.pieces.expired(); });
+    former_.reserve(former_.size() + 1);
+}
+
+// The lock is held.
+void CudaRanges::publish(std::shared_ptr<const HostPieces> pieces) noexcept {
+    former_.push_back({number_++, pieces_});
+    pieces_ = std::move(pieces);
+}
+
+// The lock is held. What finds no memory is done the next time.
+void CudaRanges::take_out() {
+    while (!removed_.empty()) {
+        const auto is_gone = [&](const HostPiece& piece) { return is_within(piece, removed_.front()); };
+        try {
+            auto pieces = std::make_shared<HostPieces>(*pieces_);
+            const auto gone = std::erase_if(*pieces, is_gone);
+            leaving_.reserve(leaving_.size() + gone);
+            former_.reserve(former_.size() + 1);
+            for (const HostPiece& piece : *pieces_) {
+                if (is_gone(piece)) {
+                    leaving_.push_back({number_, piece});
+                }
+            }
+            publish(std::move(pieces));
+        } catch (const std::bad_alloc&) {
+            return;
+        }
+        removed_.pop_front();
+    }
+}
+
+void CudaRanges::unregister_unused(std::unique_lock<std::mutex>& lock) {
+    std::erase_if(former_, [](const Former& former) { return former.pieces.expired(); });
+    const std::uint64_t oldest = former_.empty() ? number_ : former_.front().number;
+    while (!leaving_.empty() && leaving_.front().number < oldest) {
+        const HostPiece piece = leaving_.front().piece;
+        lock.unlock();
+        api_.cuMemHostUnregister(reinterpret_cast<void*>(piece.begin));
+        lock.lock();
+        leaving_.erase(leaving_.begin());
+        progress_.registered_bytes -= piece.end - piece.begin;
+    }
+}
+
 void CudaRanges::unregister_all() {
     const std::shared_ptr<const HostPieces> pieces = this->pieces();
     for (const HostPiece& piece : *pieces) {
         api_.cuMemHostUnregister(reinterpret_cast<void*>(piece.begin));
     }
+    for (const Leaving& leaving : leaving_) {
+        api_.cuMemHostUnregister(reinterpret_cast<void*>(leaving.piece.begin));
+    }
     const std::lock_guard lock(mutex_);
+    leaving_.clear();
     pieces_ = none_;
 }
 

@@ -34,8 +34,9 @@ HostSpan span_at(const HostPieces& pieces, std::uint64_t address, std::uint64_t 
 struct RegistrationProgress {
     std::uint64_t asked_bytes = 0;
     std::uint64_t registered_bytes = 0;
-    bool is_done = true;  // nothing is waiting to be registered
-    std::string problem;  // why a range stays unregistered in part or in whole; empty: nothing failed
+    bool is_done = true;      // nothing is waiting to be registered
+    std::string problem;      // why a range stays unregistered in part or in whole; empty: nothing failed
+    bool is_leaving = false;  // what was removed is still registered, and must stay
 };
 
 // Safe to call from any thread.
@@ -50,10 +51,17 @@ public:
     CudaRanges& operator=(const CudaRanges&) = delete;
 
     // Returns at once. Whole pages of memory are registered; what the range has of others is left as it is. The memory
-    // stays until close. Code::invalid: no bytes, or beyond all addresses.
+    // stays until close, or until it is removed and nothing is leaving any more. Code::invalid: no bytes, or beyond all
+    // addresses.
     Status add(std::uint64_t begin, std::uint64_t length);
+    // Undoes an add, and returns at once: each piece is unregistered when nobody has a list any more that it is in.
+    // Code::invalid: there is no such range.
+    Status remove(std::uint64_t begin, std::uint64_t length);
+    // Whoever gives the device a piece holds the list until the device is done with it.
     std::shared_ptr<const HostPieces> pieces() const;
     RegistrationProgress progress() const;
+    // Until so many bytes are registered, or no more are going to be, or the time is over.
+    void wait_for(std::uint64_t bytes, int timeout_ms) const;
 
     // Unregisters everything; no copy may be using it. False: that still goes on, and may be asked again.
     bool close(int timeout_ms);
@@ -62,6 +70,17 @@ private:
     struct Range {
         std::uint64_t begin;
         std::uint64_t end;
+        bool operator==(const Range&) const = default;
+    };
+    // A list that was replaced; somebody may still have it.
+    struct Former {
+        std::uint64_t number;
+        std::weak_ptr<const HostPieces> pieces;
+    };
+    // A piece that is in former lists alone, up to this number.
+    struct Leaving {
+        std::uint64_t number;
+        HostPiece piece;
     };
 
     CudaRanges(const CudaApi& api, CudaContext context, std::uint64_t piece_bytes);
@@ -69,17 +88,28 @@ private:
     // The queue's first piece, and then what is left of its range.
     void register_next(std::unique_lock<std::mutex>& lock);
     bool register_piece(const Range& piece);
+    void prepare_to_publish();
+    void publish(std::shared_ptr<const HostPieces> pieces) noexcept;
     void note_problem(const char* what, std::uint64_t length, CudaStatus status) noexcept;
+    // What was removed is handed to nobody any more.
+    void take_out();
+    // Of that, what nobody has.
+    void unregister_unused(std::unique_lock<std::mutex>& lock);
     void unregister_all();
 
     const CudaApi& api_;
     const CudaContext context_;
     const std::uint64_t piece_bytes_;
     mutable std::mutex mutex_;
-    std::condition_variable changed_;
+    mutable std::condition_variable changed_;
+    std::vector<Range> asked_;
     std::list<Range> queue_;
-    const std::shared_ptr<const HostPieces> none_ = std::make_shared<const HostPieces>();
-    std::shared_ptr<const HostPieces> pieces_ = none_;
+    std::list<Range> removed_;                                                             // and not taken out yet
+    const std::shared_ptr<const HostPieces> none_ = std::make_shared<const HostPieces>();  // after close
+    std::shared_ptr<const HostPieces> pieces_ = std::make_shared<const HostPieces>();
+    std::uint64_t number_ = 1;  // of that list
+    std::vector<Former> former_;
+    std::vector<Leaving> leaving_;
     RegistrationProgress progress_;
     bool is_stopping_ = false;
     bool unregisters_ = false;

@@ -29,7 +29,10 @@ struct CudaSettings {
     std::uint32_t kernel_threads = 512;      // a multiple of 32
     std::uint64_t piece_bytes = std::uint64_t{256} << 20;  // registered at once: launches wait meanwhile
     unsigned digest_threads = 0;                           // 0: one for four processors, at most 4
-    std::chrono::microseconds poll_interval{20};
+    std::chrono::microseconds poll_interval{20};           // while the device moves bytes
+    // Of a lane whose plans wait for the model, or for the other lane: it is woken, and looks by itself as seldom as
+    // this.
+    std::chrono::milliseconds longest_sleep{200};
     std::chrono::milliseconds strange_answers{200};       // to polls and nothing else, until the device counts as lost
     std::span<const std::byte> kernels = kernel_image();  // empty: batch is the only way
     HostAccess on_host_access = {};                       // for tests

@@ -45,6 +45,7 @@ inline constexpr int kCudaCaptureInvalidated = 2;
 inline constexpr int kCudaMultiprocessorCount = 16;  // CUdevice_attribute
 
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
+inline constexpr unsigned kCudaEventBlockingSync = 1;  // who waits for it sleeps
 inline constexpr unsigned kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaHostRegisterPortable = 1;
 inline constexpr unsigned kCudaHostRegisterMapped = 2;

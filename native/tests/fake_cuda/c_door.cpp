@@ -59,6 +59,9 @@ FAKE_DOOR std::uint8_t fake_cuda_pattern_byte(std::uint64_t pattern, std::uint64
     return kvo::fake::pattern_byte(pattern, offset);
 }
 
+// Of host memory, in calls to cuMemHostRegister.
+FAKE_DOOR std::uint64_t fake_cuda_registrations() { return fake_cuda_control()->live().registrations; }
+
 FAKE_DOOR std::uint64_t fake_cuda_report_count() {
     Driver& driver = Driver::instance();
     const std::lock_guard lock(driver.streams().mutex);

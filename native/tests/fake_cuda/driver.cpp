@@ -117,9 +117,10 @@ void* Driver::open_stream(int priority) {
     return handle;
 }
 
-void* Driver::open_event() {
+void* Driver::open_event(bool lets_sleep) {
     void* const handle = reinterpret_cast<void*>(++handles_ << 8);
     events_[handle] = std::make_shared<Event>();
+    events_[handle]->lets_sleep = lets_sleep;
     return handle;
 }
 

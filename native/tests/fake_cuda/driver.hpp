@@ -51,7 +51,7 @@ public:
     Stream* stream(void* handle);
     std::shared_ptr<Event>* event(void* handle);
     void* open_stream(int priority);
-    void* open_event();
+    void* open_event(bool lets_sleep);
     void close_stream(void* handle);
     void close_event(void* handle);
 

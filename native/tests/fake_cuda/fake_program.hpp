@@ -39,7 +39,7 @@ public:
     }
     CudaEvent open_event() {
         CudaEvent event = nullptr;
-        CHECK_EQUAL(api_.cuEventCreate(&event, kCudaEventDisableTiming), kCudaSuccess);
+        CHECK_EQUAL(api_.cuEventCreate(&event, kCudaEventDisableTiming | kCudaEventBlockingSync), kCudaSuccess);
         return event;
     }
     CudaAddress allocate_device(std::size_t bytes) {

@@ -15,6 +15,7 @@
 namespace kvo::fake {
 
 struct Event {
+    bool lets_sleep = false;           // who waits for it in a call; else he spins
     std::uint64_t records = 0;         // asked for
     std::uint64_t completed = 0;       // the latest that the streams have come to
     VectorClock clock;                 // of the latest asked for

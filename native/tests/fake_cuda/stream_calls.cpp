@@ -118,12 +118,13 @@ int exchange_capture_mode(int* mode) {
     return 0;
 }
 
-int event_create(void** event, unsigned) {
+int event_create(void** event, unsigned flags) {
+    constexpr unsigned kBlockingSync = 1;
     Call call("cuEventCreate");
     if (call.fails()) {
         return call.status();
     }
-    *event = call.driver.open_event();
+    *event = call.driver.open_event((flags & kBlockingSync) != 0);
     return 0;
 }
 
@@ -178,6 +179,10 @@ int event_synchronize(void* event) {
         return call.refuse("cuEventSynchronize of what is no event", kInvalidHandle);
     }
     const std::shared_ptr<Event> awaited = *handle;
+    if (!awaited->lets_sleep) {
+        return call.refuse("cuEventSynchronize of an event that is not CU_EVENT_BLOCKING_SYNC, which spins",
+                           kInvalidValue);
+    }
     if (awaited->capture != nullptr) {
         return refuse_captured(awaited->capture, kCapturedEvent);
     }

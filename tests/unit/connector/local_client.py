@@ -278,6 +278,8 @@ class LocalPlaces:
         self.client = client
         self.unmapped: set[int] = set()
         """Memories that this worker has not joined yet, or has let go of."""
+        self.ready: int | None = None
+        """Bytes of each memory that are there; None: all of them."""
         self.is_closed = False
 
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -292,7 +294,8 @@ class LocalPlaces:
         return self.client.memory(memory_id)
 
     def ready_bytes(self, memory_id: int) -> int:
-        return self.memory(memory_id).size_bytes
+        size_bytes = self.memory(memory_id).size_bytes
+        return size_bytes if self.ready is None else min(self.ready, size_bytes)
 
     def retire(self, memory_id: int) -> None:
         self.unmapped.add(memory_id)

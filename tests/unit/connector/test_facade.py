@@ -38,8 +38,7 @@ from tests.unit.connector.engine_configs import (
 from tests.unit.connector.scripted import ScriptedEngine
 from tests.unit.connector.workers import Move, SharedCache, name_of
 
-FORWARD = SimpleNamespace(attn_metadata={})
-NO_FORWARD = SimpleNamespace(attn_metadata=None)
+CONTEXT = SimpleNamespace(attn_metadata=None)
 
 
 def warm_engine() -> ScriptedEngine:
@@ -77,10 +76,10 @@ def load_plan(shared: SharedCache, *moves: Move, wanted: WantedDigests | None = 
     return StepPlan(loads=(LoadJob("a", shared.place, shared.make_moves(moves), wanted),))
 
 
-def run_step(connector: KVOffloadConnector, plan: StepPlan, *, forward: object = FORWARD) -> KVConnectorOutput:
+def run_step(connector: KVOffloadConnector, plan: StepPlan) -> KVConnectorOutput:
     """The hooks of one worker step in vLLM's order."""
     connector.bind_connector_metadata(plan)
-    connector.start_load_kv(forward)
+    connector.start_load_kv(CONTEXT)
     connector.wait_for_save()
     results = connector.get_transfer_results(set())
     output = KVConnectorOutput(
@@ -94,17 +93,17 @@ def run_step(connector: KVOffloadConnector, plan: StepPlan, *, forward: object =
 
 
 def run_until_saved(connector: KVOffloadConnector, plan: StepPlan) -> WorkerReport:
-    output = run_step(connector, plan, forward=NO_FORWARD)
+    output = run_step(connector, plan)
     while output.kv_connector_worker_meta is None:
-        output = run_step(connector, StepPlan(), forward=NO_FORWARD)
+        output = run_step(connector, StepPlan())
     assert isinstance(output.kv_connector_worker_meta, WorkerReport)
     return output.kv_connector_worker_meta
 
 
 def run_until_loaded(connector: KVOffloadConnector, plan: StepPlan) -> KVConnectorOutput:
-    output = run_step(connector, plan, forward=NO_FORWARD)
+    output = run_step(connector, plan)
     while not output.finished_recving:
-        output = run_step(connector, StepPlan(), forward=NO_FORWARD)
+        output = run_step(connector, StepPlan())
     return output
 
 
@@ -168,7 +167,7 @@ def test_a_plan_is_submitted_once_whichever_hooks_are_called() -> None:
     connector, _, shared = make_worker()
     plan = StepPlan(saves=(save_job(shared, Move(0, 1, 0)),))
     assert run_until_saved(connector, plan).saved == {1: 1}
-    assert run_step(connector, StepPlan(), forward=NO_FORWARD).kv_connector_worker_meta is None
+    assert run_step(connector, StepPlan()).kv_connector_worker_meta is None
     output = run_until_loaded(connector, load_plan(shared, Move(0, 2, 0)))
     assert output.finished_recving == {"a"}
     assert not output.failed_recving
@@ -181,7 +180,7 @@ def test_saves_wait_for_the_draft_models_forward() -> None:
     """With speculative decoding vLLM asks for results first and calls `wait_for_save` after the draft model has run."""
     connector, tensors, shared = make_worker()
     connector.bind_connector_metadata(StepPlan(saves=(save_job(shared, Move(0, 1, 0)),)))
-    connector.start_load_kv(FORWARD)
+    connector.start_load_kv(CONTEXT)
     connector.get_transfer_results(set())
     tensors["a"].fill_(5)  # what the draft model writes
     connector.wait_for_save()

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.saves import MAX_STEPS_WAITED
-from kvoffload.connector.step_plan import StepPlan
+from kvoffload.connector.step_plan import ONLY_A_FORWARD, StepPlan
 from tests.unit.connector.engine_configs import full, recurrent, window
 from tests.unit.connector.local_client import MEMORY
 from tests.unit.connector.scripted import Admission, Move, ScriptedEngine, list_moves
@@ -365,7 +365,7 @@ def test_a_fault_while_planning_gives_back_what_was_planned(monkeypatch: pytest.
     get_block_ids = engine.manager.get_block_ids
     with monkeypatch.context() as patch:
         patch.setattr(engine.manager, "get_block_ids", lambda name: {"a": get_block_ids("a")}[name])
-        assert engine.step() == StepPlan()
+        assert engine.step() == ONLY_A_FORWARD
     assert engine.connector.faults == {"build_connector_meta": 1}
     assert engine.pinned == 0
     assert engine.cache.stats().reserved == 0
@@ -383,7 +383,7 @@ def test_a_fault_between_two_groups_gives_back_what_the_first_has_got(monkeypatc
     lookup = engine.cache.lookup
     with monkeypatch.context() as patch:
         patch.setattr(engine.cache, "lookup", lambda group, hashes: lookup({0: 0}[group], hashes))
-        assert engine.step() == StepPlan()
+        assert engine.step() == ONLY_A_FORWARD
     assert engine.connector.faults == {"build_connector_meta": 1}
     assert engine.pinned == 0
     assert engine.cache.stats().reserved == 0

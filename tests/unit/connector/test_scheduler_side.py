@@ -66,7 +66,7 @@ def test_before_the_handshake_everything_is_a_miss() -> None:
     assert side.match(request, 0) == 0
     side.plan_load(request, ([], []), 0)
     assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
-    assert side.rescue_plan() == StepPlan()
+    assert side.rescue_plan(SchedulerOutput.make_empty()) == StepPlan()
     side.end_transfers({"a"}, set(), None)
     side.doom_load(request)
     side.clear()

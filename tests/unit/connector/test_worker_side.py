@@ -35,7 +35,7 @@ from tests.unit.connector.workers import (
     save_job,
     start,
 )
-from tests.unit.transfer.stand_ins import FailingEngine, HeldEngine, PassingEngine
+from tests.unit.transfer.stand_ins import FailingEngine, HeldEngine, MarkingEngine, PassingEngine
 
 
 def test_saved_blocks_come_back_into_other_blocks() -> None:
@@ -175,6 +175,52 @@ def test_a_job_is_one_plan_of_all_its_groups_behind_what_the_engine_computes(mon
     assert load(worker, Move(1, 4, 1), Move(0, 5, 2))
     plans = [(direction, items.group.tolist(), items.block.tolist(), after) for direction, items, after in engine.plans]
     assert plans == [(CopyDirection.SAVE, [0, 1, 0], [2, 1, 3], 77), (CopyDirection.LOAD, [1, 0], [4, 5], 77)]
+    worker.close()
+
+
+def test_loads_come_after_what_was_marked_and_saves_after_what_was_given_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, _ = start(make_worker())
+    engine = replace_engine(worker, MarkingEngine)
+    monkeypatch.setattr(worker_side, "compute_stream", lambda device: 77)
+    worker.mark()
+    worker.submit(join_plans(save_job(worker, Move(1, 1, 0)), load_job(worker, Move(1, 2, 1))))
+    collect(worker, 2)
+    assert engine.seen == ["mark 1 of 77", "save after 77", "load after point 1"]
+    assert load(worker, Move(1, 3, 0))  # a mark is of one step
+    assert engine.seen[3:] == ["load after 77"]
+    worker.close()
+
+
+def test_a_stream_that_cannot_be_marked_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, _ = start(make_worker())
+    engine = replace_engine(worker, MarkingEngine)
+    monkeypatch.setattr(worker_side, "compute_stream", lambda device: 77)
+
+    def refuse(stream: int) -> None:
+        raise NativeError("a stream was not marked: the compute stream is being captured")
+
+    monkeypatch.setattr(engine, "mark", refuse)
+    worker.mark()
+    assert load(worker, Move(1, 3, 0))
+    assert engine.seen == ["load after 77"]
+    assert "being captured" in caplog.text
+    worker.close()
+
+
+def test_a_mark_does_not_outlive_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, _ = start(make_worker())
+    engine = replace_engine(worker, MarkingEngine)
+    monkeypatch.setattr(worker_side, "compute_stream", lambda device: 77)
+    worker.mark()
+    worker.unregister()
+    worker.mark()
+    assert engine.marks == 1
+    start(worker)
+    engine = replace_engine(worker, MarkingEngine)
+    assert load(worker, Move(1, 3, 0))
+    assert engine.seen == ["load after 77"]
     worker.close()
 
 

@@ -22,6 +22,7 @@ class FakeCuda:
         self._door.fake_cuda_alloc.restype = ctypes.c_uint64
         self._door.fake_cuda_open_stream.restype = ctypes.c_uint64
         self._door.fake_cuda_report_count.restype = ctypes.c_uint64
+        self._door.fake_cuda_registrations.restype = ctypes.c_uint64
         self._door.fake_cuda_pattern_byte.restype = ctypes.c_uint8
         self._door.fake_cuda_reset(ctypes.c_uint64(seed))
 
@@ -33,6 +34,11 @@ class FakeCuda:
     def report_count(self) -> int:
         """Races and calls that no program may make."""
         return int(self._door.fake_cuda_report_count())
+
+    @property
+    def registrations(self) -> int:
+        """Pieces of host memory that the driver knows."""
+        return int(self._door.fake_cuda_registrations())
 
     def allocate(self, size_bytes: int) -> int:
         address = int(self._door.fake_cuda_alloc(ctypes.c_uint64(size_bytes)))

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, FinishedCopy
-from kvoffload.transfer.copy_engine import CLOSE_TIMEOUT_S, CopyTicket
+from kvoffload.transfer.copy_engine import CLOSE_TIMEOUT_S, CopyTicket, Marked, StreamPoint
 
 
 class PassingEngine:
@@ -14,14 +14,17 @@ class PassingEngine:
 
     def __init__(self, inner: CopyEngine) -> None:
         self.inner = inner
-        self.plans: list[tuple[CopyDirection, CopyItems, int | None]] = []
+        self.plans: list[tuple[CopyDirection, CopyItems, Marked]] = []
         self.waits: list[float] = []
 
     def submit(
-        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
     ) -> CopyTicket:
         self.plans.append((direction, items, after))
         return self.inner.submit(direction, items, has_digests=has_digests, after=after)
+
+    def mark(self, stream: int) -> StreamPoint:
+        return self.inner.mark(stream)
 
     def poll(self) -> list[FinishedCopy]:
         return self.inner.poll()
@@ -32,6 +35,26 @@ class PassingEngine:
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self.inner.close(timeout_s)
+
+
+class MarkingEngine(PassingEngine):
+    """Points are numbers of its own. `seen` has marks and plans in their order."""
+
+    def __init__(self, inner: CopyEngine) -> None:
+        super().__init__(inner)
+        self.seen: list[str] = []
+        self.marks = 0
+
+    def mark(self, stream: int) -> StreamPoint:
+        self.marks += 1
+        self.seen.append(f"mark {self.marks} of {stream}")
+        return f"point {self.marks}"  # type: ignore[return-value]
+
+    def submit(
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
+    ) -> CopyTicket:
+        self.seen.append(f"{direction.value} after {after}")
+        return super().submit(direction, items, has_digests=has_digests, after=after)
 
 
 class FailingEngine(PassingEngine):
@@ -45,7 +68,7 @@ class FailingEngine(PassingEngine):
         self._failing: set[CopyTicket] = set()
 
     def submit(
-        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
     ) -> CopyTicket:
         if direction is not self._direction:
             return super().submit(direction, items, has_digests=has_digests, after=after)
@@ -66,7 +89,7 @@ class ForgetfulEngine(PassingEngine):
     """Its loads end well and have copied nothing."""
 
     def submit(
-        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
     ) -> CopyTicket:
         if direction is CopyDirection.LOAD:
             items = CopyItems(group=items.group[:0], block=items.block[:0], slot=items.slot[:0])
@@ -79,7 +102,7 @@ class _HeldPlan:
     direction: CopyDirection
     items: CopyItems
     has_digests: bool
-    after: int | None
+    after: Marked
     fails: bool = False
 
 
@@ -112,7 +135,7 @@ class HeldEngine(PassingEngine):
         self._held = deque(replace(plan, fails=True) for plan in self._held)
 
     def submit(
-        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
     ) -> CopyTicket:
         self._last += 1
         plan = _HeldPlan(self._last, direction, items, has_digests, after)

@@ -18,6 +18,7 @@ from kvoffload.transfer.calibration import (
     BLOCK_COUNTS,
     BUDGET_S,
     RECORD_BYTES,
+    REGISTRATION_TIMEOUT_S,
     Calibration,
     CalibrationKey,
     cache_folder,
@@ -198,22 +199,22 @@ def test_the_real_engine_is_timed_on_registered_slots(monkeypatch: pytest.Monkey
     driver, seen = FakeCuda(), []
     wait = calibration._wait_for_registration
     monkeypatch.setattr(
-        calibration, "_wait_for_registration", lambda core: (wait(core), seen.append(core.registration()))
+        calibration, "_wait_for_registration", lambda core, size: (wait(core, size), seen.append(core.registration()))
     )
     sizes = (RECORD_BYTES // 2, RECORD_BYTES)
     timings = measure_on(driver.allocate(4 * RECORD_BYTES), [], sizes, 0, driver.library)
     ways = len(CopyWay) if native.capabilities().kernel_archs else 1
     assert len(timings) == 3 * len(sizes) * len(CopyDirection) * ways
-    assert seen == [(2 * RECORD_BYTES, 2 * RECORD_BYTES, True, "")]
+    assert seen == [(2 * RECORD_BYTES, 2 * RECORD_BYTES, True, False, "")]
     assert driver.report_count == 0
 
 
 @pytest.mark.parametrize(
-    ("progress", "text"), [((8, 4, True, "refused"), "refused"), ((8, 4, False, ""), "it took too long")]
+    ("progress", "text"), [((8, 4, True, False, "refused"), "refused"), ((8, 4, False, False, ""), "it took too long")]
 )
-def test_slots_that_are_not_registered_are_not_measured(
-    monkeypatch: pytest.MonkeyPatch, progress: tuple[int, int, bool, str], text: str
-) -> None:
-    monkeypatch.setattr(calibration, "REGISTRATION_TIMEOUT_S", 0.01)
+def test_slots_that_are_not_registered_are_not_measured(progress: tuple[int, int, bool, bool, str], text: str) -> None:
+    waits: list[tuple[int, int]] = []
+    core = SimpleNamespace(registration=lambda: progress, wait_registered=lambda *given: waits.append(given))
     with pytest.raises(NativeError, match=text):
-        calibration._wait_for_registration(SimpleNamespace(registration=lambda: progress))  # type: ignore[arg-type]
+        calibration._wait_for_registration(core, 8)  # type: ignore[arg-type]
+    assert waits == [(8, 1000 * REGISTRATION_TIMEOUT_S)]

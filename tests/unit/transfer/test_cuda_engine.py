@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -70,9 +69,8 @@ class Scene:
 
 
 def wait_for_registration(scene: Scene) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not scene.engine.registration.is_done:
-        assert time.monotonic() < end
+    scene.engine.wait_registered(1 << 60, TIMEOUT_S)
+    assert scene.engine.registration.is_done
 
 
 @pytest.fixture
@@ -122,6 +120,34 @@ def test_copies_come_after_what_the_stream_was_given_before(scene: Scene) -> Non
         assert record == scene.driver.pattern(pattern, run.length)
 
 
+def test_copies_come_after_what_a_mark_saw_and_not_after_the_rest(scene: Scene) -> None:
+    stream = scene.driver.open_stream()
+    (run, *_) = scene.page_map.block_runs(0, 3)
+    page = scene.memory[run.allocation] + run.start
+    scene.driver.compute(stream, page, run.length, 5)
+    point = scene.engine.mark(stream)
+    other = scene.memory[run.allocation] + scene.page_map.block_runs(0, 4)[0].start
+    scene.driver.compute(stream, other, run.length, 6)
+    scene.engine.submit(CopyDirection.SAVE, scene.items([3]), after=point)
+    assert scene.engine.fence(TIMEOUT_S)
+    assert [finished.fault for finished in scene.engine.poll()] == [""]
+    record = scene.record(3)[run.record_offset : run.record_offset + run.length]
+    assert record == scene.driver.pattern(5, run.length)
+
+
+def test_a_mark_of_another_engine_is_refused(scene: Scene) -> None:
+    point = scene.engine.mark(scene.driver.open_stream())
+    with (
+        CudaEngine(scene.page_map, scene.memory, device=0, library=scene.driver.library) as other,
+        pytest.raises(UnsupportedError, match="marked by another copy engine"),
+    ):
+        other.submit(CopyDirection.SAVE, scene.items([3]), after=point)
+    del point
+    scene.engine.close(TIMEOUT_S)
+    with pytest.raises(NativeError, match="closed"):
+        scene.engine.mark(0)
+
+
 def test_registration_is_told_as_far_as_it_is(scene: Scene) -> None:
     assert scene.engine.registration.is_done
     size_bytes = len(scene.slots) // PAGE_BYTES * PAGE_BYTES
@@ -130,6 +156,22 @@ def test_registration_is_told_as_far_as_it_is(scene: Scene) -> None:
     wait_for_registration(scene)
     assert scene.engine.registration.registered_bytes == scene.engine.registration.asked_bytes == size_bytes
     assert scene.engine.registration.problem == ""
+
+
+def test_memory_that_is_removed_leaves_and_its_slots_are_copied_all_the_same(scene: Scene) -> None:
+    scene.engine.add_host_range(scene.address, 2 * PAGE_BYTES)
+    wait_for_registration(scene)
+    assert scene.driver.registrations == 1
+    scene.engine.remove_host_range(scene.address, 2 * PAGE_BYTES)
+    while scene.engine.registration.is_leaving:
+        assert scene.run(CopyDirection.SAVE, [1]).fault == ""
+    assert scene.driver.registrations == 0
+    assert scene.engine.registration.registered_bytes == scene.engine.registration.asked_bytes == 0
+    scene.write_block(2, bytes(range(7)) * (scene.record_bytes // 7) + bytes(scene.record_bytes % 7))
+    assert scene.run(CopyDirection.SAVE, [2]).fault == ""
+    assert scene.record(2) == scene.read_block(2)
+    with pytest.raises(UnsupportedError, match="cannot be removed"):
+        scene.engine.remove_host_range(scene.address, 2 * PAGE_BYTES)
 
 
 def test_memory_that_is_registered_twice_comes_with_what_to_do(scene: Scene) -> None:

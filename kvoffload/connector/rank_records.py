@@ -1,0 +1,70 @@
+"""A rank's part of the cache's records: where it lies in memory, what of a slot it leaves, and whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import SegmentMap
+from kvoffload.connector.step_plan import BlockMoves, LoadJob
+from kvoffload.native import finish_digests
+from kvoffload.transfer.copy_engine import RunDigests
+from kvoffload.types import HASH_BYTES
+
+
+class RankRecords:
+    """Of an engine's session. All shards of a block lie in one slot, one behind the other.
+
+    `slot_bytes`: by group, of each shard's part of a slot; more than a record where another rank's is larger.
+    `fingerprint`: the engine's, which digests are made with.
+    """
+
+    def __init__(
+        self, *, shard: int, fingerprint: bytes, record_bytes: Sequence[int], slot_bytes: Sequence[int]
+    ) -> None:
+        self._shard = shard
+        self._fingerprint = fingerprint
+        self._record_bytes = tuple(record_bytes)
+        self._slot_bytes = tuple(slot_bytes)
+
+    def find_slots(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
+        """Where each record lies in this process. ValueError: one lies nowhere."""
+        slots = np.empty(len(moves), np.uint64)
+        for group, slot_bytes in enumerate(self._slot_bytes):
+            mine = moves.groups == group
+            if mine.any():
+                slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(self._shard * slot_bytes), slot_bytes)
+        return slots
+
+    def clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
+        """What this rank's records leave of their slots is part of their digests, as zeros."""
+        for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self._slot_bytes, strict=True)):
+            if record_bytes < slot_bytes:
+                for address in moves.addresses[moves.groups == group].tolist():
+                    memory.view(address + self._shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
+
+    def compare(self, job: LoadJob, totals: RunDigests) -> str:
+        """What is wrong with the first loaded record whose bytes are not those that were saved; empty: all are."""
+        assert job.wanted is not None
+        names = np.frombuffer(job.wanted.hashes, np.uint8).reshape(-1, HASH_BYTES)
+        wanted = job.wanted.digests[self._shard]
+        for group, slot_bytes in enumerate(self._slot_bytes):
+            mine = np.flatnonzero(job.moves.groups == group)
+            if not len(mine):
+                continue
+            found = finish_digests(
+                totals[mine].tobytes(),
+                slot_bytes,
+                fingerprint=self._fingerprint,
+                block_hashes=names[mine].tobytes(),
+                group=group,
+                shard=self._shard,
+            )
+            # 0: nobody has made a digest of this record yet.
+            bad = (np.frombuffer(found, np.uint64) != wanted[mine]) & (wanted[mine] != 0)
+            if bad.any():
+                block = int(job.moves.blocks[mine[bad.argmax()]])
+                return f"a record of group {group} is not what was saved (loaded into block {block})"
+        return ""
