@@ -30,6 +30,7 @@ __all__ = [
     "Settings",
     "Source",
     "describe_settings",
+    "format_served",
     "format_value",
     "load_settings",
     "read_toml",
@@ -90,6 +91,12 @@ def format_value(name: str, value: object) -> str:
         if isinstance(note, BeforeValidator) and note.func in writers and not isinstance(value, str):
             return writers[note.func](value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def format_served(settings: Settings) -> dict[str, str]:
+    """Those that make one private server what it is, by name, as a user would write them."""
+    names = [name for name in Settings.model_fields if _extra(name)["is_served"]]
+    return {name: format_value(name, getattr(settings, name)) for name in names}
 
 
 def load_settings(

@@ -77,6 +77,7 @@ make_cache_load = _native.make_cache_load
 make_turnover_load = _native.make_turnover_load
 measure_growth = _native.measure_growth
 memory_headroom_bytes = _native.memory_headroom_bytes
+memory_total_bytes = _native.memory_total_bytes
 
 ReplayTrace = _native.ReplayTrace
 ReplayMemory = _native.ReplayMemory

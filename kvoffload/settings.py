@@ -28,11 +28,26 @@ from kvoffload.tcp_address import TCP_FORM
 from kvoffload.units import GIB, MIB, SIZE_FORM
 from kvoffload.valkey_address import VALKEY_FORM
 
+_SERVED_ROOMS = ("cache", "daemon", "tiers")
+
 
 def _setting(
-    default: Any, *, room: str, allowed: str, description: str, is_for_tests: bool = False, **bounds: Any
+    default: Any,
+    *,
+    room: str,
+    allowed: str,
+    description: str,
+    is_served: bool | None = None,
+    is_for_tests: bool = False,
+    **bounds: Any,
 ) -> Any:
-    extra: JsonDict = {"room": room, "allowed": allowed, "is_for_tests": is_for_tests}
+    """`is_served`: an engine's private server has it, too. None: as the room that reads it says."""
+    extra: JsonDict = {
+        "room": room,
+        "allowed": allowed,
+        "is_served": room in _SERVED_ROOMS if is_served is None else is_served,
+        "is_for_tests": is_for_tests,
+    }
     return Field(default=default, description=description, json_schema_extra=extra, **bounds)
 
 
@@ -44,12 +59,15 @@ class Settings(BaseModel):
     memory: SizeOrAuto = _setting(
         "auto",
         room="cli",
+        is_served=True,
         allowed=f"auto, or {SIZE_FORM}, at least 64MiB",
-        description="Host memory for cached blocks, all ranks together. auto is half of what is free, at most 16GiB.",
+        description="Host memory for cached blocks, all ranks together. auto is half of what is free, "
+        "at most four times what the engines that start a private server cache themselves, at least 1GiB.",
     )
     sparse_memory: Switch = _setting(
         False,
         room="cli",
+        is_served=True,
         allowed="true or false",
         description="Memory is given at the first touch, and nobody asks whether there is any: for a pool larger than "
         "the machine, of which little is touched.",
@@ -124,6 +142,7 @@ class Settings(BaseModel):
     linger: Duration = _setting(
         0.0,
         room="client",
+        is_served=True,
         allowed="a duration from 0s to 24h",
         description="How long a private server stays when its last engine has ended; an engine that comes within that "
         "time finds its cache again.",

@@ -22,11 +22,13 @@ from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair
-from kvoffload.native import memory_headroom_bytes
+from kvoffload.native import memory_headroom_bytes, memory_total_bytes
 from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB, format_size
 
-AUTO_LIMIT_BYTES = 16 * GIB
+AUTO_LEAST_BYTES = GIB
+AUTO_ENGINE_SHARE = 4
+"""`auto` is at most so many times what the engines cache themselves, where that is known."""
 ADOPT_WAIT_S = 3.0
 """How long engines that hold a dead server's memory have to offer it."""
 FIRST_ENGINE_S = 60.0
@@ -47,6 +49,7 @@ def serve(
         typer.Option("--record", help="Write which blocks prompts ask for to a new file: hashes, for `replay`."),
     ] = None,
     private: Annotated[tuple[int, int] | None, typer.Option("--private", metavar="LOCK READY", hidden=True)] = None,
+    engine_cache: Annotated[int, typer.Option("--engine-cache", hidden=True, min=0)] = 0,
     first_engine_within: Annotated[float, typer.Option("--first-engine-within", hidden=True, min=0)] = FIRST_ENGINE_S,
 ) -> None:
     """Serve cached blocks to this machine's engines until SIGTERM, and then until nobody holds any."""
@@ -64,9 +67,9 @@ def serve(
 
     config = read_tables(file)
     fleet = plan_fleet(settings, config)
-    memory = choose_memory(settings, config)
+    memory = choose_memory(settings, config, engine_bytes=engine_cache)
     memory_bytes = sum(terms.memory_bytes for terms in memory.values())
-    if private is not None and not adopt_wait and not settings.sparse_memory:
+    if private is not None and not settings.sparse_memory:
         check_memory(memory_bytes)
     ending = EndingTerms(linger_s=settings.linger, first_engine_s=first_engine_within)
     files = PrivateFiles(Path(settings.server))
@@ -112,10 +115,10 @@ def read_tables(file: Path | None) -> ServerConfig:
     return read_server_config(tables, origin=f"file {file}")
 
 
-def choose_memory(settings: Settings, config: ServerConfig) -> dict[str, CacheTerms]:
+def choose_memory(settings: Settings, config: ServerConfig, *, engine_bytes: int = 0) -> dict[str, CacheTerms]:
     """By domain: its own in whole segments, or without domains that of the settings."""
     if not config.domains:
-        return {"": make_terms(settings, choose_memory_bytes(settings))}
+        return {"": make_terms(settings, choose_memory_bytes(settings, engine_bytes=engine_bytes))}
     chosen = {}
     for domain in config.domains:
         own = settings.model_copy(update={"memory": domain.memory})
@@ -167,20 +170,24 @@ def find_group(group: str) -> int | None:
         ) from fault
 
 
-def choose_memory_bytes(settings: Settings) -> int:
-    """What is asked for in whole segments; `auto` is half of what is free, at most 16 GiB."""
-    memory = settings.memory
-    wanted = memory if isinstance(memory, int) else min(memory_headroom_bytes() // 2, AUTO_LIMIT_BYTES)
+def choose_memory_bytes(settings: Settings, *, engine_bytes: int = 0) -> int:
+    """What is asked for in whole segments. `auto` is half of what this process could take now, the machine's and its
+    cgroup's; at most four times what the engines cache themselves, where that is known; at least 1 GiB."""
+    if isinstance(settings.memory, int):
+        wanted = settings.memory
+    else:
+        half = memory_headroom_bytes() // 2
+        wanted = max(min(half, AUTO_ENGINE_SHARE * engine_bytes) if engine_bytes else half, AUTO_LEAST_BYTES)
     segment_bytes = min(settings.segment_size, max(wanted, 64 * MIB))
     return max(wanted // segment_bytes, 1) * segment_bytes
 
 
 def check_memory(memory_bytes: int) -> None:
-    """CacheMemoryError: there is not so much. The pool itself looks more closely, when nobody waits for it any more."""
-    free_bytes = memory_headroom_bytes()
-    if memory_bytes > free_bytes:
+    """CacheMemoryError: the machine, or our cgroup, will never have so much. What others have now may be given back."""
+    total_bytes = memory_total_bytes()
+    if memory_bytes > total_bytes:
         raise CacheMemoryError(
-            f"{format_size(memory_bytes)} of memory are wanted, {free_bytes >> 20}MiB are free",
+            f"{format_size(memory_bytes)} of memory are wanted, there are {total_bytes >> 20}MiB in all",
             remedy="set `memory` to less, or to auto",
         )
 

@@ -87,9 +87,6 @@ class BlockCalls:
     def ready_bytes(self, memory_id: int) -> int:
         return self._find_memory(memory_id).index.ready_bytes
 
-    def ready_bytes(self, memory_id: int) -> int:
-        return self.memory(memory_id).size_bytes
-
     def may_copy(self, held: Placed) -> bool:
         found = self._link.memories.find(held.memory_id)
         return found is not None and held.session in found.sessions

@@ -22,41 +22,13 @@ from typing import IO
 
 from kvoffload import __version__
 from kvoffload.client.private_files import PrivateFiles
-from kvoffload.config import Settings, format_value
+from kvoffload.config import Settings, format_served
 from kvoffload.errors import PrivateServerError
 from kvoffload.file_lock import FileLock
 
 START_TIMEOUT_S = 60.0
 LAUNCHER = Path(__file__).with_name("launcher.py")
 _REASON_BYTES = 4096
-_SERVED = (
-    "memory",
-    "segment_size",
-    "sparse_memory",
-    "verify",
-    "linger",
-    "disk",
-    "disk_size",
-    "disk_write",
-    "disk_queue",
-    "disk_daily",
-    "valkey",
-    "valkey_password_file",
-    "valkey_ca_file",
-    "valkey_cert_file",
-    "valkey_key_file",
-    "valkey_ttl",
-    "s3",
-    "s3_endpoint",
-    "s3_region",
-    "s3_credentials_file",
-    "s3_ca_file",
-    "remote_write",
-    "remote_queue",
-    "remote_timeout",
-    "remote_connections",
-)
-"""The settings that make one server what it is; engines that differ in them have one each."""
 
 
 def find_or_start(
@@ -67,12 +39,14 @@ def find_or_start(
     holds_memory: bool = False,
     timeout_s: float = START_TIMEOUT_S,
     first_engine_s: float | None = None,
+    engine_bytes: int = 0,
 ) -> Path:
     """The socket of a private server that listens, now.
 
     `room` is where this user's folder for private servers is made, such as the folder for temporary files. Processes of
     one user with the same settings and the same `key` have the same server. With `holds_memory`, a new server waits for
-    an offer of an old one's memory before it takes its own; for its first engine it waits `first_engine_s`.
+    an offer of an old one's memory before it takes its own; for its first engine it waits `first_engine_s`. A new one
+    whose memory is `auto` goes by `engine_bytes`, which its engines cache themselves; 0: unknown.
 
     Blocks for at most `timeout_s`: a millisecond for a server that is there, an interpreter's start for a new one.
 
@@ -85,7 +59,7 @@ def find_or_start(
         raise PrivateServerError(
             "there is no Python to run a private server with", remedy="run `kvoffload serve`, and set `server`"
         )
-    served = {name: format_value(name, getattr(settings, name)) for name in _SERVED}
+    served = format_served(settings)
     files = PrivateFiles.named(room, __version__, key, *served.values())
     # Before anything in it is trusted.
     files.make_folder()
@@ -98,6 +72,7 @@ def find_or_start(
             return files.socket
         options = [] if holds_memory else ["--adopt-wait=0"]
         options += [] if first_engine_s is None else [f"--first-engine-within={first_engine_s}"]
+        options += [f"--engine-cache={engine_bytes}"] if engine_bytes else []
         for name, value in {"server": str(files.socket), "log_level": settings.log_level, **served}.items():
             options += ["--set", f"{name}={value}"]
         _start(files, lock, options, until)

@@ -20,7 +20,8 @@ from kvoffload.protocol.message import Event
 logger = logging.getLogger(__name__)
 
 START_WAIT_S = 20.0
-"""How long an engine's start waits for a server that takes its memory. It is served later, if it has to be."""
+"""How long an engine's start waits for a server whose process is there to serve it, which takes a moment: memory is not
+waited for. It is served later, if it has to be."""
 ABSENT_WAIT_S = 1.0
 """The same for a server that is not there."""
 _LOOK_S = 0.02
@@ -35,6 +36,8 @@ class CacheAccess:
     """Its name, the same in all its processes."""
     machine_key: str
     """What engines that share a private server have in common: those of one data-parallel deployment."""
+    engine_bytes: int = 0
+    """What they cache themselves, all together; 0: unknown."""
 
     def open(
         self,
@@ -88,4 +91,10 @@ class CacheAccess:
     def _find_private(self, *, holds_memory: bool) -> Path:
         # With a server that lingers, whoever comes next with the same settings is meant.
         key = "" if self.settings.linger else self.machine_key
-        return find_or_start(self.settings, Path(tempfile.gettempdir()), key=key, holds_memory=holds_memory)
+        return find_or_start(
+            self.settings,
+            Path(tempfile.gettempdir()),
+            key=key,
+            holds_memory=holds_memory,
+            engine_bytes=self.engine_bytes,
+        )

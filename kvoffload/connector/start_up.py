@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 WINDOWS = 8
 """Whole windows for which slots are held ready: prompts that end in one step."""
+_LITTLE_SHARE = 0.5
+
 _DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
 """What vLLM puts after the name that the engines of one deployment share."""
 
@@ -49,7 +51,12 @@ class EngineStart:
         self._config = config
         self._cache = cache
         engine = str(config.kv_transfer_config.engine_id)
-        self._access = CacheAccess(settings=settings, engine=engine, machine_key=_DATA_PARALLEL_RANK.sub("", engine))
+        self._access = CacheAccess(
+            settings=settings,
+            engine=engine,
+            machine_key=_DATA_PARALLEL_RANK.sub("", engine),
+            engine_bytes=self._cached_bytes(sum(tensor.size for tensor in cache.kv_cache_tensors[:1])),
+        )
 
     def scheduler_terms(self) -> SchedulerTerms:
         return SchedulerTerms(
@@ -99,13 +106,17 @@ class EngineStart:
         """One line that says what is kept, and where."""
         shards = self._sharing_terms().shards
         per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
+        own = self._cached_bytes(engine.cache_bytes // self._sharing_terms().ranks)
+        share = None
         try:
             pool = client.stats().capacity_bytes
+            share = pool / own if own else None
             where = f"{format_size(pool)} ({pool / per_token:,.0f} tokens)"
         except ServerError:
             where = "a server that is not there yet"
         logger.info(
-            "kvoffload keeps KV cache of %s in %s of %s: %s; %.0f bytes per token, the engine's own cache has %s",
+            "kvoffload keeps KV cache of %s in %s of %s: %s; %.0f bytes per token, which adds %s to what the engines "
+            "that share it cache themselves, %s",
             self._config.model_config.model,
             where,
             self._settings.server or "a private server",
@@ -115,8 +126,19 @@ class EngineStart:
                 for group in engine.groups
             ),
             per_token,
-            format_size(engine.cache_bytes),
+            "what it has" if share is None else f"{share:.0%}",
+            format_size(own),
         )
+        if share is not None and share < _LITTLE_SHARE:
+            logger.warning(
+                "kvoffload's memory is %.0f%% of what the engines that share it cache themselves: little will be found "
+                "in it that they do not have; set `memory` to more, or give this process more",
+                100 * share,
+            )
+
+    def _cached_bytes(self, rank_bytes: int) -> int:
+        """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once."""
+        return rank_bytes * self._sharing_terms().shards * max(self._config.parallel_config.data_parallel_size_local, 1)
 
     def _sharing_terms(self) -> SharingTerms:
         parallel = self._config.parallel_config

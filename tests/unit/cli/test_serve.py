@@ -17,7 +17,6 @@ import pytest
 
 from kvoffload.cli import serve as serve_module
 from kvoffload.cli.serve import (
-    AUTO_LIMIT_BYTES,
     check_memory,
     choose_memory,
     choose_memory_bytes,
@@ -184,9 +183,11 @@ def test_who_started_a_server_is_told_and_its_lock_is_free(tmp_path: Path) -> No
 
 
 def test_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "memory_headroom_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(serve_module, "memory_total_bytes", lambda: 100 * MIB)
     check_memory(100 * MIB)
-    with pytest.raises(CacheMemoryError, match="128MiB of memory are wanted, 100MiB are free; set `memory` to less"):
+    with pytest.raises(
+        CacheMemoryError, match="128MiB of memory are wanted, there are 100MiB in all; set `memory` to less"
+    ):
         check_memory(128 * MIB)
 
 
@@ -204,19 +205,25 @@ def test_a_path_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "free", "expected"),
+    ("memory", "free", "engines", "expected"),
     [
-        ("auto", 64 * GIB, AUTO_LIMIT_BYTES),
-        ("auto", 7 * GIB, 3 * GIB),
-        ("auto", GIB, 512 * MIB),
-        (10 * GIB + 5, 0, 10 * GIB),
-        (64 * MIB, 0, 64 * MIB),
+        ("auto", 2000 * GIB, 0, 1000 * GIB),
+        ("auto", 7 * GIB, 0, 3 * GIB),
+        ("auto", GIB, 0, GIB),
+        # 8 x H100 with 70B: 400 GiB of the engine's own.
+        ("auto", 1800 * GIB, 400 * GIB, 900 * GIB),
+        ("auto", 1800 * GIB, 50 * GIB, 200 * GIB),
+        ("auto", 1800 * GIB, MIB, GIB),
+        (10 * GIB + 5, 0, GIB, 10 * GIB),
+        (64 * MIB, 0, 0, 64 * MIB),
     ],
 )
-def test_memory_is_whole_segments(monkeypatch: pytest.MonkeyPatch, memory: int | str, free: int, expected: int) -> None:
+def test_memory_is_whole_segments(
+    monkeypatch: pytest.MonkeyPatch, memory: int | str, free: int, engines: int, expected: int
+) -> None:
     monkeypatch.setattr(serve_module, "memory_headroom_bytes", lambda: free)
     settings = Settings(memory=memory)  # type: ignore[arg-type]
-    chosen = choose_memory_bytes(settings)
+    chosen = choose_memory_bytes(settings, engine_bytes=engines)
     assert chosen == expected
     terms = make_terms(settings, chosen)
     assert terms.memory_bytes % terms.segment_bytes == 0

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.cli.config import parse_assignments
+from kvoffload.client import private_server
 from kvoffload.client.private_server import find_or_start, is_listening
-from kvoffload.config import TEST_VARIABLE, Settings
+from kvoffload.config import TEST_VARIABLE, Settings, load_settings
 from kvoffload.errors import ConfigError, PrivateServerError
 from kvoffload.protocol import Counts, Stats
 from kvoffload.units import GIB
@@ -206,6 +208,76 @@ def test_different_settings_and_keys_are_different_servers(tmp_path: Path) -> No
     finally:
         for server in servers.values():
             server.close()
+
+
+NOT_SERVED = {
+    # Of a shared server's doors, keys and fleet.
+    *("server", "listen", "key_file", "peer_listen", "peer_link", "fleet_board", "fleet_name", "fleet_secret_file"),
+    *("http", "http_token_file", "socket_mode", "socket_group"),
+    # Of the engine's own processes.
+    *("promote_deadline", "save_policy", "whole_prompts", "self_test", "acquire_deadline", "step_budget"),
+    *("copy_threads", "hash_seed", "log_level"),
+}
+CHANGED: dict[str, object] = {
+    "memory": "128MiB",
+    "linger": "3s",
+    "segment_size": "64MiB",
+    "disk": "/a,/b",
+    "disk_size": "3GiB",
+    "disk_write": "second_use",
+    "disk_queue": "5s",
+    "disk_daily": "1GiB",
+    "valkey": "valkey://10.0.0.1:1",
+    "valkey_ttl": "1h",
+    "s3": "s3://bucket/x",
+    "s3_endpoint": "http://10.0.0.1:9000",
+    "s3_region": "eu-1",
+    "mooncake": "mooncake://10.0.0.1:1",
+    "mooncake_protocol": "rdma",
+    "mooncake_device": "mlx5_0",
+    "mooncake_metadata": "etcd://a",
+    "mooncake_host": "10.0.0.2",
+    "remote_write": "write_back",
+    "remote_queue": "7s",
+    "remote_timeout": "9s",
+    "remote_connections": "7",
+    "verify": "always",
+    "sparse_memory": "true",
+    **{name: "/f" for name in Settings.model_fields if name.endswith("_file") and name not in NOT_SERVED},
+}
+
+
+@pytest.mark.parametrize("name", list(Settings.model_fields))
+def test_each_setting_that_a_private_server_can_have_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A new setting stands in one of the two lists above, or this fails."""
+    monkeypatch.setenv(TEST_VARIABLE, "1")
+    started: list[dict[str, object]] = []
+
+    def note(_files: object, _lock: object, options: list[str], _until: float) -> None:
+        started.append(parse_assignments([one for one in options if "=" in one and not one.startswith("--")]))
+
+    monkeypatch.setattr(private_server, "_start", note)
+    if name in NOT_SERVED:
+        find_or_start(SETTINGS, tmp_path)
+        assert name not in started[0] or name in ("server", "log_level")
+        return
+    settings = load_settings(flags={name: CHANGED[name]}).settings
+    assert getattr(settings, name) != getattr(Settings(), name)
+    first, second = find_or_start(Settings(), tmp_path), find_or_start(settings, tmp_path)
+    assert first != second
+    assert getattr(load_settings(flags=started[1]).settings, name) == getattr(settings, name)
+
+
+def test_what_engines_cache_themselves_is_told_and_names_no_other_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(private_server, "_start", lambda _files, _lock, options, _until: started.append(options))
+    assert find_or_start(SETTINGS, tmp_path, engine_bytes=5 * GIB) == find_or_start(SETTINGS, tmp_path)
+    assert f"--engine-cache={5 * GIB}" in started[0]
+    assert not [option for option in started[1] if "engine-cache" in option]
 
 
 def test_a_private_server_may_be_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,37 @@ def test_one_line_says_what_is_kept_and_where(
     (message,) = [record.getMessage() for record in caplog.records if record.name == "kvoffload.connector.start_up"]
     assert line in message
     assert "group 0 (prefix, 4 tokens, 64 bytes), group 2 (window, 8 tokens, 64 bytes)" in message
-    assert message.endswith("24 bytes per token, the engine's own cache has 1000B")
+    added = "what it has" if capacity_bytes is None else "2516582%"
+    assert message.endswith(
+        f"24 bytes per token, which adds {added} to what the engines that share it cache themselves, 1000B"
+    )
+
+
+def test_little_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = make_vllm_config()
+    config.parallel_config.data_parallel_size_local = 2
+    for capacity_bytes, is_little in ((1000, False), (980, True)):
+        caplog.clear()
+        start = make_start(config)
+        start._access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
+        start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warnings) == is_little
+        assert not is_little or "is 49% of what the engines that share it cache themselves" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "replicas", "engines", "times"), [(1, 1, 1, 1), (4, 1, 1, 4), (8, 8, 1, 1), (8, 1, 2, 16), (1, 1, 0, 1)]
+)
+def test_what_engines_cache_themselves_counts_blocks_that_differ(
+    tensor: int, replicas: int, engines: int, times: int
+) -> None:
+    config = make_vllm_config()
+    config.parallel_config.tensor_parallel_size = tensor
+    config.parallel_config.data_parallel_size_local = engines
+    one = make_start()._access.engine_bytes
+    assert one > 0
+    assert make_start(config, replicas=replicas)._access.engine_bytes == times * one
 
 
 def test_slots_are_held_ready_for_all_that_the_steps_under_way_can_fill() -> None:

@@ -1,0 +1,57 @@
+"""The default configuration, as somebody tries it first: what the first request saves, its repeat finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+from tests.vllm.engine import EnginePool
+from tests.vllm.test_equality import restorable
+from tests.vllm.tiny_models import DENSE
+
+pytestmark = pytest.mark.vllm
+
+FRESH_PROCESSES = 3
+ENGINE = """
+import json, sys
+from pathlib import Path
+from tests.vllm.engine import make_prompt, prepare_environment, start_engine
+prepare_environment()
+from tests.vllm import connector_probe
+from tests.vllm.tiny_models import DENSE
+transfer = {"kv_connector": "KVOffloadConnector", "kv_role": "kv_both"}
+engine = start_engine(DENSE, Path(sys.argv[1]), kv_transfer_config=transfer)
+connector_probe.prepare(engine)  # a repeat comes when what was saved has arrived
+prompt = make_prompt(seed=1, length=1400)
+cached = []
+for _ in range(2):
+    cached.append(engine.generate(prompt).num_cached_tokens)
+    engine.reset_local()
+print(json.dumps(cached), flush=True)
+engine.close()
+"""
+
+
+def test_the_first_request_is_saved_and_its_repeat_hits(engines: EnginePool, tmp_path: Path) -> None:
+    """With the default memory, of which an engine's start waits for nothing; in processes that know nothing yet."""
+    folder = engines.model_folder(DENSE)
+    for number in range(FRESH_PROCESSES):
+        place = tmp_path / str(number)
+        place.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", ENGINE, str(folder)],
+            env={**os.environ, "TMPDIR": str(place)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        first, repeated = json.loads(done.stdout.splitlines()[-1])
+        assert (first, repeated) == (0, restorable(DENSE, 1400)), done.stderr
