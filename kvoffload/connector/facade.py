@@ -97,6 +97,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._loads = StepPlan()
         self._saves: tuple[SaveJob, ...] = ()
         self._report = WorkerReport()
+        self._step = 0
         self._was_forward = False
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -182,6 +183,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._submit_saves()
         self._loads = replace(connector_metadata, saves=())
         self._saves = connector_metadata.saves
+        self._step = connector_metadata.step
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads are asynchronous, so vLLM calls this after the forward was launched."""
@@ -211,8 +213,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Saves that this rank has ended since the last step."""
+        """Saves that this rank has ended since the last step, and which step this is, if that is asked."""
         report, self._report = self._report, WorkerReport()
+        if self._step:
+            report, self._step = replace(report, step=self._step), 0
         return None if report.is_empty else report
 
     def _submit_loads(self) -> None:

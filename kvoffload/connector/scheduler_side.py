@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,6 @@ logger = logging.getLogger(__name__)
 
 MAX_STEPS_WAITED = 200
 """Steps without an ended save after which the engine is no longer asked to wait for pins: a copy may hang for ever."""
-MAX_STEPS_UNDER_WAY = 4
-MIN_PREFILL_TOKENS = 64
-"""In one step."""
-NO_PREFILL = (0.0, 0)
 MAX_NOTES = 20
 """Lines about requests that ask for what cannot be."""
 
@@ -49,8 +45,6 @@ class SchedulerSide:
     ) -> None:
         self._terms = terms
         self._clock = clock
-        self._steps: deque[tuple[float, int]] = deque(maxlen=MAX_STEPS_UNDER_WAY)
-        """That are under way: when they began, and how many tokens they compute beside one for each request."""
         self._open_cache = open_cache
         self._requests: dict[str, TrackedRequest] = {}
         self._pool: BlockPool | None = None
@@ -175,7 +169,6 @@ class SchedulerSide:
         """This step's loads and saves, for every worker."""
         if self._rested < self._rest:
             self._rested += 1
-            self._steps.append(NO_PREFILL)
             return NOTHING_TO_DO
         parts = self._parts
         if parts is None:
@@ -186,7 +179,7 @@ class SchedulerSide:
         self._steps_waited = self._steps_waited + 1 if are_saves_pending else 0
         parts.restores.settle(output.num_scheduled_tokens)
         parts.kept.step(are_saves_pending=are_saves_pending)
-        self._steps.append((self._clock(), output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)))
+        step = parts.times.begin(output, self._requests)
         retired = self._find_retired()
         parts.cache.begin_step()
         state = output.kv_connector_block_state
@@ -197,8 +190,8 @@ class SchedulerSide:
         loads, doomed = parts.restores.take_jobs()
         if not (loads or saves or doomed or retired or parts.register):
             self._rest = self._find_rest(parts)
-            return NOTHING_TO_DO
-        return StepPlan(loads, saves, doomed, retired, parts.register)
+            return StepPlan(step=step) if step else NOTHING_TO_DO
+        return StepPlan(loads, saves, doomed, retired, parts.register, step)
 
     def rescue_plan(self) -> StepPlan:
         """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
@@ -209,15 +202,17 @@ class SchedulerSide:
 
     def end_transfers(self, finished: Set[str], failed: Set[str], report: WorkerReport | None) -> None:
         """What the workers have reported since the last step."""
-        begun_s, tokens = self._steps.popleft() if self._steps else NO_PREFILL
         parts = self._parts
-        if parts is None or (tokens < MIN_PREFILL_TOKENS and report is None and not finished and not failed):
+        if parts is None:
+            return
+        if parts.times.are_wanted:
+            parts.times.end(0 if report is None else report.step)
+        if report is None and not finished and not failed:
             return
         self._rest = 0
         try:
-            if tokens >= MIN_PREFILL_TOKENS:
-                # They are a prompt's, and say what computing costs.
-                parts.judge.note_prefill(tokens, self._clock() - begun_s)
+            if report is not None:
+                parts.restores.note_copies(report.copied_s)
             if finished or failed:
                 parts.restores.end_loads(finished, failed, alive=self._requests)
         finally:

@@ -74,6 +74,7 @@ class _Ended:
     job: SaveJob | LoadJob
     fault: str
     digests: bytes = b""
+    copied_s: float = 0.0
 
 
 class WorkerSide:
@@ -201,6 +202,7 @@ class WorkerSide:
         failed_saves: set[int] = set()
         digests: dict[int, dict[int, bytes]] = {}
         ended, self._ended = self._ended, []
+        copied_s = {one.job.request_id: one.copied_s for one in ended if isinstance(one.job, LoadJob) and one.copied_s}
         for one in ended:
             if one.fault:
                 self._note_fault(one)
@@ -214,7 +216,7 @@ class WorkerSide:
                     failed_saves.add(one.job.job)
                 elif one.digests:
                     digests[one.job.job] = {self._terms.sharing.shard_of(self._terms.rank): one.digests}
-        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news())
+        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(), copied_s)
 
     def unregister(self) -> None:
         """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
@@ -328,7 +330,7 @@ class WorkerSide:
             return _Ended(job, fault, digests)
         if not fault and finished.digests is not None:
             fault = self._compare(job, finished.digests)
-        return _Ended(job, fault)
+        return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
 
     def _compare(self, job: LoadJob, totals: RunDigests) -> str:
         """The first loaded record whose bytes are not those that were saved."""

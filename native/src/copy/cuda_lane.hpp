@@ -66,13 +66,15 @@ struct CudaGround {
 struct CudaJob {
     CopyTicket ticket = 0;
     std::shared_ptr<const CopyPlan> plan;
-    SharedEvent after;  // null: nothing to wait for
+    SharedEvent after;  // null: nothing to wait for, or seen to be done
 
     std::optional<RunList> runs;
     CopyWay way = CopyWay::batch;
-    std::uint64_t issued = 0;    // of its row
-    std::size_t part_count = 0;  // with the device
-    SharedEvent done;            // follows all of it
+    std::uint64_t issued = 0;                     // of its row
+    std::size_t part_count = 0;                   // with the device
+    std::chrono::steady_clock::time_point begun;  // seen to be free to move bytes
+    std::chrono::nanoseconds copied{0};
+    SharedEvent done;  // follows all of it
     Status status;
     std::shared_ptr<DigestWork> digests;  // being made
 };
@@ -132,6 +134,7 @@ private:
     void end_issue();
     bool poll_parts();
     bool poll_jobs();
+    void note_begin();
     bool poll_digests();
     void retire(Place& place);
     void start_digests(CudaJob& job);

@@ -209,6 +209,13 @@ def test_a_failed_load_is_reported_by_its_request_and_never_by_blocks() -> None:
     connector.shutdown()
 
 
+def test_the_number_of_a_step_comes_back_with_its_end_and_no_other() -> None:
+    connector, _, _ = make_worker()
+    reports = [run_step(connector, StepPlan(step=step)).kv_connector_worker_meta for step in (3, 0, 4)]
+    assert reports == [WorkerReport(step=3), None, WorkerReport(step=4)]
+    connector.shutdown()
+
+
 def test_where_a_rank_may_copy_is_told_even_if_nothing_has_ended() -> None:
     connector, _, shared = make_worker()
     first = shared.place
