@@ -28,6 +28,7 @@ from kvoffload.connector import vllm_compat
 from kvoffload.connector.engine_stats import ConnectorProm, ConnectorStats
 from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale_views
 from kvoffload.connector.identity import describe_engine
+from kvoffload.connector.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
@@ -144,6 +145,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             hash_block_size=vllm_compat.hash_block_size(config, self._kv_cache_config),
         )
         geometry = describe_cache(cache)
+        check_layer_dtypes(config, geometry)
         scaled = [layer for layer in geometry.layers.values() if layer.quantisation.is_per_token_head]
         owners = [layer.name for layer in scaled if not layer.alias_of]
         views = vllm_compat.create_scale_views(config, kv_caches, owners)
