@@ -30,6 +30,7 @@ from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale
 from kvoffload.connector.identity import describe_engine
 from kvoffload.connector.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.page_content import refuse_ruined_scales
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
@@ -146,6 +147,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         )
         geometry = describe_cache(cache)
         check_layer_dtypes(config, geometry)
+        refuse_ruined_scales(config, geometry)
         scaled = [layer for layer in geometry.layers.values() if layer.quantisation.is_per_token_head]
         owners = [layer.name for layer in scaled if not layer.alias_of]
         views = vllm_compat.create_scale_views(config, kv_caches, owners)

@@ -168,6 +168,11 @@ def dtype_wishes(config: VllmConfig) -> list[DtypeWishes]:
     return [model, replace(model, explicit=str(explicit), scheme=scheme, model_dtype=str(draft.dtype))]
 
 
+def calculates_scales(config: VllmConfig) -> bool:
+    """Whether the engine makes KV scales from what its calibration pass computes."""
+    return bool(getattr(config.cache_config, "calculate_kv_scales", False))
+
+
 def follows_cache_dtype(layer: Any) -> bool:
     """Whether this is one of vLLM's own attention layers, whose dtype its configuration decides."""
     from vllm.model_executor.layers.attention import Attention, MLAAttention
