@@ -28,7 +28,9 @@ from kvoffload.connector import vllm_compat
 from kvoffload.connector.engine_stats import ConnectorProm, ConnectorStats
 from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale_views
 from kvoffload.connector.identity import describe_engine
+from kvoffload.connector.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.page_content import refuse_ruined_scales
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
@@ -98,6 +100,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._saves: tuple[SaveJob, ...] = ()
         self._report = WorkerReport()
         self._has_forward = False
+        self._step = 0
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         source = vllm_compat.host_hit_source()
@@ -144,6 +147,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             hash_block_size=vllm_compat.hash_block_size(config, self._kv_cache_config),
         )
         geometry = describe_cache(cache)
+        check_layer_dtypes(config, geometry)
+        refuse_ruined_scales(config, geometry)
         scaled = [layer for layer in geometry.layers.values() if layer.quantisation.is_per_token_head]
         owners = [layer.name for layer in scaled if not layer.alias_of]
         views = vllm_compat.create_scale_views(config, kv_caches, owners)
@@ -184,6 +189,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._loads = replace(connector_metadata, saves=())
         self._saves = connector_metadata.saves
         self._has_forward = connector_metadata.has_forward
+        self._step = connector_metadata.step
         if self._worker is not None and self._loads.loads:
             self._worker.mark()
 
@@ -217,8 +223,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Saves that this rank has ended since the last step."""
+        """Saves that this rank has ended since the last step, and which step this is, if that is asked."""
         report, self._report = self._report, WorkerReport()
+        if self._step:
+            report, self._step = replace(report, step=self._step), 0
         return None if report.is_empty else report
 
     def _submit_loads(self) -> None:

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
 )
 
-from kvoffload.errors import StrideError, UnknownLayerError, UnsupportedError
+from kvoffload.errors import GeometryError, StrideError, UnknownLayerError, UnsupportedError
 from kvoffload.kvspec import (
     Allocation,
     GroupSpec,
@@ -34,6 +34,8 @@ from kvoffload.kvspec import (
     find_layout,
     place_dims,
     place_strided,
+    resolve_block_dim,
+    restride_block_major,
     tensor_dims,
 )
 
@@ -45,6 +47,8 @@ ALLOCATION = "kv"
 SLACK_BYTES = 4096
 """vLLM rounds the backing allocation up to this on some platforms."""
 NULL_BLOCK = 0
+DIMS = ("block", "head", "token", "content")
+"""Of every attention layer's tensor, whatever the layout: vLLM's own declaration since 0.30."""
 
 _KINDS = {
     KVCacheSpecKind.FULL_ATTENTION: LayerKind.FULL_ATTENTION,
@@ -208,22 +212,44 @@ def _place_layer(cache: EngineCache, layer: LayerSpec, tensor: KVCacheTensor, po
             offset=offset,
             slot_bytes=slot_bytes,
         )
-    names = ("block", "head", "token", "content")
-    placement = place_dims(
+    if is_contiguous:
+        view = _block_major(cache, layer, view, page_stride_bytes=tensor.block_stride)
+    return place_dims(
         layer,
         allocation=ALLOCATION,
-        dims=tensor_dims(names, shape=view.shape, strides=view.stride(), itemsize=view.element_size()),
+        dims=tensor_dims(DIMS, shape=view.shape, strides=view.stride(), itemsize=view.element_size()),
         num_blocks=cache.config.num_blocks,
         offset=offset,
         slot_bytes=slot_bytes if is_contiguous else None,
     )
-    if is_contiguous and placement.runs[0].stride != tensor.block_stride and cache.config.num_blocks > 1:
+
+
+def _block_major(cache: EngineCache, layer: LayerSpec, view: torch.Tensor, *, page_stride_bytes: int) -> torch.Tensor:
+    """The layer's tensor as its pages have to lie: each in one piece, as far apart as the configuration says.
+
+    Which dimension counts blocks is vLLM's declaration, never read from a shape (vLLM #37236). The layer is placed by
+    this view. Registration then holds the engine's own tensor against it, so other strides pass only over the same
+    bytes.
+    """
+    if view.dim() != len(DIMS):
         raise StrideError(
-            f"layer {layer.name}: blocks are {placement.runs[0].stride} bytes apart in its tensor, "
-            f"{tensor.block_stride} in the configuration",
-            remedy="report it with the model's name and the layout",
+            f"layer {layer.name}: its tensor has the shape {tuple(view.shape)}, and this engine declares {DIMS}",
+            remedy="report it with the model's name and the attention backend",
+            layer=layer.name,
         )
-    return placement
+    kernel_blocks = max(layer.page_bytes // (view[0].numel() * view.element_size()), 1)
+    try:
+        block_dim = resolve_block_dim(
+            view.shape,
+            num_blocks=cache.config.num_blocks,
+            kernel_blocks=kernel_blocks,
+            declared=DIMS.index("block"),
+        )
+        return restride_block_major(
+            view, block_dim=block_dim, page_stride_bytes=page_stride_bytes, kernel_blocks=kernel_blocks
+        )
+    except GeometryError as fault:
+        raise type(fault)(f"layer {layer.name}: {fault.message}", remedy=fault.remedy, layer=layer.name) from fault
 
 
 def _row_paddings(

@@ -21,34 +21,48 @@ MIN_SPREAD = 0.01
 class LoadJudge:
     """Owned by the scheduler's thread. Has no clock: the caller measures.
 
-    A load takes a fixed time, at least one step of the engine, and a time for each byte; both come from a line through
-    the samples. So `seconds` of a load are those that its request waits, not those of the copy alone.
+    What is weighed is what each of the two adds to the engine's work. A load adds its copy, in the background of steps
+    that run anyway: a fixed time and a time for each byte, by a line through what copies took. That its request waits
+    for the end of a step, or behind other loads, is no cost of the load: the step runs for others, who would be
+    delayed by computing, and requests that compute queue as well. Computing adds to its steps what they take beyond
+    steps that only decode as many requests, by a line through those: that part is taken for the others, and for the
+    last token of the prompt, which is computed in either case.
     """
 
     def __init__(self) -> None:
         self._loads = _Timings()
         self._prefills = _Timings()
+        self._decoding = _Timings()
+        """Of steps without prefill, over the requests in them."""
         self._refusals = 0
 
     def note_load(self, size_bytes: int, seconds: float) -> None:
-        """A load has ended, from its planning to the report that it is done."""
+        """A load has ended whose copy ran for that time, on the slowest rank."""
         self._loads.note(size_bytes, seconds)
 
-    def note_prefill(self, tokens: int, seconds: float) -> None:
-        """So many prompt tokens were computed in that time."""
-        self._prefills.note(tokens, seconds)
+    def note_prefill(self, tokens: int, seconds: float, *, decoding: int = 0) -> None:
+        """A step that computed so many prompt tokens, and in which so many requests decoded, took that time."""
+        anyway_s = self._decoding.predict_seconds(decoding) if self._decoding.samples else 0.0
+        self._prefills.note(tokens, seconds - max(anyway_s, 0.0))
+
+    def note_decoding(self, requests: int, seconds: float) -> None:
+        """A step in which so many requests decoded and nobody's prompt was computed took that time."""
+        self._decoding.note(requests, seconds)
 
     @property
     def token_ns(self) -> int:
         """What the engine takes to compute a token of a prompt; 0: not known yet."""
-        return int(self._prefills.seconds_per_unit * 1e9) if self._prefills.samples >= MIN_SAMPLES else 0
+        return round(self._prefills.seconds_per_unit * 1e9) if self._prefills.samples >= MIN_SAMPLES else 0
+
+    def predict_load_s(self, size_bytes: int) -> float:
+        """How long the copy of a load is going to run."""
+        return self._loads.predict_seconds(size_bytes)
 
     def favours_load(self, tokens: int, size_bytes: int) -> bool:
         """Whether to load. To be asked once for each request: refusals are counted."""
         if min(self._loads.samples, self._prefills.samples) < MIN_SAMPLES:
             return True
-        computing_s = tokens * self._prefills.seconds_per_unit
-        if self._loads.predict_seconds(size_bytes) <= computing_s * CLEARLY_SLOWER:
+        if self.predict_load_s(size_bytes) <= tokens * self._prefills.seconds_per_unit * CLEARLY_SLOWER:
             self._refusals = 0
             return True
         if self._refusals < MAX_REFUSALS:
@@ -75,7 +89,7 @@ class _Timings:
         return self._seconds / self._amount
 
     def note(self, amount: float, seconds: float) -> None:
-        """Samples that cannot be are ignored: clocks are corrected, and an empty load takes no time."""
+        """Samples that cannot be are ignored: clocks are corrected, and nobody measured an empty load."""
         if not (amount > 0 and seconds > 0 and isfinite(amount) and isfinite(seconds)):
             return
         weight = self._weight

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.connector import vllm_compat
-from kvoffload.errors import IdentityError
+from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.identity import LayerDtype
-from kvoffload.kvspec import KVGeometry, LayerSpec, Quantisation
+from kvoffload.kvspec import KVGeometry, LayerSpec, Quantisation, decide_scales
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -18,6 +18,21 @@ def describe_layers(config: VllmConfig, geometry: KVGeometry) -> tuple[LayerDtyp
     known = vllm_compat.find_layers(config)
     is_cut = config.parallel_config.tensor_parallel_size > 1
     return tuple(_describe_layer(spec, known.get(spec.name), is_cut=is_cut) for spec in geometry.layers.values())
+
+
+def refuse_ruined_scales(config: VllmConfig, geometry: KVGeometry) -> None:
+    """UnsupportedError: scales were calculated beside recurrent layers, from garbage (vLLM #37565).
+
+    vLLM turns that off by itself, and has no such option since 0.32. An engine that still does it has made its scales
+    before it registers, so that they cannot be put right here.
+    """
+    decision = decide_scales(
+        model=config.model_config.model,
+        calculate_scales=vllm_compat.calculates_scales(config),
+        layers=geometry.layers.values(),
+    )
+    if decision.reason:
+        raise UnsupportedError(decision.reason, remedy="turn calculate_kv_scales off")
 
 
 def _describe_layer(spec: LayerSpec, layer: Any, *, is_cut: bool) -> LayerDtype:

@@ -61,7 +61,7 @@ class _Question:
     """Why there is nothing to report, once that is known."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Load:
     """A load from its allocation to the report of every rank. `found` is None where it was doomed from the start."""
 
@@ -73,6 +73,7 @@ class _Load:
     """Of all shards."""
     begun_s: float = 0.0
     trace: Mapping[str, str] | None = None
+    copied_s: float = 0.0  # by the slowest rank so far
 
 
 class Restores:
@@ -132,7 +133,7 @@ class Restores:
 
     def expect(self, tracked: TrackedRequest) -> None:
         """A request has arrived: what is there for it is asked for already, so that the answer is there in time."""
-        if not _may_load(tracked) or len(self._questions) >= MAX_EARLY:
+        if not tracked.may_load or len(self._questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
         if self._cache.has_tiers:
@@ -244,6 +245,11 @@ class Restores:
                     self._note_miss(question.tracked, question.local, MissReason.NO_ROOM)
                 self._drop(request_id)
 
+    def note_copies(self, copied_s: Mapping[str, float]) -> None:
+        """How long ranks took to copy these loads, each told before or with the load's end."""
+        for request_id in copied_s.keys() & self._loads.keys():
+            self._loads[request_id].copied_s = max(self._loads[request_id].copied_s, copied_s[request_id])
+
     def end_loads(self, finished: Iterable[str], failed: Collection[str], *, alive: Container[str]) -> None:
         """Every rank has reported these. Bad entries are forgotten before the engine asks again for one that is
         `alive`."""
@@ -264,7 +270,7 @@ class Restores:
                 self._measures.observe("kvoffload_load_seconds", seconds)
                 if request_id not in failed:
                     self._notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
-                    self._judge.note_load(load.size_bytes, seconds)
+                    self._judge.note_load(load.size_bytes, load.copied_s)
 
     def forget(self, request_id: str) -> None:
         """The request has ended. A load on its way is kept until it is reported."""
@@ -280,7 +286,7 @@ class Restores:
     # ---- inside ----
 
     def _is_wanted(self, tracked: TrackedRequest, local: int) -> bool:
-        is_wanted = _may_load(tracked)
+        is_wanted = tracked.may_load
         if not is_wanted and not tracked.was_skipped:
             tracked.was_skipped = True
             self._note_miss(tracked, local, MissReason.SKIPPED)
@@ -362,14 +368,12 @@ class Restores:
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
-        size_bytes = sum(
-            min(len(needed_blocks(facts.rule, local=local, boundary=found.boundary)), len(leased.addresses))
-            * facts.record_bytes
-            for leased, facts in zip(found.groups, self._groups.facts, strict=True)
-        )
-        if not self._judge.favours_load(found.boundary - local, size_bytes * self._terms.shards):
-            return MissReason.SLOWER_THAN_COMPUTING
-        return None
+        size_bytes = 0
+        for leased, facts in zip(found.groups, self._groups.facts, strict=True):
+            needed = needed_blocks(facts.rule, local=local, boundary=found.boundary)
+            size_bytes += self._terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
+        is_faster = self._judge.favours_load(found.boundary - local, size_bytes)
+        return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
 
     def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason:
         pending = question.pending
@@ -394,7 +398,3 @@ class Restores:
         question = self._questions.pop(request_id, None)
         if question is not None:
             self._cache.cancel(question.pending)
-
-
-def _may_load(tracked: TrackedRequest) -> bool:
-    return not (tracked.is_tainted or tracked.terms.skip_load)

@@ -25,6 +25,7 @@ from kvoffload.connector.save_policy import Eager, PolicyName, SavePolicy, Secon
 from kvoffload.connector.save_worth import GATHERED_TOKENS, SaveWorth
 from kvoffload.connector.saves import Saves, SaveTerms
 from kvoffload.connector.step_plan import WorkerFacts
+from kvoffload.connector.step_times import StepTimes
 from kvoffload.connector.traces import open_traces
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
@@ -82,6 +83,7 @@ class SchedulerParts:
     groups: GroupTable
     worth: SaveWorth
     judge: LoadJudge
+    times: StepTimes
     restores: Restores
     saves: Saves
     pins: BlockPins
@@ -149,7 +151,8 @@ def assemble(
     )
     late = register if sharing.pipeline_ranks > 1 else None
     kept = KeptPrefixes(cache, groups, shards=sharing.shards, clock=clock)
-    return SchedulerParts(cache, groups, worth, judge, restores, saves, pins, places, policy, kept, events, late)
+    times = StepTimes(judge, decoded_tokens=terms.decoded_tokens, clock=clock)
+    return SchedulerParts(cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events, late)
 
 
 def _make_policy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,6 @@ logger = logging.getLogger(__name__)
 ENDING_S = 2.0
 """How long an engine that is told to stop goes on saving what its cache holds and the pool does not: vLLM gives it five
 seconds."""
-MAX_STEPS_UNDER_WAY = 4
-MIN_PREFILL_TOKENS = 64
-"""In one step."""
-NO_PREFILL = (0.0, 0)
 MAX_NOTES = 20
 """Lines about requests that ask for what cannot be."""
 
@@ -50,8 +46,6 @@ class SchedulerSide:
     ) -> None:
         self._terms = terms
         self._clock = clock
-        self._steps: deque[tuple[float, int]] = deque(maxlen=MAX_STEPS_UNDER_WAY)
-        """That are under way: when they began, and how many tokens they compute beside one for each request."""
         self._open_cache = open_cache
         self._requests: dict[str, TrackedRequest] = {}
         self._pool: BlockPool | None = None
@@ -181,7 +175,6 @@ class SchedulerSide:
         tokens = output.total_num_scheduled_tokens
         if self._rested < self._rest:
             self._rested += 1
-            self._steps.append(NO_PREFILL)
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
         parts = self._parts
         if parts is None:
@@ -192,7 +185,7 @@ class SchedulerSide:
         parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
         parts.kept.step(are_saves_pending=are_saves_pending)
-        self._steps.append((self._clock(), tokens - len(output.num_scheduled_tokens)))
+        step = parts.times.begin(output, self._requests)
         retired = self._find_retired()
         parts.cache.begin_step()
         state = output.kv_connector_block_state
@@ -205,8 +198,10 @@ class SchedulerSide:
         loads, doomed = parts.restores.take_jobs()
         if not (loads or saves or doomed or retired or parts.register):
             self._rest = self._find_rest(parts)
+            if step:
+                return StepPlan(has_forward=tokens > 0, step=step)
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
-        return StepPlan(loads, saves, doomed, retired, parts.register, tokens > 0)
+        return StepPlan(loads, saves, doomed, retired, parts.register, tokens > 0, step)
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
         """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
@@ -217,15 +212,17 @@ class SchedulerSide:
 
     def end_transfers(self, finished: Set[str], failed: Set[str], report: WorkerReport | None) -> None:
         """What the workers have reported since the last step."""
-        begun_s, tokens = self._steps.popleft() if self._steps else NO_PREFILL
         parts = self._parts
-        if parts is None or (tokens < MIN_PREFILL_TOKENS and report is None and not finished and not failed):
+        if parts is None:
+            return
+        if parts.times.are_wanted:
+            parts.times.end(0 if report is None else report.step)
+        if report is None and not finished and not failed:
             return
         self._rest = 0
         try:
-            if tokens >= MIN_PREFILL_TOKENS:
-                # They are a prompt's, and say what computing costs.
-                parts.judge.note_prefill(tokens, self._clock() - begun_s)
+            if report is not None:
+                parts.restores.note_copies(report.copied_s)
             if finished or failed:
                 parts.restores.end_loads(finished, failed, alive=self._requests)
         finally:

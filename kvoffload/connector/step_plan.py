@@ -79,9 +79,12 @@ class StepPlan(KVConnectorMetadata):
     """How to join the engine's session, for workers that could not know it by themselves."""
     has_forward: bool = False
     """The step computes tokens. What a worker is called with does not say so under each model runner."""
+    step: int = 0
+    """A number that every rank reports with what this step has ended; 0: nobody wants to know."""
 
     @property
     def is_empty(self) -> bool:
+        """Nothing is to be done. The step may be one that is measured."""
         return not (self.loads or self.saves or self.doomed or self.retired or self.register)
 
 
@@ -102,10 +105,14 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """By job and shard: two 64-bit halves of the digest sum of each record."""
     places: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
     """By rank, if it has changed: where it may copy."""
+    copied_s: Mapping[str, float] = field(default_factory=dict)
+    """By request whose load has ended well: how long its copy ran, on the slowest of these ranks."""
+    step: int = 0
+    """That this is the end of, if its plan had a number."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.saved or self.places)
+        return not (self.saved or self.places or self.copied_s or self.step)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """The two ranks' reports as one. Neither is changed: vLLM may still hold them."""
@@ -116,11 +123,14 @@ class WorkerReport(KVConnectorWorkerMetadata):
         digests = {job: dict(shards) for job, shards in self.digests.items()}
         for job, shards in other.digests.items():
             digests.setdefault(job, {}).update(shards)
+        slowest = {name: max(s, self.copied_s.get(name, 0.0)) for name, s in other.copied_s.items()}
         return WorkerReport(
             saved,
             self.failed | other.failed,
             digests,
             {**self.places, **other.places},
+            {**self.copied_s, **slowest},
+            max(self.step, other.step),
         )
 
 

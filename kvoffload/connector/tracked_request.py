@@ -52,3 +52,7 @@ class TrackedRequest:
     """That it is not loaded was noted."""
     is_tainted: bool = False
     """It holds blocks of another generation, or of content that is not known (yet): they are not saved."""
+
+    @property
+    def may_load(self) -> bool:
+        return not (self.is_tainted or self.terms.skip_load)

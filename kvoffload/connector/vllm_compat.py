@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
 from kvoffload.errors import UnsupportedError
+from kvoffload.kvspec import find_scheme
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -170,18 +172,72 @@ _AS_THE_SPEC_SAYS = frozenset({"", "auto", "half", "float", "float16", "bfloat16
 _FP8_SYNONYMS = frozenset({"fp8", "fp8_e4m3"})
 
 
-def page_format(layer: Any) -> str:
-    """The format of a layer's quantised values; empty where the specification's dtype says it.
+def quantised_name(layer: Any) -> str:
+    """The engine's name for the format of a layer's quantised values; empty where the specification's dtype says it.
 
     A specification says uint8 for every format that torch has no use for, fp8 of both kinds among them.
     """
     name = str(getattr(layer, "kv_cache_dtype", ""))
-    if name in _AS_THE_SPEC_SAYS:
-        return ""
+    return "" if name in _AS_THE_SPEC_SAYS else name
+
+
+def page_format(layer: Any) -> str:
+    """The same as what is really in the pages: some names mean different bits on different devices."""
+    name = quantised_name(layer)
     if name in _FP8_SYNONYMS:
         # Some AMD devices have an exponent that is off by one.
         return "fp8_e4m3fnuz" if current_platform.is_fp8_fnuz() else "fp8_e4m3"
     return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class DtypeWishes:
+    """Who has a say in the dtype of a model's KV cache, and what they say."""
+
+    explicit: str
+    """Of the user, or `auto`."""
+    scheme: Mapping[str, object] | str | None
+    """Of the checkpoint."""
+    model_dtype: str
+    skip_layers: tuple[str, ...]
+
+
+def dtype_wishes(config: VllmConfig) -> list[DtypeWishes]:
+    """For the model, and for the draft model if there is one: which of the two a layer belongs to it does not say."""
+    cache, quantisation = config.cache_config, config.quant_config
+    kinds = ("kv_cache_scheme", "kv_cache_quant_algo")
+    model = DtypeWishes(
+        explicit=str(cache.cache_dtype),
+        scheme=find_scheme({kind: getattr(quantisation, kind, None) for kind in kinds}),
+        model_dtype=str(config.model_config.dtype),
+        skip_layers=tuple(getattr(cache, "kv_cache_dtype_skip_layers", ())),
+    )
+    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
+    if draft is None:
+        return [model]
+    explicit = getattr(config.speculative_config, "kv_cache_dtype", None) or model.explicit
+    scheme = find_scheme(getattr(draft.hf_config, "quantization_config", None))
+    return [model, replace(model, explicit=str(explicit), scheme=scheme, model_dtype=str(draft.dtype))]
+
+
+def calculates_scales(config: VllmConfig) -> bool:
+    """Whether the engine makes KV scales from what its calibration pass computes."""
+    return bool(getattr(config.cache_config, "calculate_kv_scales", False))
+
+
+def follows_cache_dtype(layer: Any) -> bool:
+    """Whether this is one of vLLM's own attention layers, whose dtype its configuration decides."""
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
+
+    return isinstance(layer, Attention | MLAAttention)
+
+
+def skip_kind(layer: Any) -> str:
+    """The kind by which a skip list may name a layer. Of MLA layers vLLM asks for the number alone."""
+    from vllm.model_executor.layers.attention import Attention
+
+    has_window = isinstance(layer, Attention) and layer.sliding_window is not None
+    return "sliding_window" if has_window else ""
 
 
 def page_writer(layer: Any) -> str:

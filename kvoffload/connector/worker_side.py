@@ -73,6 +73,7 @@ class _Ended:
     job: SaveJob | LoadJob
     fault: str
     digests: bytes = b""
+    copied_s: float = 0.0
 
 
 class WorkerSide:
@@ -230,6 +231,7 @@ class WorkerSide:
         failed_saves: set[int] = set()
         digests: dict[int, dict[int, bytes]] = {}
         ended, self._ended = self._ended, []
+        copied_s = {one.job.request_id: one.copied_s for one in ended if isinstance(one.job, LoadJob) and one.copied_s}
         for one in ended:
             if one.fault:
                 self._note_fault(one)
@@ -243,7 +245,8 @@ class WorkerSide:
                     failed_saves.add(one.job.job)
                 elif one.digests:
                     digests[one.job.job] = {self._terms.sharing.shard_of(self._terms.rank): one.digests}
-        return finished, failed, WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places))
+        report = WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places), copied_s)
+        return finished, failed, report
 
     def unregister(self) -> None:
         """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
@@ -347,7 +350,7 @@ class WorkerSide:
             return _Ended(job, fault, digests)
         if not fault and finished.digests is not None and self._records is not None:
             fault = self._records.compare(job, finished.digests)
-        return _Ended(job, fault)
+        return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
 
     def _find_places(self) -> tuple[Place, ...]:
         return () if self._cache is None else tuple(Place(*place) for place in self._cache.places())

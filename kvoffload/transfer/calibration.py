@@ -264,7 +264,7 @@ def _time_way(
         if not core.fence(PLAN_TIMEOUT_MS):
             raise NativeError("a copy of at most 32 MiB took longer than 1 s", remedy="look for NVRM lines in `dmesg`")
         best = min(best, clock() - start)
-        for _, fault, _ in core.poll():
+        for _, fault, *_ in core.poll():
             if fault is not None:
                 raise NativeError(f"a copy failed: {fault}")
     return best

@@ -77,6 +77,8 @@ class FinishedCopy:
     ticket: CopyTicket
     fault: str
     digests: RunDigests | None
+    copied_s: float = 0.0
+    """From its first byte to its last, without what it waited for; 0: nothing moved, or nobody measured."""
 
 
 class CopyEngine(Protocol):
@@ -159,8 +161,13 @@ class NativeCopyEngine:
         except RuntimeError as fault:
             raise _failed("copies cannot be polled", fault) from fault
         return [
-            FinishedCopy(ticket=ticket, fault=fault or "", digests=None if digests is None else _as_rows(digests))
-            for ticket, fault, digests in finished
+            FinishedCopy(
+                ticket=ticket,
+                fault=fault or "",
+                digests=None if digests is None else _as_rows(digests),
+                copied_s=copied_ns / 1e9,
+            )
+            for ticket, fault, digests, copied_ns in finished
         ]
 
     def fence(self, timeout_s: float) -> bool:

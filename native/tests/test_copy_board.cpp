@@ -28,7 +28,7 @@ TEST(a_ticket_is_told_once_and_its_event_released) {
     const SharedEvent done = events.take().value();
     board.give_to_device(second, done);
     CHECK(board.wait_for_event(second, 0).value() == done);
-    board.finish(second, {}, {});
+    board.finish(second, {}, {}, {});
     CHECK(board.wait_for_event(second, 0).value() == done);
 
     const auto finished = board.take_finished();
@@ -45,7 +45,7 @@ TEST(a_ticket_is_told_once_and_its_event_released) {
 TEST(a_failed_ticket_gives_its_fault_for_an_event) {
     CopyBoard board(4);
     const CopyTicket ticket = board.open().value();
-    board.finish(ticket, Status(Code::failed, "it broke"), {});
+    board.finish(ticket, Status(Code::failed, "it broke"), {}, {});
     CHECK_EQUAL(board.wait_for_event(ticket, 0).fault().message(), "it broke");
     CHECK_EQUAL(board.take_finished()[0].status.message(), "it broke");
 }
@@ -57,7 +57,7 @@ TEST(events_are_given_back_when_nothing_is_with_the_device) {
     const CopyTicket ticket = board.open().value();
     const SharedEvent done = events.take().value();
     board.give_to_device(ticket, done);
-    board.finish(ticket, {}, {});
+    board.finish(ticket, {}, {}, {});
     board.release_events();
     CHECK_EQUAL(done.use_count(), 1);
     CHECK(board.wait_for_event(ticket, 0).value() == nullptr);
@@ -91,9 +91,9 @@ TEST(waiting_ends_when_all_before_it_have) {
     CHECK(board.wait_until_finished(0));
     const CopyTicket first = board.open().value();
     const CopyTicket second = board.open().value();
-    board.finish(second, {}, {});
+    board.finish(second, {}, {}, {});
     CHECK(!board.wait_until_finished(0));
-    board.finish(first, {}, {});
+    board.finish(first, {}, {}, {});
     CHECK(board.wait_until_finished(0));
     CHECK_EQUAL(board.take_finished().size(), 2u);
 }
@@ -106,7 +106,7 @@ TEST(what_is_not_told_counts_against_the_limit) {
     board.forget(forgotten);
     const CopyTicket third = board.open().value();
     CHECK_EQUAL(third, CopyTicket{3});
-    board.finish(ticket, {}, {});
+    board.finish(ticket, {}, {}, {});
     CHECK(board.open().fault().code() == Code::unavailable);
     CHECK_EQUAL(board.take_finished().size(), 1u);
     CHECK(board.open().ok());

@@ -289,6 +289,29 @@ TEST(a_plan_without_bytes_comes_after_its_stream_too) {
     CHECK(scene.engine().make_wait(scene.compute(), empty, 0).code() == Code::invalid);  // told
 }
 
+TEST(what_a_plan_waited_for_is_not_the_time_that_it_was_copied) {
+    for (const CopyWay way : kWays) {
+        CudaScene scene(test::with_room(way));
+        CHECK(scene.open().ok());
+        scene.control().stall(true);
+        scene.write_slots({0, 1}, 5);
+        scene.write_pages({0, 1}, 9);
+        std::vector<CopyTicket> tickets = {scene.submit(kLoad, {0}), scene.submit(kLoad, {1})};
+        // All of both is with the device, behind the model.
+        CHECK(scene.engine().make_wait(scene.compute(), tickets[1], test::kPatienceMs).ok());
+        const auto freed = std::chrono::steady_clock::now();
+        scene.control().stall(false);
+        std::chrono::nanoseconds copied{0};
+        for (const CopyTicket ticket : tickets) {
+            const FinishedCopy finished = scene.wait_for(ticket);
+            CHECK(finished.status.ok());
+            copied += finished.copied;
+        }
+        CHECK(copied.count() > 0);
+        CHECK(copied <= std::chrono::steady_clock::now() - freed);
+    }
+}
+
 // A model that captures a graph, in the mode that is the default: nothing that the engine does meanwhile breaks it.
 TEST(a_capture_under_way_is_not_broken) {
     for (const CopyWay way : kWays) {

@@ -11,6 +11,7 @@
 #include "check.hpp"
 #include "child_process.hpp"
 #include "copy_contract.hpp"
+#include "gated_engine.hpp"
 
 using namespace kvo;
 using namespace kvo::test;
@@ -45,66 +46,11 @@ private:
     CopyBytes pages_, slots_;
 };
 
-constexpr auto kPatience = std::chrono::milliseconds(kCopyTimeoutMs);
-
 // Pieces so small that every plan has many.
 MakeGround with(unsigned threads, std::uint64_t piece_bytes) {
     return
         [=] { return std::make_unique<HostGround>(HostEngineTerms{.threads = threads, .piece_bytes = piece_bytes}); };
 }
-
-// Lets threads into a copy only when told.
-class Gate {
-public:
-    void hold(CopyTicket ticket) {
-        const std::lock_guard hold(lock_);
-        held_.insert(ticket);
-    }
-    void let_go() {
-        const std::lock_guard hold(lock_);
-        held_.clear();
-        changed_.notify_all();
-    }
-    void enter(CopyTicket ticket) {
-        std::unique_lock hold(lock_);
-        entered_.insert(ticket);
-        changed_.notify_all();
-        changed_.wait_for(hold, kPatience, [&] { return !held_.contains(ticket); });
-    }
-    void await(CopyTicket ticket) {
-        std::unique_lock hold(lock_);
-        CHECK(changed_.wait_for(hold, kPatience, [&] { return entered_.contains(ticket); }));
-    }
-    bool has_entered(CopyTicket ticket) {
-        const std::lock_guard hold(lock_);
-        return entered_.contains(ticket);
-    }
-
-private:
-    std::mutex lock_;
-    std::condition_variable changed_;
-    std::set<CopyTicket> held_, entered_;
-};
-
-// Four blocks of 4096 bytes, four slots, and an engine that a gate holds.
-struct GatedEngine {
-    explicit GatedEngine(unsigned threads, std::uint64_t piece_bytes = 1 << 20) {
-        PageTable table{.block_count = 4,
-                        .groups = {{.record_bytes = 4096, .runs = {{address(pages), 4096, 4096, 0}}}}};
-        HostEngineTerms terms{.threads = threads, .piece_bytes = piece_bytes};
-        terms.before_piece = [this](CopyTicket ticket) { gate.enter(ticket); };
-        engine = std::move(HostEngine::create(std::move(table), std::move(terms)).value());
-    }
-    static std::uint64_t address(const CopyBytes& bytes) { return reinterpret_cast<std::uint64_t>(bytes.data()); }
-
-    CopyTicket submit(CopyDirection direction, std::uint32_t block, std::size_t slot) const {
-        return engine->submit({direction, false, {{0, block, address(slots) + 4096 * slot}}}, {}).value();
-    }
-
-    CopyBytes pages = CopyBytes(4 * 4096, 1), slots = CopyBytes(4 * 4096, 2);
-    Gate gate;
-    std::unique_ptr<HostEngine> engine;  // ends first
-};
 
 }  // namespace
 
@@ -124,6 +70,35 @@ TEST(tickets_count_and_are_told_once) { check_tickets(with(2, 300)); }
 TEST(a_wrong_plan_is_refused_and_does_no_harm) { check_refusals(with(2, 300)); }
 TEST(plans_under_way_are_bounded) { check_limits(with(2, 300)); }
 TEST(closing_ends_all_and_leaves_the_memory_alone) { check_close(with(2, 2000), 40); }
+
+// What a load costs is judged by this: it must not be more because others were in front of it.
+TEST(what_a_plan_waited_for_is_not_the_time_that_it_was_copied) {
+    GatedEngine gated(1);
+    gated.gate.hold(1);
+    gated.submit(CopyDirection::load, 1, 0);
+    gated.submit(CopyDirection::load, 2, 1);
+    gated.gate.await(1);
+    const auto held = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - held < std::chrono::milliseconds(2)) {
+    }
+    const auto freed = std::chrono::steady_clock::now();
+    gated.gate.let_go();
+    CHECK(gated.engine->fence(kCopyTimeoutMs));
+    const std::vector<FinishedCopy> finished = gated.engine->poll();
+    const auto after = std::chrono::steady_clock::now();
+    CHECK_EQUAL(finished.size(), 2u);
+    CHECK_EQUAL(finished[1].ticket, CopyTicket{2});
+    CHECK(finished[0].copied >= freed - held);
+    CHECK(finished[1].copied.count() > 0);
+    CHECK(finished[1].copied <= after - freed);
+}
+
+TEST(a_plan_without_bytes_is_copied_in_no_time) {
+    GatedEngine gated(1);
+    CHECK(gated.engine->submit({}, {}).ok());
+    CHECK(gated.engine->fence(kCopyTimeoutMs));
+    CHECK_EQUAL(gated.engine->poll()[0].copied.count(), 0);
+}
 
 // Larger than what is copied through the caches, and not aligned to anything.
 TEST(large_plans_are_right) {
@@ -171,7 +146,7 @@ TEST(a_load_does_not_wait_for_saves_of_other_blocks) {
     const CopyTicket load = it.submit(CopyDirection::load, 1, 1);
     it.gate.await(load);
     std::vector<FinishedCopy> told;
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kCopyTimeoutMs);
     while (told.empty() && std::chrono::steady_clock::now() < end) {
         told = it.engine->poll();
         std::this_thread::yield();

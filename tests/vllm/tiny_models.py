@@ -168,6 +168,26 @@ def build_mla(folder: Path) -> None:
     _save(folder, config, DeepseekV2ForCausalLM)
 
 
+def build_uneven(folder: Path) -> None:
+    """Gemma4: every second layer has heads of twice the size, so that its pages are twice as large."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    config = Gemma4TextConfig(
+        **_shared_shape(),
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_global_key_value_heads=2,
+        head_dim=64,
+        global_head_dim=128,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        sliding_window=4096,
+        layer_types=_pattern(4, period=2, recurring="sliding_attention"),
+    )
+    _save(folder, config, Gemma4ForCausalLM)
+
+
 def _pattern(layers: int, *, period: int, recurring: str) -> list[str]:
     return ["full_attention" if (i + 1) % period == 0 else recurring for i in range(layers)]
 
@@ -266,5 +286,14 @@ MLA = TinyModel(
     # On a processor with AMX the engine would choose another backend, other block sizes and local prefix caching.
     engine_args={"attention_backend": "CPU_MLA"},
     has_local_prefix_cache=False,
+)
+UNEVEN = TinyModel(
+    name="uneven",
+    build=build_uneven,
+    groups=(GroupShape("UniformTypeKVCacheSpecs", (0, 1, 2, 3), 128, 6 * _ATTENTION_PAGE, 6 * _ATTENTION_PAGE),),
+    hash_block_size=128,
+    layout="LBHNC",
+    # All layers in one group: windows are kept as if they were full attention.
+    engine_args={"disable_hybrid_kv_cache_manager": True},
 )
 ALL_MODELS = (DENSE, SLIDING, GDN, MLA)

@@ -124,7 +124,8 @@ public:
         return take(submitted());
     }
 
-    // By plan: ticket, what failed or None, and the digests' two halves one after the other or None.
+    // By plan: ticket, what failed or None, the digests' two halves one after the other or None, and the nanoseconds
+    // that it was copied for.
     nanobind::list poll() {
         check_process();
         nanobind::list finished;
@@ -132,7 +133,7 @@ public:
             const bool is_ok = one.status.ok();
             finished.append(nanobind::make_tuple(
                 one.ticket, is_ok ? nanobind::none() : nanobind::object(nanobind::str(one.status.message().c_str())),
-                one.digests.empty() ? nanobind::none() : nanobind::object(to_bytes(one.digests))));
+                one.digests.empty() ? nanobind::none() : nanobind::object(to_bytes(one.digests)), one.copied.count()));
         }
         return finished;
     }

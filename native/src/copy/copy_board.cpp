@@ -31,12 +31,14 @@ void CopyBoard::give_to_device(CopyTicket ticket, SharedEvent done) noexcept {
     changed_.notify_all();
 }
 
-void CopyBoard::finish(CopyTicket ticket, Status status, std::vector<RunDigest> digests) noexcept {
+void CopyBoard::finish(CopyTicket ticket, Status status, std::vector<RunDigest> digests,
+                       std::chrono::nanoseconds copied) noexcept {
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_.find(ticket)->second;
     entry.is_finished = true;
     entry.status = std::move(status);
     entry.digests = std::move(digests);
+    entry.copied = copied;
     ++finished_count_;
     changed_.notify_all();
 }
@@ -55,7 +57,8 @@ std::vector<FinishedCopy> CopyBoard::take_finished() {
     for (auto next = entries_.begin(); finished.size() < finished_count_;) {
         const auto entry = next++;
         if (entry->second.is_finished) {
-            finished.push_back({entry->first, std::move(entry->second.status), std::move(entry->second.digests)});
+            finished.push_back({entry->first, std::move(entry->second.status), std::move(entry->second.digests),
+                                entry->second.copied});
             entries_.erase(entry);
         }
     }

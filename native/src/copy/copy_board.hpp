@@ -1,6 +1,7 @@
 // Where tickets are: submitted, with the device, ended, told.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -23,7 +24,8 @@ public:
     void forget(CopyTicket ticket) noexcept;
     // All its work is with the device; `done` follows it there.
     void give_to_device(CopyTicket ticket, SharedEvent done) noexcept;
-    void finish(CopyTicket ticket, Status status, std::vector<RunDigest> digests) noexcept;
+    void finish(CopyTicket ticket, Status status, std::vector<RunDigest> digests,
+                std::chrono::nanoseconds copied) noexcept;
 
     // Nothing is with the device any more.
     void release_events() noexcept;
@@ -43,6 +45,7 @@ private:
         SharedEvent done;
         Status status;
         std::vector<RunDigest> digests;
+        std::chrono::nanoseconds copied{0};
     };
 
     const std::size_t limit_;

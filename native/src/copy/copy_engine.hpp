@@ -5,6 +5,7 @@
 // A plan that fails fails alone. After `close` no engine touches any memory any more, or it says that it still might.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ struct FinishedCopy {
     CopyTicket ticket = 0;
     Status status;                   // not ok: some bytes may have been written, none beyond the plan's own
     std::vector<RunDigest> digests;  // by item, if the plan wanted them and all went well
+    // From when its first byte could move to when its last one had, without what it waited for: plans in front of it,
+    // and what came before on its stream. 0: nothing moved.
+    std::chrono::nanoseconds copied{0};
 };
 
 struct CopyLimits {

@@ -10,6 +10,7 @@
 // saves are not starved. Two plans share bytes if they name one block, of whatever groups, or if their slots overlap.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -56,6 +57,9 @@ struct CopyJob {
     // Several threads add to the digests of a record that was cut.
     std::mutex digest_lock;
     std::vector<RunDigest> digests;
+
+    // When its first piece was taken, and when it ended. The engine's, under its lock.
+    std::chrono::steady_clock::time_point begun, ended;
 
     // The schedule's own.
     enum class Stage : std::uint8_t { submitted, preparing, prepared, ended } stage = Stage::submitted;

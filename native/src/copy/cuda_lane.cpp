@@ -139,6 +139,7 @@ bool CudaLane::work() {
     if (is_draining_) {
         return poll_drain() || has_progressed;
     }
+    note_begin();
     has_progressed |= poll_parts();
     has_progressed |= poll_jobs();
     if (current_.empty() && !take_job()) {
@@ -205,6 +206,26 @@ void CudaLane::begin_job() {
     if (status != kCudaSuccess) {
         fail_call("cuStreamWaitEvent", status);
     }
+}
+
+// The oldest plan moves its bytes from when the one before it has ended, and what it comes after is done.
+void CudaLane::note_begin() {
+    if (running_.empty() && current_.empty()) {
+        return;
+    }
+    CudaJob& oldest = running_.empty() ? current_.front() : running_.front();
+    if (oldest.begun.time_since_epoch().count() != 0) {
+        return;
+    }
+    if (oldest.after != nullptr) {
+        const CudaStatus status = api_.cuEventQuery(oldest.after->get());
+        if (status != kCudaSuccess) {
+            doubt("cuEventQuery", status);
+            return;
+        }
+        oldest.after.reset();
+    }
+    oldest.begun = std::chrono::steady_clock::now();
 }
 
 bool CudaLane::issue_part() {
@@ -308,6 +329,7 @@ bool CudaLane::poll_jobs() {
         }
         strange_.reset();
         end_first();
+        note_begin();
         has_progressed = true;
     }
     return has_progressed;
@@ -355,6 +377,9 @@ void CudaLane::start_digests(CudaJob& job) {
 // The first that runs has moved all it will.
 void CudaLane::end_first() {
     CudaJob& job = running_.front();
+    if (job.begun.time_since_epoch().count() != 0) {
+        job.copied = std::chrono::steady_clock::now() - job.begun;
+    }
     if (job.status.ok() && job.plan->has_digests && job.digests == nullptr) {
         try {
             start_digests(job);
@@ -377,7 +402,7 @@ void CudaLane::tell(CudaJob& job) noexcept {
     const bool has_digests = job.status.ok() && job.digests != nullptr;
     ground_.order.end(job.ticket);
     ground_.board.finish(job.ticket, std::move(job.status),
-                         has_digests ? job.digests->take() : std::vector<RunDigest>());
+                         has_digests ? job.digests->take() : std::vector<RunDigest>(), job.copied);
     ground_.wake_lanes();
 }
 

@@ -77,9 +77,11 @@ struct CudaJob {
 
     std::optional<RunList> runs;
     CopyWay way = CopyWay::batch;
-    std::uint64_t issued = 0;    // of its row
-    std::size_t part_count = 0;  // with the device
-    SharedEvent done;            // follows all of it
+    std::uint64_t issued = 0;                     // of its row
+    std::size_t part_count = 0;                   // with the device
+    std::chrono::steady_clock::time_point begun;  // seen to be free to move bytes
+    std::chrono::nanoseconds copied{0};
+    SharedEvent done;  // follows all of it
     Status status;
     std::shared_ptr<DigestWork> digests;  // being made
 };
@@ -142,6 +144,7 @@ private:
     void end_issue();
     bool poll_parts();
     bool poll_jobs();
+    void note_begin();
     bool poll_digests();
     void retire(Place& place);
     void start_digests(CudaJob& job);

@@ -165,6 +165,9 @@ std::vector<FinishedCopy> HostEngine::Core::poll() {
         if (one.status.ok()) {
             one.digests = std::move(job->digests);
         }
+        if (job->begun.time_since_epoch().count() != 0) {
+            one.copied = job->ended - job->begun;
+        }
     }
     return finished;
 }
@@ -224,6 +227,9 @@ void HostEngine::Core::run() {
         if (!task) {
             return;
         }
+        if (task->kind == CopyTask::Kind::piece && task->begin == 0) {
+            task->job->begun = std::chrono::steady_clock::now();
+        }
         if (schedule_.has_task()) {
             work_.notify_one();
         }
@@ -240,6 +246,7 @@ void HostEngine::Core::run() {
         }
         const bool has_ended = task->job->stage == CopyJob::Stage::ended;
         if (has_ended) {
+            task->job->ended = std::chrono::steady_clock::now();
             ended_.notify_all();
         }
     }

@@ -132,10 +132,13 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
             max_model_len=4096,
             seed=0,
         ),
+        quant_config=None,
         load_config=SimpleNamespace(load_format="auto", model_loader_extra_config={}),
         observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         cache_config=SimpleNamespace(
             block_size=4,
+            cache_dtype="auto",
+            kv_cache_dtype_skip_layers=[],
             prefix_caching_hash_algo="sha256",
             enable_prefix_caching=True,
             prefix_match_unit=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -122,6 +123,7 @@ class ScriptedEngine:
         round_steps: int = 1,
         gathered_tokens: int = 1,
         max_model_len: int = 256,
+        drafts: int = 0,
     ) -> None:
         self.config = make_config(*groups, num_blocks=num_blocks)
         self.config.kv_tp_replicas = replicas
@@ -141,6 +143,7 @@ class ScriptedEngine:
         self.now_s = 0.0
         self.vllm_config = make_vllm_config(extra=extra)
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
+        self.vllm_config.speculative_config = SimpleNamespace(num_speculative_tokens=drafts)
         self.vllm_config.cache_config.prefix_cache_retention_interval = retention_interval
         scheduler_terms = EngineStart.scheduler_terms
         with (
@@ -294,7 +297,7 @@ class ScriptedEngine:
         ranks: int | None = None,
         report: WorkerReport | None = None,
     ) -> None:
-        """What all ranks say after a step: saves and loads of these plans ended, and these loads too.
+        """What all ranks say after a step: it ended, with saves and loads of these plans, and these loads too.
 
         With `ranks` so many of them say so, in their order. A `report` of real workers is passed on.
         """
@@ -302,6 +305,7 @@ class ScriptedEngine:
         failing = set(failed) | {request_id for plan in plans for request_id in plan.doomed}
         ended |= failing
         report = report or WorkerReport()
+        report = replace(report, step=max((plan.step for plan in plans), default=report.step))
         for save in (save for plan in plans for save in plan.saves):
             report = report.aggregate(self._end_save(save.job, len(save.moves), ranks, is_bad=bad_saves))
         waiting_failures = failing & set(self.loading)

@@ -25,7 +25,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan, WantedDigests, WorkerReport
-from kvoffload.errors import ConfigError, UnsupportedError
+from kvoffload.errors import BlockAlignmentError, ConfigError, UnsupportedError
 from tests.unit.connector.engine_configs import (
     full,
     make_config,
@@ -208,6 +208,13 @@ def test_a_failed_load_is_reported_by_its_request_and_never_by_blocks() -> None:
     connector.shutdown()
 
 
+def test_the_number_of_a_step_comes_back_with_its_end_and_no_other() -> None:
+    connector, _, _ = make_worker()
+    reports = [run_step(connector, StepPlan(step=step)).kv_connector_worker_meta for step in (3, 0, 4)]
+    assert reports == [WorkerReport(step=3), None, WorkerReport(step=4)]
+    connector.shutdown()
+
+
 def test_where_a_rank_may_copy_is_told_even_if_nothing_has_ended() -> None:
     connector, _, shared = make_worker()
     first = shared.place
@@ -262,6 +269,14 @@ def test_an_engine_that_makes_its_cache_anew_registers_again() -> None:
     connector.restore_kv_caches(make_tensors(connector._kv_cache_config))
     assert connector.get_handshake_metadata() == before
     connector.shutdown()
+
+
+def test_blocks_that_are_no_whole_hash_blocks_are_refused_at_registration() -> None:
+    config = make_config((["r"], recurrent(4)), (["a"], full(4)))
+    config.hash_block_size = 3
+    connector = KVOffloadConnector(make_vllm_config(), KVConnectorRole.WORKER, config)
+    with pytest.raises(BlockAlignmentError, match=r"block size 4 .* hash block size 3.*--enable-prefix-caching"):
+        connector.register_kv_caches(make_tensors(config))
 
 
 def test_layers_that_share_scaled_pages_cannot_wipe_restored_scales() -> None:

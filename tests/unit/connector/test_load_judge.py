@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 
 import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.connector.load_judge import CLEARLY_SLOWER, MAX_REFUSALS, MIN_SAMPLES, LoadJudge
+from kvoffload.connector.misses import MissReason
 from kvoffload.units import GIB, MIB
+from tests.unit.connector.test_restores_waiting import note_misses
+from tests.unit.connector.timed import TimedEngine, TrueCosts, draw_prompt
 
 STEP_S = 0.02
 BYTES_PER_S = 10e9
@@ -168,3 +175,77 @@ def test_computing_that_has_become_slow_favours_loads_again() -> None:
 def test_whatever_was_measured_a_probe_comes(loads: list[tuple[int, float]]) -> None:
     judge = judge_of(loads=loads)
     assert any(judge.favours_load(1, 1 << 30) for _ in range(MAX_REFUSALS + 1))
+
+
+# ---- what it measures on an engine whose true costs are known ----
+
+
+def serve_mixed(engine: TimedEngine, *, burst: int) -> None:
+    """Prompts that nobody knows and prompts that are kept, beside requests that decode; the latter `burst` at once."""
+    random = Random(burst)
+    kept = [draw_prompt(random, random.randrange(200, 2000)) for _ in range(2 * max(burst, MIN_SAMPLES))]
+    engine.keep(kept)
+    for number in range(24):
+        engine.come(f"new {number}", draw_prompt(random, random.randrange(100, 5000)))
+        for _ in range(random.randrange(12)):
+            engine.turn()
+    for first in range(0, len(kept), burst):
+        for number, prompt in enumerate(kept[first : first + burst], first):
+            engine.come(f"again {number}", prompt)
+        engine.come(f"beside {first}", draw_prompt(random, 1500))
+        engine.work()
+
+
+@pytest.mark.parametrize("burst", [1, 8, 64])
+@pytest.mark.parametrize("is_uniproc", [True, False], ids=["uniproc", "multiproc"])
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+def test_what_it_measures_is_what_things_take(is_async: bool, drafts: int, is_uniproc: bool, burst: int) -> None:
+    engine = TimedEngine(TrueCosts(), is_async=is_async, drafts=drafts, is_uniproc=is_uniproc)
+    noted = note_misses(engine)
+    serve_mixed(engine, burst=burst)
+    judge = engine.parts.judge
+    assert judge.token_ns == pytest.approx(engine.costs.token_s * 1e9, rel=0.1)
+    record_bytes = engine.geometry.groups[0].record_bytes
+    for blocks in (1, 10, 100, 500):
+        assert judge.predict_load_s(blocks * record_bytes) == pytest.approx(
+            engine.true_load_s(blocks * record_bytes), rel=0.1
+        )
+    assert MissReason.SLOWER_THAN_COMPUTING not in [reason for _, reason in noted]
+    assert engine.connector.faults == {}
+
+
+@pytest.mark.parametrize("burst", [1, 8, 64])
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize("loaded_token_s", [5e-6, 48e-6, 62e-6, 100e-6])
+def test_what_is_truly_faster_is_loaded_and_what_is_clearly_slower_is_not(
+    loaded_token_s: float, is_async: bool, burst: int
+) -> None:
+    costs = TrueCosts(loaded_token_s=loaded_token_s, load_s=0)
+    engine = TimedEngine(costs, is_async=is_async, drafts=3, is_uniproc=True)
+    noted = note_misses(engine)
+    serve_mixed(engine, burst=burst)
+    refused = [name for name, reason in noted if reason is MissReason.SLOWER_THAN_COMPUTING]
+    if loaded_token_s <= costs.token_s:
+        assert not refused
+    else:
+        # The first ones are loaded to see what it takes, and one in so many after them.
+        asked = 2 * max(burst, MIN_SAMPLES)
+        measured = max(burst, MIN_SAMPLES)
+        assert len(refused) >= (asked - measured) * MAX_REFUSALS // (MAX_REFUSALS + 1)
+
+
+def test_one_step_that_hung_is_overcome() -> None:
+    judge = LoadJudge()
+    judge.note_decoding(8, 60.0)
+    for _ in range(100):
+        judge.note_decoding(8, 0.01)
+        judge.note_prefill(2000, 0.01 + 2000 / TOKENS_PER_S, decoding=8)
+    assert judge.token_ns == pytest.approx(1e9 / TOKENS_PER_S, rel=0.1)
+
+
+def test_without_a_step_that_only_decodes_a_whole_step_counts() -> None:
+    judge = judge_of(loads=ordinary_loads())
+    for _ in range(30):
+        judge.note_prefill(1000, 0.2, decoding=100)
+    assert judge.token_ns == pytest.approx(200_000, rel=0.1)

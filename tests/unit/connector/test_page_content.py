@@ -9,14 +9,23 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import KVQuantMode
 
+from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.geometry import EngineCache, describe_cache
-from kvoffload.connector.page_content import describe_layers
-from kvoffload.errors import IdentityError
+from kvoffload.connector.page_content import describe_layers, refuse_ruined_scales
+from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.identity import LayerDtype
 from kvoffload.kvspec import KVGeometry
-from tests.unit.connector.engine_configs import AttentionLayer, full, make_config, make_tensors, make_vllm_config
+from tests.unit.connector.engine_configs import (
+    AttentionLayer,
+    full,
+    make_config,
+    make_tensors,
+    make_vllm_config,
+    recurrent,
+)
 
 FP8 = {"dtype": torch.uint8, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR}
 
@@ -66,3 +75,18 @@ def test_a_layer_that_the_engine_does_not_know_must_be_plain() -> None:
     assert describe(None) == LayerDtype(layer="a", dtype="bfloat16")
     with pytest.raises(IdentityError, match="layer a is quantised"):
         describe(None, **FP8)
+
+
+def test_scales_that_were_calculated_beside_recurrent_layers_are_refused_at_registration() -> None:
+    config = make_vllm_config(layers={"a": AttentionLayer(scales=(0.03, 7.0))})
+    config.cache_config.calculate_kv_scales = True
+    engine = make_config((["r"], recurrent()), (["a"], full()))
+    connector = KVOffloadConnector(config, KVConnectorRole.WORKER, engine)
+    with pytest.raises(UnsupportedError, match=r"not calculated for acme/tiny.*recurrent.*calculate_kv_scales off"):
+        connector.register_kv_caches(make_tensors(engine))
+
+
+def test_scales_that_were_calculated_from_text_are_taken() -> None:
+    config = make_vllm_config()
+    config.cache_config.calculate_kv_scales = True
+    refuse_ruined_scales(config, geometry_of())

@@ -331,22 +331,32 @@ def test_the_judge_hears_how_long_loads_take(monkeypatch: pytest.MonkeyPatch) ->
     engine.admit(engine.arrive("third", range(30)))
     plan = engine.step()
     engine.now_s += 2.0
-    engine.report(plan, failed=["third"])
+    # The ranks end their copies in different steps; what they waited for is no part of it.
+    engine.hear(WorkerReport(copied_s={"second": 0.5}))
+    engine.hear(WorkerReport(copied_s={"second": 0.75, "somebody else": 9.0}))
+    engine.report(plan, failed=["third"], report=WorkerReport(copied_s={"second": 0.25, "third": 3.0}))
     # A load that failed says nothing.
-    assert heard == [(7 * 2 * engine.geometry.groups[0].record_bytes, 2.0 + 0.125)]
+    assert heard == [(7 * 2 * engine.geometry.groups[0].record_bytes, 0.75)]
 
 
 def test_the_judge_hears_how_long_prompts_take(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine((["a"], full(4)))
-    heard: list[tuple[int, float]] = []
-    monkeypatch.setattr(engine.parts.judge, "note_prefill", lambda *sample: heard.append(sample))
-    for tokens in (64, 65, 100):
+    heard: list[tuple[int, float, int]] = []
+
+    def note_prefill(tokens: int, seconds: float, *, decoding: int) -> None:
+        heard.append((tokens, seconds, decoding))
+
+    monkeypatch.setattr(engine.parts.judge, "note_prefill", note_prefill)
+    plans = []
+    for tokens in (63, 64, 100):
         engine.admit(engine.arrive(f"of {tokens}", np.random.default_rng(tokens).integers(0, 99, tokens).tolist()))
-        engine.step()
-    for _ in range(4):
-        engine.hear(WorkerReport())
-    # The first step has begun three steps ago, and each ends one report after the one before.
-    assert heard == [(64, 2 * 0.125), (99, 0.125)]
+        plans.append(engine.step())
+    engine.hear(WorkerReport())
+    for plan in plans:
+        engine.now_s += 1.0
+        engine.report(plan)
+    # Of the first one it cannot be told. The second ends as many seconds later as it runs; the third was begun before.
+    assert heard == [(64, 1.0, 0), (100, 1.0, 0)]
 
 
 # ---- loads that wait for each other ----

@@ -48,7 +48,7 @@ PLAN = StepPlan(
     retired=(6,),
     register=REGISTER,
 )
-REPORT = WorkerReport({3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)})
+REPORT = WorkerReport({3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)}, {"a": 0.5}, 7)
 FACTS = WorkerFacts(
     rank=1,
     fingerprint=b"f" * 32,
@@ -102,6 +102,12 @@ def test_a_report_is_empty_if_nothing_ended_and_no_place_is_news() -> None:
     assert WorkerReport().is_empty
     assert not WorkerReport({1: 1}).is_empty
     assert not WorkerReport(places={0: ()}).is_empty
+    assert not WorkerReport(copied_s={"a": 0.5}).is_empty
+    assert not WorkerReport(step=1).is_empty
+
+
+def test_a_plan_that_only_counts_its_step_gives_nobody_work() -> None:
+    assert StepPlan(step=3).is_empty
 
 
 @pytest.mark.parametrize("value", [PLAN, REPORT, FACTS, PLAN.loads[0], PLAN.saves[0], FACTS.groups[0]])
@@ -114,9 +120,9 @@ def test_values_are_frozen(value: object) -> None:
 def test_reports_add_up_in_any_order() -> None:
     reports = [
         WorkerReport({1: 1, 2: 1}, digests={1: {0: b"a"}, 2: {0: b"c"}}, places={0: ()}),
-        WorkerReport({2: 1}, frozenset({2})),
-        WorkerReport(places={1: (PLACE,)}),
-        WorkerReport({1: 1}, digests={1: {1: b"b"}}),
+        WorkerReport({2: 1}, frozenset({2}), copied_s={"a": 0.5, "b": 1.0}),
+        WorkerReport(places={1: (PLACE,)}, step=5),
+        WorkerReport({1: 1}, digests={1: {1: b"b"}}, copied_s={"a": 2.0, "c": 0.25}, step=5),
     ]
     for one, *others in permutations(reports):
         total = one
@@ -127,6 +133,8 @@ def test_reports_add_up_in_any_order() -> None:
             frozenset({2}),
             {1: {0: b"a", 1: b"b"}, 2: {0: b"c"}},
             {0: (), 1: (PLACE,)},
+            {"a": 2.0, "b": 1.0, "c": 0.25},
+            5,
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvoffload.connector import worker_side
-from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
+from kvoffload.connector.step_plan import LoadJob, Place, StepPlan, WorkerReport
 from kvoffload.connector.worker_side import IDLE_WAIT_S, MAX_FAULT_LINES
 from kvoffload.errors import NativeError
 from kvoffload.native import finish_digests
@@ -50,6 +50,17 @@ def test_saved_blocks_come_back_into_other_blocks() -> None:
     assert block_of(tensors, 4) == saved[2][:152] + [0] * (PAGE - 152)  # the padding of a state is not touched
     assert block_of(tensors, 2) + block_of(tensors, 3) == [0] * (2 * PAGE)
     assert block_of(tensors, 0) == saved[0]
+    worker.close()
+
+
+def test_how_long_a_load_was_copied_is_told_with_its_end() -> None:
+    worker, _ = start(make_worker())
+    save(worker, Move(1, 1, 0))
+    worker.submit(StepPlan(loads=(LoadJob("a", worker.shared.place, worker.shared.make_moves((Move(1, 2, 0),))),)))
+    _, _, report = collect(worker, 1)
+    assert report.saved == {}
+    assert report.copied_s.keys() == {"a"}
+    assert report.copied_s["a"] > 0
     worker.close()
 
 
