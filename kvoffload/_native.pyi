@@ -367,6 +367,7 @@ def create_cache(
     huge_pages: int,
     threads: int,
     keep_free_bytes: int,
+    is_sparse: bool,
     progress: PopulateProgress,
 ) -> Cache: ...
 def adopt_cache(lock: int, index: int, segments: list[int], policy: str, verifies_always: bool) -> Cache: ...

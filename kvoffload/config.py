@@ -7,6 +7,7 @@ the edge of a process; every other room is handed values.
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import BeforeValidator, ValidationError
+from pydantic.config import JsonDict
 
 from kvoffload.errors import ConfigError
 from kvoffload.setting_types import read_duration, read_size, read_size_or_auto
@@ -43,6 +45,8 @@ class Source(Enum):
     FLAG = "flag"
 
 
+TEST_VARIABLE = "KVOFFLOAD_TESTS"
+"""The environment of whoever may use settings that are for tests alone."""
 SERVER_TABLES = ("domains", "clients", "operators", "peers")
 """Tables of the file that are no settings: `kvoffload serve` reads them."""
 
@@ -67,10 +71,11 @@ class LoadedSettings:
 
 
 def describe_settings() -> tuple[SettingRow, ...]:
-    """Every setting, in the order in which the documentation lists them."""
+    """Every setting that users may set, in the order in which the documentation lists them."""
     return tuple(
-        SettingRow(name, format_value(name, field.default), *_notes(name), room=_extra(name)["room"])
+        SettingRow(name, format_value(name, field.default), *_notes(name), room=str(_extra(name)["room"]))
         for name, field in Settings.model_fields.items()
+        if not _extra(name)["is_for_tests"]
     )
 
 
@@ -115,8 +120,9 @@ def load_settings(
 def _check_name(name: str, origin: str) -> None:
     if name in Settings.model_fields:
         return
-    nearest = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(Settings.model_fields)}"
+    known = [row.name for row in describe_settings()]
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
     raise ConfigError(f"unknown setting {name!r} in {origin}", remedy=hint, setting=name, source=origin)
 
 
@@ -128,6 +134,14 @@ def _check_value(name: str, value: object, origin: str) -> None:
         _refuse(name, value, origin, reason)
     if name == "memory" and isinstance(checked.memory, int) and checked.memory < 64 * MIB:
         _refuse(name, value, origin, "too small")
+    is_default = getattr(checked, name) == Settings.model_fields[name].default
+    if _extra(name)["is_for_tests"] and not is_default and not os.environ.get(TEST_VARIABLE):
+        raise ConfigError(
+            f"setting {name!r} in {origin} is for kvoffload's own tests",
+            remedy="leave it out",
+            setting=name,
+            source=origin,
+        )
 
 
 def _refuse(name: str, value: object, origin: str, reason: str) -> NoReturn:
@@ -152,11 +166,11 @@ def read_toml(file: Path) -> Mapping[str, object]:
     )
 
 
-def _extra(name: str) -> dict[str, str]:
+def _extra(name: str) -> JsonDict:
     extra = Settings.model_fields[name].json_schema_extra
     assert isinstance(extra, dict)
-    return {key: str(value) for key, value in extra.items()}
+    return extra
 
 
 def _notes(name: str) -> tuple[str, str]:
-    return _extra(name)["allowed"], Settings.model_fields[name].description or ""
+    return str(_extra(name)["allowed"]), Settings.model_fields[name].description or ""

@@ -29,8 +29,10 @@ from kvoffload.units import GIB, MIB, SIZE_FORM
 from kvoffload.valkey_address import VALKEY_FORM
 
 
-def _setting(default: Any, *, room: str, allowed: str, description: str, **bounds: Any) -> Any:
-    extra: JsonDict = {"room": room, "allowed": allowed}
+def _setting(
+    default: Any, *, room: str, allowed: str, description: str, is_for_tests: bool = False, **bounds: Any
+) -> Any:
+    extra: JsonDict = {"room": room, "allowed": allowed, "is_for_tests": is_for_tests}
     return Field(default=default, description=description, json_schema_extra=extra, **bounds)
 
 
@@ -44,6 +46,14 @@ class Settings(BaseModel):
         room="cli",
         allowed=f"auto, or {SIZE_FORM}, at least 64MiB",
         description="Host memory for cached blocks, all ranks together. auto is half of what is free, at most 16GiB.",
+    )
+    sparse_memory: Switch = _setting(
+        False,
+        room="cli",
+        allowed="true or false",
+        description="Memory is given at the first touch, and nobody asks whether there is any: for a pool larger than "
+        "the machine, of which little is touched.",
+        is_for_tests=True,
     )
     server: SocketPath = _setting(
         "",

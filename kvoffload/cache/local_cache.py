@@ -73,6 +73,7 @@ class LocalCache:
                 huge_pages=terms.huge_pages,
                 threads=terms.threads,
                 keep_free_bytes=terms.keep_free_bytes,
+                is_sparse=terms.is_sparse,
                 progress=counter,
             )
 

@@ -61,6 +61,8 @@ class CacheTerms:
     """That take the memory at start."""
     keep_free_bytes: int = 0
     """Memory of the machine, or of our cgroup, that must be left to others."""
+    is_sparse: bool = False
+    """Pages come at the first touch, and nobody asks whether there are any: for tests of pools that fit no machine."""
 
     def __post_init__(self) -> None:
         """ValueError: what the native core cannot be told."""

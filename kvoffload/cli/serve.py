@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheTerms, HugePages
 from kvoffload.cli.below import choose_tiers
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml
@@ -66,7 +66,7 @@ def serve(
     fleet = plan_fleet(settings, config)
     memory = choose_memory(settings, config)
     memory_bytes = sum(terms.memory_bytes for terms in memory.values())
-    if private is not None and not adopt_wait:
+    if private is not None and not adopt_wait and not settings.sparse_memory:
         check_memory(memory_bytes)
     ending = EndingTerms(linger_s=settings.linger, first_engine_s=first_engine_within)
     files = PrivateFiles(Path(settings.server))
@@ -188,4 +188,11 @@ def check_memory(memory_bytes: int) -> None:
 def make_terms(settings: Settings, memory_bytes: int) -> CacheTerms:
     """The pool of these settings."""
     segment_bytes = min(settings.segment_size, memory_bytes)
-    return CacheTerms(memory_bytes=memory_bytes, segment_bytes=segment_bytes, verify=settings.verify)
+    return CacheTerms(
+        memory_bytes=memory_bytes,
+        segment_bytes=segment_bytes,
+        verify=settings.verify,
+        # Where little is touched, a huge page is mostly waste.
+        huge_pages=HugePages.NONE if settings.sparse_memory else HugePages.TRANSPARENT,
+        is_sparse=settings.sparse_memory,
+    )

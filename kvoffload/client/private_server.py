@@ -32,6 +32,7 @@ _REASON_BYTES = 4096
 _SERVED = (
     "memory",
     "segment_size",
+    "sparse_memory",
     "verify",
     "linger",
     "disk",

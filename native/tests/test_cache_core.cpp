@@ -62,6 +62,26 @@ TEST(a_new_cache_is_empty_and_as_large_as_was_asked_for) {
     CHECK_EQUAL(cache->reclaim_ended(), 0u);
 }
 
+TEST(a_sparse_cache_is_larger_than_the_machine) {
+    CacheOptions options = small_options();
+    options.pool_bytes = 1ull << 42;
+    options.segment_bytes = 1ull << 36;
+    options.extent_bytes = 1ull << 20;
+    CHECK(fault_of(options).code() == Code::unavailable);
+    options.is_sparse = true;
+    SmallCache cache(options);
+    CHECK_EQUAL(cache->stats().capacity_bytes, options.pool_bytes);
+    const SessionId session = cache.session();
+    const Space space = cache.open(plain_geometry());
+    CHECK(cache.put_one(session, space, 1));
+    CHECK(cache.is_served(session, space, 1));
+    std::uint64_t held = 0;
+    for (const Segment& segment : cache->segments()) {
+        held += segment.held_bytes();
+    }
+    CHECK(held > 0 && held < 1u << 20);
+}
+
 TEST(addresses_count_over_all_segments) {
     SmallCache cache(small_options(2));
     CHECK_EQUAL(cache->bytes_at(0, kSegmentBytes).size(), kSegmentBytes);

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.config import Settings, Source, describe_settings, format_value, load_settings
+from kvoffload.config import TEST_VARIABLE, Settings, Source, describe_settings, format_value, load_settings
 from kvoffload.errors import ConfigError
 
 
@@ -93,3 +93,17 @@ def test_every_setting_says_what_it_is_for_and_what_is_allowed() -> None:
 def test_printed_defaults_can_be_read_back() -> None:
     written = {row.name: row.default for row in describe_settings()}
     assert load_settings(flags=written).settings == Settings()
+
+
+def test_a_setting_for_tests_is_refused_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TEST_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="'sparse_memory' in a flag is for kvoffload's own tests"):
+        load_settings(flags={"sparse_memory": "true"})
+    with pytest.raises(ConfigError, match="unknown setting 'sparse_memry'") as unknown:
+        load_settings(flags={"sparse_memry": "true"})
+    assert "sparse_memory" not in str(unknown.value)
+    assert "sparse_memory" not in {row.name for row in describe_settings()}
+    monkeypatch.setenv(TEST_VARIABLE, "1")
+    assert load_settings(flags={"sparse_memory": "true"}).settings.sparse_memory
+    monkeypatch.delenv(TEST_VARIABLE)
+    assert not load_settings(flags={"sparse_memory": "false"}).settings.sparse_memory

@@ -60,7 +60,7 @@ CacheOptions make_options(const std::string& policy, bool verifies_always) {
 std::unique_ptr<Cache> create_cache(std::uint64_t pool_bytes, std::uint64_t segment_bytes, std::uint64_t extent_bytes,
                                     std::uint32_t entry_limit, const std::string& policy, bool verifies_always,
                                     std::uint32_t huge_pages, unsigned threads, std::uint64_t keep_free_bytes,
-                                    PopulateProgress& progress) {
+                                    bool is_sparse, PopulateProgress& progress) {
     CacheOptions options = make_options(policy, verifies_always);
     options.pool_bytes = pool_bytes;
     options.segment_bytes = segment_bytes;
@@ -69,6 +69,7 @@ std::unique_ptr<Cache> create_cache(std::uint64_t pool_bytes, std::uint64_t segm
     options.huge_pages = static_cast<HugePages>(std::min(huge_pages, 3u));
     options.populate.threads = threads;
     options.populate.keep_free_bytes = keep_free_bytes;
+    options.is_sparse = is_sparse;
     auto core = [&] {
         const WithoutGil unlocked;
         return CacheCore::create(options, progress);
@@ -386,7 +387,7 @@ void bind_cache(nb::module_& module) {
     bind_survey(cache);
     module.def("create_cache", create_cache, nb::arg("pool_bytes"), nb::arg("segment_bytes"), nb::arg("extent_bytes"),
                nb::arg("entry_limit"), nb::arg("policy"), nb::arg("verifies_always"), nb::arg("huge_pages"),
-               nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("progress"));
+               nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("is_sparse"), nb::arg("progress"));
     module.def("adopt_cache", adopt_cache, nb::arg("lock"), nb::arg("index"), nb::arg("segments"), nb::arg("policy"),
                nb::arg("verifies_always"));
     module.def(

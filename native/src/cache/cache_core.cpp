@@ -71,7 +71,7 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
     // Whatever is asked to stay free, up to all there is.
     const std::uint64_t wanted = count * options.segment_bytes +
                                  std::min(options.populate.keep_free_bytes, UINT64_MAX - count * options.segment_bytes);
-    if (Status status = check_memory_headroom(wanted, options.populate.proc); !status.ok()) {
+    if (Status status = check_memory_headroom(wanted, options.populate.proc); !status.ok() && !options.is_sparse) {
         return status;
     }
     auto lock_file = make_lock_file();
@@ -100,14 +100,17 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
         if (!segment.ok()) {
             return segment.fault();
         }
-        const auto populated = populate(segment.value(), options.populate, progress);
+        segments.push_back(std::move(segment.value()));
+        if (options.is_sparse) {
+            continue;
+        }
+        const auto populated = populate(segments.back(), options.populate, progress);
         if (!populated.ok()) {
             return populated.fault();
         }
         if (!populated.value().is_complete) {
             return Status(Code::failed, "taking the memory was cancelled");
         }
-        segments.push_back(std::move(segment.value()));
     }
     const auto mark = mark_segments(segments);
     if (!mark.ok()) {

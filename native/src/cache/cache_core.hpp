@@ -44,6 +44,7 @@ struct CacheOptions {
     HugePages huge_pages = HugePages::transparent;
     PlacementWish placement{.placement = Placement::interleave};  // ranks of all nodes use the pool
     PopulateTerms populate;
+    bool is_sparse = false;  // pages come at the first touch: for tests of pools larger than the machine
 };
 
 // A cache's files. Whoever holds them keeps the memory alive, and may hand it to a successor of the process that

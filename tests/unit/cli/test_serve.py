@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from kvoffload.cli.serve import (
     make_terms,
     tell_starter,
 )
-from kvoffload.config import Settings, load_settings
+from kvoffload.config import TEST_VARIABLE, Settings, load_settings
 from kvoffload.daemon import Guest, RemoteTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import CacheMemoryError, ConfigError
@@ -40,16 +40,20 @@ from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.remote_client import RemoteClient
 from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
 
+SMALL = ("memory=128MiB", "segment_size=64MiB")
+
 
 @contextmanager
-def serving(path: Path) -> Iterator[subprocess.Popen[str]]:
+def serving(path: Path, assignments: Sequence[str] = SMALL) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", "serve"]
-    command += ["--set", f"server={path}", "--set", "memory=128MiB"]
-    command += ["--set", "segment_size=64MiB", "--adopt-wait", "0"]
+    for assignment in (f"server={path}", *assignments):
+        command += ["--set", assignment]
+    command += ["--adopt-wait", "0"]
+    size = assignments[0].removeprefix("memory=")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            assert server.stdout.readline() == f"kvoffload serves 128MiB on {path}, process {server.pid}\n"
+            assert server.stdout.readline() == f"kvoffload serves {size} on {path}, process {server.pid}\n"
             yield server
         finally:
             server.kill()
@@ -86,6 +90,19 @@ def test_what_is_leased_is_waited_for_after_the_signal(tmp_path: Path) -> None:
         assert server.poll() is None
         client.tell(Release(leases=leased.lease.to_bytes(8, "little")))
         assert server.wait(60) == 0
+        client.close()
+
+
+def test_a_sparse_pool_is_larger_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TEST_VARIABLE, "1")
+    path = tmp_path / "s"
+    with serving(path, ["memory=512GiB", "sparse_memory=true"]):
+        client = RawClient(path, register_of())
+        save(client, hashes_of(3), 5)
+        counts = client.ask(Stats())
+        assert isinstance(counts, Counts)
+        assert (counts.capacity_bytes, counts.readable) == (512 * GIB, 3)
+        assert acquire(client, hashes_of(3)).boundary > 0
         client.close()
 
 

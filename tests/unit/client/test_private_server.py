@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from kvoffload.client.private_server import find_or_start, is_listening
-from kvoffload.config import Settings
+from kvoffload.config import TEST_VARIABLE, Settings
 from kvoffload.errors import ConfigError, PrivateServerError
+from kvoffload.protocol import Counts, Stats
+from kvoffload.units import GIB
 from tests.children import child
 from tests.unit.client.private_engine import Group, Nursery, nursery
 from tests.unit.daemon.raw_client import RawClient
@@ -204,6 +206,20 @@ def test_different_settings_and_keys_are_different_servers(tmp_path: Path) -> No
     finally:
         for server in servers.values():
             server.close()
+
+
+def test_a_private_server_may_be_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TEST_VARIABLE, "1")
+    wanted = Settings(memory="512GiB", sparse_memory=True)  # type: ignore[arg-type]
+    path = find_or_start(wanted, tmp_path)
+    with closing(watch_of_log(path)) as server, closing(RawClient(path, register_of())) as client:
+        save(client, hashes_of(3), 5)
+        counts = client.ask(Stats())
+        assert isinstance(counts, Counts)
+        assert counts.capacity_bytes == 512 * GIB
+        client.close()
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.is_gone()
 
 
 STARTER = """
