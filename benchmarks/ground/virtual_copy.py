@@ -1,0 +1,94 @@
+"""A copy engine that moves nothing: its plans end when the bytes of real ones would have crossed the link."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from benchmarks.ground.virtual_time import Clock, Stream
+from kvoffload.errors import NativeError
+from kvoffload.kvspec import PageMap
+from kvoffload.transfer import CopyDirection, CopyItems, FinishedCopy
+from kvoffload.transfer.copy_engine import CLOSE_TIMEOUT_S, PLAN_LIMIT, CopyTicket
+
+LINK_RATE = 50e9
+"""Bytes a second and direction: what a PCIe 5 x16 link carries of its 63 GB/s."""
+PLAN_S = 10e-6
+"""Of a plan: its launch, and the event that tells its end."""
+RUN_S = 50e-9
+"""Of a run of memory beside its bytes, as batched copies and copying kernels have it."""
+ANY_DIGEST = 1
+
+
+@dataclass(frozen=True)
+class Link:
+    """One rank's: a lane for each direction, behind the stream that its forwards run on."""
+
+    worker: Clock
+    forwards: Stream
+    saves: Stream
+    loads: Stream
+
+    @classmethod
+    def of(cls, worker: Clock, forwards: Stream) -> Link:
+        return cls(worker, forwards, Stream(), Stream())
+
+    def lane(self, direction: CopyDirection) -> Stream:
+        return self.saves if direction is CopyDirection.SAVE else self.loads
+
+
+class VirtualCopyEngine:
+    """A `CopyEngine`, owned by its rank's worker. Digests are made up."""
+
+    def __init__(self, page_map: PageMap, link: Link, *, plan_limit: int = PLAN_LIMIT) -> None:
+        self._page_map = page_map
+        self._link = link
+        self._plan_limit = plan_limit
+        self._bytes = np.array([group.record_bytes for group in page_map.groups], np.int64)
+        self._runs = np.array([len(group.base) for group in page_map.groups], np.int64)
+        self._tickets = count(1)
+        self._under_way: dict[CopyDirection, deque[tuple[float, FinishedCopy]]] = {
+            direction: deque() for direction in CopyDirection
+        }
+        self._is_closed = False
+        self.moved_bytes = dict.fromkeys(CopyDirection, 0)
+        self.waited_s = 0.0
+        """In `fence`."""
+
+    def submit(
+        self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
+    ) -> CopyTicket:
+        """Behind the forward that was launched last."""
+        if self._is_closed or sum(map(len, self._under_way.values())) >= self._plan_limit:
+            raise NativeError("a copy was not taken: too many are under way")
+        size_bytes = int(self._bytes[items.group].sum())
+        seconds = PLAN_S + size_bytes / LINK_RATE + int(self._runs[items.group].sum()) * RUN_S
+        begin_s = max(self._link.worker.now_s, self._link.forwards.free_s)
+        end_s = self._link.lane(direction).run(seconds, not_before_s=begin_s)
+        ticket = next(self._tickets)
+        digests = np.full((len(items), 2), ANY_DIGEST, np.uint64) if has_digests else None
+        self._under_way[direction].append((end_s, FinishedCopy(ticket=ticket, fault="", digests=digests)))
+        self.moved_bytes[direction] += size_bytes
+        return ticket
+
+    def poll(self) -> list[FinishedCopy]:
+        found = []
+        for lane in self._under_way.values():
+            while lane and lane[0][0] <= self._link.worker.now_s:
+                found.append(lane.popleft()[1])
+        return found
+
+    def fence(self, timeout_s: float) -> bool:
+        """The worker's clock goes on until the last plan has ended."""
+        worker, begun_s = self._link.worker, self._link.worker.now_s
+        end_s = max((lane[-1][0] for lane in self._under_way.values() if lane), default=begun_s)
+        worker.reach(min(end_s, begun_s + timeout_s))
+        self.waited_s += worker.now_s - begun_s
+        return end_s <= worker.now_s
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        self.fence(timeout_s)
+        self._is_closed = True

@@ -1,0 +1,150 @@
+"""What is asked of an engine: requests with their tokens and the answers that they will get. All from seeds."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from kvoffload.cache.trace import BLOCK_TOKENS, read_trace
+
+VOCABULARY = 100_000
+"""Tokens are below this, which every model here knows."""
+CONVERSATIONS_SEED = 28
+
+
+@dataclass(eq=False)
+class Ask:
+    """One request. `answer`: one token for each that is wanted."""
+
+    name: str
+    prompt: list[int]
+    answer: list[int]
+    arrival_s: float = 0.0
+    after: Ask | None = field(default=None, repr=False)
+    """The turn before; this one arrives so long after it has ended."""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+def make_tokens(seed: int, count: int) -> list[int]:
+    """The same for the same seed; those of different seeds share no block."""
+    chance = np.random.default_rng(seed)
+    return chance.integers(1, VOCABULARY, count, dtype=np.int64).tolist()
+
+
+def make_fresh(count: int, *, tokens: int, new_tokens: int, per_s: float, seed: int = 1) -> list[Ask]:
+    """Nothing is reused. `per_s`: arrivals; 0: all at once."""
+    chance = random.Random(seed)
+    asks, now_s = [], 0.0
+    for number in range(count):
+        prompt = make_tokens(seed * 1_000_003 + number, tokens)
+        answer = make_tokens(seed * 2_000_003 + number, new_tokens)
+        asks.append(Ask(f"fresh-{seed}-{number}", prompt, answer, now_s))
+        now_s += chance.expovariate(per_s) if per_s else 0.0
+    return asks
+
+
+def repeat(asks: Sequence[Ask], *, from_s: float, new_tokens: int, name: str = "again") -> list[Ask]:
+    """The same prompts once more, with their answers behind them, in another order."""
+    chance = random.Random(len(asks))
+    chosen = list(asks)
+    chance.shuffle(chosen)
+    end_s = max((ask.arrival_s for ask in asks), default=0.0)
+    arrivals = sorted(chance.uniform(0, end_s) for _ in chosen)
+    return [
+        Ask(
+            f"{name}-{ask.name}",
+            ask.prompt + ask.answer + make_tokens(hash_name(ask.name), 64),
+            make_tokens(hash_name(ask.name) + 1, new_tokens),
+            from_s + at_s,
+        )
+        for ask, at_s in zip(chosen, arrivals, strict=True)
+    ]
+
+
+def hash_name(name: str) -> int:
+    """The same in every process."""
+    return int.from_bytes(name.encode()[-7:], "little")
+
+
+def make_agents(
+    count: int, *, turns: int, first_tokens: int, tool_tokens: int, new_tokens: int, think_s: float, seed: int = 2
+) -> list[Ask]:
+    """Sessions side by side. Each turn has all before it in its prompt, and a tool's output behind it."""
+    chance = random.Random(seed)
+    system = make_tokens(seed, 2048)
+    asks: list[Ask] = []
+    for session in range(count):
+        prompt = system + make_tokens(seed * 3_000_017 + session, first_tokens - len(system))
+        before: Ask | None = None
+        for turn in range(turns):
+            answer = make_tokens(seed * 5_000_011 + session * 1000 + turn, new_tokens)
+            at_s = chance.uniform(0, think_s) if before is None else chance.expovariate(1 / think_s)
+            before = Ask(f"agent-{session}-{turn}", list(prompt), answer, at_s, before)
+            asks.append(before)
+            prompt = prompt + answer + make_tokens(seed * 7_000_003 + session * 1000 + turn, tool_tokens)
+    return asks
+
+
+@lru_cache(maxsize=1 << 16)
+def _block(identity: int) -> tuple[int, ...]:
+    return tuple(make_tokens(identity + (1 << 40), BLOCK_TOKENS))
+
+
+def read_conversations(trace: Path, *, limit: int, speed: float = 1.0) -> list[Ask]:
+    """The first `limit` requests of a trace, `speed` times as fast as they came."""
+    asks = []
+    for number, request in zip(range(limit), read_trace(trace), strict=False):
+        prompt = [token for block in request.hash_ids for token in _block(block)][: request.input_length]
+        answer = make_tokens(number + (1 << 50), max(request.output_length, 1))
+        asks.append(Ask(f"trace-{number}", prompt, answer, request.timestamp_ms / 1000 / speed))
+    return asks
+
+
+def write_conversations(file: Path, *, requests: int, per_s: float = 3.3, seed: int = CONVERSATIONS_SEED) -> None:
+    """A synthetic trace with what the published conversations have: 12,000 tokens of prompt in the mean and 340 of
+    answer, one beginning for all, and turns that go on where the ones before ended (40% of all blocks are reused)."""
+    chance = random.Random(seed)
+    following: list[tuple[float, int, list[int]]] = []
+    now_s, ids = 0.0, 0
+
+    def new_ids(count: int) -> list[int]:
+        nonlocal ids
+        ids += count
+        return list(range(ids - count + 1, ids + 1))
+
+    with file.open("w") as lines:
+        for _ in range(requests):
+            now_s += chance.expovariate(per_s)
+            due = [at for at, turn in enumerate(following) if turn[0] <= now_s]
+            if due and chance.random() < 0.6:
+                _, length, blocks = following.pop(due[0])
+                length += min(int(chance.lognormvariate(7.2, 1.0)) + 1, 20_000)
+            else:
+                length, blocks = min(int(chance.lognormvariate(8.8, 0.9)) + BLOCK_TOKENS, 120_000), [0]
+            whole = length // BLOCK_TOKENS
+            blocks = blocks[:whole] + new_ids(max(whole - len(blocks), 0))
+            rest = [] if length % BLOCK_TOKENS == 0 else new_ids(1)
+            new_tokens = min(int(chance.lognormvariate(5.5, 0.8)) + 1, 2000)
+            row = {"timestamp": int(now_s * 1000), "input_length": length, "output_length": new_tokens}
+            lines.write(json.dumps({**row, "hash_ids": blocks + rest}) + "\n")
+            if chance.random() < 0.75:
+                following.append((now_s + chance.expovariate(1 / 60), length + new_tokens, blocks))
+
+
+def count_tokens(asks: Sequence[Ask]) -> int:
+    """Of all prompts."""
+    return sum(len(ask.prompt) for ask in asks)
+
+
+def iter_roots(asks: Sequence[Ask]) -> Iterator[Ask]:
+    """Those that wait for no turn before them, by their arrival."""
+    yield from sorted((ask for ask in asks if ask.after is None), key=lambda ask: ask.arrival_s)
