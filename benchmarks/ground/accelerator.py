@@ -58,6 +58,10 @@ class StepCost:
         drafting_s = drafts * (self._weights(tokens) / self._layers) / (model.ranks * model.gpu.memory_rate)
         return max(computing_s, reading_s) + drafting_s + self._reduce(tokens) + STEP_S
 
+    def prefill_rate(self, *, chunk: int = 8192) -> float:
+        """Tokens a second of prompts alone."""
+        return chunk / self.seconds([Share(chunk, 0)])
+
     def _attend(self, share: Share) -> float:
         seen = share.context + share.tokens / 2
         layers = self._full_layers * seen + sum(min(seen, window) for window in self._windows)

@@ -70,6 +70,8 @@ class Step:
     """Of a worker's thread, virtual."""
     engine_ms: float
     """vLLM's own scheduler, its CPU time without the hooks."""
+    saved_bytes: int
+    """That its plan handed to the link, of all ranks."""
 
 
 @dataclass
@@ -103,7 +105,7 @@ class VirtualEngine:
     def __init__(self, config: EngineConfig, *, between_steps: Callable[[float], None] = lambda seconds: None) -> None:
         self.config = config
         self.machine = Machine.of(config.model.ranks)
-        self._between_steps = between_steps
+        self.between_steps = between_steps
         hash_function = get_hash_fn_by_name(config.vllm.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(config.hash_block_size, hash_function)
@@ -120,6 +122,8 @@ class VirtualEngine:
             hash_block_size=config.hash_block_size,
             log_stats=False,
         )
+        # Which it serves is the platform's matter otherwise.
+        self.scheduler.use_v2_model_runner = config.terms.runner == 2
         self._aggregator: KVOutputAggregator | None = None
         if self.ranks:
             connector: Any = self.scheduler.connector
@@ -131,6 +135,8 @@ class VirtualEngine:
             if metadata:
                 connector.set_xfer_handshake_metadata_pp_aware(metadata)
             self._aggregator = KVOutputAggregator.from_connector(connector, len(self.ranks))
+        for watch in (self.machine.scheduler, *self.machine.workers):
+            watch.spent.take()  # of the start
         self._queue: deque[Flight] = deque()
         self._chance = random.Random(7)
         self._told: dict[str, int] = {}
@@ -181,6 +187,8 @@ class VirtualEngine:
         for rank in self.ranks:
             rank.close()
         self.scheduler.shutdown()
+        if self.config.vllm.kv_transfer_config is not None:
+            del MACHINES[str(self.config.vllm.kv_transfer_config.engine_id)]
 
     # ---- a step ----
 
@@ -246,7 +254,7 @@ class VirtualEngine:
             # The worker itself waits for what was sampled.
             for link in machine.links:
                 link.worker.reach(max(ends))
-        self._between_steps(seconds or IDLE_S)
+        self.between_steps(seconds or IDLE_S)
         return Flight(output, result, max(ends), seconds)
 
     def _find_shares(self, output: SchedulerOutput) -> list[Share]:
@@ -301,9 +309,7 @@ class VirtualEngine:
     def _note(self, flight: Flight, begun_s: float, engine_ns: int, hooks_ns: int, wall_ns: int) -> None:
         machine = self.machine
         worker_ns = max((watch.spent.take()[0] for watch in machine.workers), default=0)
-        waited_s = 0.0
-        for engine in machine.engines:
-            waited_s, engine.waited_s = max(waited_s, engine.waited_s), 0.0
+        waited_s = max((engine.take_wait() for engine in machine.engines), default=0.0)
         self._run.steps.append(
             Step(
                 begun_s=begun_s - self._begun_s,
@@ -315,5 +321,6 @@ class VirtualEngine:
                 worker_ms=worker_ns / 1e6,
                 waited_ms=waited_s * 1e3,
                 engine_ms=engine_ns / 1e6,
+                saved_bytes=sum(engine.take_saved() for engine in machine.engines),
             )
         )

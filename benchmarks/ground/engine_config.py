@@ -1,13 +1,12 @@
 """vLLM's configuration of a model, and what vLLM itself makes of its layers: groups, blocks, sizes.
 
 The installed vLLM is built for CPUs. What its platform changes for them is changed back to what it is on CUDA: the
-block size, asynchronous scheduling, and which model runner the scheduler serves.
+block size, the type of states, and asynchronous scheduling.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,9 +132,7 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
         "speculative_config": dict(DRAFTS, num_speculative_tokens=terms.drafts) if terms.drafts else None,
         **model.extra,
     }
-    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
     vllm = EngineArgs(**arguments).create_engine_config()
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(terms.runner - 1)
     vllm.scheduler_config.async_scheduling = terms.is_async
     vllm.cache_config.block_size = model.block_size
     vllm.cache_config.mamba_ssm_cache_dtype = "auto"
@@ -183,7 +180,6 @@ class _SpecMakers:
                 num_kv_heads=1,
                 max_tp_shards=1,
                 head_size=config["kv_lora_rank"] + config["qk_rope_head_dim"],
-                head_size_v=0,
                 dtype=self._dtype,
                 cache_dtype_str="auto",
                 kv_quant_mode=self._quant,

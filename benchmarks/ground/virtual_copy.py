@@ -54,9 +54,18 @@ class VirtualCopyEngine:
             direction: deque() for direction in CopyDirection
         }
         self._is_closed = False
-        self.moved_bytes = dict.fromkeys(CopyDirection, 0)
-        self.waited_s = 0.0
-        """In `fence`."""
+        self._saved_bytes = 0
+        self._waited_s = 0.0
+
+    def take_saved(self) -> int:
+        """Bytes of saves that were submitted since the last call."""
+        taken, self._saved_bytes = self._saved_bytes, 0
+        return taken
+
+    def take_wait(self) -> float:
+        """Virtual seconds in `fence` since the last call."""
+        taken, self._waited_s = self._waited_s, 0.0
+        return taken
 
     def submit(
         self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: int | None = None
@@ -71,7 +80,7 @@ class VirtualCopyEngine:
         ticket = next(self._tickets)
         digests = np.full((len(items), 2), ANY_DIGEST, np.uint64) if has_digests else None
         self._under_way[direction].append((end_s, FinishedCopy(ticket=ticket, fault="", digests=digests)))
-        self.moved_bytes[direction] += size_bytes
+        self._saved_bytes += size_bytes if direction is CopyDirection.SAVE else 0
         return ticket
 
     def poll(self) -> list[FinishedCopy]:
@@ -86,7 +95,7 @@ class VirtualCopyEngine:
         worker, begun_s = self._link.worker, self._link.worker.now_s
         end_s = max((lane[-1][0] for lane in self._under_way.values() if lane), default=begun_s)
         worker.reach(min(end_s, begun_s + timeout_s))
-        self.waited_s += worker.now_s - begun_s
+        self._waited_s += worker.now_s - begun_s
         return end_s <= worker.now_s
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

@@ -99,14 +99,27 @@ def _block(identity: int) -> tuple[int, ...]:
     return tuple(make_tokens(identity + (1 << 40), BLOCK_TOKENS))
 
 
-def read_conversations(trace: Path, *, limit: int, speed: float = 1.0) -> list[Ask]:
-    """The first `limit` requests of a trace, `speed` times as fast as they came."""
+def read_conversations(trace: Path, *, limit: int) -> list[Ask]:
+    """About `limit` requests of a trace: some of its conversations, each as a whole, from all its hours."""
+    requests = list(read_trace(trace))
+    part = max(len(requests) // limit, 1)
     asks = []
-    for number, request in zip(range(limit), read_trace(trace), strict=False):
+    for number, request in enumerate(requests):
+        # What all conversations begin with is in their first block; what tells them apart is in the second.
+        root = request.hash_ids[min(1, len(request.hash_ids) - 1)] if request.hash_ids else 0
+        if random.Random(root).randrange(part):
+            continue
         prompt = [token for block in request.hash_ids for token in _block(block)][: request.input_length]
         answer = make_tokens(number + (1 << 50), max(request.output_length, 1))
-        asks.append(Ask(f"trace-{number}", prompt, answer, request.timestamp_ms / 1000 / speed))
+        asks.append(Ask(f"trace-{number}", prompt, answer, request.timestamp_ms / 1000))
     return asks
+
+
+def come_at(asks: Sequence[Ask], *, tokens_per_s: float) -> list[Ask]:
+    """The same in the same order, at times that bring so many tokens of prompts a second in the mean."""
+    first_s, last_s = asks[0].arrival_s, asks[-1].arrival_s
+    factor = count_tokens(asks) / tokens_per_s / max(last_s - first_s, 1e-9)
+    return [Ask(ask.name, ask.prompt, ask.answer, (ask.arrival_s - first_s) * factor) for ask in asks]
 
 
 def write_conversations(file: Path, *, requests: int, per_s: float = 3.3, seed: int = CONVERSATIONS_SEED) -> None:
