@@ -37,7 +37,7 @@ def measure_outages(name: str, progress: Progress) -> Iterator[Result]:
         path = Path(folder, "server")
         server = Child("kvoffload.bench.served", path, MEMORY_MIB, 0)
         try:
-            with join(path, "scheduler", record_bytes=RECORD_BYTES, link=LinkTerms(stock_bytes=0)) as client:
+            with join(path, "scheduler", record_bytes=RECORD_BYTES, link=LinkTerms()) as client:
                 save_chain(client, make_chain(ENTRIES))
                 progress("a server that is stopped")
                 yield from _stop(name, client, server)

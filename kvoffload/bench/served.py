@@ -26,7 +26,7 @@ from kvoffload.units import MIB
 BLOCK_TOKENS = 16
 JOIN_S = 30.0
 SAVE_TRIES = 100
-PATIENT = LinkTerms(acquire_deadline_s=10.0, stock_bytes=0)
+PATIENT = LinkTerms(acquire_deadline_s=10.0)
 """Waits for what is slow, so that it is measured."""
 
 

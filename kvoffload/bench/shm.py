@@ -44,7 +44,7 @@ class ShmBenchmark:
             from kvoffload.bench.served import PATIENT, join
             from kvoffload.client import LinkTerms
 
-            link = LinkTerms(acquire_deadline_s=PATIENT.acquire_deadline_s, stock_bytes=4 * RECORDS * RECORD_BYTES)
+            link = LinkTerms(acquire_deadline_s=PATIENT.acquire_deadline_s, stock_slots=(4 * RECORDS,))
             with (
                 Child("kvoffload.bench.served", path, MEMORY_MIB, 0),
                 join(path, "shm", record_bytes=RECORD_BYTES, link=link) as client,

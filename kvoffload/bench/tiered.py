@@ -50,7 +50,7 @@ def measure_engine(name: str, folder: Path, progress: Progress) -> Iterator[Resu
 
 def _measure_saves(name: str, folder: Path) -> Result:
     size = RECORDS * MIB
-    link = LinkTerms(acquire_deadline_s=PATIENT.acquire_deadline_s, stock_bytes=4 * size)
+    link = LinkTerms(acquire_deadline_s=PATIENT.acquire_deadline_s, stock_slots=(4 * RECORDS,))
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1))
         movers: list[RecordMover] = []

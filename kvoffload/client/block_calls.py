@@ -22,7 +22,7 @@ from kvoffload.cache import (
     SegmentMap,
 )
 from kvoffload.client.blobs import choose_rows, count_hashes, cut_batches, read_numbers, to_blob
-from kvoffload.client.credit_stock import CreditStock, plan_stocks
+from kvoffload.client.credit_stock import CreditStock, fit_stocks
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import SharedMemory
 from kvoffload.client.pending import AcquireAsk, FarTerms, Pending, PendingAcquire, PendingSlots
@@ -47,8 +47,6 @@ from kvoffload.types import HASH_BYTES
 
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
-_STOCK_SHARE = 16
-"""One part in so many of a pool is held ready at most, in slots."""
 
 
 class BlockCalls:
@@ -59,9 +57,11 @@ class BlockCalls:
         self._groups = register.groups
         self._hash_block_size = register.hash_block_size
         self._terms = terms
-        self._stocks = plan_stocks(
-            [group.record_bytes * group.shards for group in register.groups], stock_bytes=terms.stock_bytes
-        )
+        wanted = (*terms.stock_slots, *[0] * len(register.groups))
+        self._stocks = [
+            CreditStock(number, wanted[number], slot_bytes=group.record_bytes * group.shards)
+            for number, group in enumerate(register.groups)
+        ]
         self._mapped: tuple[SharedMemory, int] | None = None
         """With the namespace in it."""
         self._tenants: dict[str, int] = {}
@@ -103,6 +103,11 @@ class BlockCalls:
             return local
         memory, name_space = mapped
         return memory.index.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+
+    def most_slots(self, group: int) -> int:
+        """How many are held ready at best."""
+        self._check_group(group)
+        return self._stocks[group].high
 
     # ---- loads ----
 
@@ -196,6 +201,17 @@ class BlockCalls:
 
     # ---- saves ----
 
+    def ready_slots(self, group: int, now_ns: int) -> int:
+        """How many `take` would give now; where they run low, more are asked for."""
+        self._check_group(group)
+        self.refill(now_ns)
+        return len(self._stocks[group])
+
+    def is_low(self, group: int) -> bool:
+        """More slots are on their way, or should be."""
+        stock = self._stocks[group]
+        return stock.is_asking or 2 * len(stock) < stock.high
+
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
         self._check_group(group)
@@ -205,7 +221,7 @@ class BlockCalls:
 
     def refill(self, now_ns: int) -> None:
         """Asks for slots where too few are held ready. A server that ends gets them back."""
-        if not self._link.is_serving or self._mapped is None or self._terms.stock_bytes == 0:
+        if not self._link.is_serving or self._mapped is None:
             return
         for stock in self._stocks:
             if self._link.is_closing:
@@ -318,8 +334,7 @@ class BlockCalls:
         shared = cast(SharedMemory, memory)
         self._mapped = shared, registered.name_space
         self._tenants = {name: place for place, name in enumerate(registered.tenants, 1)}
-        for stock in self._stocks:
-            stock.fit(sum(shared.held.segment_sizes) // (_STOCK_SHARE * len(self._stocks)))
+        fit_stocks(self._stocks, sum(shared.held.segment_sizes))
         for stock in () if goes_on else self._stocks:
             stock.clear()
 

@@ -111,6 +111,10 @@ class Connection:
     def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
         return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
 
+    def most_slots(self, group: int) -> int:
+        """How many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
+        return self._engine.most_slots(group)
+
     # ---- for the clients ----
 
     @property

@@ -9,6 +9,10 @@ import numpy.typing as npt
 
 from kvoffload.cache import ReservedSlots
 
+POOL_SHARE = 8
+"""One part in so many of a pool is held ready at most, all groups together: nobody else can use it meanwhile."""
+MAX_SLOTS = 32_768
+"""Of one group."""
 _NONE = np.empty(0, np.uint64)
 _LEAST = 8
 
@@ -16,10 +20,10 @@ _LEAST = 8
 class CreditStock:
     """One group's. At most `high` slots; it is filled up again below half of that."""
 
-    def __init__(self, group: int, high: int, *, slot_bytes: int = 1) -> None:
+    def __init__(self, group: int, wanted: int, *, slot_bytes: int = 1) -> None:
         self.group = group
-        self._most = self._high = high
-        self._slot_bytes = slot_bytes
+        self.high = self.wanted = min(wanted, MAX_SLOTS)
+        self.slot_bytes = max(slot_bytes, 1)
         self._tickets = self._addresses = _NONE
         self.is_asking = False
         self.not_before_ns = 0
@@ -30,9 +34,9 @@ class CreditStock:
 
     def missing(self, now_ns: int) -> int:
         """How many to ask for now; 0: enough are there or on their way."""
-        if self.is_asking or now_ns < self.not_before_ns or 2 * len(self._tickets) >= self._high:
+        if self.is_asking or now_ns < self.not_before_ns or 2 * len(self._tickets) >= self.high:
             return 0
-        return self._high - len(self._tickets)
+        return self.high - len(self._tickets)
 
     def put(self, tickets: npt.NDArray[np.uint64], addresses: npt.NDArray[np.uint64]) -> None:
         granted = tickets != 0
@@ -45,19 +49,15 @@ class CreditStock:
         self._tickets, self._addresses = self._tickets[count:], self._addresses[count:]
         return taken
 
-    def fit(self, share_bytes: int) -> None:
-        """Of a small pool no more than that is held ready, and some slots always."""
-        self._high = min(self._most, max(share_bytes // self._slot_bytes, _LEAST))
-
     def clear(self) -> None:
         """They are not ours any more."""
         self._tickets = self._addresses = _NONE
         self.is_asking = False
 
 
-def plan_stocks(slot_bytes: Sequence[int], *, stock_bytes: int) -> list[CreditStock]:
-    """One for each group: so many slots as have `stock_bytes`, at least 8, at most 4096."""
-    return [
-        CreditStock(group, min(max(stock_bytes // max(size, 1), _LEAST), 4096), slot_bytes=max(size, 1))
-        for group, size in enumerate(slot_bytes)
-    ]
+def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int) -> None:
+    """Of a small pool each group holds the same part of what it wants, and some slots always."""
+    wanted_bytes = sum(stock.wanted * stock.slot_bytes for stock in stocks)
+    share = min(1.0, pool_bytes / POOL_SHARE / max(wanted_bytes, 1))
+    for stock in stocks:
+        stock.high = min(stock.wanted, max(int(stock.wanted * share), _LEAST))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kvoffload.client.joining import Member
 from kvoffload.protocol import Register
-from kvoffload.units import MIB
 
 
 class LinkState(Enum):
@@ -34,8 +33,8 @@ class LinkTerms:
     """A server that has not answered for so long is greeted anew."""
     first_backoff_s: float = 0.02
     last_backoff_s: float = 2.0
-    stock_bytes: int = 32 * MIB
-    """Slots that are held ready, for each group; 0: none."""
+    stock_slots: tuple[int, ...] = ()
+    """How many slots of each group are held ready, as far as a share of the pool goes. Groups beyond it: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

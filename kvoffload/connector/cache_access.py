@@ -43,8 +43,9 @@ class CacheAccess:
         role: Role,
         rank: int = 0,
         on_event: Callable[[Event, int], None] | None = None,
+        stock_slots: tuple[int, ...] = (),
     ) -> Client:
-        """Joins, and returns when it is served, or when it will be served later.
+        """Joins, and returns when it is served, or when it will be served later. `stock_slots`: as in `LinkTerms`.
 
         PrivateServerError, ConfigError: there can be no private server. ServerError: the server refuses this engine.
         """
@@ -59,11 +60,7 @@ class CacheAccess:
             member=Member(engine=self.engine, role=role, rank=rank, pid=os.getpid(), uid=os.getuid()),
             register=register,
             step_budget_s=settings.step_budget,
-            link=LinkTerms(
-                acquire_deadline_s=settings.acquire_deadline,
-                # Only the scheduler gives slots away.
-                stock_bytes=LinkTerms.stock_bytes if role is Role.SCHEDULER else 0,
-            ),
+            link=LinkTerms(acquire_deadline_s=settings.acquire_deadline, stock_slots=stock_slots),
         )
         client = Client(terms, on_event=on_event).start()
         try:

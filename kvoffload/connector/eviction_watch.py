@@ -32,6 +32,7 @@ class EvictionWatch:
     first."""
 
     is_watching = True
+    saves_at_once = False
 
     def __init__(self, pool: BlockPool, groups: GroupTable, *, limit: int) -> None:
         self._pool = pool

@@ -9,6 +9,7 @@ from kvoffload.connector.vllm_compat import free_first
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
 class BlockPins:
@@ -37,15 +38,18 @@ class BlockPins:
     def pin(self, block_ids: Sequence[int]) -> None:
         """The caller has asked for `room`, and unpins exactly these later."""
         assert len(block_ids) <= self.room
-        self._pool.touch([self._pool.blocks[block] for block in block_ids])
+        self._pool.touch(self._find(block_ids))
         self._pinned += len(block_ids)
 
     def unpin(self, block_ids: Sequence[int], *, is_next: bool = False) -> None:
         """Deepest block first, so that the engine evicts children before parents. With `is_next` the engine takes
         those first that nobody else uses, in the given order: they were about to be taken when they were pinned."""
         if is_next:
-            free_first(self._pool, [self._pool.blocks[block] for block in block_ids])
+            free_first(self._pool, self._find(block_ids))
         else:
-            self._pool.free_blocks([self._pool.blocks[block] for block in reversed(block_ids)])
+            self._pool.free_blocks(self._find(block_ids[::-1]))
         self._pinned -= len(block_ids)
         assert self._pinned >= 0
+
+    def _find(self, block_ids: Sequence[int]) -> list[KVCacheBlock]:
+        return list(map(self._pool.blocks.__getitem__, block_ids))

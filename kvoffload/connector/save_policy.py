@@ -24,6 +24,11 @@ class SavePolicy(Protocol):
         """`find` has to be asked in every step."""
         ...
 
+    @property
+    def saves_at_once(self) -> bool:
+        """What is offered now takes slots now."""
+        ...
+
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         """Of blocks that are worth saving those that are saved now. Each is offered once, and again when it is put
         back."""
@@ -50,6 +55,7 @@ class Eager:
     """Whatever is worth saving, at once."""
 
     is_watching = False
+    saves_at_once = True
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         return candidates

@@ -27,6 +27,47 @@ that it finds."""
 Tables = Sequence[Sequence[int]]
 
 
+@dataclass(eq=False)
+class SaveRoom:
+    """How much a step may still look at and save. What it looks at and finds saved already takes no slot, so it may
+    look at a few blocks more than there are slots for."""
+
+    slots: list[int]
+    """By group, that are held ready."""
+    most_slots: Sequence[int]
+    """By group, that are held ready at best."""
+    pins: int
+    looks: int = 256
+    """Blocks beyond those that there are slots for."""
+    lost: int = 0
+    """Blocks of windows that there never will be slots for."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Nothing more can be saved, of any group."""
+        return not (self.pins > 0 and any(self.slots))
+
+    def take(self, group: int, count: int) -> int:
+        """How many of these blocks to look at."""
+        slots = min(count, self.slots[group], self.pins)
+        self.slots[group] -= slots
+        self.pins -= slots
+        looks = min(count - slots, self.looks)
+        self.looks -= looks
+        return slots + looks
+
+    def take_whole(self, group: int, count: int) -> bool | None:
+        """Whether there are slots for all of them. None: there never will be."""
+        if count > self.most_slots[group]:
+            self.lost += count
+            return None
+        is_enough = count <= min(self.slots[group], self.pins)
+        if is_enough:
+            self.slots[group] -= count
+            self.pins -= count
+        return is_enough
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """Blocks of one group and one request that may be saved, in the order of the prefix."""
@@ -84,41 +125,60 @@ class SaveWorth:
             insort(progress.ends, end)
             progress.due = 0
 
-    def collect(self, tracked: TrackedRequest, full_tokens: int, tables: Tables) -> list[Candidates]:
-        """Everything below `full_tokens` that was not looked at before."""
+    def collect(
+        self, tracked: TrackedRequest, full_tokens: int, tables: Tables, room: SaveRoom | None = None
+    ) -> list[Candidates]:
+        """Everything below `full_tokens` that was not looked at before, as far as there is room. What there is none
+        for makes the request due at once."""
         progress, groups = tracked.progress, self._groups
         found: list[Candidates] = []
         useful = min(full_tokens, progress.states_end) if groups.with_states else full_tokens
-        for group in groups.prefixes:
-            end = useful // groups.rules[group].block_size
-            if progress.next[group] < end:
-                found += self._take(tracked, group, range(progress.next[group], end), tables)
-        if groups.windows:
-            self._collect_windows(found, tracked, full_tokens, tables)
+        everywhere = (*groups.prefixes, *groups.windows) if self._keeps_all_windows else groups.prefixes
+        is_behind = False
+        for group in everywhere:
+            end = (useful if group in groups.prefixes else full_tokens) // groups.rules[group].block_size
+            begin = progress.next[group]
+            if begin < end:
+                stop = end if room is None else begin + room.take(group, end - begin)
+                is_behind |= stop < end
+                found += self._take(tracked, group, range(begin, stop), tables)
+        if groups.windows and not self._keeps_all_windows:
+            is_behind |= self._collect_windows(found, tracked, full_tokens, tables, room)
         self._find_due(progress)
+        if is_behind:
+            progress.due = 0
         return found
 
     def _collect_windows(
-        self, found: list[Candidates], tracked: TrackedRequest, full_tokens: int, tables: Tables
-    ) -> None:
+        self,
+        found: list[Candidates],
+        tracked: TrackedRequest,
+        full_tokens: int,
+        tables: Tables,
+        room: SaveRoom | None,
+    ) -> bool:
+        """Whole windows: half of one is of use to nobody. Whether one has to wait for room."""
         progress, groups = tracked.progress, self._groups
-        if self._keeps_all_windows:
-            for group in groups.windows:
-                end = full_tokens // groups.rules[group].block_size
-                if progress.next[group] < end:
-                    found += self._take(tracked, group, range(progress.next[group], end), tables)
-            return
         while self._interval and progress.interval_end <= full_tokens and not groups.with_states:
             if progress.interval_end not in progress.ends:
                 insort(progress.ends, progress.interval_end)
             progress.interval_end += self._interval
         while progress.ends and progress.ends[0] <= full_tokens:
-            end = progress.ends.pop(0)
+            end = progress.ends[0]
+            windows: list[tuple[int, range]] = []
             for group in groups.windows:
                 needed = needed_blocks(groups.rules[group], local=0, boundary=end)
                 missing = range(max(needed.start, progress.next[group]), needed.stop)
                 if missing:
+                    windows.append((group, missing))
+            answers = [True if room is None else room.take_whole(group, len(missing)) for group, missing in windows]
+            if False in answers:
+                return True
+            del progress.ends[0]
+            for (group, missing), is_taken in zip(windows, answers, strict=True):
+                if is_taken:
                     found += self._take(tracked, group, missing, tables, end)
+        return False
 
     def _take(
         self, tracked: TrackedRequest, group: int, positions: range, tables: Tables, end: int = 0

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import ReservedSlots
+from kvoffload.connector import vllm_compat
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.look_out import LookOut
@@ -20,7 +21,7 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.named_blocks import NamedBlocks
 from kvoffload.connector.pins import BlockPins
 from kvoffload.connector.save_policy import SavePolicy
-from kvoffload.connector.save_worth import NULL_BLOCK, Candidates, SaveWorth
+from kvoffload.connector.save_worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
 from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.native import finish_digests
@@ -54,6 +55,15 @@ class _Job:
     is_dropped: bool = False
     """It failed somewhere, or nobody wants it any more."""
     digests: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Look:
+    """What a step found: blocks to save, how far each request was looked at, and who has to wait for room."""
+
+    candidates: list[Candidates] = field(default_factory=list)
+    looked_at: list[tuple[TrackedRequest, int]] = field(default_factory=list)
+    waiting: list[TrackedRequest] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +134,8 @@ class Saves:
     ) -> tuple[SaveJob, ...]:
         """One job for all blocks that are to be saved after this step, or none."""
         found = self._policy.find()
-        due = self.look_out.begin_step(scheduled)
+        room = self._find_room() if self.look_out.has_waiting and self._policy.saves_at_once else None
+        due = self.look_out.begin_step(scheduled, has_room=room is None or not room.is_used_up)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
             for one in due:
@@ -133,7 +144,7 @@ class Saves:
         if not (due or self._ended or found or state.boundary_state_offloads):
             return ()
         parts, self._ended = self._ended, []
-        candidates: list[Candidates] = []
+        look = _Look()
         try:
             # States first: they are offered once, while a full block can be saved in a later step too.
             for request_id, offers in state.boundary_state_offloads.items():
@@ -141,27 +152,23 @@ class Saves:
                 if tracked is not None and self._may_save(tracked):
                     if tracked not in due and request_id in scheduled:
                         due.append(tracked)
-                    self._reserve(list(self._find_states(tracked, offers)), parts)
-            looked_at = [
-                (tracked, tracked.request.num_computed_tokens + scheduled[tracked.request.request_id])
-                for tracked in due
-            ]
-            for tracked, full in looked_at:
-                if full >= tracked.progress.due and self._may_save(tracked):
-                    tables = state.get_block_ids(tracked.request.request_id)
-                    if tables is not None:
-                        candidates += self._collect(tracked, full, tables)
-            self._reserve(candidates, parts)
-            for tracked, full in looked_at:
+                    self._reserve(list(self._find_states(tracked, offers)), parts, is_last=True)
+            if room is None and due and self._policy.saves_at_once:
+                room = self._find_room()
+            self._look_at(due, scheduled, state, room, look)
+            self._reserve(look.candidates, parts)
+            for tracked in look.waiting:
+                self.look_out.wait(tracked)
+            for tracked, full in look.looked_at:
                 self.look_out.note(tracked, full)
             for named in found:
                 parts += self._reserve_named(named, lambda _: self._policy.look_again(), is_next=True)
         except BaseException:
             # Nobody will report what is not sent: its pins and slots must not wait for that.
             self._give_up(parts)
-            _put_back(candidates, 0)
+            _put_back(look.candidates, 0)
             for tracked in due:
-                self.look_out.look_again(tracked)
+                self.look_out.wait(tracked)
             self._policy.look_again()
             raise
         return self._make_jobs(parts) if parts else ()
@@ -176,7 +183,7 @@ class Saves:
         tracked.chain.follow(tracked.request.block_hashes)
         self._worth.note_end(tracked.progress, min(computed, tracked.chain.tokens))
         if computed >= tracked.progress.due:
-            self._reserve(self._collect(tracked, computed, tables), self._ended)
+            self._reserve(self._collect(tracked, computed, tables), self._ended, is_last=True)
 
     def end_jobs(self, report: WorkerReport) -> None:
         """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
@@ -226,10 +233,46 @@ class Saves:
             tracked.is_tainted = True
         return not (tracked.is_tainted or tracked.terms.skip_save)
 
-    def _collect(self, tracked: TrackedRequest, full_tokens: int, tables: Sequence[Sequence[int]]) -> list[Candidates]:
+    def _look_at(
+        self,
+        due: Sequence[TrackedRequest],
+        scheduled: Mapping[str, int],
+        state: KVConnectorBlockState,
+        room: SaveRoom | None,
+        look: _Look,
+    ) -> None:
+        """As long as there is room: what a request has beyond it waits, and costs this step nothing."""
+        for tracked in due:
+            full = tracked.request.num_computed_tokens + scheduled[tracked.request.request_id]
+            if full >= tracked.progress.due and self._may_save(tracked):
+                if room is not None and room.is_used_up:
+                    look.waiting.append(tracked)
+                    continue
+                tables = vllm_compat.block_tables(state, tracked.request.request_id)
+                if tables is not None:
+                    look.candidates += self._collect(tracked, full, tables, room)
+            look.looked_at.append((tracked, full))
+        if room is not None:
+            self._measures.count("kvoffload_dropped_saves_total", room.lost, reason="no_slot")
+
+    def _find_room(self) -> SaveRoom:
+        groups = range(len(self.groups))
+        return SaveRoom(
+            slots=[self._cache.ready_slots(group) for group in groups],
+            most_slots=[self._cache.most_slots(group) for group in groups],
+            pins=self._pins.room,
+        )
+
+    def _collect(
+        self,
+        tracked: TrackedRequest,
+        full_tokens: int,
+        tables: Sequence[Sequence[int]],
+        room: SaveRoom | None = None,
+    ) -> list[Candidates]:
         # Tokens without a hash are drafts or placeholders; what a hash covers is computed by the end of this step.
         tracked.chain.follow(tracked.request.block_hashes)
-        return self._worth.collect(tracked, min(full_tokens, tracked.chain.tokens), tables)
+        return self._worth.collect(tracked, min(full_tokens, tracked.chain.tokens), tables, room)
 
     def _find_states(self, tracked: TrackedRequest, offers: Iterable[tuple[int, int, int]]) -> Iterator[Candidates]:
         """A recurrent state may be saved only from the block and at the boundary that the engine hands off."""
@@ -244,9 +287,9 @@ class Saves:
                 end = boundary // block_size
                 yield Candidates(tracked, group, range(end - 1, end), np.array([block], np.int64))
 
-    def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave]) -> None:
+    def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave], *, is_last: bool = False) -> None:
         """Pins and slots for what the policy wants, as far as there is room. They are the caller's as soon as they are
-        had."""
+        had. With `is_last` what there is no room for is not offered again."""
         candidates = self._policy.choose(candidates)
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
             mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
@@ -257,17 +300,19 @@ class Saves:
                 np.concatenate([one.blocks for one in mine]),
                 tenant,
             )
-            parts += self._reserve_named(named, partial(_put_back, mine))
+            parts += self._reserve_named(named, None if is_last else partial(_put_back, mine))
 
     def _reserve_named(
-        self, named: NamedBlocks, put_back: Callable[[int], None], *, is_next: bool = False
+        self, named: NamedBlocks, put_back: Callable[[int], None] | None, *, is_next: bool = False
     ) -> list[_GroupSave]:
+        """`put_back` hears of the first block that there is no room for. None: those are dropped, and counted."""
         group = named.group
         wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
         if not wanted.any():
             return []
         if not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
-            put_back(int(wanted.argmax()))
+            if put_back is not None:
+                put_back(int(wanted.argmax()))
             return []
         index, words = self._choose_new(named, np.flatnonzero(wanted))
         if not len(index):
@@ -275,10 +320,12 @@ class Saves:
         room = min(len(index), self._pins.room)
         slots = self._cache.take(group, room)
         if len(slots) < len(index):
-            self._measures.count("kvoffload_dropped_saves_total", len(index) - room, reason="no_pin")
-            self._measures.count("kvoffload_dropped_saves_total", room - len(slots), reason="no_slot")
             self._on_the_way[group].difference_update(words[len(slots) :])
-            put_back(int(index[len(slots)]))
+            if put_back is not None:
+                put_back(int(index[len(slots)]))
+            else:
+                self._measures.count("kvoffload_dropped_saves_total", len(index) - room, reason="no_pin")
+                self._measures.count("kvoffload_dropped_saves_total", room - len(slots), reason="no_slot")
         if not len(slots):
             return []
         chosen = named.choose(index[: len(slots)])
@@ -291,9 +338,12 @@ class Saves:
         on_the_way = self._on_the_way[named.group]
         firsts = np.frombuffer(named.hashes, np.uint64)[:: HASH_BYTES // 8]
         words: list[int] = firsts[index].tolist()
-        if on_the_way.isdisjoint(words) and len(set(words)) == len(words):
+        if on_the_way.isdisjoint(words):
+            before = len(on_the_way)
             on_the_way.update(words)
-            return index, words
+            if len(on_the_way) == before + len(words):
+                return index, words
+            on_the_way.difference_update(words)
         chosen = []
         for at, word in zip(index.tolist(), words, strict=True):
             if word not in on_the_way:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from math import ceil
 from typing import TYPE_CHECKING
 
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.connector.look_out import MAX_LOOKS
+from kvoffload.connector.save_worth import GATHERED_TOKENS
 from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import ServerError, UnsupportedError
@@ -16,18 +19,22 @@ from kvoffload.protocol import Role
 from kvoffload.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+    from kvoffload.cache import GroupRule
     from kvoffload.client import Client
     from kvoffload.config import Settings
+    from kvoffload.connector.step_plan import GroupFacts
     from kvoffload.protocol import Register
     from kvoffload.protocol.message import Event
 
 logger = logging.getLogger(__name__)
 
+WINDOWS = 8
+"""Whole windows for which slots are held ready: prompts that end in one step."""
 _DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
 """What vLLM puts after the name that the engines of one deployment share."""
 
@@ -74,7 +81,12 @@ class EngineStart:
     def open_for_scheduler(
         self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
     ) -> Client:
-        client = self._access.open(register, role=Role.SCHEDULER, on_event=on_event)
+        stock_slots = plan_stock(
+            engine.groups,
+            step_tokens=self._config.scheduler_config.max_num_batched_tokens,
+            steps_under_way=vllm_compat.steps_under_way(self._config),
+        )
+        client = self._access.open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
             client.subscribe()
         self._tell(client, engine)
@@ -113,6 +125,19 @@ class EngineStart:
             pipeline_ranks=parallel.pipeline_parallel_size,
             replicas=vllm_compat.kv_replicas(self._cache),
         )
+
+
+def plan_stock(groups: Sequence[GroupFacts], *, step_tokens: int, steps_under_way: int) -> tuple[int, ...]:
+    """How many slots of each group are held ready: for all that the steps under way can fill, and as many while more
+    are asked for."""
+    return tuple(2 * steps_under_way * _count_filled(group.rule, step_tokens) for group in groups)
+
+
+def _count_filled(rule: GroupRule, step_tokens: int) -> int:
+    """Blocks that a step can fill with prompts, and those that the requests have gathered that are looked at in it; or
+    whole windows, if these are more."""
+    filled = ceil(step_tokens / rule.block_size) + MAX_LOOKS * max(GATHERED_TOKENS // rule.block_size, 1)
+    return max(filled, WINDOWS * (ceil(rule.window / rule.block_size) + 1))
 
 
 def _refuse_unsupported(config: VllmConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import KVConnectorBlockState
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -49,9 +51,40 @@ def draft_tokens(config: VllmConfig) -> int:
     return int(getattr(speculation, "num_speculative_tokens", None) or 0)
 
 
+def steps_under_way(config: VllmConfig) -> int:
+    """Steps that are scheduled before the first of them is known to have ended, at most."""
+    return int(getattr(config, "max_concurrent_batches", None) or 1)
+
+
 def kv_replicas(cache: KVCacheConfig) -> int:
     """Tensor ranks in a row that hold identical KV."""
     return int(getattr(cache, "kv_tp_replicas", None) or 1)
+
+
+_id_of = attrgetter("block_id")
+
+
+class _TableView(Sequence[int]):
+    """The ids of some of a request's blocks, without a copy of all of them: a long prompt has thousands."""
+
+    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self._blocks = blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, part: Any) -> Any:
+        if isinstance(part, slice):
+            return list(map(_id_of, self._blocks[part]))
+        return self._blocks[part].block_id
+
+
+def block_tables(state: KVConnectorBlockState, request_id: str) -> Sequence[Sequence[int]] | None:
+    """By group of the engine; None where it does not offer them in this step."""
+    manager: Any = getattr(state.resolve_block_ids, "__self__", None)
+    if request_id not in state.req_ids or not hasattr(manager, "get_blocks"):
+        return state.get_block_ids(request_id)
+    return [_TableView(blocks) for blocks in manager.get_blocks(request_id).blocks]
 
 
 def next_free_blocks(pool: BlockPool, limit: int) -> list[KVCacheBlock]:

@@ -34,7 +34,7 @@ LINK = LinkTerms(
     call_deadline_s=2.0,
     rejoin_after_s=1.0,
     last_backoff_s=0.1,
-    stock_bytes=STOCK_SLOTS * RECORD_BYTES,
+    stock_slots=(STOCK_SLOTS,),
 )
 
 

@@ -22,9 +22,9 @@ from tests.unit.cache.cache_model import fingerprint
 
 RECORD_BYTES = 32
 TERMS = (
-    LinkTerms(call_deadline_s=0.3, join_deadline_s=0.5, rejoin_after_s=1.5, last_backoff_s=0.5, stock_bytes=1),
-    LinkTerms(stock_bytes=1),
-    LinkTerms(join_deadline_s=0.1, rejoin_after_s=0.2, last_backoff_s=0.1, stock_bytes=0),
+    LinkTerms(call_deadline_s=0.3, join_deadline_s=0.5, rejoin_after_s=1.5, last_backoff_s=0.5, stock_slots=(8,)),
+    LinkTerms(stock_slots=(8,)),
+    LinkTerms(join_deadline_s=0.1, rejoin_after_s=0.2, last_backoff_s=0.1),
 )
 TIER_CYCLE, TIER_SEEDS = 5, (1, 3)
 """Which seeds have a tier below memory. The others are what they were before there was one."""
@@ -70,7 +70,7 @@ class Engine:
             self.scheduler.workers = self.workers
 
     def _make_worker(self, rank: int) -> Worker:
-        terms = replace(self._world.terms, stock_bytes=0)
+        terms = replace(self._world.terms, stock_slots=())
         return self._world.add(Worker(self._world, self._name, Role.WORKER, rank, self._register, terms)).start()
 
     def _make_scheduler(self) -> Scheduler:

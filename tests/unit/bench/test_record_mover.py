@@ -13,7 +13,7 @@ from kvoffload.bench.served import join
 from kvoffload.client import LinkTerms
 from kvoffload.errors import BenchmarkError
 
-LINK = LinkTerms(acquire_deadline_s=10.0, stock_bytes=1 << 20)
+LINK = LinkTerms(acquire_deadline_s=10.0, stock_slots=(64,))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 6])

@@ -32,7 +32,7 @@ print("serves", flush=True)
 server.run()
 """
 NUMBERS = itertools.count()
-PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0, stock_bytes=0)
+PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0)
 """Nothing is held ready, so that counts are those of what a test does itself."""
 
 MakeTerms = Callable[..., ClientTerms]

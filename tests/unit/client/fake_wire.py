@@ -33,7 +33,7 @@ from tests.unit.daemon.harness import register_of
 
 NO_FILE = 1 << 20
 """Descriptors from here on are nobody's."""
-TERMS = LinkTerms(stock_bytes=0)
+TERMS = LinkTerms()
 
 
 class FakeWire:

@@ -150,7 +150,7 @@ def _lead(order: dict[str, object], say: int, ended: int) -> None:
         select.select([], [], [], float(str(order["delay_s"])))
         _work(Path(str(order["room"])), str(order["linger"]), say, ended)
         os._exit(0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  (a process's last word)
         traceback.print_exc()
     finally:
         os._exit(1)

@@ -44,7 +44,7 @@ from tests.unit.daemon.harness import register_of
 CHAIN = make_chain(1, 8)
 WAIT_NS = SECOND_NS // 20
 SESSION = 0x70005
-STOCKED = LinkTerms(stock_bytes=16 * 4096)
+STOCKED = LinkTerms(stock_slots=(16,))
 
 
 class FakeIndex:
@@ -298,7 +298,7 @@ def test_without_counts_there_is_a_reason() -> None:
 
 
 def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
-    setting = Setting(replace(TERMS, stock_bytes=1 << 20))
+    setting = Setting(replace(TERMS, stock_slots=(64,)))
     setting.index.boundary = 64
     setting.wire.take()
     pending = setting.acquire()

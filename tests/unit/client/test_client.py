@@ -37,7 +37,7 @@ from tests.unit.cache.offload_contract import (
 from tests.unit.client.conftest import SERVER, make_terms
 
 WAIT_S = 30.0
-STOCKED = LinkTerms(call_deadline_s=20.0, acquire_deadline_s=20.0, stock_bytes=256 << 10)
+STOCKED = LinkTerms(call_deadline_s=20.0, acquire_deadline_s=20.0, stock_slots=(128, 64, 8))
 
 
 def served(path: Path, **options: Any) -> Client:
@@ -77,10 +77,11 @@ async def test_two_models_have_one_pool_and_nothing_else(socket_path: Path) -> N
 
 def test_slots_are_held_ready(socket_path: Path) -> None:
     with served(socket_path, link=STOCKED) as client:
-        # 256 KiB are 131 slots of the first group, 64 of the second, and 8 of the last, which has 40 KiB each.
         taken = wait_for(lambda: client.take(2, 5))
         assert (len(taken), taken.group, taken.memory_id) == (5, 2, client.memory_id)
+        assert (client.most_slots(1), client.ready_slots(1)) == (64, 64)
         assert len(client.take(1, 1000)) == 64
+        assert wait_for(lambda: client.ready_slots(1)) == 64
         more = wait_for(lambda: client.take(1, 1000))
         assert not set(more.tickets.tolist()) & set(taken.tickets.tolist())
         held = client.stats().reserved

@@ -153,7 +153,7 @@ def test_the_keeper_is_woken_for_what_is_unsent(tmp_path: Path) -> None:
 def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = express(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0))
+        client = express(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S))
         keeps, may_keep = threading.Event(), threading.Event()
         find = client._find_server
 

@@ -17,8 +17,8 @@ from tests.unit.cache.offload_contract import CHAIN, AsAwaited, save
 from tests.unit.client.conftest import SERVER
 from tests.unit.client.test_client import WAIT_S, served, wait_for
 
-PATIENT = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S, stock_bytes=0)
-HASTY = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, stock_bytes=0, last_backoff_s=0.05)
+PATIENT = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)
+HASTY = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, last_backoff_s=0.05)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvoffload.client.credit_stock import CreditStock, plan_stocks
+from kvoffload.client.credit_stock import MAX_SLOTS, POOL_SHARE, CreditStock, fit_stocks
 
 
 def numbers(*values: int) -> np.typing.NDArray[np.uint64]:
@@ -37,15 +37,27 @@ def test_a_lost_session_has_none() -> None:
     assert (len(stock), stock.missing(0)) == (0, 4)
 
 
-def test_each_group_has_as_many_as_fit() -> None:
-    stocks = plan_stocks([1000, 1 << 30, 1, 0], stock_bytes=100_000)
-    assert [stock.missing(0) for stock in stocks] == [100, 8, 4096, 4096]
+def make_stocks(*wanted: tuple[int, int]) -> list[CreditStock]:
+    return [CreditStock(group, slots, slot_bytes=size) for group, (slots, size) in enumerate(wanted)]
 
 
-def test_of_a_small_pool_few_slots_are_held_ready_and_some_always() -> None:
-    stock = CreditStock(0, 1000, slot_bytes=100)
-    held_ready = []
-    for share_bytes in (5_000, 0, 10**9):
-        stock.fit(share_bytes)
-        held_ready.append(stock.missing(0))
-    assert held_ready == [50, 8, 1000]
+def test_a_pool_that_is_large_enough_gives_each_group_what_it_wants() -> None:
+    """As many as a step fills of a 70B model's blocks, in 512 GiB; a group's slots have a bound of their own."""
+    stocks = make_stocks((3072, 5 << 20), (100, 1 << 10), (1 << 20, 1))
+    fit_stocks(stocks, 512 << 30)
+    assert [stock.high for stock in stocks] == [3072, 100, MAX_SLOTS]
+    assert [stock.missing(0) for stock in stocks] == [3072, 100, MAX_SLOTS]
+
+
+def test_all_groups_together_hold_a_share_of_the_pool_in_proportion_and_some_slots_always() -> None:
+    stocks = make_stocks((1000, 100), (500, 200), (20, 1))
+    fit_stocks(stocks, 100_010 * POOL_SHARE)
+    assert [stock.high for stock in stocks] == [500, 250, 10]
+    fit_stocks(stocks, 0)
+    assert [stock.high for stock in stocks] == [8, 8, 8]
+
+
+def test_who_wants_no_slots_holds_none() -> None:
+    (stock,) = make_stocks((0, 100))
+    fit_stocks([stock], 1 << 30)
+    assert stock.missing(0) == 0

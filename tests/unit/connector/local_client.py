@@ -41,6 +41,8 @@ MEMORY = CacheTerms(
     threads=1,
 )
 
+MANY_SLOTS = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
@@ -197,6 +199,12 @@ class LocalClient:
 
     def release(self, lease: BlockLease) -> None:
         self._sessions[lease.memory_id].release(lease)
+
+    def ready_slots(self, group: int) -> int:
+        return MANY_SLOTS if self.slots_left is None else self.slots_left
+
+    def most_slots(self, group: int) -> int:
+        return MANY_SLOTS
 
     def take(self, group: int, count: int) -> ReservedSlots:
         if self.slots_left is not None:

@@ -80,11 +80,14 @@ def test_all_processes_of_an_engine_have_one_session_in_one_memory(server: Path)
 
 def test_only_the_scheduler_holds_slots_ready(server: Path) -> None:
     access, register = make_access(server), make_register("slots")
-    with access.open(register, role=Role.WORKER) as worker, access.open(register, role=Role.SCHEDULER) as scheduler:
+    with (
+        access.open(register, role=Role.WORKER) as worker,
+        access.open(register, role=Role.SCHEDULER, stock_slots=(8, 8, 8)) as scheduler,
+    ):
         slots = wait_for(lambda: scheduler.take(0, 1))
         assert worker.may_copy(slots)
         assert len(worker.take(0, 1)) == 0
-        assert worker._terms.link.stock_bytes == 0
+        assert worker.most_slots(0) == 0
 
 
 def test_deadlines_are_those_of_the_settings(server: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.look_out import LookOut
+from kvoffload.connector.look_out import MAX_LOOKS, LookOut
 from kvoffload.connector.request_terms import RequestTerms
 from kvoffload.connector.tracked_request import NEVER, SaveProgress, TrackedRequest
 
@@ -118,7 +118,53 @@ def test_who_could_not_be_looked_at_is_due_in_the_next_step() -> None:
     out, tracked = LookOut(round_steps=2), track(num_tokens=11)
     begin_decoding(out, tracked)
     assert look(out, "a") == ["a"]
-    out.look_again(tracked)
+    out.wait(tracked)
+    assert look(out, "a") == ["a"]
+    assert tracked.has_run
+
+
+def test_of_those_that_wait_each_step_takes_some_in_turn() -> None:
+    """A hundred requests that have more to save than there is room for."""
+    out = LookOut(round_steps=1)
+    names = [str(number) for number in range(100)]
+    requests = {name: track(name, num_tokens=10) for name in names}
+    for tracked in requests.values():
+        out.admit(tracked)
+    assert look(out, *names) == names
+    for tracked in requests.values():
+        tracked.progress.due = 0
+        out.note(tracked, 10)
+    seen: list[str] = []
+    for _ in range(7):
+        found = look(out, *names)
+        assert len(found) == MAX_LOOKS
+        seen += found
+        for name in found:
+            out.note(requests[name], 10)
+    assert seen == (names * 3)[: 7 * MAX_LOOKS]
+    assert out.rest_steps == 0
+
+
+def test_who_waits_and_is_left_out_of_a_step_goes_on_waiting() -> None:
+    out, tracked, other = LookOut(round_steps=1), track("a"), track("b")
+    for one in (tracked, other):
+        out.admit(one)
+    look(out, "a", "b")
+    out.wait(tracked)
+    out.wait(other)
+    assert look(out, "b") == ["b"]
+    assert look(out, "a", "b") == ["a"]
+    out.wait(tracked)
+    out.forget("a")
+    assert look(out, "a", "b") == []
+
+
+def test_who_waits_and_loses_its_blocks_begins_anew() -> None:
+    out, tracked = LookOut(round_steps=1), track()
+    begin_decoding(out, tracked)
+    out.wait(tracked)
+    out.admit(tracked)
+    assert not tracked.has_run
     assert look(out, "a") == ["a"]
     assert tracked.has_run
 

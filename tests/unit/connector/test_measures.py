@@ -271,13 +271,19 @@ def test_a_save_that_failed_is_counted_once() -> None:
         (0, None, {"no_pin": 7}),
     ],
 )
-def test_blocks_that_could_not_be_saved_are_counted_by_what_was_lacking(
+def test_blocks_that_were_not_saved_when_their_request_ends_are_counted_once_by_what_was_lacking(
     pins: int, slots: int | None, expected: dict[str, int] | None
 ) -> None:
     engine = make_engine()
     engine.parts.pins.limit, engine.cache.slots_left = pins, slots
-    engine.admit(engine.arrive("a", range(30)))
-    engine.step()
+    request = engine.arrive("a", range(26))
+    engine.admit(request)
+    for _ in range(3):
+        engine.step()
+        engine.decode(request)
+        assert engine.run(request, 1)
+    assert "kvoffload_dropped_saves_total" not in take(engine)
+    engine.finish(request)
     assert take(engine).get("kvoffload_dropped_saves_total") == expected
 
 

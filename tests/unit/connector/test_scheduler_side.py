@@ -210,7 +210,7 @@ def test_a_reset_hides_what_a_tenant_has_saved() -> None:
 
 def test_windows_are_kept_where_a_prompt_parts_from_what_is_cached() -> None:
     """The third prompt with the same beginning restores it, although no prompt ever ended there."""
-    engine = ScriptedEngine((["a"], full(4)), (["c"], window(4, tokens=6)), retention_interval=0)
+    engine = ScriptedEngine((["a"], full(4)), (["c"], window(4, tokens=6)), retention_interval=0, num_blocks=256)
     shared = range(22)
     engine.serve("first", [*shared, *range(100, 130)])
     engine.forget()

@@ -13,12 +13,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.config import Settings
 from kvoffload.connector.agreement import SharingTerms, agree, make_register
 from kvoffload.connector.scheduler_side import SchedulerTerms
-from kvoffload.connector.start_up import EngineStart
+from kvoffload.connector.start_up import EngineStart, plan_stock
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
 from tests.unit.connector.engine_configs import full, make_config, make_vllm_config, window
 from tests.unit.connector.test_agreement import facts
+from tests.unit.connector.test_group_table import facts as group_facts
 
 REGISTER = make_register(
     b"f" * 32, (), SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
@@ -84,8 +86,17 @@ class FakeAccess:
         self.capacity_bytes = capacity_bytes
         self.opened: list[tuple[Role, int]] = []
 
-    def open(self, register: Any, *, role: Role, rank: int = 0, on_event: object = None) -> FakeAccess:
+    def open(
+        self,
+        register: Any,
+        *,
+        role: Role,
+        rank: int = 0,
+        on_event: object = None,
+        stock_slots: tuple[int, ...] = (),
+    ) -> FakeAccess:
         assert register is REGISTER
+        assert bool(stock_slots) == (role is Role.SCHEDULER), "only the scheduler gives slots away"
         self.opened.append((role, rank))
         return self
 
@@ -125,3 +136,17 @@ def test_one_line_says_what_is_kept_and_where(
     assert line in message
     assert "group 0 (prefix, 4 tokens, 64 bytes), group 2 (window, 8 tokens, 64 bytes)" in message
     assert message.endswith("24 bytes per token, the engine's own cache has 1000B")
+
+
+def test_slots_are_held_ready_for_all_that_the_steps_under_way_can_fill() -> None:
+    """A prompt of 8,192 tokens fills 512 blocks in one step; and whole windows are a matter of their own."""
+    groups = (
+        group_facts(0, block_size=16),
+        group_facts(1, ReuseRule.WINDOW, block_size=16, window=4096),
+        group_facts(2, ReuseRule.EXACT_BOUNDARY, block_size=1056),
+    )
+    prefix, windows, states = plan_stock(groups, step_tokens=8192, steps_under_way=1)
+    assert prefix >= 2 * 512
+    assert windows >= 8 * 257
+    assert states >= 2 * 8
+    assert plan_stock(groups, step_tokens=8192, steps_under_way=2) == (2 * prefix, 2 * windows, 2 * states)

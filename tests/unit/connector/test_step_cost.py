@@ -101,3 +101,25 @@ def test_a_block_costs_little_beside_its_request() -> None:
     few, many = serve_prompt(2), serve_prompt(15)
     assert (many - few) / 13 < 33
     assert few < 5000
+
+
+def cost_of_backlog(requests: int) -> float:
+    """Instructions of a step in which all decode and none of their blocks can be saved: there are no slots."""
+    engine = make_engine(
+        DENSE, num_blocks=8192, max_model_len=2048, round_steps=ROUND_STEPS, gathered_tokens=GATHERED_TOKENS
+    )
+    engine.cache.slots_left = 0
+    for number in range(requests):
+        engine.admit(engine.arrive(str(number), range(2000 * number, 2000 * number + 1600)))
+        engine.step()
+    for number in range(requests, REQUESTS):
+        engine.admit(engine.arrive(str(number), range(2000 * number, 2000 * number + 8)))
+        engine.step()
+    costs, saved = decode_steps(engine, 40)
+    assert saved == 0
+    return sum(costs) / len(costs)
+
+
+def test_a_backlog_costs_a_step_nothing_however_long_it_is() -> None:
+    """32 requests with 100 blocks each that could not be saved, beside one."""
+    assert cost_of_backlog(REQUESTS) < 1.2 * cost_of_backlog(1)
