@@ -7,7 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -97,6 +97,13 @@ class Run:
     @property
     def output_tokens(self) -> int:
         return sum(len(one.ask.answer) for one in self.served)
+
+    def append(self, run: Run) -> None:
+        """What follows it; times go on."""
+        self.served += run.served
+        self.steps += [replace(step, begun_s=step.begun_s + self.seconds) for step in run.steps]
+        self.seconds += run.seconds
+        self.real_s += run.real_s
 
 
 class VirtualEngine:

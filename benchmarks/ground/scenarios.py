@@ -20,6 +20,7 @@ from benchmarks.ground.work import (
     Ask,
     come_at,
     count_tokens,
+    cut,
     make_agents,
     make_fresh,
     read_conversations,
@@ -69,7 +70,7 @@ def measure_model(model: Model, ground: Ground, progress: Progress) -> Iterator[
 
 def save_all(model: Model, ground: Ground) -> Iterator[Result]:
     """Prompts of a whole step each, saved as they fill, and asked for again when the engine has forgotten them."""
-    asks = make_fresh(12 if ground.is_short else 48, tokens=8192, new_tokens=64, per_s=0)
+    asks = make_fresh(12 if ground.is_short else 32, tokens=8192, new_tokens=64, per_s=0)
     for terms in _shapes(ground):
         params: Params = {"model": model.name, "scenario": "eager", **_describe(terms)}
         is_first = terms == EngineTerms()
@@ -151,21 +152,21 @@ def carry_backlog(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 def serve_conversations(model: Model, ground: Ground) -> Iterator[Result]:
-    """Conversations of a trace, at shares of the tokens a second that the engine can compute: the last is too many."""
-    asks = read_conversations(ground.find_trace(), limit=200)
+    """Conversations at 0.6 and 1.2 of the tokens a second that it can compute; halfway it forgets its own cache."""
+    asks = read_conversations(ground.find_trace(), limit=160)
     asks = [ask for ask in asks if ask.tokens <= model.max_model_len]
     rate = StepCost(model).prefill_rate()
-    for load in (0.5, 0.8, 1.2):
+    for load in (0.6, 1.2):
         params: Params = {"model": model.name, "scenario": "conversations", "load": load, "requests": len(asks)}
         timed = come_at(asks, tokens_per_s=load * rate)
-        yield from _serve_beside_ideal(model, ground, timed, params, is_pictured=load == 0.8)
+        yield from _serve_beside_ideal(model, ground, cut(timed), params, is_pictured=load == 0.6)
 
 
 def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
     """Sessions of 40 turns that grow from 40,000 tokens to 120,000, with tool outputs of 2k."""
-    asks = make_agents(6, turns=40, first_tokens=40_000, tool_tokens=1840, new_tokens=160, think_s=5.0)
+    asks = make_agents(10, turns=40, first_tokens=40_000, tool_tokens=1840, new_tokens=160, think_s=5.0)
     params: Params = {"model": model.name, "scenario": "agents", "requests": len(asks)}
-    yield from _serve_beside_ideal(model, ground, asks, params)
+    yield from _serve_beside_ideal(model, ground, [asks], params)
 
 
 def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
@@ -223,23 +224,34 @@ def _describe(terms: EngineTerms) -> Params:
 
 
 def _serve_beside_ideal(
-    model: Model, ground: Ground, asks: Sequence[Ask], params: Params, *, is_pictured: bool = False
+    model: Model, ground: Ground, parts: Sequence[Sequence[Ask]], params: Params, *, is_pictured: bool = False
 ) -> Iterator[Result]:
+    """Before each part but the first, the engine's own cache is reset."""
     opened: list[AbstractContextManager[VirtualEngine]] = [
         open_ours(model, EngineTerms(), pool_bytes=SHARED_POOL),
         open_ideal(model, EngineTerms(), pool_bytes=SHARED_POOL),
     ]
     with opened[0] as engine:
-        ours = engine.serve(asks)
+        ours = _serve_parts(engine, parts)
         left = count_left(engine)
     if is_pictured:
         ground.runs[model.name] = ours
     with opened[1] as engine:
-        ideal = engine.serve(asks)
-    params = {**params, "prompt_tokens": count_tokens(asks)}
+        ideal = _serve_parts(engine, parts)
+    params = {**params, "prompt_tokens": sum(count_tokens(part) for part in parts)}
     yield from _compare(ours, ideal, params)
     yield from _scheduler_times(ours, params)
     yield _left(left, params)
+
+
+def _serve_parts(engine: VirtualEngine, parts: Sequence[Sequence[Ask]]) -> Run:
+    """All of it as one run."""
+    whole = Run()
+    for number, part in enumerate(parts):
+        if number:
+            assert engine.forget()
+        whole.append(engine.serve(part))
+    return whole
 
 
 def _compare(ours: Run, ideal: Run, params: Params) -> Iterator[Result]:

@@ -16,10 +16,12 @@ from kvoffload.transfer.copy_engine import CLOSE_TIMEOUT_S, PLAN_LIMIT, CopyTick
 
 LINK_RATE = 50e9
 """Bytes a second and direction: what a PCIe 5 x16 link carries of its 63 GB/s."""
-PLAN_S = 10e-6
-"""Of a plan: its launch, and the event that tells its end."""
+PLAN_S = 20e-6
+"""Of a plan: its launch, the first piece that is gathered, and the event that tells its end."""
+STAGED_BYTES = 28 << 10
+"""Shorter runs of memory are gathered by kernels, beside the link; longer ones are a DMA each."""
 RUN_S = 50e-9
-"""Of a run of memory beside its bytes, as batched copies and copying kernels have it."""
+"""Of a DMA, beside its bytes."""
 ANY_DIGEST = 1
 
 
@@ -48,7 +50,7 @@ class VirtualCopyEngine:
         self._link = link
         self._plan_limit = plan_limit
         self._bytes = np.array([group.record_bytes for group in page_map.groups], np.int64)
-        self._runs = np.array([len(group.base) for group in page_map.groups], np.int64)
+        self._runs = np.array([int((group.length >= STAGED_BYTES).sum()) for group in page_map.groups], np.int64)
         self._tickets = count(1)
         self._under_way: dict[CopyDirection, deque[tuple[float, FinishedCopy]]] = {
             direction: deque() for direction in CopyDirection

@@ -6,12 +6,11 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from kvoffload.cache.trace import BLOCK_TOKENS, read_trace
+from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 VOCABULARY = 100_000
 """Tokens are below this, which every model here knows."""
@@ -94,25 +93,54 @@ def make_agents(
     return asks
 
 
-@lru_cache(maxsize=1 << 16)
-def _block(identity: int) -> tuple[int, ...]:
-    return tuple(make_tokens(identity + (1 << 40), BLOCK_TOKENS))
-
-
 def read_conversations(trace: Path, *, limit: int) -> list[Ask]:
     """About `limit` requests of a trace: some of its conversations, each as a whole, from all its hours."""
     requests = list(read_trace(trace))
-    part = max(len(requests) // limit, 1)
+    part, text = max(len(requests) // limit, 1), _TraceText()
     asks = []
     for number, request in enumerate(requests):
         # What all conversations begin with is in their first block; what tells them apart is in the second.
         root = request.hash_ids[min(1, len(request.hash_ids) - 1)] if request.hash_ids else 0
         if random.Random(root).randrange(part):
             continue
-        prompt = [token for block in request.hash_ids for token in _block(block)][: request.input_length]
         answer = make_tokens(number + (1 << 50), max(request.output_length, 1))
+        prompt = text.write(request, answer)
         asks.append(Ask(f"trace-{number}", prompt, answer, request.timestamp_ms / 1000))
     return asks
+
+
+class _TraceText:
+    """Tokens for a trace's ids. A turn goes on where the one before ended, with its answer. Ids do not tell that of the
+    block in which it ended: each partly filled block has its own."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, list[int]] = {}
+        self._turns: dict[tuple[int, int], list[int]] = {}
+        """Prompts with their answers, by their last full block and its place."""
+
+    def write(self, request: TraceRequest, answer: list[int]) -> list[int]:
+        before: list[int] = []
+        tokens: list[int] = []
+        for at, block in enumerate(request.hash_ids):
+            if block not in self._blocks:
+                if at:
+                    before = self._turns.get((at, request.hash_ids[at - 1]), before)
+                known = before[len(tokens) : len(tokens) + BLOCK_TOKENS]
+                new = make_tokens(block + (1 << 40), BLOCK_TOKENS)
+                self._blocks[block] = known + new[len(known) :]
+            tokens += self._blocks[block]
+        prompt = tokens[: request.input_length]
+        full = request.input_length // BLOCK_TOKENS
+        if full:
+            self._turns[full, request.hash_ids[full - 1]] = prompt + answer
+        return prompt
+
+
+def cut(asks: Sequence[Ask]) -> tuple[list[Ask], list[Ask]]:
+    """Those that come in the first and in the second half of the time; each half begins at 0."""
+    half_s = asks[-1].arrival_s / 2
+    late = [Ask(ask.name, ask.prompt, ask.answer, ask.arrival_s - half_s) for ask in asks if ask.arrival_s >= half_s]
+    return [ask for ask in asks if ask.arrival_s < half_s], late
 
 
 def come_at(asks: Sequence[Ask], *, tokens_per_s: float) -> list[Ask]:
