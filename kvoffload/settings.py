@@ -334,7 +334,7 @@ class Settings(BaseModel):
         room="connector",
         allowed="auto, eager, on_evict or second_use",
         description="When a block is saved: as soon as it is full, when the engine is about to lose it, or when it is "
-        "used a second time. auto is on_evict when memory is smaller than the engine's own cache, else eager.",
+        "used a second time. auto is eager while memory has room, then second use or eviction, whichever is first.",
     )
     verify: Literal["tiers", "always"] = _setting(
         "tiers",

@@ -34,6 +34,11 @@ class IndexReader:
         return self._reader.version()
 
     @property
+    def used_bytes(self) -> int:
+        """Of the pool, in slots that are given away."""
+        return self._reader.used_bytes()
+
+    @property
     def boot_id(self) -> int:
         """Of the process that writes: another number is another process."""
         return self._reader.boot_id()

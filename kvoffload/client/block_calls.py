@@ -47,6 +47,8 @@ from kvoffload.types import HASH_BYTES
 
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
+ROOM_SHARE = 32
+"""A pool has room while more than one part in so many of it was given to nobody: rounding and holes take less."""
 
 
 class BlockCalls:
@@ -103,6 +105,14 @@ class BlockCalls:
             return local
         memory, name_space = mapped
         return memory.index.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+
+    @property
+    def has_room(self) -> bool:
+        mapped = self._mapped
+        if mapped is None:
+            return False
+        pool_bytes = sum(mapped[0].held.segment_sizes)
+        return ROOM_SHARE * (pool_bytes - mapped[0].index.used_bytes) > pool_bytes
 
     def most_slots(self, group: int) -> int:
         """How many are held ready at best."""

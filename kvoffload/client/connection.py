@@ -111,6 +111,11 @@ class Connection:
     def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
         return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
 
+    @property
+    def has_room(self) -> bool:
+        """Part of the pool was given to nobody yet: what is saved there displaces nothing."""
+        return self._engine.has_room
+
     def most_slots(self, group: int) -> int:
         """How many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
         return self._engine.most_slots(group)

@@ -37,7 +37,7 @@ class BlockChain:
             self.data, self._count = b"", 0
         new = b"".join(hashes[self._count :])
         if len(new) != (count - self._count) * HASH_BYTES:
-            new = b"".join(_fill(name) for name in hashes[self._count :])
+            new = b"".join(fill_hash(name) for name in hashes[self._count :])
         if self.mask != NO_MASK:
             mask = np.frombuffer(self.mask, np.uint8)
             new = (np.frombuffer(new, np.uint8).reshape(-1, HASH_BYTES) ^ mask).tobytes()
@@ -75,6 +75,6 @@ def combine_masks(one: bytes, other: bytes) -> bytes:
     return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(HASH_BYTES, "big")
 
 
-def _fill(name: bytes) -> bytes:
+def fill_hash(name: bytes) -> bytes:
     """Shorter hashes are of algorithms whose names no other engine shares."""
     return name if len(name) == HASH_BYTES else name.ljust(HASH_BYTES, b"\0")[:HASH_BYTES]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kvoffload.connector.named_blocks import NamedBlocks
 from kvoffload.connector.save_worth import NULL_BLOCK, Candidates
@@ -38,12 +39,20 @@ class SavePolicy(Protocol):
         """What has to be saved now of what was offered before; by group."""
         ...
 
+    def find_all(self) -> Sequence[NamedBlocks]:
+        """What was offered before and is neither saved nor lost; by group. The engine ends."""
+        ...
+
     def look_again(self) -> None:
         """There was no room for some of what was found."""
         ...
 
-    def give_up(self, named: NamedBlocks) -> None:
-        """These could not be copied."""
+    def keep(self, candidates: Sequence[Candidates]) -> bool:
+        """There was no room for some of these, and they are not offered again. Whether they are found later."""
+        ...
+
+    def settle(self, blocks: npt.NDArray[np.int64]) -> None:
+        """What was offered in these blocks is saved now, or was before."""
         ...
 
     def forget_all(self) -> None:
@@ -63,11 +72,17 @@ class Eager:
     def find(self) -> Sequence[NamedBlocks]:
         return ()
 
+    def find_all(self) -> Sequence[NamedBlocks]:
+        return ()
+
     def look_again(self) -> None:
         """What there was no room for is offered again."""
 
-    def give_up(self, named: NamedBlocks) -> None:
-        """It is offered again by the next request that computes it."""
+    def keep(self, candidates: Sequence[Candidates]) -> bool:
+        return False
+
+    def settle(self, blocks: npt.NDArray[np.int64]) -> None:
+        """There is nothing to remember of them."""
 
     def forget_all(self) -> None:
         """There is nothing."""
@@ -97,11 +112,8 @@ class SecondUse(Eager):
         return replace(one, blocks=np.where(is_wanted, one.blocks, NULL_BLOCK)) if any(is_wanted) else None
 
 
-def choose_policy(wish: PolicyName, *, pool_bytes: int, engine_bytes: int, has_prefix_cache: bool) -> PolicyName:
-    """What `auto` means here: a pool that is smaller than the engine's own cache would only repeat it, unless it takes
-    what the engine loses. An engine that caches nothing itself has nothing to lose: its blocks are saved at once."""
-    if not has_prefix_cache:
-        return "second_use" if wish == "second_use" else "eager"
-    if wish != "auto":
+def choose_policy(wish: PolicyName, *, has_prefix_cache: bool) -> PolicyName:
+    """An engine that caches nothing itself has nothing to lose: its blocks are saved at once."""
+    if has_prefix_cache or wish == "second_use":
         return wish
-    return "on_evict" if 0 < pool_bytes < engine_bytes else "eager"
+    return "eager"

@@ -78,9 +78,13 @@ class Candidates:
     blocks: npt.NDArray[np.int64]
     end: int = 0
     """The boundary that a window belongs to."""
+    is_noted: bool = False
+    """What there is no room for now is saved later in any case."""
 
     def put_back(self, index: int) -> None:
         """There was no room from this one on: they are looked at again in the next step."""
+        if self.is_noted:
+            return
         progress = self.tracked.progress
         progress.next[self.group] = min(progress.next[self.group], self.positions[index])
         progress.due = 0

@@ -133,9 +133,10 @@ class Saves:
         state: KVConnectorBlockState,
     ) -> tuple[SaveJob, ...]:
         """One job for all blocks that are to be saved after this step, or none."""
-        found = self._policy.find()
-        room = self._find_room() if self.look_out.has_waiting and self._policy.saves_at_once else None
-        due = self.look_out.begin_step(scheduled, has_room=room is None or not room.is_used_up)
+        room = self._find_room() if self.look_out.has_waiting or self._policy.is_watching else None
+        has_room = room is None or not room.is_used_up
+        found = self._policy.find() if has_room else ()
+        due = self.look_out.begin_step(scheduled, has_room=has_room)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
             for one in due:
@@ -153,7 +154,9 @@ class Saves:
                     if tracked not in due and request_id in scheduled:
                         due.append(tracked)
                     self._reserve(list(self._find_states(tracked, offers)), parts, is_last=True)
-            if room is None and due and self._policy.saves_at_once:
+            if not self._policy.saves_at_once:
+                room = None
+            elif due and room is None:
                 room = self._find_room()
             self._look_at(due, scheduled, state, room, look)
             self._reserve(look.candidates, parts)
@@ -162,7 +165,7 @@ class Saves:
             for tracked, full in look.looked_at:
                 self.look_out.note(tracked, full)
             for named in found:
-                parts += self._reserve_named(named, lambda _: self._policy.look_again(), is_next=True)
+                parts += self._reserve_named(named, self._look_again, is_next=True)
         except BaseException:
             # Nobody will report what is not sent: its pins and slots must not wait for that.
             self._give_up(parts)
@@ -201,9 +204,6 @@ class Saves:
             size_bytes = _DIGEST_BYTES * sum(len(part.slots) for part in job.parts)
             job.is_dropped |= any(len(job.digests.get(at, b"")) != size_bytes for at in range(self._terms.shards))
             self._measures.count("kvoffload_failed_saves_total", number in report.failed)
-            if number in report.failed:
-                for part in job.parts:
-                    self._policy.give_up(part.named)
             if job.is_dropped:
                 self._give_up(job.parts)
             else:
@@ -289,7 +289,7 @@ class Saves:
 
     def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave], *, is_last: bool = False) -> None:
         """Pins and slots for what the policy wants, as far as there is room. They are the caller's as soon as they are
-        had. With `is_last` what there is no room for is not offered again."""
+        had. With `is_last` they are not offered again."""
         candidates = self._policy.choose(candidates)
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
             mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
@@ -300,19 +300,23 @@ class Saves:
                 np.concatenate([one.blocks for one in mine]),
                 tenant,
             )
-            parts += self._reserve_named(named, None if is_last else partial(_put_back, mine))
+            keep = partial(self._keep, mine) if is_last else partial(_put_back, mine)
+            parts += self._reserve_named(named, keep)
 
     def _reserve_named(
-        self, named: NamedBlocks, put_back: Callable[[int], None] | None, *, is_next: bool = False
+        self, named: NamedBlocks, put_back: Callable[[int], bool], *, is_next: bool = False
     ) -> list[_GroupSave]:
-        """`put_back` hears of the first block that there is no room for. None: those are dropped, and counted."""
+        """`put_back` hears of the first block that there is no room for, and says whether it is offered again: if not,
+        it and those after it are dropped, and counted."""
         group = named.group
         wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
+        is_watching = self._policy.is_watching
+        if is_watching:
+            self._policy.settle(named.blocks[~wanted])
         if not wanted.any():
             return []
         if not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
-            if put_back is not None:
-                put_back(int(wanted.argmax()))
+            put_back(int(wanted.argmax()))
             return []
         index, words = self._choose_new(named, np.flatnonzero(wanted))
         if not len(index):
@@ -321,16 +325,23 @@ class Saves:
         slots = self._cache.take(group, room)
         if len(slots) < len(index):
             self._on_the_way[group].difference_update(words[len(slots) :])
-            if put_back is not None:
-                put_back(int(index[len(slots)]))
-            else:
+            if not put_back(int(index[len(slots)])):
                 self._measures.count("kvoffload_dropped_saves_total", len(index) - room, reason="no_pin")
                 self._measures.count("kvoffload_dropped_saves_total", room - len(slots), reason="no_slot")
         if not len(slots):
             return []
         chosen = named.choose(index[: len(slots)])
         self._pins.pin(chosen.blocks.tolist())
+        if is_watching:
+            self._policy.settle(chosen.blocks)
         return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+
+    def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
+        return self._policy.keep(candidates)
+
+    def _look_again(self, _index: int) -> bool:
+        self._policy.look_again()
+        return True
 
     def _choose_new(self, named: NamedBlocks, index: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
         """Those that nobody saves already, each once; they are on the way from now on, by the first words of their
@@ -408,12 +419,13 @@ class Saves:
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
 
 
-def _put_back(candidates: Sequence[Candidates], index: int) -> None:
+def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
     """`index` counts over all of them."""
     for one in candidates:
         if index < len(one.blocks):
             one.put_back(max(index, 0))
         index -= len(one.blocks)
+    return True
 
 
 def _without_blocks(part: _GroupSave) -> _GroupSave:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from kvoffload.connector.agreement import EngineFacts, Rank, SharingTerms, agree, make_register
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.cache_events import CacheEvents
-from kvoffload.connector.eviction_watch import EvictionWatch
+from kvoffload.connector.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.kept_prefixes import KeptPrefixes
 from kvoffload.connector.load_judge import LoadJudge
@@ -60,6 +61,11 @@ class SchedulerTerms:
     has_prefix_cache: bool = True
     """Of the engine's own."""
     whole_prompts: bool = False
+    step_tokens: int = 8192
+    """That all requests gain together in a step at most."""
+    max_requests: int = 256
+    """That run at a time."""
+    steps_under_way: int = 1
     decoded_tokens: int = 1
     """That a request gains in a step at most when its prompt is computed."""
     round_steps: int = ROUND_STEPS
@@ -109,12 +115,11 @@ def assemble(
     register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
     events = CacheEvents(engine.fingerprint, groups) if terms.has_events else None
     cache = open_cache(register, engine, None if events is None else events.hear)
-    pool_bytes = cache.memory(cache.memory_id).size_bytes if cache.memory_id else 0
     places = RankPlaces(sharing.ranks)
     places.note({rank.rank: rank.places for rank in facts.values()})
     worth = SaveWorth(groups, interval=terms.retention_interval, gathered_tokens=terms.gathered_tokens)
     pins = BlockPins(pool, limit=max(len(groups), engine.num_blocks // PIN_SHARE))
-    policy = _make_policy(terms, groups, pool, engine, pool_bytes=pool_bytes)
+    policy = _make_policy(terms, groups, pool, engine, cache)
     saves = Saves(
         cache,
         groups,
@@ -148,15 +153,16 @@ def assemble(
 
 
 def _make_policy(
-    terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, *, pool_bytes: int
+    terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, cache: CacheClient
 ) -> SavePolicy:
-    name = choose_policy(
-        terms.save_policy,
-        pool_bytes=pool_bytes,
-        engine_bytes=engine.cache_bytes,
-        has_prefix_cache=terms.has_prefix_cache,
-    )
-    logger.debug("blocks are saved by the policy %s", name)
+    name = choose_policy(terms.save_policy, has_prefix_cache=terms.has_prefix_cache)
     if name == "second_use":
         return SecondUse(limit=max(SEEN_PER_BLOCK * engine.num_blocks, 2))
-    return EvictionWatch(pool, groups, limit=2 * engine.num_blocks) if name == "on_evict" else Eager()
+    if name == "eager":
+        return Eager()
+    # What this step and those under way can take.
+    blocks_a_step = sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.rules)
+    look_ahead = min((1 + terms.steps_under_way) * blocks_a_step, engine.num_blocks)
+    if name == "on_evict":
+        return EvictionWatch(pool, groups, look_ahead=look_ahead)
+    return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: cache.has_room)

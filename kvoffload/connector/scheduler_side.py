@@ -139,6 +139,7 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None or self._parts is None:
             return 0
+        tracked.reused_tokens = local
         mask = self._masks.find(request, tracked.terms)
         tracked.is_tainted = mask is None or self._is_mixed
         if mask is not None and mask != tracked.chain.mask:

@@ -44,6 +44,8 @@ class TrackedRequest:
     """Since it was given blocks it was part of a step: whoever loaded blocks for it has done so."""
     asked_s: float | None = None
     """When the cache was asked for it first, by the scheduler side's clock."""
+    reused_tokens: int = 0
+    """That the engine had of it when it was asked for last."""
     was_promoted: bool = False
     """Slower tiers were asked for it."""
     was_skipped: bool = False

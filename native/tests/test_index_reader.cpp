@@ -43,6 +43,19 @@ TEST(a_reader_sees_what_is_readable_and_when_it_may_have_changed) {
     CHECK_EQUAL(count_found(*reader, space, hashes), 299u);
 }
 
+TEST(a_reader_sees_how_much_of_the_pool_is_given_away) {
+    SmallCache cache;
+    const std::unique_ptr<IndexReader> reader = open_reader(cache);
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(reader->used_bytes(), 0u);
+    CHECK_EQUAL(cache.put(session, space, chain(1, 30)), 30u);
+    CHECK(reader->used_bytes() != 0);
+    CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
+    CHECK_EQUAL(cache->invalidate(space, hash_at(chain(1, 30), 29)), 1u);
+    CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
+}
+
 TEST(questions_that_make_no_sense_are_refused) {
     SmallCache cache;
     const std::unique_ptr<IndexReader> reader = open_reader(cache);

@@ -37,6 +37,7 @@ void bind_index_reader(nb::module_& module) {
                  return take(std::move(found));
              })
         .def("version", &IndexReader::version)
+        .def("used_bytes", &IndexReader::used_bytes)
         .def("boot_id", &IndexReader::boot_id);
     module.def(
         "open_index_reader", [](int file) { return take(IndexReader::open(FileDescriptor(file))); }, nb::arg("file"),

@@ -26,6 +26,8 @@ public:
 
     // Grows whenever an answer may have changed.
     std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
+    // Of the pool, in slots that are given away; rounding and holes between them come on top.
+    std::uint64_t used_bytes() const noexcept { return view_.header->used_bytes.load(std::memory_order_relaxed); }
     // Of the process that writes: another number is another process.
     std::uint64_t boot_id() const noexcept { return view_.header->boot_id.load(std::memory_order_acquire); }
 

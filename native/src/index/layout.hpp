@@ -211,7 +211,8 @@ struct IndexHeader {
     std::atomic<std::uint32_t> namespace_count;   // and for namespaces, which are whole
     std::atomic<std::uint32_t> session_count;     // and for sessions
     std::atomic<std::uint32_t> segment_count;
-    std::atomic<std::uint32_t> clock;  // counts acquires
+    std::atomic<std::uint32_t> clock;       // counts acquires
+    std::atomic<std::uint64_t> used_bytes;  // of the segments, in slots that are given away
 };
 static_assert(sizeof(IndexHeader) <= 4096);
 

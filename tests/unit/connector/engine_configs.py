@@ -149,7 +149,7 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
         ),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192, max_num_seqs=256),
         compilation_config=SimpleNamespace(static_forward_context=layers or {}),
         kv_events_config=None,
         kv_transfer_config=KVTransferConfig(

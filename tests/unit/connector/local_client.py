@@ -200,6 +200,11 @@ class LocalClient:
     def release(self, lease: BlockLease) -> None:
         self._sessions[lease.memory_id].release(lease)
 
+    @property
+    def has_room(self) -> bool:
+        stats = self.stats()
+        return 32 * (stats.capacity_bytes - stats.used_bytes) > stats.capacity_bytes
+
     def ready_slots(self, group: int) -> int:
         return MANY_SLOTS if self.slots_left is None else self.slots_left
 

@@ -5,37 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from kvoffload.connector import eviction_watch, vllm_compat
+from kvoffload.connector import vllm_compat
 from kvoffload.connector.eviction_watch import EvictionWatch
 from tests.unit.connector.engine_configs import full, window
-from tests.unit.connector.scripted import ScriptedEngine
+from tests.unit.connector.scripted import Admission, ScriptedEngine
 from tests.unit.connector.test_saves import DENSE, HYBRID, make_engine, saved_blocks
-from tests.unit.connector.test_saves_ended import MIXED, hashes_of, names_of
+from tests.unit.connector.test_saves_ended import MIXED, names_of
 
 TWO = ((["a"], full(4)), (["c"], window(4, tokens=64)))
 """So that the engine frees all blocks of a group behind those of the one before."""
 
 
-def watching(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
-    return make_engine(groups, extra={"save_policy": "on_evict"}, **changes)
+def watching(groups: object = DENSE, *, look_ahead: int = 256, **changes: Any) -> ScriptedEngine:
+    engine = make_engine(groups, extra={"save_policy": "on_evict"}, **changes)
+    watch_of(engine)._look_ahead = look_ahead
+    return engine
 
 
 def watch_of(engine: ScriptedEngine) -> EvictionWatch:
     assert isinstance(engine.parts.policy, EvictionWatch)
     return engine.parts.policy
-
-
-@pytest.fixture
-def short_look(monkeypatch: pytest.MonkeyPatch) -> int:
-    """So many blocks are about to be taken."""
-    monkeypatch.setattr(eviction_watch, "MAX_LOOKED_AT", 4)
-    return 4
 
 
 def free_order(engine: ScriptedEngine) -> list[int]:
@@ -59,9 +55,8 @@ def fill(engine: ScriptedEngine, tokens: range = range(30)) -> list[bytes]:
     return hashes
 
 
-@pytest.mark.usefixtures("short_look")
 def test_nothing_is_saved_before_the_engine_is_about_to_take_it() -> None:
-    engine = watching()
+    engine = watching(look_ahead=4)
     request = engine.arrive("a", range(30))
     engine.admit(request)
     assert engine.step().saves == ()
@@ -73,9 +68,8 @@ def test_nothing_is_saved_before_the_engine_is_about_to_take_it() -> None:
     assert saved_blocks(engine.step()) == order[3:4]
 
 
-@pytest.mark.usefixtures("short_look")
 def test_what_is_taken_next_is_saved_in_that_order_under_its_name_and_parent() -> None:
-    engine = watching()
+    engine = watching(look_ahead=4)
     hashes = fill(engine)
     before = free_order(engine)
     plan = engine.step()
@@ -175,29 +169,17 @@ def test_a_block_that_holds_no_whole_block_of_ours_is_not_saved(lacks: str) -> N
     elif lacks == "whole":
         block._block_hash_num_tokens = 26
     else:
-        watch_of(engine)._names.popitem()
+        watch_of(engine).settle(np.array(order[:1]))
     assert saved_blocks(engine.step()) == order[1:]
 
 
-def test_so_many_names_are_known_and_the_oldest_is_forgotten_first() -> None:
+def test_a_block_that_holds_something_else_by_now_is_not_saved_under_its_old_name() -> None:
     engine = watching()
-    assert watch_of(engine)._limit == 2 * engine.config.num_blocks
-    watch_of(engine)._limit = 3
-    hashes = fill(engine)
-    engine.report(engine.step())
-    assert names_of(engine) == hashes[:3:-1]
-
-
-def test_a_name_that_is_noted_again_is_young() -> None:
-    engine = watching()
-    watch_of(engine)._limit = 7
-    engine.serve("a", range(30))
-    hashes = list(engine.arrive("again", range(30)).block_hashes)
-    for name, tokens in (("b", range(12)), ("c", range(100, 116))):
-        engine.admit(engine.arrive(name, tokens))
-        engine.step()
-    known = [name for _, name in watch_of(engine)._names]
-    assert known == [*hashes[:3], *hashes_of(engine, "c")]
+    fill(engine)
+    order = free_order(engine)
+    other = engine.pool.blocks[order[3]]
+    engine.pool.blocks[order[0]]._block_hash = other.block_hash
+    assert saved_blocks(engine.step()) == order[1:]
 
 
 def test_a_reset_forgets_the_names() -> None:
@@ -225,17 +207,19 @@ def test_the_queue_is_not_looked_at_again_while_its_head_is_the_same(monkeypatch
     looked_at: list[KVCacheBlock] = []
     key_of = vllm_compat.full_block_key
     monkeypatch.setattr(vllm_compat, "full_block_key", lambda *given: looked_at.append(given[0]) or key_of(*given))
+    engine.cache.slots_left = 3
     engine.report(engine.step())
     assert len(looked_at) == 7
+    engine.cache.slots_left = 1
     engine.step()
+    assert len(looked_at) == 11, "four are left, and there was no room for them"
+    engine.parts.policy.look_again = lambda: None
+    engine.cache.slots_left = 1
     engine.step()
-    assert len(looked_at) == 7
-    hog = engine.pool.get_new_blocks(1)
+    looked = len(looked_at)
+    engine.cache.slots_left = 1
     engine.step()
-    assert len(looked_at) == 13
-    engine.pool.free_blocks(hog)
-    engine.step()
-    assert len(looked_at) == 20
+    assert len(looked_at) == looked
 
 
 @pytest.mark.parametrize("lacks", ["pins", "slots"])
@@ -320,3 +304,68 @@ def test_what_an_adapter_computes_is_saved_at_once_as_its_content_may_change() -
     engine.admit(request)
     assert len(saved_blocks(engine.step())) == 7
     engine.connector.shutdown()
+
+
+# ---- auto ----
+
+
+def automatic(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
+    return make_engine(groups, extra={"save_policy": "auto"}, **changes)
+
+
+def fill_pool(engine: ScriptedEngine) -> None:
+    """Nothing more is to be had without displacing something."""
+    engine.parts.policy._has_room = lambda: False
+
+
+def test_while_the_pool_has_room_blocks_are_saved_as_they_fill() -> None:
+    """So that an engine that restarts, or one beside it, finds them; also where the pool is the smaller one."""
+    engine = automatic()
+    engine.admit(engine.arrive("a", range(30)))
+    assert len(saved_blocks(engine.step())) == 7
+
+
+def test_when_the_pool_is_full_blocks_are_saved_when_the_engine_is_about_to_lose_them() -> None:
+    engine = automatic()
+    fill_pool(engine)
+    hashes = fill(engine)
+    engine.report(engine.step())
+    assert sorted(names_of(engine)) == sorted(hashes)
+
+
+def test_when_the_pool_is_full_what_is_used_a_second_time_is_saved_at_once() -> None:
+    engine = automatic(num_blocks=512)
+    fill_pool(engine)
+    watch_of_auto = engine.parts.policy
+    watch_of_auto._look_ahead = 1
+    assert [plan.saves for plan in engine.serve("first", range(30))] == [()]
+    request = engine.arrive("second", [*range(16), *range(100, 130)])
+    assert engine.admit(request) == Admission(16, 0)
+    assert saved_blocks(engine.step()) == engine.manager.get_block_ids("second")[0][:4]
+
+
+@pytest.mark.parametrize("lacks", ["pins", "slots"])
+def test_what_there_was_no_room_for_until_its_request_ended_is_saved_before_the_engine_loses_it(lacks: str) -> None:
+    engine = automatic()
+    if lacks == "pins":
+        engine.parts.pins.limit = 2
+    else:
+        engine.cache.slots_left = 2
+    hashes = list(engine.arrive("a", range(30)).block_hashes)
+    engine.admit(engine.requests["a"])
+    plan = engine.step()
+    assert len(saved_blocks(plan)) == 2
+    engine.finish(engine.requests["a"])
+    engine.report(plan)
+    engine.cache.slots_left = None
+    engine.parts.pins.limit = 16
+    take_bare(engine)
+    engine.report(engine.step())
+    engine.report(engine.step())
+    assert sorted(names_of(engine)) == sorted(hashes)
+
+
+def test_where_nothing_waits_to_be_saved_the_queue_is_not_looked_at() -> None:
+    engine = automatic()
+    engine.serve("a", range(30))
+    assert not engine.parts.policy.is_watching

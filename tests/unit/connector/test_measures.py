@@ -274,7 +274,7 @@ def test_a_save_that_failed_is_counted_once() -> None:
 def test_blocks_that_were_not_saved_when_their_request_ends_are_counted_once_by_what_was_lacking(
     pins: int, slots: int | None, expected: dict[str, int] | None
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(extra={"save_policy": "eager"})
     engine.parts.pins.limit, engine.cache.slots_left = pins, slots
     request = engine.arrive("a", range(26))
     engine.admit(request)

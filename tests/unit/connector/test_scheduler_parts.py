@@ -13,7 +13,7 @@ from vllm.v1.core.block_pool import BlockPool
 
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.agreement import EngineFacts, SharingTerms
-from kvoffload.connector.eviction_watch import EvictionWatch
+from kvoffload.connector.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.save_policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import SchedulerParts, SchedulerTerms, assemble
@@ -60,13 +60,13 @@ def put_together(opening: Opening | None = None, *, sharing: SharingTerms = SHAR
 
 def policy_of(parts: SchedulerParts) -> str:
     assert parts.saves._policy is parts.policy
-    return {Eager: "eager", EvictionWatch: "on_evict", SecondUse: "second_use"}[type(parts.policy)]
+    return {Auto: "auto", Eager: "eager", EvictionWatch: "on_evict", SecondUse: "second_use"}[type(parts.policy)]
 
 
 @pytest.mark.parametrize(
     ("terms", "expected"),
     [
-        ({}, "eager"),
+        ({}, "auto"),
         ({"save_policy": "eager"}, "eager"),
         ({"save_policy": "on_evict"}, "on_evict"),
         ({"save_policy": "second_use"}, "second_use"),
@@ -79,21 +79,18 @@ def test_the_policy_is_what_was_wished_for_where_that_can_be(terms: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("opening", "expected"),
-    [
-        (Opening(pool_bytes=12 << 10), "on_evict"),
-        (Opening(), "eager"),
-        (Opening(is_there=False), "eager"),
-    ],
+    ("step_tokens", "requests", "under_way", "expected"), [(16, 2, 1, 24), (8, 1, 2, 18), (8192, 256, 2, NUM_BLOCKS)]
 )
-def test_by_itself_it_goes_by_the_pool_beside_the_engines_own_cache(opening: Opening, expected: str) -> None:
-    assert policy_of(put_together(opening)) == expected
+def test_the_queue_is_watched_as_far_as_the_steps_under_way_can_take(
+    step_tokens: int, requests: int, under_way: int, expected: int
+) -> None:
+    terms = {"step_tokens": step_tokens, "max_requests": requests, "steps_under_way": under_way}
+    watch = put_together(save_policy="on_evict", **terms).policy
+    assert isinstance(watch, EvictionWatch)
+    assert watch._look_ahead == expected
 
 
 def test_memories_of_blocks_are_bounded_by_the_engines_size() -> None:
-    watch = put_together(save_policy="on_evict").policy
-    assert isinstance(watch, EvictionWatch)
-    assert watch._limit == 2 * NUM_BLOCKS
     second_use = put_together(save_policy="second_use").policy
     assert isinstance(second_use, SecondUse)
     for number in range(1000):

@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector import eviction_watch, restores
+from kvoffload.cache import CacheTerms
+from kvoffload.connector import restores
 from kvoffload.connector.admission import LoadAdmission
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import StepPlan
@@ -239,12 +240,19 @@ def test_a_scheduler_that_rests_plans_what_one_plans_that_does_not(model: str, m
 @pytest.mark.parametrize("looked_at", [2, 8, 256])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_saved_when_the_engine_loses_it_is_right(
-    model: str, seed: int, looked_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eviction_watch, "MAX_LOOKED_AT", looked_at)
+def test_what_is_saved_when_the_engine_loses_it_is_right(model: str, seed: int, looked_at: int) -> None:
     random = Random(seed)
     engine = make_any(model, random, extra={"save_policy": "on_evict"})
+    engine.parts.policy._look_ahead = looked_at
+    play(engine, random, reset=0.02)
+
+
+@pytest.mark.parametrize("memory", [MEMORY, TINY], ids=["with room", "full"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_saved_as_the_pools_room_asks_for_is_right(model: str, seed: int, memory: CacheTerms) -> None:
+    random = Random(seed)
+    engine = make_any(model, random, memory=memory, extra={"save_policy": "auto"})
     play(engine, random, reset=0.02)
 
 
