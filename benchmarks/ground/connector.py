@@ -16,6 +16,9 @@ from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.kvspec import PageMap
 
+ANY_STREAM = 1
+"""Each rank has one for its forwards, and its copy engine knows it."""
+
 
 class GroundConnector(KVOffloadConnector):
     """vLLM makes it by name."""
@@ -36,7 +39,8 @@ class GroundConnector(KVOffloadConnector):
             machine.engines.append(engine)
             return engine
 
-        return WorkerSide(replace(start.worker_terms(), open_engine=open_engine), start.open_for_worker)
+        terms = replace(start.worker_terms(), open_engine=open_engine, find_stream=lambda device: ANY_STREAM)
+        return WorkerSide(terms, start.open_for_worker)
 
     def _find_machine(self) -> Machine:
         assert self._vllm_config.kv_transfer_config is not None

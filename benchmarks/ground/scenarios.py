@@ -164,7 +164,7 @@ def serve_conversations(model: Model, ground: Ground) -> Iterator[Result]:
 
 def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
     """Sessions of 40 turns that grow from 40,000 tokens to 120,000, with tool outputs of 2k."""
-    asks = make_agents(10, turns=40, first_tokens=40_000, tool_tokens=1840, new_tokens=160, think_s=5.0)
+    asks = make_agents(5, turns=40, first_tokens=40_000, tool_tokens=1840, new_tokens=160, think_s=5.0)
     params: Params = {"model": model.name, "scenario": "agents", "requests": len(asks)}
     yield from _serve_beside_ideal(model, ground, [asks], params)
 

@@ -26,6 +26,13 @@ ANY_DIGEST = 1
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A place in the work of a rank's stream: all that was launched before has ended by then."""
+
+    time_s: float
+
+
+@dataclass(frozen=True)
 class Link:
     """One rank's: a lane for each direction, behind the stream that its forwards run on."""
 
@@ -77,13 +84,18 @@ class VirtualCopyEngine:
             raise NativeError("a copy was not taken: too many are under way")
         size_bytes = int(self._bytes[items.group].sum())
         seconds = PLAN_S + size_bytes / LINK_RATE + int(self._runs[items.group].sum()) * RUN_S
-        begin_s = max(self._link.worker.now_s, self._link.forwards.free_s)
+        behind_s = after.time_s if isinstance(after, Mark) else self._link.forwards.free_s
+        begin_s = max(self._link.worker.now_s, behind_s)
         end_s = self._link.lane(direction).run(seconds, not_before_s=begin_s)
         ticket = next(self._tickets)
         digests = np.full((len(items), 2), ANY_DIGEST, np.uint64) if has_digests else None
         self._under_way[direction].append((end_s, FinishedCopy(ticket=ticket, fault="", digests=digests)))
         self._saved_bytes += size_bytes if direction is CopyDirection.SAVE else 0
         return ticket
+
+    def mark(self, stream: int) -> Mark:
+        """Copies that come after it do not wait for what is launched from now on."""
+        return Mark(self._link.forwards.free_s)
 
     def poll(self) -> list[FinishedCopy]:
         found = []

@@ -62,6 +62,14 @@ def test_a_copy_ends_behind_its_forward_and_the_links_time(engine: VirtualCopyEn
     assert ended(engine, link, 0.5 + SECONDS) == 1
 
 
+def test_a_copy_after_a_mark_goes_on_beside_the_next_forward(engine: VirtualCopyEngine, link: Link) -> None:
+    link.forwards.run(0.1, not_before_s=0.0)
+    mark = engine.mark(1)
+    link.forwards.run(0.5, not_before_s=0.0)
+    engine.submit(CopyDirection.LOAD, items(), after=mark)
+    assert ended(engine, link, 0.1 + SECONDS) == 1
+
+
 def test_copies_of_one_direction_follow_each_other_and_directions_do_not_wait(
     engine: VirtualCopyEngine, link: Link
 ) -> None:
