@@ -16,8 +16,14 @@ from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.kvspec import PageMap
 
-ANY_STREAM = 1
-"""Each rank has one for its forwards, and its copy engine knows it."""
+
+class GroundWorker(WorkerSide):
+    """Its device is the host's to torch, which has no streams; the rank has one, and its copy engine knows it."""
+
+    _engine: VirtualCopyEngine
+
+    def mark(self) -> None:
+        self._before_forward = self._engine.mark()
 
 
 class GroundConnector(KVOffloadConnector):
@@ -39,8 +45,7 @@ class GroundConnector(KVOffloadConnector):
             machine.engines.append(engine)
             return engine
 
-        terms = replace(start.worker_terms(), open_engine=open_engine, find_stream=lambda device: ANY_STREAM)
-        return WorkerSide(terms, start.open_for_worker)
+        return GroundWorker(replace(start.worker_terms(), open_engine=open_engine), start.open_for_worker)
 
     def _find_machine(self) -> Machine:
         assert self._vllm_config.kv_transfer_config is not None

@@ -93,7 +93,7 @@ class VirtualCopyEngine:
         self._saved_bytes += size_bytes if direction is CopyDirection.SAVE else 0
         return ticket
 
-    def mark(self, stream: int) -> Mark:
+    def mark(self) -> Mark:
         """Copies that come after it do not wait for what is launched from now on."""
         return Mark(self._link.forwards.free_s)
 

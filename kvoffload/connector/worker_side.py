@@ -58,7 +58,6 @@ class WorkerTerms:
     has_self_test: bool = True
     copy_threads: int = 0
     open_engine: Callable[..., CopyEngine] = open_engine
-    find_stream: Callable[[torch.device], int | None] = compute_stream
 
 
 @dataclass(frozen=True)
@@ -286,7 +285,7 @@ class WorkerSide:
             direction,
             items,
             has_digests=has_digests,
-            after=self._terms.find_stream(self._device),
+            after=compute_stream(self._device),
         )
         self._copies[ticket] = _Copy(job, memory)
 

@@ -64,7 +64,7 @@ def test_a_copy_ends_behind_its_forward_and_the_links_time(engine: VirtualCopyEn
 
 def test_a_copy_after_a_mark_goes_on_beside_the_next_forward(engine: VirtualCopyEngine, link: Link) -> None:
     link.forwards.run(0.1, not_before_s=0.0)
-    mark = engine.mark(1)
+    mark = engine.mark()
     link.forwards.run(0.5, not_before_s=0.0)
     engine.submit(CopyDirection.LOAD, items(), after=mark)
     assert ended(engine, link, 0.1 + SECONDS) == 1
