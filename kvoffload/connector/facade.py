@@ -105,6 +105,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._cache_hit_source = source
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = self._make_scheduler(start)
+            vllm_compat.on_sigterm(self._scheduler.begin_ending)
         else:
             self._worker = self._make_worker(start)
 

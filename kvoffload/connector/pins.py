@@ -35,6 +35,10 @@ class BlockPins:
         """How many more may be pinned."""
         return self.limit - self._pinned
 
+    def holds_alone(self, block_ids: Sequence[int]) -> bool:
+        """Whether one of these pinned blocks comes free with its pin: nobody else uses it."""
+        return any(block.ref_cnt == 1 for block in self._find(block_ids))
+
     def pin(self, block_ids: Sequence[int]) -> None:
         """The caller has asked for `room`, and unpins exactly these later."""
         assert len(block_ids) <= self.room

@@ -30,6 +30,8 @@ from kvoffload.types import HASH_BYTES, Fingerprint
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import KVConnectorBlockState
 
+MAX_STEPS_WAITED = 200
+"""Steps after which the engine is no longer asked to wait for what a save has pinned."""
 _DIGEST_BYTES = 16
 """Of a record's digest sum, as workers report it."""
 
@@ -52,6 +54,7 @@ class _Job:
     parts: list[_GroupSave]
     waiting_ranks: int
     begun_s: float
+    begun_step: int
     is_dropped: bool = False
     """It failed somewhere, or nobody wants it any more."""
     digests: dict[int, bytes] = field(default_factory=dict)
@@ -114,11 +117,26 @@ class Saves:
         """Of requests that have ended since the last plan; their blocks are pinned."""
         self.version = 0
         """Changes when something was published."""
+        self.step = 0
+        """Counts the engine's steps while something is pending; the caller's to set."""
 
     @property
     def pending(self) -> int:
         """Save jobs that some rank has not reported, and what waits for the next plan."""
         return len(self._jobs) + bool(self._ended)
+
+    @property
+    def will_free_blocks(self) -> bool:
+        """A block that the engine could use comes free when a save ends. One that has not ended for many steps is not
+        waited for, whatever other saves do: a copy may hang for ever."""
+        if any(self._pins.holds_alone(part.named.blocks.tolist()) for part in self._ended):
+            return True
+        return any(
+            self._pins.holds_alone(part.named.blocks.tolist())
+            for job in self._jobs.values()
+            if self.step < job.begun_step + MAX_STEPS_WAITED
+            for part in job.parts
+        )
 
     @property
     def memories(self) -> set[int]:
@@ -131,11 +149,14 @@ class Saves:
         requests: Mapping[str, TrackedRequest],
         scheduled: Mapping[str, int],
         state: KVConnectorBlockState,
+        *,
+        is_ending: bool = False,
     ) -> tuple[SaveJob, ...]:
-        """One job for all blocks that are to be saved after this step, or none."""
+        """One job for all blocks that are to be saved after this step, or none. `is_ending`: there may be no time later
+        for what the engine still holds."""
         room = self._find_room() if self.look_out.has_waiting or self._policy.is_watching else None
         has_room = room is None or not room.is_used_up
-        found = self._policy.find() if has_room else ()
+        found = () if not has_room else self._policy.find_all() if is_ending else self._policy.find()
         due = self.look_out.begin_step(scheduled, has_room=has_room)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
@@ -165,7 +186,7 @@ class Saves:
             for tracked, full in look.looked_at:
                 self.look_out.note(tracked, full)
             for named in found:
-                parts += self._reserve_named(named, self._look_again, is_next=True)
+                parts += self._reserve_named(named, self._look_again, is_next=not is_ending)
         except BaseException:
             # Nobody will report what is not sent: its pins and slots must not wait for that.
             self._give_up(parts)
@@ -368,7 +389,7 @@ class Saves:
         for place in dict.fromkeys(Place(part.slots.memory_id, part.slots.session) for part in parts):
             mine = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
             number = next(self._numbers)
-            self._jobs[number] = _Job(mine, self._terms.ranks, self._clock())
+            self._jobs[number] = _Job(mine, self._terms.ranks, self._clock(), self.step)
             moves = BlockMoves(
                 np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
                 np.concatenate([part.named.blocks for part in mine]),

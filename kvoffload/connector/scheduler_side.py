@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_STEPS_WAITED = 200
-"""Steps without an ended save after which the engine is no longer asked to wait for pins: a copy may hang for ever."""
+ENDING_S = 2.0
+"""How long an engine that is told to stop goes on saving what its cache holds and the pool does not: vLLM gives it five
+seconds."""
 MAX_STEPS_UNDER_WAY = 4
 MIN_PREFILL_TOKENS = 64
 """In one step."""
@@ -56,7 +57,8 @@ class SchedulerSide:
         self._pool: BlockPool | None = None
         self._parts: SchedulerParts | None = None
         self._masks = RequestMasks()
-        self._steps_waited = 0
+        self._ends_s: float | None = None
+        """When an engine that was told to stop has to have ended."""
         self._rest = 0
         """Steps for which nothing is to be planned, unless another hook has something to say before."""
         self._rested = 0
@@ -75,14 +77,16 @@ class SchedulerSide:
 
     @property
     def will_free_blocks(self) -> bool:
-        """Waiting for pins is better than preempting somebody, as long as saves do end."""
-        return self.has_pending_saves and self._steps_waited < MAX_STEPS_WAITED
+        """Waiting for pins is better than preempting somebody, where that brings blocks."""
+        return self._parts is not None and self._parts.saves.will_free_blocks
 
     @property
     def has_pending_work(self) -> bool:
         """Workers or the server owe an answer: the engine must go on stepping to hear it."""
         parts = self._parts
-        return parts is not None and bool(parts.saves.pending or parts.restores.pending or parts.kept.pending)
+        if parts is None:
+            return False
+        return bool(parts.saves.pending or parts.restores.pending or parts.kept.pending) or self._is_ending(parts)
 
     @property
     def is_busy(self) -> bool:
@@ -184,7 +188,7 @@ class SchedulerSide:
         parts.saves.look_out.skip(self._rested)
         self._rest = self._rested = 0
         are_saves_pending = parts.saves.pending > 0
-        self._steps_waited = self._steps_waited + 1 if are_saves_pending else 0
+        parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
         parts.kept.step(are_saves_pending=are_saves_pending)
         self._steps.append((self._clock(), output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)))
@@ -194,7 +198,9 @@ class SchedulerSide:
         saves: tuple[SaveJob, ...] = ()
         # From here on nothing may go wrong that is not seen to there: what is planned has to be sent.
         if state is not None:
-            saves = parts.saves.plan_step(self._requests, output.num_scheduled_tokens, state)
+            saves = parts.saves.plan_step(
+                self._requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
+            )
         loads, doomed = parts.restores.take_jobs()
         if not (loads or saves or doomed or retired or parts.register):
             self._rest = self._find_rest(parts)
@@ -227,7 +233,6 @@ class SchedulerSide:
                 parts.places.note(report.places)
                 if report.saved:
                     parts.saves.end_jobs(report)
-                    self._steps_waited = 0
 
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """It has finished or was aborted; its blocks are freed after this."""
@@ -271,6 +276,16 @@ class SchedulerSide:
         """Whether the engine may still find blocks of the old weights in its own cache, for requests to come."""
         assert self._pool is not None
         return parts.restores.pending > 0 or vllm_compat.has_cached_blocks(self._pool)
+
+    def begin_ending(self) -> None:
+        """The engine was told to stop. May be called in a signal handler."""
+        if self._ends_s is None:
+            self._ends_s = self._clock() + ENDING_S
+        self._rest = 0
+
+    def _is_ending(self, parts: SchedulerParts) -> bool:
+        """There is still time, and something to save before the engine's own cache is gone."""
+        return self._ends_s is not None and parts.policy.is_watching and self._clock() < self._ends_s
 
     def close(self) -> None:
         """The engine ends."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,8 @@ from vllm.v1.core import kv_cache_utils
 from kvoffload.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -85,6 +89,21 @@ def block_tables(state: KVConnectorBlockState, request_id: str) -> Sequence[Sequ
     if request_id not in state.req_ids or not hasattr(manager, "get_blocks"):
         return state.get_block_ids(request_id)
     return [_TableView(blocks) for blocks in manager.get_blocks(request_id).blocks]
+
+
+def on_sigterm(hear: Callable[[], None]) -> None:
+    """Calls `hear` before whatever the engine does when it is told to stop. vLLM installs its handler before it makes
+    connectors, and goes on stepping for as long as one of them has something to do. Without a handler of the engine's
+    there is no step after the signal, and nothing is changed."""
+    former = signal.getsignal(signal.SIGTERM)
+    if not callable(former) or threading.current_thread() is not threading.main_thread():
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        hear()
+        former(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
 
 
 def next_free_blocks(pool: BlockPool, limit: int) -> list[KVCacheBlock]:

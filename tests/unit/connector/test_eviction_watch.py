@@ -14,8 +14,9 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.eviction_watch import EvictionWatch
+from kvoffload.connector.scheduler_side import ENDING_S
 from tests.unit.connector.engine_configs import full, window
-from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.unit.connector.scripted import STEP_S, Admission, ScriptedEngine
 from tests.unit.connector.test_saves import DENSE, HYBRID, make_engine, saved_blocks
 from tests.unit.connector.test_saves_ended import MIXED, names_of
 
@@ -369,3 +370,32 @@ def test_where_nothing_waits_to_be_saved_the_queue_is_not_looked_at() -> None:
     engine = automatic()
     engine.serve("a", range(30))
     assert not engine.parts.policy.is_watching
+
+
+def test_an_engine_that_is_told_to_stop_saves_what_its_cache_still_holds_within_a_bound() -> None:
+    engine = automatic()
+    fill_pool(engine)
+    engine.parts.policy._look_ahead = 1
+    assert [plan.saves for plan in engine.serve("first", range(30))] == [()]
+    assert not engine.connector.has_pending_push_work()
+    engine.side.begin_ending()
+    assert engine.connector.has_pending_push_work(), "or there would be no further step"
+    plan = engine.step()
+    assert len(saved_blocks(plan)) == 7
+    engine.report(plan)
+    assert not engine.connector.has_pending_push_work()
+    assert len(names_of(engine)) == 7
+
+
+def test_an_engine_that_is_told_to_stop_does_not_wait_for_what_cannot_be_saved() -> None:
+    engine = automatic()
+    fill_pool(engine)
+    engine.cache.slots_left = 0
+    engine.serve("first", range(30))
+    engine.side.begin_ending()
+    engine.side.begin_ending()
+    steps = 0
+    while engine.connector.has_pending_push_work():
+        assert engine.step().saves == ()
+        steps += 1
+    assert steps * STEP_S == pytest.approx(ENDING_S)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.scheduler_side import MAX_STEPS_WAITED
+from kvoffload.connector.saves import MAX_STEPS_WAITED
 from kvoffload.connector.step_plan import StepPlan
 from tests.unit.connector.engine_configs import full, recurrent, window
 from tests.unit.connector.local_client import MEMORY
@@ -165,17 +165,39 @@ def test_finish_with_saves_pending_keeps_pins_only() -> None:
 
 
 def test_a_save_that_hangs_does_not_keep_the_engine_from_preempting() -> None:
-    """The engine asks whether to wait for pins; the answer is yes for a bounded number of steps without an end."""
-    engine = make_engine()
+    """The engine asks whether to wait for pins; the answer is yes for a bounded number of steps, whatever other saves
+    do."""
+    engine = make_engine(num_blocks=1024)
     request = engine.arrive("a", range(30))
     engine.admit(request)
     plan = engine.step()
-    for _ in range(MAX_STEPS_WAITED):
+    engine.finish(request)
+    for number in range(MAX_STEPS_WAITED):
         assert engine.connector.has_pending_block_frees()
+        if number == MAX_STEPS_WAITED // 2:
+            engine.serve("other", range(100, 130))
+        else:
+            engine.step()
+    while engine.parts.saves.step < MAX_STEPS_WAITED + 1:
         engine.step()
     assert not engine.connector.has_pending_block_frees()
     assert engine.connector.has_pending_push_work(), "the answer is still awaited"
     engine.report(plan)
+    engine.assert_at_rest()
+
+
+def test_what_somebody_uses_does_not_come_free_when_its_save_ends() -> None:
+    """Waiting for that would only keep the engine from preempting somebody."""
+    engine = make_engine()
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    assert engine.pinned == 7
+    assert not engine.connector.has_pending_block_frees()
+    engine.preempt(request)
+    assert engine.connector.has_pending_block_frees()
+    engine.report(plan)
+    assert not engine.connector.has_pending_block_frees()
     engine.finish(request)
     engine.assert_at_rest()
 

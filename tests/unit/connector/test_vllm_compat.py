@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,3 +304,23 @@ def test_blocks_that_are_freed_first_are_taken_first_in_their_order(pool: BlockP
     vllm_compat.free_first(pool, [two, three, one, pool.null_block])
     assert (three.ref_cnt, pool.get_num_free_blocks()) == (1, 6)
     assert ids(pool.get_new_blocks(6)) == [2, 1, 4, 5, 6, 7]
+
+
+def test_a_connector_hears_that_the_engine_is_told_to_stop_before_the_engine_does() -> None:
+    heard: list[str] = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: heard.append("engine"))
+    try:
+        vllm_compat.on_sigterm(lambda: heard.append("connector"))
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert heard == ["connector", "engine"]
+
+
+def test_where_no_step_follows_the_signal_its_handler_is_left_alone() -> None:
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        vllm_compat.on_sigterm(lambda: None)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, former)
