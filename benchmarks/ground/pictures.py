@@ -33,15 +33,20 @@ def draw_run(model: str, run: Run, folder: Path) -> None:
     tokens.bar(at, hit, width_s, color=_HITS, label="of them hit")
     tokens.set_title("thousand tokens, by when they were there", loc="left")
     tokens.legend(frameon=False)
-    starts = [step.begun_s for step in run.steps]
-    saves.plot(at, _accumulate(_sum_bins(starts, [step.saved_bytes / 1e9 for step in run.steps], width_s)), color=_HITS)
+    every = [step.begun_s for step in run.steps]
+    saves.plot(at, _accumulate(_sum_bins(every, [step.saved_bytes / 1e9 for step in run.steps], width_s)), color=_HITS)
     saves.set_title("saved, GB of all ranks", loc="left")
     saves.set_ylim(bottom=0)
     busy = [step for step in run.steps if step.tokens]
-    times.plot([step.begun_s for step in busy], [step.seconds * 1e3 for step in busy], ".", color=_STEPS, markersize=2)
-    times.plot([step.begun_s for step in busy], [step.scheduler_ms for step in busy], ".", color=_HOOKS, markersize=2)
+    starts = [step.begun_s for step in busy]
+    counts = _sum_bins(starts, [1.0] * len(busy), width_s)
+    for show, color in ((lambda step: step.seconds * 1e3, _STEPS), (lambda step: step.scheduler_ms, _HOOKS)):
+        sums = _sum_bins(starts, [show(step) for step in busy], width_s)
+        # A bin without a step has no mean.
+        means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+        times.plot(at, means, color=color, marker=".", markersize=3)
     times.set_yscale("log")
-    times.set_title("ms: steps (blue), the connector's part (red)", loc="left")
+    times.set_title("mean ms: steps (blue), our part of the thread (red)", loc="left")
     for axes in (tokens, saves, times):
         axes.set_xlabel("seconds")
     figure.suptitle(model, x=0.01, ha="left")
