@@ -15,6 +15,7 @@ from kvoffload.bench.page_map import PageMapBenchmark
 from kvoffload.bench.peer import PeerBenchmark
 from kvoffload.bench.rpc import RpcBenchmark
 from kvoffload.bench.s3 import S3Benchmark
+from kvoffload.bench.scale import ScaleBenchmark
 from kvoffload.bench.shm import ShmBenchmark
 from kvoffload.bench.valkey import ValkeyBenchmark
 from kvoffload.bench.web import WebBenchmark
@@ -32,6 +33,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     PeerBenchmark(),
     RpcBenchmark(),
     S3Benchmark(),
+    ScaleBenchmark(),
     ShmBenchmark(),
     ValkeyBenchmark(),
     WebBenchmark(),

@@ -107,10 +107,17 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if source is not None:
             self._cache_hit_source = source
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures)
-            vllm_compat.on_sigterm(self._scheduler.begin_ending)
+            self._scheduler = self._make_scheduler(start)
         else:
-            self._worker = WorkerSide(start.worker_terms(), start.open_for_worker)
+            self._worker = self._make_worker(start)
+
+    def _make_scheduler(self, start: EngineStart) -> SchedulerSide:
+        side = SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures)
+        vllm_compat.on_sigterm(side.begin_ending)
+        return side
+
+    def _make_worker(self, start: EngineStart) -> WorkerSide:
+        return WorkerSide(start.worker_terms(), start.open_for_worker)
 
     @property
     def requires_kv_delivery(self) -> bool:

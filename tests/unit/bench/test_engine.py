@@ -1,85 +1,23 @@
-"""What a process that runs engines tells is a result; what it cannot do is a line."""
+"""The benchmark of real engines is a program of the clone."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from kvoffload.bench import engine
-from kvoffload.bench.base import Bound, Goal, Measure, Result
-from kvoffload.bench.engine import EngineBenchmark, read_result
-from kvoffload.errors import BenchmarkError
-
-RESULT = Result(
-    name="ttft",
-    value=3.0,
-    unit="ms",
-    limit=4.0,
-    spread=0.5,
-    goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.05),
-    params={"connector": "kvoffload", "prompt": 4096},
-)
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(engine, "SCRIPT", tmp_path / "script.py")
-    return tmp_path / "script.py"
+from kvoffload.bench.engine import EngineBenchmark
+from tests.unit.bench.test_clone_script import RESULT
 
 
 def test_the_repository_has_it() -> None:
     assert engine.SCRIPT.exists()
 
 
-def test_a_result_is_read_as_it_was() -> None:
-    without = Result(name="x", value=1.0, unit="s", limit=1.0, spread=0.0, goal=None, params={})
-    for result in (RESULT, without):
-        assert read_result(json.loads(json.dumps(result.as_json()))) == result
-
-
-def test_lines_are_results(script: Path) -> None:
-    script.write_text(f"print({json.dumps(RESULT.as_json())!r})\nprint({json.dumps(RESULT.as_json())!r})\n")
+def test_its_lines_are_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "SCRIPT", tmp_path / "script.py")
+    engine.SCRIPT.write_text(f"import json\nprint(json.dumps({RESULT.as_json()!r}))\n")
     steps: list[str] = []
-    assert list(EngineBenchmark().run(steps.append)) == [RESULT, RESULT]
-    assert steps[-1] == "ttft kvoffload 4096"
-
-
-def test_whoever_wants_no_more_ends_it(script: Path, tmp_path: Path) -> None:
-    script.write_text(
-        "import pathlib, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
-        "try:\n"
-        f"    print({json.dumps(RESULT.as_json())!r}, flush=True)\n"
-        "    time.sleep(600)\n"
-        f"finally:\n    pathlib.Path({str(tmp_path / 'ended')!r}).touch()\n"
-    )
-    running = EngineBenchmark().run(lambda step: None)
-    assert next(running) == RESULT
-    running.close()  # type: ignore[attr-defined]
-    assert (tmp_path / "ended").exists()
-
-
-def test_one_that_does_not_end_is_killed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "END_S", 0.1)
-    script.write_text(
-        "import signal, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"print({json.dumps(RESULT.as_json())!r}, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    running = EngineBenchmark().run(lambda step: None)
-    assert next(running) == RESULT
-    running.close()  # type: ignore[attr-defined]
-
-
-def test_what_went_wrong_is_a_line(script: Path) -> None:
-    script.write_text("import sys\nprint('no such model', file=sys.stderr)\nsys.exit(3)\n")
-    with pytest.raises(BenchmarkError, match=r"script\.py ended with 3: no such model"):
-        list(EngineBenchmark().run(lambda step: None))
-
-
-def test_a_wheel_says_where_it_is(script: Path) -> None:
-    with pytest.raises(BenchmarkError, match="not in its wheel; run `make bench` in a clone"):
-        list(EngineBenchmark().run(lambda step: None))
+    assert list(EngineBenchmark().run(steps.append)) == [RESULT]
+    assert steps == ["starting engines", "ttft kvoffload 4096"]

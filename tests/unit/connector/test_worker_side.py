@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,9 @@ from kvoffload.connector import worker_side
 from kvoffload.connector.step_plan import LoadJob, Place, StepPlan, WorkerReport
 from kvoffload.connector.worker_side import IDLE_WAIT_S, MAX_FAULT_LINES
 from kvoffload.errors import NativeError
+from kvoffload.kvspec import PageMap
 from kvoffload.native import finish_digests
-from kvoffload.transfer import CopyDirection
+from kvoffload.transfer import CopyDirection, open_engine
 from tests.unit.connector.workers import (
     NUM_BLOCKS,
     PAGE,
@@ -71,6 +73,22 @@ def test_a_save_takes_the_bytes_of_the_moment_it_runs_and_keeps_them() -> None:
     memory_of(tensors).fill_(7)
     assert load(worker, Move(1, 1, 0))
     assert block_of(tensors, 1) == wanted
+    worker.close()
+
+
+def test_copies_go_through_the_engine_that_it_is_given() -> None:
+    opened: list[PassingEngine] = []
+
+    def open_watched(page_map: PageMap, memory: Mapping[str, torch.Tensor], **terms: int) -> PassingEngine:
+        opened.append(PassingEngine(open_engine(page_map, memory, **terms)))
+        return opened[-1]
+
+    worker = make_worker()
+    worker._terms = replace(worker._terms, open_engine=open_watched)
+    start(worker)
+    assert worker._engine is opened[0]
+    save(worker, Move(1, 1, 0))
+    assert load(worker, Move(1, 2, 0))
     worker.close()
 
 

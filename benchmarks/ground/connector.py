@@ -1,0 +1,66 @@
+"""Our connector as it is, on a virtual machine: its copies are virtual, its scheduler side has the virtual clock, and
+the time in its hooks is taken."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.ground.machine import MACHINES, Machine, Stopwatch
+from benchmarks.ground.virtual_copy import VirtualCopyEngine
+from kvoffload.connector.facade import KVOffloadConnector
+from kvoffload.connector.scheduler_side import SchedulerSide
+from kvoffload.connector.start_up import EngineStart
+from kvoffload.connector.worker_side import WorkerSide
+from kvoffload.kvspec import PageMap
+
+
+class GroundWorker(WorkerSide):
+    """Its device is the host's to torch, which has no streams; the rank has one, and its copy engine knows it."""
+
+    _engine: VirtualCopyEngine
+
+    def mark(self) -> None:
+        self._before_forward = self._engine.mark()
+
+
+class GroundConnector(KVOffloadConnector):
+    """vLLM makes it by name."""
+
+    stopwatch: Stopwatch
+
+    def _make_scheduler(self, start: EngineStart) -> SchedulerSide:
+        machine = self._find_machine()
+        self.stopwatch = machine.scheduler
+        return SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures, machine.clock)
+
+    def _make_worker(self, start: EngineStart) -> WorkerSide:
+        machine, rank = self._find_machine(), self._vllm_config.parallel_config.rank
+        self.stopwatch = machine.workers[rank]
+
+        def open_engine(page_map: PageMap, memory: object, **terms: object) -> VirtualCopyEngine:
+            engine = VirtualCopyEngine(page_map, machine.links[rank])
+            machine.engines.append(engine)
+            return engine
+
+        return GroundWorker(replace(start.worker_terms(), open_engine=open_engine), start.open_for_worker)
+
+    def _find_machine(self) -> Machine:
+        assert self._vllm_config.kv_transfer_config is not None
+        return MACHINES[str(self._vllm_config.kv_transfer_config.engine_id)]
+
+
+def _time(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def timed(connector: GroundConnector, *args: Any, **kwargs: Any) -> Any:
+        with connector.stopwatch:
+            return hook(connector, *args, **kwargs)
+
+    return timed
+
+
+for _name, _hook in list(vars(KVOffloadConnector).items()):
+    if not _name.startswith("_") and callable(_hook) and not isinstance(_hook, type):
+        setattr(GroundConnector, _name, _time(_hook))

@@ -1,0 +1,239 @@
+"""vLLM's configuration of a model, and what vLLM itself makes of its layers: groups, blocks, sizes.
+
+The installed vLLM is built for CPUs. What its platform changes for them is changed back to what it is on CUDA: the
+block size, the type of states, and asynchronous scheduling.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator, MambaStateShapeCalculator
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    resolve_cache_hit_alignment_tokens,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    get_kv_quant_mode,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from benchmarks.ground.models import Model
+
+LAYOUT = KVCacheLayout.LBNHC
+"""What FlashAttention, FlashMLA and Triton on CUDA prefer."""
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+"""Drafts without layers of their own: what the scheduler and the connector see of them is their number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTerms:
+    """How one engine is run."""
+
+    is_async: bool = True
+    runner: int = 2
+    """1 or 2: whose order of calls the workers have."""
+    max_running: int = 256
+    step_tokens: int = 8192
+    drafts: int = 0
+    connector: str | None = None
+    """The name of a class in `benchmarks.ground`, with its module before a colon; None: no connector."""
+    settings: Mapping[str, Any] | None = None
+    """The connector's."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What the processes of one engine are given."""
+
+    model: Model
+    terms: EngineTerms
+    vllm: VllmConfig
+    worker: KVCacheConfig
+    """Of every rank: they are alike."""
+    scheduler: KVCacheConfig
+    block_size: int
+    hash_block_size: int
+
+
+def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
+    """As `EngineCore` makes it. `folder` gets the model's config, once."""
+    vllm = _make_vllm_config(model, terms, folder)
+    specs = make_layer_specs(model, vllm)
+    for name in specs:
+        vllm.compilation_config.static_forward_context[name] = _make_layer(model)
+    workers = get_kv_cache_configs(vllm, [specs] * model.ranks, [model.cache_bytes] * model.ranks)
+    for worker in workers:
+        worker.kv_cache_layout = LAYOUT.name
+    scheduler = generate_scheduler_kv_cache_config(workers)
+    vllm.cache_config.num_gpu_blocks = scheduler.num_blocks
+    sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_groups]
+    vllm.cache_config.block_size = min(sizes)
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(scheduler, vllm)
+    alignment = resolve_cache_hit_alignment_tokens(scheduler, vllm, block_size, hash_block_size)
+    for cache in (*workers, scheduler):
+        cache.hash_block_size = hash_block_size
+        cache.cache_hit_alignment_tokens = alignment
+    return EngineConfig(model, terms, vllm, workers[0], scheduler, block_size, hash_block_size)
+
+
+def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
+    """What each layer of one rank says of its cache, as vLLM's own layers say it."""
+    makers = _SpecMakers(model, vllm)
+    return {f"model.layers.{layer}.attn": makers.make(kind) for layer, kind in enumerate(_list_kinds(model.config))}
+
+
+def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmConfig:
+    place = folder / model.name
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.json").write_text(json.dumps(model.config))
+    # A model's revision is a digest of its weights: these have none.
+    (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    transfer = None
+    if terms.connector is not None:
+        module, _, name = terms.connector.partition(":")
+        transfer = {
+            "kv_connector": name,
+            "kv_connector_module_path": f"benchmarks.ground.{module}",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": dict(terms.settings or {}),
+        }
+    arguments = {
+        "model": str(place),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "tensor_parallel_size": model.ranks,
+        "distributed_executor_backend": "mp",
+        "kv_cache_dtype": model.kv_dtype,
+        "block_size": model.block_size,
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": terms.max_running,
+        "max_num_batched_tokens": terms.step_tokens,
+        "kv_transfer_config": transfer,
+        "speculative_config": dict(DRAFTS, num_speculative_tokens=terms.drafts) if terms.drafts else None,
+        **model.extra,
+    }
+    vllm = EngineArgs(**arguments).create_engine_config()
+    vllm.scheduler_config.async_scheduling = terms.is_async
+    vllm.cache_config.block_size = model.block_size
+    vllm.cache_config.mamba_ssm_cache_dtype = "auto"
+    vllm.cache_config.kv_cache_layout = LAYOUT.name
+    return vllm
+
+
+def _make_layer(model: Model) -> Any:
+    """What the connector's identity asks of a layer."""
+    scales = {"_k_scale": torch.ones(()), "_v_scale": torch.ones(())} if model.kv_dtype != "auto" else {}
+    return SimpleNamespace(kv_cache_dtype=model.kv_dtype, **scales)
+
+
+def _list_kinds(config: Mapping[str, Any]) -> list[str]:
+    count = config["num_hidden_layers"]
+    if "kv_lora_rank" in config:
+        return ["latent"] * count
+    if "layer_types" in config:
+        return ["window" if kind == "sliding_attention" else "full" for kind in config["layer_types"]]
+    if every := config.get("sliding_window_pattern"):
+        return ["full" if (at + 1) % every == 0 else "window" for at in range(count)]
+    if every := config.get("full_attention_interval"):
+        return ["full" if (at + 1) % every == 0 else "state" for at in range(count)]
+    return ["full"] * count
+
+
+class _SpecMakers:
+    """One for each kind of layer."""
+
+    def __init__(self, model: Model, vllm: VllmConfig) -> None:
+        self._config = model.config
+        self._ranks = model.ranks
+        self._vllm = vllm
+        self._dtype = torch.uint8 if model.kv_dtype == "fp8" else torch.bfloat16
+        self._quant = get_kv_quant_mode(model.kv_dtype)
+        self._block_size = self._find_block_size(model.block_size)
+
+    def make(self, kind: str) -> KVCacheSpec:
+        config = self._config
+        if kind == "state":
+            return self._make_state(padded=self._make_full(self._block_size).page_size_bytes)
+        if kind == "latent":
+            return MLAAttentionSpec(
+                block_size=self._block_size,
+                num_kv_heads=1,
+                max_tp_shards=1,
+                head_size=config["kv_lora_rank"] + config["qk_rope_head_dim"],
+                dtype=self._dtype,
+                cache_dtype_str="auto",
+                kv_quant_mode=self._quant,
+            )
+        if kind == "window":
+            return SlidingWindowSpec(
+                **self._attention(self._block_size),
+                sliding_window=config["sliding_window"],
+            )
+        return self._make_full(self._block_size)
+
+    def _make_full(self, block_size: int) -> FullAttentionSpec:
+        return FullAttentionSpec(**self._attention(block_size))
+
+    def _attention(self, block_size: int) -> dict[str, Any]:
+        config = self._config
+        return {
+            "block_size": block_size,
+            "num_kv_heads": max(config["num_key_value_heads"] // self._ranks, 1),
+            "head_size": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+            "dtype": self._dtype,
+            "kv_quant_mode": self._quant,
+        }
+
+    def _make_state(self, *, padded: int | None) -> MambaSpec:
+        config, cache = self._config, self._vllm.cache_config
+        shapes = MambaStateShapeCalculator.gated_delta_net_state_shape(
+            self._ranks,
+            config["linear_num_key_heads"],
+            config["linear_num_value_heads"],
+            config["linear_key_head_dim"],
+            config["linear_value_head_dim"],
+            config["linear_conv_kernel_dim"],
+            self._vllm.num_speculative_tokens,
+        )
+        dtypes = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
+            torch.bfloat16, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+        )
+        return MambaSpec(
+            shapes=tuple(shapes),
+            dtypes=tuple(dtypes),
+            block_size=self._block_size,
+            page_size_padded=padded,
+            mamba_cache_mode=cache.mamba_cache_mode,
+            num_speculative_blocks=self._vllm.num_speculative_tokens,
+        )
+
+    def _find_block_size(self, kernel: int) -> int:
+        """A page of attention is no smaller than a state, as vLLM's platforms see to it."""
+        self._block_size = kernel
+        if "linear_num_value_heads" not in self._config:
+            return kernel
+        state = self._make_state(padded=None).page_size_bytes
+        token = self._make_full(1).page_size_bytes
+        size = -(-state // (token * kernel)) * kernel
+        self._vllm.cache_config.mamba_block_size = size
+        return size

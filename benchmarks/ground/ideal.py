@@ -1,0 +1,200 @@
+"""The connector that ours is measured by: saves and loads take the link's time alone, and it misses nothing that the
+pool's bytes could hold, least recently used first out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from benchmarks.ground.engine_config import LAYOUT
+from benchmarks.ground.machine import MACHINES
+from benchmarks.ground.virtual_copy import LINK_RATE
+from benchmarks.ground.virtual_memory import map_tensors
+from kvoffload.cache import GroupRule, needed_blocks
+from kvoffload.cache.boundary import find_reach
+from kvoffload.connector import vllm_compat
+from kvoffload.connector.geometry import EngineCache, describe_cache
+from kvoffload.kvspec import ReuseRule
+
+_Name = tuple[int, bytes]
+
+
+@dataclass(frozen=True)
+class IdealPlan(KVConnectorMetadata):
+    """Requests that load, and how many bytes of each rank."""
+
+    loads: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass
+class _Seen:
+    """Of a request."""
+
+    request: Any
+    blocks: list[int]
+    """By group: how many are saved, or on their way."""
+    local: int = 0
+    """Tokens that the engine had itself when it asked last."""
+
+
+class IdealConnector(KVConnectorBase_V1, SupportsHMA):
+    """vLLM makes it by name. `pool_bytes` of its settings: of all ranks."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._machine = MACHINES[str(transfer.engine_id)]
+        self._rank = vllm_config.parallel_config.rank
+        self._under_way: dict[str, float] = {}
+        if role is KVConnectorRole.WORKER:
+            return
+        cache = EngineCache(
+            config=kv_cache_config,
+            tensors=map_tensors(kv_cache_config, LAYOUT),
+            sharing={},
+            layout=LAYOUT.name,
+            hash_block_size=kv_cache_config.hash_block_size,
+        )
+        groups = describe_cache(cache).groups
+        self._rules = [
+            GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window) for group in groups
+        ]
+        self._bytes = [group.record_bytes for group in groups]
+        shards = vllm_config.parallel_config.tensor_parallel_size // vllm_compat.kv_replicas(kv_cache_config)
+        self._room = transfer.kv_connector_extra_config["pool_bytes"] // shards
+        self._alignment = vllm_compat.hit_alignment(vllm_config, kv_cache_config)
+        self._per_block = [rule.block_size // kv_cache_config.hash_block_size for rule in self._rules]
+        self._pool: OrderedDict[_Name, int] = OrderedDict()
+        self._used = 0
+        self._seen: dict[str, _Seen] = {}
+        self._saved: list[_Name] = []
+        """By the step that was planned last: they are there when its forward and the link are done."""
+        self._coming: list[tuple[float, list[_Name]]] = []
+        self._loads: list[tuple[str, int]] = []
+
+    # ---- scheduler ----
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    def on_new_request(self, request: Any) -> None:
+        self._seen[request.request_id] = _Seen(request, [0] * len(self._rules))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        self._take_in()
+        self._seen[request.request_id].local = num_computed_tokens
+        limit = (request.num_tokens - 1) // self._alignment * self._alignment
+        present = [self._find_present(request.block_hashes, group) for group in range(len(self._rules))]
+        reach = find_reach(self._rules, present, local=num_computed_tokens, limit=limit, alignment=self._alignment)
+        return reach - num_computed_tokens, reach > num_computed_tokens
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if not num_external_tokens:
+            return
+        local, size = self._seen[request.request_id].local, 0
+        boundary = local + num_external_tokens
+        for group, rule in enumerate(self._rules):
+            needed = needed_blocks(rule, local=local, boundary=boundary)
+            size += len(needed) * self._bytes[group]
+            for name in self._names(request.block_hashes, group, needed):
+                if name in self._pool:
+                    self._pool.move_to_end(name)
+        self._loads.append((request.request_id, size))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        self._take_in()
+        state = scheduler_output.kv_connector_block_state
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            seen = self._seen[request_id]
+            hashes = seen.request.block_hashes
+            full = min(seen.request.num_computed_tokens + tokens, len(hashes) * self._hash_size)
+            for group, rule in enumerate(self._rules):
+                if rule.reuse is ReuseRule.EXACT_BOUNDARY:
+                    continue
+                end = full // rule.block_size
+                self._saved += self._names(hashes, group, range(seen.blocks[group], end))
+                seen.blocks[group] = max(seen.blocks[group], end)
+        for request_id, offers in (state.boundary_state_offloads if state is not None else {}).items():
+            hashes = self._seen[request_id].request.block_hashes
+            for table, _, boundary in offers:
+                size = self._rules[table].block_size
+                if boundary % size == 0 and boundary <= len(hashes) * self._hash_size:
+                    self._saved += self._names(hashes, table, range(boundary // size - 1, boundary // size))
+        loads, self._loads = tuple(self._loads), []
+        return IdealPlan(loads)
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
+        self._seen.pop(request.request_id, None)
+        return False, None
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    @property
+    def _hash_size(self) -> int:
+        return self._rules[0].block_size // self._per_block[0]
+
+    def _names(self, hashes: Any, group: int, positions: Iterable[int]) -> list[_Name]:
+        per_block = self._per_block[group]
+        return [(group, bytes(hashes[(at + 1) * per_block - 1])) for at in positions]
+
+    def _find_present(self, hashes: Any, group: int) -> Any:
+        names = self._names(hashes, group, range(len(hashes) // self._per_block[group]))
+        return np.fromiter((name in self._pool for name in names), np.bool_, len(names))
+
+    def _take_in(self) -> None:
+        """What has come to the pool by now."""
+        if self._saved:
+            saved, self._saved = self._saved, []
+            size = sum(self._bytes[group] for group, _ in saved)
+            link = self._machine.links[0]
+            self._coming.append((link.saves.run(size / LINK_RATE, not_before_s=link.forwards.free_s), saved))
+        while self._coming and self._coming[0][0] <= self._machine.clock.now_s:
+            for name in self._coming.pop(0)[1]:
+                if name not in self._pool:
+                    self._used += self._bytes[name[0]]
+                self._pool[name] = self._bytes[name[0]]
+                self._pool.move_to_end(name)
+            while self._used > self._room:
+                self._used -= self._pool.popitem(last=False)[1]
+
+    # ---- worker ----
+
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        pass
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, IdealPlan)
+        link = self._machine.links[self._rank]
+        for request_id, size in plan.loads:
+            self._under_way[request_id] = link.loads.run(size / LINK_RATE, not_before_s=link.worker.now_s)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        now_s = self._machine.links[self._rank].worker.now_s
+        ended = {name for name, end_s in self._under_way.items() if end_s <= now_s}
+        for name in ended:
+            del self._under_way[name]
+        return KVConnectorTransferResults(finished_recving=ended)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass

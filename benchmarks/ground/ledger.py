@@ -1,0 +1,112 @@
+"""What a run left in the pool, against what was worth it: counted from requests' tokens, not by the connector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
+
+from benchmarks.ground.engine import Served, VirtualEngine
+from kvoffload.cache import needed_blocks
+from kvoffload.connector.block_chain import BlockChain
+from kvoffload.kvspec import ReuseRule
+from kvoffload.types import HASH_BYTES
+
+_Key = tuple[int, bytes]
+"""Group of the engine's tables, and the engine's own hash."""
+
+
+@dataclass
+class EvictionLog:
+    """What an engine's block pool takes of its own cache. vLLM tells it as it tells its metrics."""
+
+    taken: list[_Key] = field(default_factory=list)
+
+    def on_block_evicted(self, block: Any) -> None:
+        if block.block_hash is not None:
+            self.taken.append((get_group_id(block.block_hash), bytes(get_block_hash(block.block_hash))))
+
+    def on_block_allocated(self, block: Any) -> None:
+        pass
+
+    def on_block_accessed(self, block: Any) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+def watch_evictions(engine: VirtualEngine) -> EvictionLog:
+    """From now on."""
+    log: Any = EvictionLog()
+    engine.scheduler.kv_cache_manager.block_pool.metrics_collector = log
+    return log  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of blocks."""
+
+    count: int
+    of: int
+
+    @property
+    def value(self) -> float:
+        return self.count / self.of if self.of else 1.0
+
+
+class PoolLedger:
+    """Of one engine with our connector. Asks the index that the engine itself looks into."""
+
+    def __init__(self, engine: VirtualEngine) -> None:
+        connector: Any = engine.scheduler.connector
+        self._parts = connector._scheduler._parts
+        self._worth: dict[_Key, bytes] = {}
+        """Names in the pool of all blocks that are worth saving."""
+
+    def add(self, served: Iterable[Served]) -> None:
+        """Full attention is worth its full blocks; windows and states what hits need that end where a prompt or a
+        request does. In a model with states nothing is worth anything beyond the last one that the engine can keep."""
+        groups = self._parts.groups
+        for one in served:
+            chain = BlockChain(groups)
+            chain.follow(one.request.block_hashes)
+            prompt, computed = len(one.ask.prompt), one.ask.tokens - 1
+            ends = {groups.align(prompt - 1)}
+            if not groups.with_states:
+                ends |= {groups.align(prompt), groups.align(computed)}
+            for group, rule in enumerate(groups.rules):
+                if rule.reuse is ReuseRule.PREFIX and not groups.with_states:
+                    self._note(one, chain, group, range(computed // rule.block_size))
+                    continue
+                for end in ends:
+                    self._note(one, chain, group, needed_blocks(rule, local=0, boundary=end))
+
+    def count_saved(self) -> Share:
+        """How many of them are in the pool."""
+        saved = self._count_present(self._worth)
+        return Share(saved, len(self._worth))
+
+    def count_taken(self, log: EvictionLog) -> Share:
+        """How many of those that the engine took from its own cache are in the pool."""
+        taken = {key for key in log.taken if key in self._worth}
+        return Share(self._count_present(taken), len(taken))
+
+    def _note(self, one: Served, chain: BlockChain, group: int, positions: range) -> None:
+        index, per_block = self._parts.groups.facts[group].index, self._parts.groups.hashes_per_block[group]
+        hashes, names = one.request.block_hashes, chain.names(group, positions)
+        for at, position in enumerate(positions):
+            name = names[at * HASH_BYTES : (at + 1) * HASH_BYTES]
+            self._worth[index, bytes(hashes[(position + 1) * per_block - 1])] = name
+
+    def _count_present(self, keys: Iterable[_Key]) -> int:
+        by_group: dict[int, list[bytes]] = {}
+        for key in keys:
+            by_group.setdefault(self._parts.groups.of_table[key[0]], []).append(self._worth[key])
+        return sum(int(np.sum(self._lookup(group, names))) for group, names in by_group.items())
+
+    def _lookup(self, group: int, names: Sequence[bytes]) -> Any:
+        return self._parts.cache.lookup(group, b"".join(names))

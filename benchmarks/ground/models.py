@@ -1,0 +1,249 @@
+"""Models as they are deployed: what their published configs say, on how many GPUs, and what is left for the KV cache.
+
+Configs are the fields of the published `config.json` that decide about the cache. Weights are the checkpoint's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GB = 10**9
+USABLE_SHARE = 0.9
+"""Of a GPU's memory: vLLM's `gpu_memory_utilization` as most deployments have it."""
+WORKSPACE_BYTES = 8 * GB
+"""Of a rank, for activations, CUDA graphs and NCCL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Of one card. Rates are what kernels achieve, beside what the data sheet says."""
+
+    name: str
+    memory_bytes: int
+    flops: float
+    """A second, dense bf16: 400 of the 989 TFLOP/s of the data sheet, as prefills of large models reach."""
+    memory_rate: float
+    """Bytes a second: three quarters of the data sheet's."""
+
+
+H100 = Gpu(name="H100", memory_bytes=80 * GB, flops=400e12, memory_rate=2.5e12)
+"""SXM: 3.35 TB/s by the data sheet."""
+H200 = Gpu(name="H200", memory_bytes=141 * GB, flops=400e12, memory_rate=3.6e12)
+"""4.8 TB/s by the data sheet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One deployment."""
+
+    name: str
+    config: Mapping[str, Any]
+    ranks: int
+    weight_bytes: float
+    parameters: float
+    active_parameters: float
+    """Of a token: fewer than all where experts are chosen."""
+    gpu: Gpu = H100
+    kv_dtype: str = "auto"
+    block_size: int = 16
+    max_model_len: int = 131072
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the engine beside these."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of one rank."""
+        return int(self.gpu.memory_bytes * USABLE_SHARE - self.weight_bytes / self.ranks - WORKSPACE_BYTES)
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        return self.weight_bytes / self.parameters
+
+
+_LLAMA: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 131072,
+}
+_LLAMA_70B: Mapping[str, Any] = {
+    **_LLAMA,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+}
+
+LLAMA_8B = Model(
+    name="Llama-3.1-8B",
+    config={
+        **_LLAMA,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+    },
+    ranks=1,
+    weight_bytes=16.1 * GB,
+    parameters=8.03e9,
+    active_parameters=8.03e9,
+)
+LLAMA_70B = Model(
+    name="Llama-3.1-70B",
+    config=_LLAMA_70B,
+    ranks=8,
+    weight_bytes=141.1 * GB,
+    parameters=70.6e9,
+    active_parameters=70.6e9,
+)
+LLAMA_70B_FP8 = Model(
+    name="Llama-3.1-70B-fp8-kv",
+    config=_LLAMA_70B,
+    ranks=8,
+    weight_bytes=141.1 * GB,
+    parameters=70.6e9,
+    active_parameters=70.6e9,
+    kv_dtype="fp8",
+)
+DEEPSEEK_V3 = Model(
+    name="DeepSeek-V3",
+    config={
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000,
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": 163840,
+    },
+    ranks=8,
+    weight_bytes=688.6 * GB,
+    parameters=671e9,
+    active_parameters=37e9,
+    gpu=H200,
+    block_size=64,
+)
+"""On H200: its weights do not fit 8 x H100. Blocks of 64 tokens, as FlashMLA wants them."""
+GPT_OSS_120B = Model(
+    name="gpt-oss-120b",
+    config={
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        "vocab_size": 201088,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000,
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": 131072,
+    },
+    ranks=2,
+    weight_bytes=65.3 * GB,
+    parameters=116.8e9,
+    active_parameters=5.1e9,
+)
+GEMMA_3_27B = Model(
+    name="gemma-3-27b",
+    config={
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 168,
+        "vocab_size": 262208,
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": 131072,
+    },
+    ranks=2,
+    weight_bytes=54.8 * GB,
+    parameters=27.4e9,
+    active_parameters=27.4e9,
+)
+QWEN3_NEXT_80B = Model(
+    name="Qwen3-Next-80B",
+    config={
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "decoder_sparse_step": 1,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000000,
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": 262144,
+    },
+    ranks=4,
+    weight_bytes=162.7 * GB,
+    parameters=81.3e9,
+    active_parameters=3.9e9,
+    extra={"mamba_cache_mode": "align"},
+)
+
+MODELS: Sequence[Model] = (
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_70B_FP8,
+    DEEPSEEK_V3,
+    GPT_OSS_120B,
+    GEMMA_3_27B,
+    QWEN3_NEXT_80B,
+)

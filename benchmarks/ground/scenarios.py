@@ -1,0 +1,377 @@
+"""What is asked of each model on the proving ground, and the figures that come of it, beside their goals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+
+from benchmarks.ground.accelerator import StepCost
+from benchmarks.ground.engine import Run, VirtualEngine
+from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.ledger import PoolLedger, Share, watch_evictions
+from benchmarks.ground.models import Model
+from benchmarks.ground.server import count_left
+from benchmarks.ground.trial import ROOM, open_bare, open_ideal, open_ours
+from benchmarks.ground.work import (
+    Ask,
+    come_at,
+    count_tokens,
+    cut,
+    make_agents,
+    make_fresh,
+    read_conversations,
+    repeat,
+    write_conversations,
+)
+from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
+from kvoffload.units import GIB, MIB
+
+Params = dict[str, int | float | str]
+SMALL_POOL = 64 * MIB
+SHARED_POOL = 256 * GIB
+"""Of conversations and agents: ours and the ideal one's."""
+
+
+@dataclass
+class Ground:
+    """What a run of the benchmark is told, and what its pictures are drawn from."""
+
+    folder: Path
+    trace: Path | None = None
+    is_short: bool = False
+    scenarios: Sequence[str] = ()
+    """Names of those that are wanted; none: all."""
+    runs: dict[str, Run] = field(default_factory=dict)
+    """Of our connector, by model: the conversations, or the scenario that there is."""
+
+    def find_trace(self) -> Path:
+        """The given one, or one that is made."""
+        if self.trace is None:
+            self.trace = self.folder / "conversations.jsonl"
+            write_conversations(self.trace, requests=400)
+        return self.trace
+
+
+def measure_model(model: Model, ground: Ground, progress: Progress) -> Iterator[Result]:
+    """Every scenario of one model."""
+    for scenario in SHORT if ground.is_short else ALL:
+        if ground.scenarios and scenario.__name__ not in ground.scenarios:
+            continue
+        progress(f"{model.name}: {(scenario.__doc__ or '').splitlines()[0].rstrip('.').lower()}")
+        yield from scenario(model, ground)
+
+
+# ---- scenarios ----
+
+
+def save_all(model: Model, ground: Ground) -> Iterator[Result]:
+    """Prompts of a whole step each, saved as they fill, and asked for again when the engine has forgotten them."""
+    asks = make_fresh(12 if ground.is_short else 32, tokens=8192, new_tokens=64, per_s=0)
+    for terms in _shapes(ground):
+        params: Params = {"model": model.name, "scenario": "eager", **_describe(terms)}
+        is_first = terms == EngineTerms()
+        with open_ours(model, terms) as engine:
+            first = engine.serve(asks)
+            ledger = PoolLedger(engine)
+            ledger.add(first.served)
+            saved = ledger.count_saved()
+            assert engine.forget()
+            again = engine.serve(repeat(asks, from_s=0, new_tokens=16))
+            left = count_left(engine)
+        if model.name not in ground.runs:
+            ground.runs[model.name] = Run()
+            for run in (first, again):
+                ground.runs[model.name].append(run)
+        yield _share("saved", saved, 0.995, params)
+        yield _left(left, params)
+        yield from _worker_times(first, params)
+        if is_first:
+            with open_ideal(model, terms) as engine:
+                engine.serve(asks)
+                assert engine.forget()
+                yield from _compare(again, engine.serve(repeat(asks, from_s=0, new_tokens=16)), params)
+
+
+def save_before_eviction(model: Model, ground: Ground) -> Iterator[Result]:
+    """Saved when the engine is about to take the block: 512 and 1,024 blocks of 16 tokens in a step."""
+    for step_tokens in (8192, 16384):
+        terms = EngineTerms(step_tokens=step_tokens)
+        params: Params = {"model": model.name, "scenario": "on_evict", "step_tokens": step_tokens}
+        with open_ours(model, terms, settings={"save_policy": "on_evict"}) as engine:
+            log = watch_evictions(engine)
+            per_prompt = _blocks_of(engine, step_tokens)
+            blocks = engine.config.scheduler.num_blocks
+            count = int(1.5 * blocks / per_prompt) + 8
+            # Long enough that saves are not behind the link's rate: what it cannot carry, nobody can save.
+            asks = make_fresh(count, tokens=step_tokens, new_tokens=1, per_s=0)
+            run = engine.serve(asks)
+            ledger = PoolLedger(engine)
+            ledger.add(run.served)
+            taken = ledger.count_taken(log)
+            left = count_left(engine)
+        params["blocks_a_step"] = per_prompt
+        assert taken.of, "the engine has room for all"
+        yield _share("saved before taken", taken, 0.99, params)
+        yield from _scheduler_times(run, params)
+        yield _left(left, params)
+
+
+def keep_up(model: Model, ground: Ground) -> Iterator[Result]:
+    """256 requests running, and prompts of 100,000 tokens in chunks of 8k beside them."""
+    asks = make_fresh(256, tokens=1500, new_tokens=160, per_s=0, seed=3)
+    asks += make_fresh(3, tokens=100_000, new_tokens=8, per_s=0.5, seed=4)
+    for terms in (EngineTerms(), EngineTerms(runner=1)):
+        params: Params = {"model": model.name, "scenario": "256 running", **_describe(terms)}
+        with open_ours(model, terms) as engine:
+            run = engine.serve(asks)
+            left = count_left(engine)
+        if terms.runner == 2:
+            yield from _scheduler_times(run, params)
+        yield from _worker_times(run, params)
+        yield _left(left, params)
+
+
+def carry_backlog(model: Model, ground: Ground) -> Iterator[Result]:
+    """64 requests decode with 8,192 tokens each that found no room, beside the same with room for all."""
+    asks = make_fresh(64, tokens=8192, new_tokens=64, per_s=0, seed=5)
+    times: dict[int, float] = {}
+    for pool_bytes in (ROOM, SMALL_POOL):
+        with open_ours(model, EngineTerms(), pool_bytes=pool_bytes) as engine:
+            run = engine.serve(asks)
+        steps = [step.scheduler_ms for step in run.steps if step.requests and step.tokens == step.requests]
+        times[pool_bytes] = statistics.fmean(steps)
+    yield Result(
+        name="scheduler with a backlog",
+        value=times[SMALL_POOL],
+        limit=times[ROOM],
+        unit="ms",
+        spread=0.0,
+        goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.2),
+        params={"model": model.name, "scenario": "backlog", "tokens": 64 * 8192},
+    )
+
+
+def serve_conversations(model: Model, ground: Ground) -> Iterator[Result]:
+    """Conversations at 0.6 and 1.2 of the tokens a second that it can compute; halfway it forgets its own cache."""
+    asks = read_conversations(ground.find_trace(), limit=160)
+    asks = [ask for ask in asks if ask.tokens <= model.max_model_len]
+    rate = StepCost(model).prefill_rate()
+    for load in (0.6, 1.2):
+        params: Params = {"model": model.name, "scenario": "conversations", "load": load, "requests": len(asks)}
+        timed = come_at(asks, tokens_per_s=load * rate)
+        yield from _serve_beside_ideal(model, ground, cut(timed), params, is_pictured=load == 0.6)
+
+
+def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
+    """Sessions of 40 turns that grow from 40,000 tokens to 120,000, with tool outputs of 2k."""
+    asks = make_agents(5, turns=40, first_tokens=40_000, tool_tokens=1840, new_tokens=160, think_s=5.0)
+    params: Params = {"model": model.name, "scenario": "agents", "requests": len(asks)}
+    yield from _serve_beside_ideal(model, ground, [asks], params)
+
+
+def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
+    """Nothing is reused: what the connector costs in output tokens a second."""
+    asks = make_fresh(64 if ground.is_short else 160, tokens=2000, new_tokens=200, per_s=0, seed=6)
+    params: Params = {"model": model.name, "scenario": "nothing reused"}
+    with open_ours(model, EngineTerms()) as engine:
+        ours = engine.serve(asks)
+        left = count_left(engine)
+    with open_bare(model, EngineTerms()) as engine:
+        bare = engine.serve(asks)
+    yield Result(
+        name="output tokens a second",
+        value=ours.output_tokens / ours.seconds,
+        limit=bare.output_tokens / bare.seconds,
+        unit="/s",
+        spread=0.0,
+        goal=Goal(Measure.RATIO, Bound.AT_LEAST, 0.99),
+        params=params,
+    )
+    yield _left(left, params)
+
+
+Scenario = Callable[[Model, Ground], Iterator[Result]]
+SHORT: Sequence[Scenario] = (save_all, carry_backlog, compute_all)
+ALL: Sequence[Scenario] = (
+    save_all,
+    save_before_eviction,
+    keep_up,
+    carry_backlog,
+    serve_conversations,
+    serve_agents,
+    compute_all,
+)
+
+
+# ---- figures ----
+
+
+def _shapes(ground: Ground) -> Sequence[EngineTerms]:
+    """Ways to run an engine: the first one is what most have."""
+    if ground.is_short:
+        return (EngineTerms(), EngineTerms(runner=1))
+    return (
+        EngineTerms(),
+        EngineTerms(runner=1),
+        EngineTerms(is_async=False),
+        EngineTerms(drafts=3),
+        EngineTerms(runner=1, drafts=3),
+    )
+
+
+def _describe(terms: EngineTerms) -> Params:
+    return {"runner": terms.runner, "async": int(terms.is_async), "drafts": terms.drafts}
+
+
+def _serve_beside_ideal(
+    model: Model, ground: Ground, parts: Sequence[Sequence[Ask]], params: Params, *, is_pictured: bool = False
+) -> Iterator[Result]:
+    """Before each part but the first, the engine's own cache is reset."""
+    opened: list[AbstractContextManager[VirtualEngine]] = [
+        open_ours(model, EngineTerms(), pool_bytes=SHARED_POOL),
+        open_ideal(model, EngineTerms(), pool_bytes=SHARED_POOL),
+    ]
+    with opened[0] as engine:
+        ours = _serve_parts(engine, parts)
+        left = count_left(engine)
+    if is_pictured:
+        ground.runs[model.name] = ours
+    with opened[1] as engine:
+        ideal = _serve_parts(engine, parts)
+    params = {**params, "prompt_tokens": sum(count_tokens(part) for part in parts)}
+    yield from _compare(ours, ideal, params)
+    yield from _scheduler_times(ours, params)
+    yield _left(left, params)
+
+
+def _serve_parts(engine: VirtualEngine, parts: Sequence[Sequence[Ask]]) -> Run:
+    """All of it as one run."""
+    whole = Run()
+    for number, part in enumerate(parts):
+        if number:
+            assert engine.forget()
+        whole.append(engine.serve(part))
+    return whole
+
+
+def _compare(ours: Run, ideal: Run, params: Params) -> Iterator[Result]:
+    """Tokens hit, and the first tokens of requests that are hits for the ideal connector."""
+    yield Result(
+        name="tokens hit",
+        value=_count_hits(ours),
+        limit=max(_count_hits(ideal), 1),
+        unit="tokens",
+        spread=0.0,
+        goal=Goal(Measure.RATIO, Bound.AT_LEAST, 0.98),
+        params={
+            **params,
+            "external": sum(one.external_tokens for one in ours.served),
+            "ideal_external": sum(one.external_tokens for one in ideal.served),
+        },
+    )
+    hits = {one.ask.name for one in ideal.served if one.external_tokens}
+    mine, its = _first_tokens(ours, hits), _first_tokens(ideal, hits)
+    if not its:
+        return
+    for at, ratio in ((50, 1.1), (99, 1.25)):
+        yield Result(
+            name=f"ttft of hits, p{at}",
+            value=_percentile(mine, at),
+            limit=_percentile(its, at),
+            unit="ms",
+            spread=0.0,
+            goal=Goal(Measure.RATIO, Bound.AT_MOST, ratio),
+            params={**params, "hits": len(its)},
+        )
+
+
+def _count_hits(run: Run) -> int:
+    return sum(one.cached_tokens for one in run.served)
+
+
+def _first_tokens(run: Run, names: set[str]) -> list[float]:
+    return [one.ttft_s * 1e3 for one in run.served if one.ask.name in names]
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
+
+
+def _share(name: str, share: Share, goal: float, params: Params) -> Result:
+    return Result(
+        name=name,
+        value=share.count,
+        limit=max(share.of, 1),
+        unit="blocks",
+        spread=0.0,
+        goal=Goal(Measure.RATIO, Bound.AT_LEAST, goal),
+        params=params,
+    )
+
+
+def _left(left: dict[str, int], params: Params) -> Result:
+    """What is left is told by its name."""
+    found: Params = {name: count for name, count in left.items() if count}
+    return Result(
+        name="left at the end",
+        value=sum(left.values()),
+        limit=1,
+        unit="",
+        spread=0.0,
+        goal=Goal(Measure.VALUE, Bound.AT_MOST, 0),
+        params={**params, **found},
+    )
+
+
+def _scheduler_times(run: Run, params: Params) -> Iterator[Result]:
+    """CPU time of the thread: this machine is shared, so a clock on the wall tells of its neighbours. Beside vLLM's."""
+    mine = [step.scheduler_ms for step in run.steps]
+    its = [step.engine_ms for step in run.steps]
+    wall = [step.scheduler_wall_ms for step in run.steps]
+    parts: tuple[tuple[str, Callable[[Sequence[float]], float], float], ...] = (
+        ("mean", statistics.fmean, 0.3),
+        ("p99", lambda values: _percentile(values, 99), 1.0),
+    )
+    for name, reduce, goal in parts:
+        yield Result(
+            name=f"scheduler's thread a step, {name}",
+            value=reduce(mine),
+            limit=reduce(its),
+            unit="ms",
+            spread=0.0,
+            goal=Goal(Measure.VALUE, Bound.AT_MOST, goal),
+            params={**params, "wall_ms": round(reduce(wall), 3), "steps": len(run.steps)},
+        )
+
+
+def _worker_times(run: Run, params: Params) -> Iterator[Result]:
+    """Of the slowest rank, and its waits in virtual time, in steps that compute something."""
+    steps = [step for step in run.steps if step.tokens]
+    for name, values, goal in (
+        ("worker's thread a step", [step.worker_ms for step in steps], 0.1),
+        ("worker's wait a step", [step.waited_ms for step in steps], 0.0),
+    ):
+        yield Result(
+            name=f"{name}, mean",
+            value=statistics.fmean(values),
+            limit=statistics.fmean([step.seconds * 1e3 for step in steps]),
+            unit="ms",
+            spread=0.0,
+            goal=Goal(Measure.VALUE, Bound.AT_MOST, goal),
+            params={**params, "p99": round(_percentile(values, 99), 3)},
+        )
+
+
+def _blocks_of(engine: VirtualEngine, tokens: int) -> int:
+    """That a prompt of so many tokens keeps: those of full attention, since windows and states move on."""
+    groups = engine.config.scheduler.kv_cache_groups
+    sizes = [
+        g.kv_cache_spec.block_size for g in groups if type(g.kv_cache_spec) in (FullAttentionSpec, MLAAttentionSpec)
+    ]
+    return sum(tokens // size for size in sizes)

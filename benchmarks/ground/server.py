@@ -1,0 +1,98 @@
+"""A real `kvoffload serve` beside a virtual engine, and what its engine's client still owes or is owed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvoffload.errors import BenchmarkError
+
+SEGMENT = "4GiB"
+ENVIRONMENT = {"KVOFFLOAD_TESTS": "1"}
+"""A sparse pool is for tests alone."""
+END_S = 30.0
+MAX_LOOKS = 2000
+LOOK_S = 0.0005
+
+
+@contextmanager
+def run_server(folder: Path, *, memory: str) -> Iterator[Path]:
+    """Its socket. Of its memory only the index has pages: nobody touches a record."""
+    socket = folder / "s"
+    command = [sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", "0"]
+    settings = {"server": socket, "memory": memory, "segment_size": SEGMENT, "sparse_memory": "true"}
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT})
+    assert process.stdout is not None
+    try:
+        if not process.stdout.readline().startswith("kvoffload serves"):
+            raise BenchmarkError("the cache server did not start", remedy="see what it wrote before this line")
+        yield socket
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def await_answers(client: Any, at_most_s: float) -> None:
+    """In reality, while an engine computes: what was asked of the server is answered meanwhile, as it would be."""
+    until_s = time.monotonic() + at_most_s
+    while client._link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
+        client._wire.await_answers(min(left_s, LOOK_S), with_control=False)
+        with client._lock:
+            client._look(time.monotonic_ns())
+
+
+def settle(client: Any) -> tuple[Any, int]:
+    """Until the server has had everything and nothing is asked of it: its counts, and the slots that are held ready."""
+    for _ in range(MAX_LOOKS):
+        before = _count_stock(client)
+        client._budget_ns = -1
+        stats = client.stats()
+        if before is not None and before == _count_stock(client):
+            return stats, before
+    raise BenchmarkError("the client asks for slots without end")
+
+
+def count_left(engine: Any) -> dict[str, int]:
+    """What is not given back though nobody runs: in the engine, in its connector, at the server."""
+    scheduler = engine.scheduler
+    blocks = scheduler.kv_cache_manager.block_pool
+    left = {
+        "requests": len(scheduler.requests),
+        "blocks": blocks.num_gpu_blocks - 1 - blocks.get_num_free_blocks(),
+    }
+    side = getattr(scheduler.connector, "_scheduler", None)
+    if side is not None and side._parts is not None:
+        parts = side._parts
+        stats, stock = settle(parts.cache)
+        left |= {
+            "known_requests": len(side._requests),
+            "questions": len(parts.restores._questions),
+            "loads": parts.restores.pending,
+            "saves": parts.saves.pending,
+            "pins": parts.pins.count,
+            "leases": stats.leases,
+            "slots": stats.reserved - stock,
+            "quarantined": stats.quarantined,
+            "faults": sum(scheduler.connector.faults.values()),
+            "worker_faults": sum(sum(rank.connector.faults.values()) for rank in engine.ranks),
+        }
+    return left
+
+
+def _count_stock(client: Any) -> int | None:
+    with client._lock:
+        stocks = client._engine._stocks
+        return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))

@@ -1,0 +1,68 @@
+"""A virtual engine with our connector and a real server, with the ideal one, or with none; opened and closed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ground.engine import VirtualEngine
+from benchmarks.ground.engine_config import EngineTerms, make_config
+from benchmarks.ground.models import Model
+from benchmarks.ground.server import ENVIRONMENT, await_answers, run_server
+from kvoffload.errors import BenchmarkError
+from kvoffload.units import GIB
+
+JOIN_S = 30.0
+ROOM = 512 * GIB
+"""A pool that is large enough for all that is asked here."""
+
+
+@contextmanager
+def open_ours(
+    model: Model, terms: EngineTerms, *, pool_bytes: int = ROOM, settings: Mapping[str, Any] | None = None
+) -> Iterator[VirtualEngine]:
+    """With a server of its own. Saves eagerly where the settings do not say otherwise."""
+    os.environ.update(ENVIRONMENT)
+    with tempfile.TemporaryDirectory() as name, run_server(Path(name), memory=str(pool_bytes)) as socket:
+        given = {"save_policy": "eager", "self_test": False, "server": str(socket), **(settings or {})}
+        config = make_config(model, replace(terms, connector="connector:GroundConnector", settings=given), Path(name))
+        engine = VirtualEngine(config)
+        connector: Any = engine.scheduler.connector
+        client = connector._scheduler._parts.cache
+        if not client.wait_until_served(JOIN_S):
+            raise BenchmarkError(f"the server does not serve: {client.fault}", remedy="see its log")
+        engine.between_steps = partial(await_answers, client)
+        yield from _use(engine)
+
+
+@contextmanager
+def open_ideal(model: Model, terms: EngineTerms, *, pool_bytes: int = ROOM) -> Iterator[VirtualEngine]:
+    with tempfile.TemporaryDirectory() as name:
+        given = {"pool_bytes": pool_bytes}
+        config = make_config(model, replace(terms, connector="ideal:IdealConnector", settings=given), Path(name))
+        yield from _use(VirtualEngine(config))
+
+
+@contextmanager
+def open_bare(model: Model, terms: EngineTerms) -> Iterator[VirtualEngine]:
+    """Without a connector."""
+    with tempfile.TemporaryDirectory() as name:
+        yield from _use(VirtualEngine(make_config(model, terms, Path(name))))
+
+
+def _use(engine: VirtualEngine) -> Iterator[VirtualEngine]:
+    # As vLLM's core does: what lives from the start on is no garbage.
+    gc.collect()
+    gc.freeze()
+    try:
+        yield engine
+    finally:
+        engine.close()
+        gc.unfreeze()

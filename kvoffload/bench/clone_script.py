@@ -1,0 +1,68 @@
+"""Benchmarks that live in a clone: programs in `benchmarks/`, each a process of its own, whose lines are results.
+
+This package knows no engine; they may.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvoffload.bench.base import Goal, Progress, Result
+from kvoffload.errors import BenchmarkError
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+END_S = 60.0
+"""For a process to end its engines and servers; longer than the slowest of them takes."""
+_KNOWN = ("name", "value", "unit", "limit", "ratio", "spread", "goal", "met")
+
+
+def run_script(script: Path, *arguments: str, progress: Progress) -> Iterator[Result]:
+    """Its results as they come. Whoever wants no more ends it. BenchmarkError: there is no clone, or it failed."""
+    if not script.exists():
+        raise BenchmarkError(
+            f"{script.name} is in kvoffload's repository, not in its wheel", remedy="run `make bench` in a clone"
+        )
+    with tempfile.TemporaryFile("w+") as said:
+        command = [sys.executable, str(script), "--json", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process:
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    result = read_result(json.loads(line))
+                    progress(" ".join(map(str, (result.name, *result.params.values()))))
+                    yield result
+            except BaseException:
+                _end(process)
+                raise
+        if process.returncode:
+            said.seek(0)
+            last = " ".join(said.read().strip().splitlines()[-1:])
+            raise BenchmarkError(f"{script.name} ended with {process.returncode}: {last}")
+
+
+def read_result(row: dict[str, Any]) -> Result:
+    """Of what `Result.as_json` wrote."""
+    return Result(
+        name=row["name"],
+        value=row["value"],
+        unit=row["unit"],
+        limit=row["limit"],
+        spread=row["spread"],
+        goal=None if row["goal"] is None else Goal.parse(row["goal"]),
+        params={name: value for name, value in row.items() if name not in _KNOWN},
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, since a shell's job in the background has SIGINT ignored; it ends its engines and servers itself."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -1,0 +1,1 @@
+"""Of what the proving ground is made of."""

@@ -1,0 +1,99 @@
+"""Published models have the groups that vLLM makes of them, and `kvoffload plan` says the same bytes of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from benchmarks.ground.engine_config import EngineConfig, EngineTerms, make_config
+from benchmarks.ground.models import (
+    DEEPSEEK_V3,
+    GEMMA_3_27B,
+    GPT_OSS_120B,
+    LLAMA_70B,
+    MODELS,
+    QWEN3_NEXT_80B,
+    Model,
+)
+from kvoffload.plan.model_shape import Keeps, ShapeTerms, read_shape
+from kvoffload.plan.sizing import size_model
+
+pytestmark = pytest.mark.vllm
+
+KEEPS = ((MambaSpec, Keeps.STATE), (SlidingWindowSpec, Keeps.WINDOW), (FullAttentionSpec, Keeps.TOKENS))
+
+
+@pytest.fixture
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigMaker:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return ConfigMaker(tmp_path)
+
+
+class ConfigMaker:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def make(self, model: Model, **terms: object) -> EngineConfig:
+        return make_config(model, EngineTerms(**terms), self._folder)  # type: ignore[arg-type]
+
+
+def keeps(group: KVCacheGroupSpec) -> Keeps:
+    return next(kept for kind, kept in KEEPS if isinstance(group.kv_cache_spec, kind))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
+def test_plan_says_what_vllm_makes_of_a_model(configured: ConfigMaker, model: Model) -> None:
+    config = configured.make(model)
+    shape = read_shape(model.config, ShapeTerms(kv_dtype=model.kv_dtype, ranks=model.ranks))
+    planned: dict[Keeps, float] = {}
+    for size in size_model(shape).groups:
+        planned[size.keeps] = planned.get(size.keeps, 0) + size.token_bytes + size.state_bytes
+    made: dict[Keeps, float] = {}
+    for group in config.worker.kv_cache_groups:
+        spec, kept = group.kv_cache_spec, keeps(group)
+        block = len(group.layer_names) * spec.real_page_size_bytes * model.ranks
+        made[kept] = made.get(kept, 0) + (block if kept is Keeps.STATE else block / spec.block_size)
+    assert made == planned
+
+
+@pytest.mark.parametrize(
+    ("model", "groups"),
+    [
+        (LLAMA_70B, [(Keeps.TOKENS, 80, 16)]),
+        (DEEPSEEK_V3, [(Keeps.TOKENS, 61, 64)]),
+        (GPT_OSS_120B, [(Keeps.WINDOW, 18, 16), (Keeps.TOKENS, 18, 16)]),
+        (GEMMA_3_27B, [*[(Keeps.WINDOW, 9, 16)] * 4, *[(Keeps.WINDOW, 8, 16)] * 2, (Keeps.TOKENS, 10, 16)]),
+        (QWEN3_NEXT_80B, [*[(Keeps.STATE, 12, 272)] * 3, (Keeps.TOKENS, 12, 272)]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Model) else "",
+)
+def test_layers_are_grouped_as_in_production(
+    configured: ConfigMaker, model: Model, groups: list[tuple[Keeps, int, int]]
+) -> None:
+    made = configured.make(model).worker.kv_cache_groups
+    assert [(keeps(group), len(group.layer_names), group.kv_cache_spec.block_size) for group in made] == groups
+
+
+def test_latents_are_the_same_on_every_rank(configured: ConfigMaker) -> None:
+    config = configured.make(DEEPSEEK_V3)
+    assert isinstance(config.worker.kv_cache_groups[0].kv_cache_spec, MLAAttentionSpec)
+    assert config.worker.kv_tp_replicas == DEEPSEEK_V3.ranks
+
+
+def test_an_engine_is_what_it_is_on_a_gpu(configured: ConfigMaker) -> None:
+    config = configured.make(LLAMA_70B, drafts=3)
+    assert config.vllm.scheduler_config.async_scheduling
+    assert config.vllm.max_concurrent_batches == 2
+    assert config.vllm.num_speculative_tokens == 3
+    assert config.worker.num_blocks == LLAMA_70B.cache_bytes // (80 * 8192)
