@@ -58,7 +58,8 @@ def test_nothing_is_left(model: str) -> None:
         assert row["value"] == 0, row
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_workers_of_model_runner_1_wait_for_nothing(model: str) -> None:
-    for row in find("worker's wait a step, mean", model=model, runner=1):
+def test_workers_wait_for_nothing(model: str, runner: int) -> None:
+    for row in find("worker's wait a step, mean", model=model, runner=runner):
         assert row["value"] == 0
