@@ -1,7 +1,9 @@
 """The policies `on_evict` and `auto`: a block is saved when the engine is about to lose it.
 
 The engine takes new blocks from the head of its free queue, so whatever is cached there goes next. Every step looks at
-as many blocks as the next few steps may take. What is saved returns to the head: saving a block is no use of it.
+as many blocks as the next few steps may take. What is being saved is not in the queue, and returns to its head: saving
+a block is no use of it. Until then the engine takes what stands behind, so what is under way counts as looked at: else
+all of a window would be under way at once, and the engine would take what nobody has looked at yet.
 """
 
 from __future__ import annotations
@@ -88,11 +90,11 @@ class EvictionWatch:
         """What is saved returns to the head, which looks the same then."""
         self._head = (-1, -1)
 
-    def find(self) -> list[NamedBlocks]:
+    def find(self, under_way: int) -> list[NamedBlocks]:
         """What the engine takes next, of what is worth saving; by group, in the order in which it takes them."""
-        if not self._count:
+        if not self._count or under_way >= self._look_ahead:
             return []
-        free = vllm_compat.next_free_blocks(self._pool, self._look_ahead)
+        free = vllm_compat.next_free_blocks(self._pool, self._look_ahead - under_way)
         head = (free[0].block_id, free[-1].block_id) if free else (-1, -1)
         if head == self._head:
             return []

@@ -35,8 +35,9 @@ class SavePolicy(Protocol):
         back."""
         ...
 
-    def find(self) -> Sequence[NamedBlocks]:
-        """What has to be saved now of what was offered before; by group."""
+    def find(self, under_way: int) -> Sequence[NamedBlocks]:
+        """What has to be saved now of what was offered before; by group. So many blocks that were found are being
+        saved."""
         ...
 
     def find_all(self) -> Sequence[NamedBlocks]:
@@ -69,7 +70,7 @@ class Eager:
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         return candidates
 
-    def find(self) -> Sequence[NamedBlocks]:
+    def find(self, under_way: int) -> Sequence[NamedBlocks]:
         return ()
 
     def find_all(self) -> Sequence[NamedBlocks]:

@@ -117,6 +117,8 @@ class Saves:
         """Of requests that have ended since the last plan; their blocks are pinned."""
         self.version = 0
         """Changes when something was published."""
+        self._next_under_way = 0
+        """Blocks on their way that the engine was about to take."""
         self.step = 0
         """Counts the engine's steps while something is pending; the caller's to set."""
 
@@ -156,7 +158,9 @@ class Saves:
         for what the engine still holds."""
         room = self._find_room() if self.look_out.has_waiting or self._policy.is_watching else None
         has_room = room is None or not room.is_used_up
-        found = () if not has_room else self._policy.find_all() if is_ending else self._policy.find()
+        found = (
+            () if not has_room else self._policy.find_all() if is_ending else self._policy.find(self._next_under_way)
+        )
         due = self.look_out.begin_step(scheduled, has_room=has_room)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
@@ -353,6 +357,7 @@ class Saves:
             return []
         chosen = named.choose(index[: len(slots)])
         self._pins.pin(chosen.blocks.tolist())
+        self._next_under_way += len(slots) if is_next else 0
         if is_watching:
             self._policy.settle(chosen.blocks)
         return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
@@ -438,6 +443,7 @@ class Saves:
         for part in reversed(parts):
             self._on_the_way[part.named.group].difference_update(part.words)
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
+            self._next_under_way -= len(part.named.blocks) if part.is_next else 0
 
 
 def _put_back(candidates: Sequence[Candidates], index: int) -> bool:

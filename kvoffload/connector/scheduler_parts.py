@@ -36,8 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PIN_SHARE = 8
+PIN_SHARE, MOST_PIN_SHARE = 8, 4
 """At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
+SAVING_STEPS = 2
+"""From the plan of a save to its end, for each step that is under way."""
+STEPS_AHEAD = 4
+"""That the engine's queue is watched for: as long as a save takes, and as much again."""
 
 SEEN_PER_BLOCK = 8
 """Blocks that `second_use` remembers to have seen, for each that the engine has room for."""
@@ -120,7 +124,7 @@ def assemble(
     places = RankPlaces(sharing.ranks)
     places.note({rank.rank: rank.places for rank in facts.values()})
     worth = SaveWorth(groups, interval=terms.retention_interval, gathered_tokens=terms.gathered_tokens)
-    pins = BlockPins(pool, limit=max(len(groups), engine.num_blocks // PIN_SHARE))
+    pins = BlockPins(pool, limit=_limit_pins(terms, groups, engine.num_blocks))
     policy = _make_policy(terms, groups, pool, engine, cache)
     saves = Saves(
         cache,
@@ -155,6 +159,17 @@ def assemble(
     return SchedulerParts(cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events, late)
 
 
+def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:
+    """What all requests of a step can take of the engine's pool."""
+    return sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.rules)
+
+
+def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> int:
+    """One block in eight, or in four where the steps that a save takes fill more than that; and one of each group."""
+    wanted = SAVING_STEPS * terms.steps_under_way * _blocks_a_step(terms, groups)
+    return max(len(groups), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
+
+
 def _make_policy(
     terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, cache: CacheClient
 ) -> SavePolicy:
@@ -163,9 +178,7 @@ def _make_policy(
         return SecondUse(limit=max(SEEN_PER_BLOCK * engine.num_blocks, 2))
     if name == "eager":
         return Eager()
-    # What this step and those under way can take.
-    blocks_a_step = sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.rules)
-    look_ahead = min((1 + terms.steps_under_way) * blocks_a_step, engine.num_blocks)
+    look_ahead = min(STEPS_AHEAD * terms.steps_under_way * _blocks_a_step(terms, groups), engine.num_blocks)
     if name == "on_evict":
         return EvictionWatch(pool, groups, look_ahead=look_ahead)
     return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: cache.has_room)

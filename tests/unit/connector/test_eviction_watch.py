@@ -307,6 +307,22 @@ def test_what_an_adapter_computes_is_saved_at_once_as_its_content_may_change() -
     engine.connector.shutdown()
 
 
+def test_what_is_being_saved_counts_as_looked_at() -> None:
+    """It is not in the queue, and what stands behind it is taken next: not all of that may be on its way at once."""
+    engine = watching(look_ahead=4)
+    fill(engine)
+    order = free_order(engine)
+    plan = engine.step()
+    assert saved_blocks(plan) == order[:4]
+    assert engine.step().saves == ()
+    engine.pool.get_new_blocks(1)
+    assert engine.step().saves == ()
+    engine.report(plan)
+    assert free_order(engine)[:5] == [*order[:4], order[5]]
+    engine.pool.get_new_blocks(1)
+    assert saved_blocks(engine.step()) == order[5:6], "the fourth of those that are next; one was lost meanwhile"
+
+
 # ---- auto ----
 
 

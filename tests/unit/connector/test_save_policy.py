@@ -52,7 +52,7 @@ class Finding(Eager):
     def __init__(self, found: list[NamedBlocks]) -> None:
         self._found = found
 
-    def find(self) -> Sequence[NamedBlocks]:
+    def find(self, under_way: int) -> Sequence[NamedBlocks]:
         return self._found
 
 
@@ -151,13 +151,15 @@ def save_all(engine: ScriptedEngine, request_id: str, tokens: range) -> list[int
 
 
 def test_what_a_request_had_no_room_for_is_not_used_again_by_itself() -> None:
-    engine = second_use(num_blocks=32)  # four pins
+    engine = second_use(num_blocks=32)
+    engine.parts.pins.limit = 4
     engine.serve("first", range(24))
     assert save_all(engine, "second", range(60)) == engine.manager.get_block_ids("second")[0][:6]
 
 
 def test_what_is_used_a_second_time_and_finds_no_room_is_saved_later() -> None:
-    engine = second_use(num_blocks=64)  # eight pins
+    engine = second_use(num_blocks=64)
+    engine.parts.pins.limit = 8
     engine.serve("first", range(60))
     assert save_all(engine, "second", range(60)) == engine.manager.get_block_ids("second")[0][:15]
 

@@ -132,7 +132,8 @@ def test_a_save_that_failed_on_any_rank_is_dropped_and_unpinned() -> None:
 
 
 def test_pins_are_bounded_and_the_rest_is_saved_in_later_steps() -> None:
-    engine = make_engine(num_blocks=32)  # four pins
+    engine = make_engine(num_blocks=32)
+    engine.parts.pins.limit = 4
     request = engine.arrive("a", range(60))
     engine.admit(request)
     seen: list[int] = []
@@ -314,7 +315,8 @@ def test_a_state_that_was_restored_and_is_offered_again_is_not_saved_again() -> 
 
 def test_states_are_pinned_before_full_blocks_take_all_pins() -> None:
     """A state is offered once; a full block can be saved in a later step."""
-    engine = make_engine(HYBRID, num_blocks=16)  # two pins
+    engine = make_engine(HYBRID, num_blocks=16)
+    engine.parts.pins.limit = 2
     engine.admit(engine.arrive("a", range(20)))
     plan = engine.step()
     assert [move.group for move in list_moves(*plan.saves)] == [0, 1]

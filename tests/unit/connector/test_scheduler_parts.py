@@ -79,7 +79,8 @@ def test_the_policy_is_what_was_wished_for_where_that_can_be(terms: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("step_tokens", "requests", "under_way", "expected"), [(16, 2, 1, 24), (8, 1, 2, 18), (8192, 256, 2, NUM_BLOCKS)]
+    ("step_tokens", "requests", "under_way", "expected"),
+    [(8, 1, 1, 24), (4, 0, 1, 8), (4, 0, 2, 16), (8192, 256, 2, NUM_BLOCKS)],
 )
 def test_the_queue_is_watched_as_far_as_the_steps_under_way_can_take(
     step_tokens: int, requests: int, under_way: int, expected: int
@@ -141,3 +142,14 @@ def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.events is not None
     assert parts.saves.look_out._decoded_tokens == 4
     assert parts.restores._terms.verify_always
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "under_way", "expected"), [(4, 1, 4), (8, 1, 8), (4, 2, 8), (8192, 1, 8)], ids=str
+)
+def test_so_many_blocks_may_be_pinned_as_fill_while_a_save_takes_within_bounds(
+    step_tokens: int, under_way: int, expected: int
+) -> None:
+    """Of 32, at least four and at most eight."""
+    terms = {"step_tokens": step_tokens, "max_requests": 0, "steps_under_way": under_way}
+    assert put_together(**terms).pins.limit == expected
