@@ -213,16 +213,15 @@ class BlockCalls:
 
     # ---- saves ----
 
-    def ready_slots(self, group: int, now_ns: int) -> int:
-        """How many `take` would give now; where they run low, more are asked for."""
-        self._check_group(group)
+    def ready_slots(self, now_ns: int) -> list[int]:
+        """How many `take` would give now, by group; where they run low, more are asked for."""
         self.refill(now_ns)
-        return len(self._stocks[group])
+        return [len(stock) for stock in self._stocks]
 
-    def is_low(self, group: int) -> bool:
+    @property
+    def is_low(self) -> bool:
         """More slots are on their way, or should be."""
-        stock = self._stocks[group]
-        return stock.is_asking or 2 * len(stock) < stock.high
+        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self._stocks)
 
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""

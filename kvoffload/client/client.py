@@ -177,13 +177,13 @@ class Client(Connection):
 
     # ---- saves ----
 
-    def ready_slots(self, group: int) -> int:
-        """How many `take` would give now; where they run low, more are asked for."""
+    def ready_slots(self) -> list[int]:
+        """How many `take` would give now, by group; where they run low, more are asked for."""
         with self._lock:
             now_ns = time.monotonic_ns()
-            if self._engine.is_low(group):
+            if self._engine.is_low:
                 self._look(now_ns)
-            return self._engine.ready_slots(group, now_ns)
+            return self._engine.ready_slots(now_ns)
 
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""

@@ -37,15 +37,15 @@ class SaveRoom:
     most_slots: Sequence[int]
     """By group, that are held ready at best."""
     pins: int
-    looks: int = 256
+    looks: int = 32
     """Blocks beyond those that there are slots for."""
     lost: int = 0
     """Blocks of windows that there never will be slots for."""
 
     @property
     def is_used_up(self) -> bool:
-        """Nothing more can be saved, of any group."""
-        return not (self.pins > 0 and any(self.slots))
+        """Nothing more can be saved, of one group at least: a hit needs blocks of all."""
+        return not (self.pins > 0 and all(self.slots))
 
     def take(self, group: int, count: int) -> int:
         """How many of these blocks to look at."""

@@ -283,7 +283,7 @@ class Saves:
     def _find_room(self) -> SaveRoom:
         groups = range(len(self.groups))
         return SaveRoom(
-            slots=[self._cache.ready_slots(group) for group in groups],
+            slots=self._cache.ready_slots(),
             most_slots=[self._cache.most_slots(group) for group in groups],
             pins=self._pins.room,
         )

@@ -208,8 +208,8 @@ class LocalClient:
         stats = self.stats()
         return 32 * (stats.capacity_bytes - stats.used_bytes) > stats.capacity_bytes
 
-    def ready_slots(self, group: int) -> int:
-        return MANY_SLOTS if self.slots_left is None else self.slots_left
+    def ready_slots(self) -> list[int]:
+        return [MANY_SLOTS if self.slots_left is None else self.slots_left] * len(self._geometry.groups)
 
     def most_slots(self, group: int) -> int:
         return MANY_SLOTS
