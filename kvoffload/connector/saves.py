@@ -128,6 +128,11 @@ class Saves:
         return len(self._jobs) + bool(self._ended)
 
     @property
+    def has_left(self) -> bool:
+        """Blocks of requests that have ended are to be saved as soon as there are slots for them."""
+        return self._policy.is_watching and self._policy.saves_at_once
+
+    @property
     def will_free_blocks(self) -> bool:
         """A block that the engine could use comes free when a save ends. One that has not ended for many steps is not
         waited for, whatever other saves do: a copy may hang for ever."""
@@ -158,9 +163,11 @@ class Saves:
         for what the engine still holds."""
         room = self._find_room() if self.look_out.has_waiting or self._policy.is_watching else None
         has_room = room is None or not room.is_used_up
-        found = (
-            () if not has_room else self._policy.find_all() if is_ending else self._policy.find(self._next_under_way)
-        )
+        # While the pool has room, what was left is saved at once; so is what there may be no time for later.
+        takes_all = is_ending or self._policy.saves_at_once
+        found: Sequence[NamedBlocks] = ()
+        if has_room and self._policy.is_watching:
+            found = self._policy.find_all() if takes_all else self._policy.find(self._next_under_way)
         due = self.look_out.begin_step(scheduled, has_room=has_room)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
@@ -190,7 +197,7 @@ class Saves:
             for tracked, full in look.looked_at:
                 self.look_out.note(tracked, full)
             for named in found:
-                parts += self._reserve_named(named, self._look_again, is_next=not is_ending)
+                parts += self._reserve_named(named, self._look_again, is_next=not takes_all)
         except BaseException:
             # Nobody will report what is not sent: its pins and slots must not wait for that.
             self._give_up(parts)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 ENDING_S = 2.0
 """How long an engine that is told to stop goes on saving what its cache holds and the pool does not: vLLM gives it five
 seconds."""
+MAX_IDLE_STEPS = 200
+"""Of an idle engine, for blocks that wait for slots: they may never come."""
 MAX_NOTES = 20
 """Lines about requests that ask for what cannot be."""
 
@@ -53,6 +55,8 @@ class SchedulerSide:
         self._masks = RequestMasks()
         self._ends_s: float | None = None
         """When an engine that was told to stop has to have ended."""
+        self._idle_steps = 0
+        """In a row in which nothing was computed and no save was planned."""
         self._rest = 0
         """Steps for which nothing is to be planned, unless another hook has something to say before."""
         self._rested = 0
@@ -80,7 +84,9 @@ class SchedulerSide:
         parts = self._parts
         if parts is None:
             return False
-        return bool(parts.saves.pending or parts.restores.pending or parts.kept.pending) or self._is_ending(parts)
+        if parts.saves.pending or parts.restores.pending or parts.kept.pending:
+            return True
+        return self._is_ending(parts) or (parts.saves.has_left and self._idle_steps < MAX_IDLE_STEPS)
 
     @property
     def is_busy(self) -> bool:
@@ -196,6 +202,7 @@ class SchedulerSide:
                 self._requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
             )
         loads, doomed = parts.restores.take_jobs()
+        self._idle_steps = 0 if tokens or saves else self._idle_steps + 1
         if not (loads or saves or doomed or retired or parts.register):
             self._rest = self._find_rest(parts)
             if step:

@@ -14,7 +14,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.eviction_watch import EvictionWatch
-from kvoffload.connector.scheduler_side import ENDING_S
+from kvoffload.connector.scheduler_side import ENDING_S, MAX_IDLE_STEPS
+from kvoffload.connector.step_plan import StepPlan
 from tests.unit.connector.engine_configs import full, window
 from tests.unit.connector.scripted import STEP_S, Admission, ScriptedEngine
 from tests.unit.connector.test_saves import DENSE, HYBRID, make_engine, saved_blocks
@@ -361,9 +362,8 @@ def test_when_the_pool_is_full_what_is_used_a_second_time_is_saved_at_once() -> 
     assert saved_blocks(engine.step()) == engine.manager.get_block_ids("second")[0][:4]
 
 
-@pytest.mark.parametrize("lacks", ["pins", "slots"])
-def test_what_there_was_no_room_for_until_its_request_ended_is_saved_before_the_engine_loses_it(lacks: str) -> None:
-    engine = automatic()
+def end_without_room(engine: ScriptedEngine, lacks: str) -> tuple[StepPlan, list[bytes]]:
+    """A request has ended, and two of its seven blocks are being saved."""
     if lacks == "pins":
         engine.parts.pins.limit = 2
     else:
@@ -373,9 +373,46 @@ def test_what_there_was_no_room_for_until_its_request_ended_is_saved_before_the_
     plan = engine.step()
     assert len(saved_blocks(plan)) == 2
     engine.finish(engine.requests["a"])
-    engine.report(plan)
+    return plan, hashes
+
+
+def give_room(engine: ScriptedEngine) -> None:
     engine.cache.slots_left = None
     engine.parts.pins.limit = 16
+
+
+@pytest.mark.parametrize("lacks", ["pins", "slots"])
+def test_what_there_was_no_room_for_until_its_request_ended_is_saved_as_soon_as_there_is(lacks: str) -> None:
+    """Such as the first request of all, which may end before slots are there; an idle engine steps on for it."""
+    engine = automatic()
+    plan, hashes = end_without_room(engine, lacks)
+    engine.parts.pins.limit = min(engine.parts.pins.limit, 2)
+    engine.report(plan)
+    assert engine.connector.has_pending_push_work()
+    give_room(engine)
+    engine.report(engine.step())
+    assert sorted(names_of(engine)) == sorted(hashes)
+    assert not engine.connector.has_pending_push_work()
+
+
+def test_an_idle_engine_does_not_wait_for_ever_for_slots_that_do_not_come() -> None:
+    engine = automatic()
+    engine.cache.slots_left = 0
+    engine.serve("a", range(30))
+    steps = 0
+    while engine.connector.has_pending_push_work():
+        assert engine.step().saves == ()
+        steps += 1
+    assert 0 < steps <= MAX_IDLE_STEPS
+
+
+@pytest.mark.parametrize("lacks", ["pins", "slots"])
+def test_what_there_was_no_room_for_is_saved_before_the_engine_loses_it_when_the_pool_is_full(lacks: str) -> None:
+    engine = automatic()
+    plan, hashes = end_without_room(engine, lacks)
+    fill_pool(engine)
+    engine.report(plan)
+    give_room(engine)
     take_bare(engine)
     engine.report(engine.step())
     engine.report(engine.step())

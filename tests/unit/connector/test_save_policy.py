@@ -48,6 +48,7 @@ class Finding(Eager):
     """The same blocks in every step."""
 
     is_watching = True
+    saves_at_once = False
 
     def __init__(self, found: list[NamedBlocks]) -> None:
         self._found = found

@@ -89,8 +89,8 @@ def test_the_cache_is_opened_with_what_all_ranks_agree_on() -> None:
     assert opening.engines[0].cache_bytes == small.cache_bytes + large.cache_bytes
 
 
-@pytest.mark.parametrize(("num_blocks", "limit"), [(2, 2), (15, 2), (32, 4), (800, 100)])
-def test_one_block_in_eight_may_be_pinned_but_always_one_of_each_group(num_blocks: int, limit: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "limit"), [(2, 2), (15, 3), (32, 8), (800, 200), (10**6, 10**6 // 8)])
+def test_some_blocks_may_be_pinned_but_always_one_of_each_group(num_blocks: int, limit: int) -> None:
     side, _ = make_side(num_blocks=num_blocks)
     side.accept_facts({(0, 0): facts(num_blocks)})
     assert side._parts is not None
