@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 ENDING_S = 2.0
 """How long an engine that is told to stop goes on saving what its cache holds and the pool does not: vLLM gives it five
 seconds."""
-MAX_IDLE_STEPS = 200
-"""Of an idle engine, for blocks that wait for slots: they may never come."""
+LEFT_WAIT_S = 0.5
+"""How long an idle engine steps on for blocks that wait for slots: they may never come."""
 MAX_NOTES = 20
 """Lines about requests that ask for what cannot be."""
 
@@ -55,8 +55,8 @@ class SchedulerSide:
         self._masks = RequestMasks()
         self._ends_s: float | None = None
         """When an engine that was told to stop has to have ended."""
-        self._idle_steps = 0
-        """In a row in which nothing was computed and no save was planned."""
+        self._idle_since_s: float | None = None
+        """When the engine was seen idle first, since it computed something or a save was planned."""
         self._rest = 0
         """Steps for which nothing is to be planned, unless another hook has something to say before."""
         self._rested = 0
@@ -86,7 +86,7 @@ class SchedulerSide:
             return False
         if parts.saves.pending or parts.restores.pending or parts.kept.pending:
             return True
-        return self._is_ending(parts) or (parts.saves.has_left and self._idle_steps < MAX_IDLE_STEPS)
+        return self._is_ending(parts) or (parts.saves.has_left and not self._has_waited)
 
     @property
     def is_busy(self) -> bool:
@@ -202,7 +202,10 @@ class SchedulerSide:
                 self._requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
             )
         loads, doomed = parts.restores.take_jobs()
-        self._idle_steps = 0 if tokens or saves else self._idle_steps + 1
+        if tokens or saves:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = self._clock()
         if not (loads or saves or doomed or retired or parts.register):
             self._rest = self._find_rest(parts)
             if step:
@@ -291,6 +294,11 @@ class SchedulerSide:
     def _is_ending(self, parts: SchedulerParts) -> bool:
         """There is still time, and something to save before the engine's own cache is gone."""
         return self._ends_s is not None and parts.policy.is_watching and self._clock() < self._ends_s
+
+    @property
+    def _has_waited(self) -> bool:
+        """Long enough for slots, without anything to compute."""
+        return self._idle_since_s is not None and self._clock() >= self._idle_since_s + LEFT_WAIT_S
 
     def close(self) -> None:
         """The engine ends."""

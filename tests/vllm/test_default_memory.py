@@ -31,7 +31,7 @@ connector_probe.prepare(engine)  # a repeat comes when what was saved has arrive
 prompt = make_prompt(seed=1, length=1400)
 cached = []
 for _ in range(2):
-    cached.append(engine.generate(prompt).num_cached_tokens)
+    cached.append(engine.generate(prompt, max_tokens=1).num_cached_tokens)
     engine.reset_local()
 print(json.dumps(cached), flush=True)
 engine.close()

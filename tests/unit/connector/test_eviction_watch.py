@@ -14,7 +14,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.eviction_watch import EvictionWatch
-from kvoffload.connector.scheduler_side import ENDING_S, MAX_IDLE_STEPS
+from kvoffload.connector.scheduler_side import ENDING_S, LEFT_WAIT_S
 from kvoffload.connector.step_plan import StepPlan
 from tests.unit.connector.engine_configs import full, window
 from tests.unit.connector.scripted import STEP_S, Admission, ScriptedEngine
@@ -403,7 +403,7 @@ def test_an_idle_engine_does_not_wait_for_ever_for_slots_that_do_not_come() -> N
     while engine.connector.has_pending_push_work():
         assert engine.step().saves == ()
         steps += 1
-    assert 0 < steps <= MAX_IDLE_STEPS
+    assert steps * STEP_S == pytest.approx(LEFT_WAIT_S, abs=2 * STEP_S)
 
 
 @pytest.mark.parametrize("lacks", ["pins", "slots"])
