@@ -17,6 +17,7 @@ def serve(*, memory: str, **settings: str) -> Iterator[Path]:
         socket = Path(folder) / "kvoffload.sock"
         command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", "serve", "--adopt-wait", "0"]
         command += ["--set", f"server={socket}", "--set", f"memory={memory}", "--set", "segment_size=64MiB"]
+        command += ["--set", "log_level=warning"]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -29,6 +29,8 @@ from mini_engine.offload import Move, Registrar
 
 DEADLINE_S = 5.0
 """An example may wait; an engine that serves people has 50 ms."""
+STOCK_SLOTS = 64
+"""Of each group, held ready: as many blocks as a step of the mini engine fills."""
 
 
 def identify(model: ModelConfig, config: CacheConfig) -> Fingerprint:
@@ -62,7 +64,7 @@ class SharedStore(Registrar):
             hash_algorithm=BlockHasher(hash_block_size).algorithm,
         )
         member = Member(engine=f"mini engine {os.getpid()} {id(self):x}", role=Role.SCHEDULER, pid=os.getpid())
-        link = LinkTerms(acquire_deadline_s=DEADLINE_S)
+        link = LinkTerms(acquire_deadline_s=DEADLINE_S, stock_slots=(STOCK_SLOTS,) * len(groups))
         self.client = Client(
             ClientTerms(
                 socket=self._socket,

@@ -56,7 +56,8 @@ class WorkerTerms:
     sharing: SharingTerms
     has_self_test: bool = True
     copy_threads: int = 0
-    open_engine: Callable[..., CopyEngine] = open_engine
+    open_engine: Callable[..., CopyEngine] | None = None
+    """None: the one that fits the device."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ class WorkerSide:
 
     def _open(self, page_map: PageMap, memory: Mapping[str, torch.Tensor], device: torch.device) -> CopyEngine:
         """Tested, if that is wanted: before the engine's first request every block is free."""
-        engine = self._terms.open_engine(page_map, memory, host_threads=self._terms.copy_threads)
+        engine = (self._terms.open_engine or open_engine)(page_map, memory, host_threads=self._terms.copy_threads)
         if self._terms.has_self_test:
             stored = [group for group, pages in enumerate(page_map.groups) if pages.record_bytes]
             try:

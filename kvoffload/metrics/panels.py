@@ -202,9 +202,15 @@ _MEMORY = PanelRow(
         ),
         Panel(
             title="Full",
-            help="Memory and what lies below it. A cache is full most of the time.",
+            help="Memory and what lies below it. A cache is full most of the time. Memory grows at first.",
             shown=Shown.SHARE,
-            queries=(Query("kvoffload_used_bytes / (kvoffload_capacity_bytes > 0)", "{{tier}} {{place}}"),),
+            queries=(
+                Query("kvoffload_used_bytes / (kvoffload_capacity_bytes > 0)", "{{tier}} {{place}}"),
+                Query(
+                    'kvoffload_memory_ready_bytes / (kvoffload_capacity_bytes{tier="memory"} > 0)',
+                    "memory that is there",
+                ),
+            ),
         ),
         Panel(
             title="Blocks that made room",

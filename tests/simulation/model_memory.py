@@ -55,6 +55,14 @@ class ModelMemory:
 
     # ---- what engines do with it: without a server ----
 
+    @property
+    def ready_bytes(self) -> int:
+        return len(self.entries) * SLOT_BYTES
+
+    @property
+    def used_bytes(self) -> int:
+        return SLOT_BYTES * sum(entry.state != "free" for entry in self.entries)
+
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return np.array([(name_space, group, name) in self.readable for name in split(hashes)], np.bool_)
 

@@ -91,6 +91,14 @@ class RealMemory:
     def __len__(self) -> int:
         return _SLOTS
 
+    @property
+    def ready_bytes(self) -> int:
+        return self._index.ready_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._index.used_bytes
+
     def close(self) -> None:
         for file in (self.files.lock, self.files.index, *self.files.segments):
             os.close(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -59,11 +59,11 @@ def lose_the_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     side = probe.worker_side()
     begin = side._begin
 
-    def begin_without_memory(job: SaveJob | LoadJob) -> None:
+    def begin_without_memory(job: SaveJob | LoadJob, *more: Any) -> None:
         with monkeypatch.context() as patches:
             if hasattr(job, "request_id"):
                 patches.setattr(side._cache, "may_copy", lambda held: False)
-            begin(job)
+            begin(job, *more)
 
     monkeypatch.setattr(side, "_begin", begin_without_memory)
 
