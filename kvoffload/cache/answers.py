@@ -168,8 +168,6 @@ class CacheStats:
     """Records whose bytes were not what their digest says."""
     moved_bytes: int
     lost_touches: int
-    ready_bytes: int = 0
-    """Of the capacity, what has its memory by now."""
     evicted_unused: int = 0
     """Of the evicted entries, those that nobody had loaded."""
     tenants: tuple[TenantUsage, ...]
@@ -177,6 +175,8 @@ class CacheStats:
     """Of tiers below memory, as the server tells them."""
     traffic: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """With each of them: counts by name."""
+    ready_bytes: int = 0
+    """Of the capacity, what has its memory by now."""
     residence: Residence = field(default_factory=Residence)
     """Of evicted entries. A server tells it apart."""
     used_by: tuple[int, ...] = ()

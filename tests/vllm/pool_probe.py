@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheStats, GroupRule
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
+from kvoffload.client import Client, ClientTerms, Member, describe_blocks
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
 from kvoffload.types import HASH_BYTES, Fingerprint
@@ -164,9 +164,9 @@ class Squatter:
         assert side._parts is not None
         self._engine: Any = side._parts.cache
         (record_bytes,) = {facts.record_bytes for facts in side._parts.groups.facts}
-        self._stocks = [(stock, stock._high) for stock in self._engine._engine._stocks]
+        self._stocks = [(stock, stock.wanted) for stock in self._engine._engine._stocks]
         for stock, _ in self._stocks:
-            stock._high = STOCKED_SLOTS
+            stock.wanted = stock.high = STOCKED_SLOTS
             surplus = stock.take(self._engine.memory_id, self._engine.session, max(len(stock) - STOCKED_SLOTS, 0))
             self._engine.abort(surplus)
         stats, _ = settle(side)
@@ -178,7 +178,6 @@ class Squatter:
                 socket=self._engine._wire.path,
                 member=Member(engine="squatter", role=Role.SCHEDULER, pid=os.getpid()),
                 register=describe_blocks(Fingerprint(bytes(32)), geometry, hash_algorithm="sha256"),
-                link=LinkTerms(stock_bytes=0),
             )
         ).start()
         assert self._client.wait_until_served(JOIN_TIMEOUT_S), self._client.fault
@@ -187,7 +186,7 @@ class Squatter:
 
     def close(self) -> None:
         """Everything is the engine's again."""
-        for stock, high in self._stocks:
-            stock._high = high
+        for stock, wanted in self._stocks:
+            stock.wanted = wanted
         self._client.abort(self._slots)
         self._client.close()
