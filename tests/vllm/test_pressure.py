@@ -87,10 +87,12 @@ def test_preempted_requests_end_with_the_tokens_of_undisturbed_ones_and_restored
     assert_nothing_is_held(engine)
 
 
-def test_recurrent_states_are_pinned_before_full_blocks_which_can_be_saved_later(engines: EnginePool) -> None:
+def test_recurrent_states_are_pinned_before_full_blocks_which_can_be_saved_later(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One step fills two full blocks and hands off three states, and only four blocks may be pinned."""
     engine, prompt = SMALL_GDN.acquire(engines), make_prompt(1, 2 * 640 + 10)
-    assert connector_side(engine)._parts.saves._pins.limit == 4
+    monkeypatch.setattr(connector_side(engine)._parts.saves._pins, "limit", 4)
     engine.generate(prompt)
     engine.reset_local()
     assert engine.generate(prompt).num_cached_tokens == 2 * 640
