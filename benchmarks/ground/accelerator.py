@@ -15,12 +15,12 @@ NVLINK_RATE = 300e9
 """Bytes a second that a rank sends: two thirds of the 450 GB/s of each direction."""
 ALL_REDUCES_PER_LAYER = 2
 STEP_S = 0.5e-3
-"""Of every step: launches, sampling, the way of its outputs."""
+"""Each step takes this much beside its kernels: launches, sampling, the way of its outputs."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one request has in a step: tokens to compute, behind so many."""
+    """A request's part of a step: tokens to compute, behind so many."""
 
     tokens: int
     context: int
@@ -41,13 +41,13 @@ class StepCost:
             keys = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
         values = config.get("v_head_dim", keys)
         self._attention_flops = 2 * queries * (keys + values)
-        """Of a token and one that it sees, in one layer."""
+        """Returns the operations for a token and one that it sees, in one layer."""
         self._full_layers = sum(layer.keeps is Keeps.TOKENS for layer in shape.layers)
         self._windows = [layer.tokens for layer in shape.layers if layer.keeps is Keeps.WINDOW]
         self._layers = config["num_hidden_layers"]
 
     def seconds(self, shares: Sequence[Share], *, drafts: int = 0) -> float:
-        """Of a step. `drafts`: passes of a drafting layer beside it. 0: nothing runs."""
+        """Returns how long a step takes; 0 if nothing runs. `drafts` counts passes of a drafting layer beside it."""
         if not shares:
             return 0.0
         model, tokens = self._model, sum(share.tokens for share in shares)

@@ -40,7 +40,7 @@ class NothingMovesError(RuntimeError):
 
 @dataclass
 class Served:
-    """What became of one request, in virtual time."""
+    """A request that was served, with its times in virtual seconds."""
 
     ask: Ask
     request: Request
@@ -67,11 +67,11 @@ class Step:
     scheduler_wall_ms: float
     worker_ms: float
     waited_ms: float
-    """Of a worker's thread, virtual."""
+    """The worker's thread waited for so long, in virtual time."""
     engine_ms: float
     """vLLM's own scheduler, its CPU time without the hooks."""
     saved_bytes: int
-    """That its plan handed to the link, of all ranks."""
+    """The step's plan handed so many bytes to the links of all ranks."""
 
 
 @dataclass

@@ -99,7 +99,7 @@ def save_all(model: Model, ground: Ground) -> Iterator[Result]:
 
 def save_before_eviction(model: Model, ground: Ground) -> Iterator[Result]:
     """Saved when the engine is about to take the block: 512 and 1,024 blocks of 16 tokens in a step."""
-    for step_tokens in (8192, 16384):
+    for step_tokens in (16384,) if ground.is_short else (8192, 16384):
         terms = EngineTerms(step_tokens=step_tokens)
         params: Params = {"model": model.name, "scenario": "on_evict", "step_tokens": step_tokens}
         with open_ours(model, terms, settings={"save_policy": "on_evict"}) as engine:
@@ -196,7 +196,7 @@ def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 Scenario = Callable[[Model, Ground], Iterator[Result]]
-SHORT: Sequence[Scenario] = (save_all, carry_backlog, compute_all)
+SHORT: Sequence[Scenario] = (save_all, save_before_eviction, carry_backlog, compute_all)
 ALL: Sequence[Scenario] = (
     save_all,
     save_before_eviction,

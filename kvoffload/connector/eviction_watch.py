@@ -71,10 +71,11 @@ class EvictionWatch:
         return at_once
 
     def keep(self, candidates: Sequence[Candidates]) -> bool:
-        """Notes them: what is saved already is found to be so later."""
+        """Notes them, if they can wait: what is saved already is found to be so later."""
+        if any(map(_cannot_wait, candidates)):
+            return False
         for one in candidates:
-            if not _cannot_wait(one):
-                self._note(one)
+            self._note(one)
         return True
 
     def settle(self, blocks: npt.NDArray[np.int64]) -> None:

@@ -53,6 +53,14 @@ def test_what_was_saved_is_hit_when_the_engine_has_forgotten_it(model: str) -> N
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_what_the_engine_takes_was_saved_before(model: str) -> None:
+    """A full cache of the engine's own, of which each step takes 1,024 blocks of 16 tokens."""
+    for row in find("saved before taken", model=model):
+        assert row["limit"] > 20_000
+        assert row["ratio"] >= 0.99
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_nothing_is_left(model: str) -> None:
     for row in find("left at the end", model=model):
         assert row["value"] == 0, row

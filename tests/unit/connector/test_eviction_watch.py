@@ -452,3 +452,19 @@ def test_an_engine_that_is_told_to_stop_does_not_wait_for_what_cannot_be_saved()
         assert engine.step().saves == ()
         steps += 1
     assert steps * STEP_S == pytest.approx(ENDING_S)
+
+
+def test_what_an_adapter_computed_and_found_no_room_is_dropped_and_counted() -> None:
+    """Its content may change before there is room."""
+    engine = automatic()
+    engine.cache.slots_left = 2
+    request = engine.arrive("a", range(30))
+    request.lora_request = object()  # type: ignore[assignment]
+    engine.parts.saves._is_known = lambda tracked: True
+    engine.admit(request)
+    plan = engine.step()
+    engine.finish(request)
+    engine.report(plan)
+    assert not engine.parts.policy.is_watching
+    assert engine.connector._measures.take().data["kvoffload_dropped_saves_total"] == {"no_slot": 5}
+    engine.connector.shutdown()
