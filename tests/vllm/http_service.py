@@ -25,6 +25,18 @@ CONNECTOR = {
 
 
 @dataclass(frozen=True)
+class Streamed:
+    """What one request was answered, and how far its likeliest token was ahead of the next one where it was closest."""
+
+    pieces: list[str]
+    margin: float
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True)
 class Service:
     """A running `vllm serve`, and what it has written."""
 
@@ -47,20 +59,24 @@ class Service:
         finally:
             connection.close()
 
-    def stream(self, prompt: list[int], *, data_parallel_rank: int | None = None) -> list[str]:
-        """The pieces of text that came, one after the other."""
+    def stream(self, prompt: list[int], *, data_parallel_rank: int | None = None) -> Streamed:
         body = {
             "model": DENSE.name,
             "prompt": prompt,
-            "max_tokens": 6,
+            "max_tokens": 4,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "logprobs": 2,
+            "return_tokens_as_token_ids": True,
         }
         headers = {} if data_parallel_rank is None else {"X-data-parallel-rank": str(data_parallel_rank)}
         lines = self.ask("/v1/completions", body, headers=headers).split("\n\n")
         assert lines[-2] == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-2]]
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+        likeliest = [sorted(top.values()) for choice in choices for top in choice["logprobs"]["top_logprobs"]]
+        margins = [values[-1] - values[-2] for values in likeliest]
+        return Streamed([choice["text"] for choice in choices], min(margins))
 
     def metric(self, name: str, *, engine: int | None = None) -> float:
         """Over all of its labels, or over those of one engine."""
