@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.random  # loaded by numpy at its first use, when a test's process may be another user who cannot read it
 import pytest
 
 from kvoffload import native
