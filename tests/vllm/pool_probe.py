@@ -6,6 +6,7 @@ A server's index tells whether a name is there, never which names are. So whoeve
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MAX_LOOKS = 1000
 STOCKED_SLOTS = 8
 JOIN_TIMEOUT_S = 30.0
+GROWTH_TIMEOUT_S = 60.0
 
 
 class Entry(NamedTuple):
@@ -140,6 +142,19 @@ def settle(side: SchedulerSide) -> tuple[CacheStats, int]:
     raise AssertionError("the client asks for slots without end")
 
 
+def _await_whole_pool(side: SchedulerSide) -> CacheStats:
+    """A server serves from its first memory on, and has the rest a little later."""
+    deadline = time.monotonic() + GROWTH_TIMEOUT_S
+    while time.monotonic() < deadline:
+        stats, _ = settle(side)
+        if stats.ready_bytes == stats.capacity_bytes:
+            return stats
+        time.sleep(0.01)
+    raise AssertionError(
+        f"after {GROWTH_TIMEOUT_S} s only {stats.ready_bytes} of {stats.capacity_bytes} bytes are there"
+    )
+
+
 @contextmanager
 def unhurried(client: Any) -> Iterator[None]:
     """Calls within it may take more than is left of the engine's step."""
@@ -169,7 +184,7 @@ class Squatter:
             stock.wanted = stock.high = STOCKED_SLOTS
             surplus = stock.take(self._engine.memory_id, self._engine.session, max(len(stock) - STOCKED_SLOTS, 0))
             self._engine.abort(surplus)
-        stats, _ = settle(side)
+        stats = _await_whole_pool(side)
         free = (stats.capacity_bytes - leaves_bytes) // record_bytes - stats.reserved
         rule = GroupRule(block_size=16, reuse=ReuseRule.PREFIX)
         geometry = CacheGeometry(hash_block_size=16, groups=[CacheGroup(rule=rule, record_bytes=record_bytes)])
