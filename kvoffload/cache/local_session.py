@@ -113,21 +113,24 @@ class LocalSession:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        shards: int = 1,
         tenant: str = "",
     ) -> bool:
         if slots.memory_id != self._memory_id:
             return False
-        self._cache.commit(
-            self._session,
-            self._name_space,
-            slots.group,
-            slots.tickets,
-            hashes=hashes,
-            parents=parents,
-            digests=digests,
-            shard=shard,
-            tenant=self._tenants.get(tenant),
-        )
+        totals = [None] * shards if digests is None else digests.reshape(shards, len(slots))
+        for each, of_shard in enumerate(totals, shard):
+            self._cache.commit(
+                self._session,
+                self._name_space,
+                slots.group,
+                slots.tickets,
+                hashes=hashes,
+                parents=parents,
+                digests=of_shard,
+                shard=each,
+                tenant=self._tenants.get(tenant),
+            )
         return True
 
     def abort(self, slots: ReservedSlots) -> None:

@@ -133,11 +133,13 @@ class OffloadCache(Protocol):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        shards: int = 1,
         tenant: str = "",
     ) -> bool:
-        """One shard's records are written; a block is readable when all its shards are published. Slots that are not
-        ours (any more) are ignored. See `LocalCache.commit` for parents and digests. `tenant`: whose quota pays, if it
-        is one that the session may name; else the session's.
+        """The records of `shards` shards from `shard` on are written, their digests shard after shard; a block is
+        readable when all its shards are published. Slots that are not ours (any more) are ignored. See
+        `LocalCache.commit` for parents and digests. `tenant`: whose quota pays, if it is one that the session may name;
+        else the session's.
 
         False: they are of memory that is not the present one, where nobody will look for them; nothing is published.
         """

@@ -136,11 +136,19 @@ class AsyncClient(Connection):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        shards: int = 1,
         tenant: str = "",
     ) -> bool:
         now_ns = time.monotonic_ns()
         return self._engine.publish(
-            slots, now_ns, hashes=hashes, parents=parents, digests=digests, shard=shard, tenant=tenant
+            slots,
+            now_ns,
+            hashes=hashes,
+            parents=parents,
+            digests=digests,
+            shard=shard,
+            shards=shards,
+            tenant=tenant,
         )
 
     def abort(self, slots: ReservedSlots) -> None:

@@ -21,16 +21,17 @@ def count_hashes(hashes: Buffer) -> int:
     return size // HASH_BYTES
 
 
-def cut_batches(chosen: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.intp]]:
-    """Positions of what was chosen, in parts that fit a message."""
+def cut_batches(chosen: npt.NDArray[np.bool_], *, values: int = 1) -> Iterator[npt.NDArray[np.intp]]:
+    """Positions of what was chosen, in parts that fit a message which has at most so many values for each."""
     positions = np.flatnonzero(chosen)
-    for start in range(0, len(positions), MAX_BATCH):
-        yield positions[start : start + MAX_BATCH]
+    batch = max(MAX_BATCH // values, 1)
+    for start in range(0, len(positions), batch):
+        yield positions[start : start + batch]
 
 
 def choose_rows(hashes: Buffer, part: npt.NDArray[np.intp]) -> bytes:
     rows = np.frombuffer(memoryview(hashes), np.uint8).reshape(-1, HASH_BYTES)
-    return bytes(rows[part])
+    return rows.tobytes() if len(part) == len(rows) else rows[part].tobytes()
 
 
 def read_numbers(blob: bytes) -> npt.NDArray[np.uint64]:

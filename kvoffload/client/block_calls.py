@@ -292,13 +292,14 @@ class BlockCalls:
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        shards: int = 1,
         tenant: str = "",
     ) -> bool:
         mapped = self._mapped
         if mapped is None or slots.memory_id != mapped[0].memory_id:
             return False
-        granted = slots.tickets != 0
-        for part in cut_batches(granted):
+        totals = None if digests is None else np.asarray(digests, np.uint64).reshape(shards, len(slots))
+        for part in cut_batches(slots.tickets != 0, values=shards):
             message = Publish(
                 name_space=mapped[1],
                 group=slots.group,
@@ -306,8 +307,9 @@ class BlockCalls:
                 tickets=to_blob(slots.tickets[part]),
                 hashes=choose_rows(hashes, part),
                 parents=b"" if parents is None else choose_rows(parents, part),
-                digests=b"" if digests is None else to_blob(np.asarray(digests, np.uint64)[part]),
+                digests=b"" if totals is None else to_blob(totals[:, part]),
                 tenant=self._tenants.get(tenant, 0),
+                more_shards=shards - 1,
             )
             self._link.tell(message, now_ns)
         return True

@@ -207,6 +207,7 @@ class Client(Connection):
         parents: Buffer | None = None,
         digests: npt.NDArray[np.uint64] | None = None,
         shard: int = 0,
+        shards: int = 1,
         tenant: str = "",
     ) -> bool:
         with self._lock:
@@ -217,6 +218,7 @@ class Client(Connection):
                 parents=parents,
                 digests=digests,
                 shard=shard,
+                shards=shards,
                 tenant=tenant,
             )
 

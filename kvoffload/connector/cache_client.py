@@ -55,6 +55,7 @@ class CacheClient(Protocol):
         parents: Buffer | None,
         digests: npt.NDArray[np.uint64] | None,
         shard: int,
+        shards: int,
         tenant: str,
     ) -> bool: ...
     def abort(self, slots: ReservedSlots) -> None: ...

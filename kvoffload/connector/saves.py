@@ -415,25 +415,26 @@ class Saves:
         self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
         for part in job.parts:
             named, records = part.named, len(part.slots)
-            is_told = True
-            for shard in range(self._terms.shards):
-                totals = job.digests.get(shard, b"")[begin * _DIGEST_BYTES : (begin + records) * _DIGEST_BYTES]
-                digests = finish_digests(
-                    totals,
+            digests = b"".join(
+                finish_digests(
+                    job.digests.get(shard, b"")[begin * _DIGEST_BYTES : (begin + records) * _DIGEST_BYTES],
                     self.groups.facts[named.group].record_bytes,
                     fingerprint=self._terms.fingerprint,
                     block_hashes=named.hashes,
                     group=named.group,
                     shard=shard,
                 )
-                is_told &= self._cache.publish(
-                    part.slots,
-                    hashes=named.hashes,
-                    parents=named.parents,
-                    digests=np.frombuffer(digests, np.uint64),
-                    shard=shard,
-                    tenant=named.tenant,
-                )
+                for shard in range(self._terms.shards)
+            )
+            is_told = self._cache.publish(
+                part.slots,
+                hashes=named.hashes,
+                parents=named.parents,
+                digests=np.frombuffer(digests, np.uint64),
+                shard=0,
+                shards=self._terms.shards,
+                tenant=named.tenant,
+            )
             size_bytes = self.groups.facts[named.group].record_bytes * self._terms.shards
             self._measures.count("kvoffload_saved_bytes_total", records * size_bytes if is_told else 0)
             self._measures.count("kvoffload_dropped_saves_total", 0 if is_told else records, reason="no_server")

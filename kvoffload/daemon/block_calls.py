@@ -49,7 +49,9 @@ def check_names(registration: Registration, message: ClientMessage) -> Error | N
     group = getattr(message, "group", None)
     if group is not None and group >= len(groups):
         return refuse(message, ErrorCode.NOT_FOUND, f"there is no group {group}, there are {len(groups)}")
-    named = (message.shard,) if isinstance(message, Publish) else getattr(message, "shards", ())
+    named = getattr(message, "shards", ())
+    if isinstance(message, Publish):
+        named = (message.shard + message.more_shards,)
     if named:
         shards = max((terms.shards for terms in (groups if group is None else (groups[group],))), default=0)
         if max(named) >= shards:
@@ -106,20 +108,26 @@ def publish(
     digests = _read_numbers(message.digests)
     if message.digests and not digests.all():
         return refuse(message, ErrorCode.MALFORMED, "0 is no record's digest")
-    outcomes = cache.commit(
-        session,
-        message.name_space,
-        message.group,
-        _read_numbers(message.tickets),
-        hashes=message.hashes,
-        parents=message.parents or None,
-        digests=digests if message.digests else None,
-        shard=message.shard,
-        tenant=_find_tenant(registration, message.tenant),
-    )
-    is_stored = outcomes == CommitOutcome.READABLE
-    if is_stored.any():
-        on_stored(_choose_hashes(message.hashes, is_stored), _choose_hashes(message.parents, is_stored))
+    tickets = _read_numbers(message.tickets)
+    shards = message.more_shards + 1
+    if len(digests) not in (0, shards * len(tickets)):
+        line = f"{len(digests)} digests for {len(tickets)} records of each of {shards} shards"
+        return refuse(message, ErrorCode.MALFORMED, line)
+    for index in range(shards):
+        outcomes = cache.commit(
+            session,
+            message.name_space,
+            message.group,
+            tickets,
+            hashes=message.hashes,
+            parents=message.parents or None,
+            digests=digests[index * len(tickets) : (index + 1) * len(tickets)] if message.digests else None,
+            shard=message.shard + index,
+            tenant=_find_tenant(registration, message.tenant),
+        )
+        is_stored = outcomes == CommitOutcome.READABLE
+        if is_stored.any():
+            on_stored(_choose_hashes(message.hashes, is_stored), _choose_hashes(message.parents, is_stored))
     return None
 
 

@@ -173,7 +173,8 @@ class Credits(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Publish(OneWay):
-    """One shard's records are written. A block is readable when all its shards are published.
+    """Records of one shard, or of several that follow each other, are written. A block is readable when all its shards
+    are published.
 
     `parents` name the block before each, zeros for none; of a window or a state the block of the first prefix group
     that ends at the same token.
@@ -183,12 +184,15 @@ class Publish(OneWay):
 
     name_space: Annotated[U32, "from registered"]
     group: Annotated[U16, "its number"]
-    shard: Annotated[U16, "whose records these are"]
+    shard: Annotated[U16, "whose records these are; of several, the first"]
     tickets: Annotated[Numbers, "from credits_granted"]
     hashes: Annotated[Hashes, AsMany("tickets"), "names of the blocks"]
     parents: Annotated[Hashes, AsMany("tickets", or_none=True), "the blocks before them"] = b""
-    digests: Annotated[Numbers, AsMany("tickets", or_none=True), "of the records; none: the server makes them"] = b""
+    digests: Annotated[
+        Numbers, AsMany("tickets", or_multiple=True), "of the records, shard after shard; none: the server makes them"
+    ] = b""
     tenant: Annotated[U16, "whose quota pays: a place in registered's tenants, from 1 on; others: the session's"] = 0
+    more_shards: Annotated[U16, "shards after the first whose records are written, too"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,9 +251,10 @@ struct ExpressScene : Hybrid {
     }
     FieldList publish_fields(std::uint32_t group, std::uint32_t shard, const std::vector<Ticket>& tickets,
                              const Hashes& hashes, const Hashes& parents = {},
-                             const std::vector<std::uint64_t>& digests = {}, std::uint64_t tenant = 0) const {
-        return {whole(name_space), whole(group),  whole(shard),     numbers(tickets),
-                blob(hashes),      blob(parents), numbers(digests), whole(tenant)};
+                             const std::vector<std::uint64_t>& digests = {}, std::uint64_t tenant = 0,
+                             std::uint64_t more_shards = 0) const {
+        return {whole(name_space), whole(group),     whole(shard),  numbers(tickets),  blob(hashes),
+                blob(parents),     numbers(digests), whole(tenant), whole(more_shards)};
     }
     // One good call of every operation, with an empty or void content where it changes something.
     std::vector<std::pair<std::uint64_t, FieldList>> good_calls() {

@@ -168,6 +168,19 @@ TEST(digests_that_are_sent_are_those_that_are_told) {
     CHECK((answer.groups.at(0).digests == std::vector<std::uint64_t>{1, 2, 3, 11, 12, 13}));
 }
 
+TEST(one_publish_may_be_of_several_shards) {
+    ExpressScene scene;
+    scene.log.watch(true);
+    const Hashes hashes = chain(1, 3);
+    const std::vector<Ticket> tickets = write_blocks(scene, 0, hashes);
+    scene.tell(express::kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {1, 2, 3, 11, 12, 13}, 0, 1));
+    const StoredLog::Taken taken = scene.log.take();
+    CHECK_EQUAL(taken.stored.size(), 1u);
+    CHECK(taken.stored[0].hashes == hashes);
+    const Answer answer = scene.ask(express::kAcquireEntries, scene.entries_fields(0, hashes, {0, 1}));
+    CHECK((answer.groups.at(0).digests == std::vector<std::uint64_t>{1, 2, 3, 11, 12, 13}));
+}
+
 TEST(parents_are_the_blocks_before) {
     for (const bool has_parents : {false, true}) {
         ExpressScene scene(small_terms(), small_options(1, "prefix"));
@@ -210,6 +223,11 @@ TEST(publish_names_what_there_is_and_has_as_much_of_everything) {
     CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, std::vector<Ticket>(129), chain(1, 129))),
                 kMalformed);
     CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {}, 65536)), kMalformed);
+    CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {}, 0, 65536)), kMalformed);
+    CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {}, 0, 2)), kNotFound);
+    CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 1, tickets, hashes, {}, {}, 0, 65535)), kNotFound);
+    CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {1, 2}, 0, 1)), kMalformed);
+    CHECK_EQUAL(scene.refuse(kPublish, scene.publish_fields(0, 0, tickets, hashes, {}, {1, 2, 3}, 0, 1)), kMalformed);
     FieldList few = scene.publish_fields(0, 0, tickets, hashes);
     few.resize(4);
     CHECK_EQUAL(scene.refuse(kPublish, few), kMalformed);

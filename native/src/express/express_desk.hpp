@@ -72,6 +72,8 @@ private:
     void acquire_entries(const Call& call, express::Fields& fields, std::string& out);
     void grant_credits(const Call& call, express::Fields& fields, std::string& out);
     void publish(express::Fields& fields);
+    void log_stored(Space space, std::span<const CommitOutcome> outcomes, std::span<const std::uint8_t> hashes,
+                    std::span<const std::uint8_t> parents);
     void abort(express::Fields& fields);
     void release(express::Fields& fields);
     void invalidate(express::Fields& fields);

@@ -55,28 +55,41 @@ void ExpressDesk::publish(Fields& fields) {
     const std::vector<std::uint64_t> digests =
         fields.next() ? fields.numbers(terms_.batch) : std::vector<std::uint64_t>();
     const std::uint64_t tenant = fields.next() ? fields.whole(UINT16_MAX) : 0;
+    const std::uint64_t shards = 1 + (fields.next() ? fields.whole(UINT16_MAX) : 0);
     fields.end();
-    const bool is_even = hashes.size() == tickets.size() * kHashBytes &&
+    const std::size_t records = tickets.size();
+    const bool is_even = hashes.size() == records * kHashBytes &&
                          (parents.empty() || parents.size() == hashes.size()) &&
-                         (digests.empty() || digests.size() == tickets.size());
+                         (digests.empty() || digests.size() == records * shards);
     if (!is_even) {
         throw NotPlain{};
     }
-    check_shards(std::span(&shard, 1), core_->shards_of(space));
+    const auto last_shard = static_cast<std::uint32_t>(shard + shards - 1);
+    check_shards(std::span(&last_shard, 1), core_->shards_of(space));
     if (std::ranges::find(digests, 0) != digests.end()) {
         throw Refusal{express::kMalformed, "0 is no record's digest"};
     }
-    std::vector<CommitOutcome> outcomes(tickets.size());
+    std::vector<CommitOutcome> outcomes(records);
     CommitBatch batch{
-        .space = space, .shard = shard, .tickets = tickets, .hashes = hashes, .parents = parents, .digests = digests};
+        .space = space, .shard = shard, .tickets = tickets, .hashes = hashes, .parents = parents, .digests = {}};
     if (tenant != 0 && tenant <= rights_.tenants.size()) {
         batch.tenant = rights_.tenants[tenant - 1];
     }
-    const Status committed = core_->commit(rights_.cache_session, batch, outcomes);
-    if (!committed.ok()) {
-        throw Refusal{express::kInternal, committed.message()};
+    for (; batch.shard <= last_shard; ++batch.shard) {
+        if (!digests.empty()) {
+            batch.digests = std::span(digests).subspan((batch.shard - shard) * records, records);
+        }
+        const Status committed = core_->commit(rights_.cache_session, batch, outcomes);
+        if (!committed.ok()) {
+            throw Refusal{express::kInternal, committed.message()};
+        }
+        log_stored(space, outcomes, hashes, parents);
     }
-    if (!log_.is_wanted()) {
+}
+
+void ExpressDesk::log_stored(Space space, std::span<const CommitOutcome> outcomes, std::span<const std::uint8_t> hashes,
+                             std::span<const std::uint8_t> parents) {
+    if (!log_.is_wanted() || std::ranges::find(outcomes, CommitOutcome::readable) == outcomes.end()) {
         return;
     }
     StoredBlocks stored{

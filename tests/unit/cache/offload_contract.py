@@ -139,6 +139,17 @@ class OffloadCacheContract:
         assert (await cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).all()
 
+    async def test_all_shards_may_be_published_at_once(self, cache: Any) -> None:
+        slots = await cache.reserve(0, hashes=CHAIN)
+        for shard in (0, 1):
+            write(cache, slots, CHAIN, shard)
+        cache.publish(slots, hashes=CHAIN, shards=2)
+        assert (await cache.stats()).reserved == 0
+        assert cache.lookup(0, CHAIN).all()
+        found = await cache.acquire_entries(0, CHAIN, shards=(0, 1))
+        assert found.groups[0].digests.all()
+        cache.release(found.lease)
+
     async def test_who_pays_may_be_named(self, cache: Any) -> None:
         """Of those that the session may name; `own` pays for the rest."""
 

@@ -230,6 +230,7 @@ class LocalClient:
         parents: Buffer | None,
         digests: npt.NDArray[np.uint64] | None,
         shard: int,
+        shards: int,
         tenant: str,
     ) -> bool:
         assert parents is not None
@@ -237,23 +238,26 @@ class LocalClient:
         if slots.memory_id != self.memory_id:
             return False
         names, before = bytes(hashes), bytes(parents)
-        assert len(names) == len(before) == HASH_BYTES * len(slots) == HASH_BYTES * len(digests)
+        assert len(names) == len(before) == HASH_BYTES * len(slots)
         size_bytes = self._geometry.groups[slots.group].record_bytes
-        for at, address in enumerate(slots.addresses.tolist()):
-            part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
-            self.published.append(
-                Published(
-                    group=slots.group,
-                    name=names[part],
-                    parent=before[part],
-                    shard=shard,
-                    digest=int(digests[at]),
-                    memory_id=slots.memory_id,
-                    address=address + shard * size_bytes,
-                    tenant=tenant,
+        for number, of_shard in enumerate(digests.reshape(shards, len(slots)), shard):
+            for at, address in enumerate(slots.addresses.tolist()):
+                part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
+                self.published.append(
+                    Published(
+                        group=slots.group,
+                        name=names[part],
+                        parent=before[part],
+                        shard=number,
+                        digest=int(of_shard[at]),
+                        memory_id=slots.memory_id,
+                        address=address + number * size_bytes,
+                        tenant=tenant,
+                    )
                 )
-            )
-        return self._current.publish(slots, hashes=hashes, parents=parents, digests=digests, shard=shard, tenant=tenant)
+        return self._current.publish(
+            slots, hashes=hashes, parents=parents, digests=digests, shard=shard, shards=shards, tenant=tenant
+        )
 
     def abort(self, slots: ReservedSlots) -> None:
         self.aborted.append(slots)

@@ -179,6 +179,11 @@ WRONG = [
     (Publish(name_space=1, group=0, shard=0, tickets=b"", hashes=b""), ErrorCode.NOT_FOUND),
     (Publish(name_space=0, group=9, shard=0, tickets=b"", hashes=b""), ErrorCode.NOT_FOUND),
     (Publish(name_space=0, group=1, shard=1, tickets=b"", hashes=b""), ErrorCode.NOT_FOUND),
+    (Publish(name_space=0, group=1, shard=0, tickets=b"", hashes=b"", more_shards=1), ErrorCode.NOT_FOUND),
+    (
+        Publish(name_space=0, group=0, shard=0, tickets=ONE, hashes=bytes(32), digests=ONE, more_shards=1),
+        ErrorCode.MALFORMED,
+    ),
     (
         Publish(name_space=0, group=1, shard=0, tickets=ONE, hashes=bytes(32), digests=bytes(8)),
         ErrorCode.MALFORMED,
