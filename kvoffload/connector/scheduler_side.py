@@ -84,7 +84,7 @@ class SchedulerSide:
         parts = self._parts
         if parts is None:
             return False
-        if parts.saves.pending or parts.restores.pending or parts.kept.pending:
+        if parts.saves.pending or parts.restores.is_waited_for or parts.kept.pending:
             return True
         return self._is_ending(parts) or (parts.saves.has_left and not self._has_waited)
 
@@ -188,6 +188,8 @@ class SchedulerSide:
         parts.saves.look_out.skip(self._rested)
         self._rest = self._rested = 0
         are_saves_pending = parts.saves.pending > 0
+        if are_saves_pending:
+            parts.saves.end_overdue()
         parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
         parts.kept.step(are_saves_pending=are_saves_pending)
