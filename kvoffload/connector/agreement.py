@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import add_report_text, describe_blocks
+from kvoffload.connector.pipeline import name_pipeline
 from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
@@ -87,11 +88,9 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
                 f"ranks {first_rank} and {rank} have different KV cache groups",
                 remedy="start all ranks with the same model and settings",
             )
-    stages = [stage.fingerprint for _, (_, stage) in sorted(firsts.items())]
-    fingerprint = stages[0] if len(stages) == 1 else sha256(b"".join(stages)).digest()
     record_bytes = [max(rank.groups[i].record_bytes for rank in facts.values()) for i in range(len(first.groups))]
     return EngineFacts(
-        fingerprint=Fingerprint(fingerprint),
+        fingerprint=name_pipeline([stage.fingerprint for _, (_, stage) in sorted(firsts.items())]),
         description=first.description,
         groups=tuple(replace(g, record_bytes=size) for g, size in zip(first.groups, record_bytes, strict=True)),
         num_blocks=first.num_blocks,

@@ -117,7 +117,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return side
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
-        return WorkerSide(start.worker_terms(), start.open_for_worker)
+        return WorkerSide(start.worker_terms(), start.open_for_worker, start.exchange)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -142,9 +142,16 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Raises: an engine whose cache we cannot account for must not start with us."""
         assert self._worker is not None
+        try:
+            self._register(self._worker, kv_caches)
+        except Exception as fault:
+            self._worker.withdraw(fault)
+            raise
+
+    def _register(self, worker: WorkerSide, kv_caches: dict[str, torch.Tensor]) -> None:
         begun_s = time.monotonic()
-        if self._worker.registration.is_registered:
-            self._worker.unregister()  # the engine has made its cache anew
+        if worker.registration.is_registered:
+            worker.unregister()  # the engine has made its cache anew
         config = self._vllm_config
         cache = EngineCache(
             config=self._kv_cache_config,
@@ -161,7 +168,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         views = vllm_compat.create_scale_views(config, kv_caches, owners)
         # Layers that share pages would overwrite the scales in them as well. Their owner has declared the views.
         vllm_compat.create_scale_views(config, kv_caches, [layer.name for layer in scaled if layer.alias_of])
-        self._worker.register(
+        worker.register(
             with_scale_views(geometry, views),
             kv_caches,
             scale_views=views,

@@ -21,6 +21,7 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.misses import MissReason
 from kvoffload.connector.prompt_notes import PromptNotes
 from kvoffload.connector.save_worth import NULL_BLOCK
+from kvoffload.connector.saves import REPORT_WAIT_S
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.connector.tracked_request import TrackedRequest
 
@@ -57,6 +58,8 @@ class _Question:
     version: int
     pending: PendingAcquire
     waits_since_s: float | None = None
+    reported: int = 0
+    """Tokens that the engine was told last that a load would bring."""
     miss: MissReason | None = None
     """Why there is nothing to report, once that is known."""
 
@@ -116,6 +119,14 @@ class Restores:
         return len(self._loads)
 
     @property
+    def is_waited_for(self) -> bool:
+        """Some load may still be reported. For one that a rank never reports the engine need not step for ever."""
+        if not self._loads:
+            return False
+        overdue_s = self._clock() - REPORT_WAIT_S
+        return any(load.begun_s > overdue_s for load in self._loads.values())
+
+    @property
     def is_quiet(self) -> bool:
         """A step has nothing to settle or to send."""
         return not (self._loads or self._questions or self._unsent or self._doomed or self._admission.reserved)
@@ -168,17 +179,22 @@ class Restores:
             # They come free for work as their loads end; a copy that hangs is not waited for.
             return None if self._may_wait(question) else 0
         boundary = question.pending.found.boundary
-        return boundary - local if self._admits(tracked, boundary) else 0
+        question.reported = boundary - local if self._admits(tracked, boundary) else 0
+        return question.reported
 
     def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
-        """The engine has allocated blocks for the hit that `match` reported: the job is queued."""
+        """The engine has allocated blocks for the hit that `match` reported, or for the beginning of it: the job is
+        queued. Where a shorter hit needs what was not acquired, a window or a state, it fails."""
         request_id = tracked.request.request_id
         question = self._questions[request_id]
         found = question.pending.found
         assert found is not None
         assert found.lease is not None
-        boundary = found.boundary
+        boundary = found.boundary - max(question.reported - external, 0)
         local = boundary - external
+        if boundary != self._groups.align(boundary):
+            self._doom_unplanned(request_id)
+            return
         groups, blocks, addresses, names, digests = [], [], [], [], []
         for group, leased in enumerate(found.groups):
             positions = needed_blocks(self._groups.rules[group], local=local, boundary=boundary)
@@ -186,8 +202,7 @@ class Restores:
             table = block_ids[self._groups.facts[group].index]
             targets = table[positions.start : positions.stop]
             if len(targets) < len(positions) or part.start < 0 or NULL_BLOCK in targets:
-                logger.warning("request %s: a reported hit could not be planned and is recomputed", request_id)
-                self.doom(request_id)
+                self._doom_unplanned(request_id)
                 return
             groups.append(np.full(len(positions), group, np.int64))
             blocks.append(np.array(targets, np.int64))
@@ -205,7 +220,7 @@ class Restores:
             local=local,
             boundary=boundary,
             limit=limit,
-            reason=MissReason.TOO_SHORT if boundary >= limit else MissReason.NEVER_SEEN,
+            reason=self._explain_rest(boundary, found.boundary, limit),
             lower=max(boundary - max(question.pending.in_memory, local), 0),
         )
         size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
@@ -219,7 +234,7 @@ class Restores:
     def doom(self, request_id: str) -> None:
         """A hit was reported that cannot be planned: it can only fail now, and the engine recomputes the request."""
         self._drop(request_id)
-        self._loads.setdefault(request_id, _Load(None))
+        self._loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
         self._doomed.append(request_id)
 
     def take_jobs(self) -> tuple[tuple[LoadJob, ...], tuple[str, ...]]:
@@ -241,8 +256,9 @@ class Restores:
             if request_id in running:
                 found = question.pending.found
                 if question.miss is None and found is not None and found.is_hit:
-                    # The guard refused it, or the engine had no blocks for it.
-                    self._note_miss(question.tracked, question.local, MissReason.NO_ROOM)
+                    # The engine did not take it, or the guard refused it.
+                    reason = MissReason.SKIPPED if question.reported else MissReason.NO_ROOM
+                    self._note_miss(question.tracked, question.tracked.reused_tokens, reason)
                 self._drop(request_id)
 
     def note_copies(self, copied_s: Mapping[str, float]) -> None:
@@ -284,6 +300,17 @@ class Restores:
             self._drop(request_id)
 
     # ---- inside ----
+
+    def _doom_unplanned(self, request_id: str) -> None:
+        logger.warning("request %s: a reported hit could not be planned and is recomputed", request_id)
+        self.doom(request_id)
+
+    @staticmethod
+    def _explain_rest(boundary: int, found: int, limit: int) -> MissReason:
+        """Why what lies beyond a load's boundary is not loaded."""
+        if boundary < found:
+            return MissReason.SKIPPED
+        return MissReason.TOO_SHORT if boundary >= limit else MissReason.NEVER_SEEN
 
     def _is_wanted(self, tracked: TrackedRequest, local: int) -> bool:
         is_wanted = tracked.may_load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ from kvoffload.types import HASH_BYTES, Fingerprint
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import KVConnectorBlockState
 
+logger = logging.getLogger(__name__)
+
+REPORT_WAIT_S = 60.0
+"""How long a save waits for the reports of all ranks. vLLM can go on without what a rank had to say in a step that
+failed."""
 MAX_STEPS_WAITED = 200
 """Steps after which the engine is no longer asked to wait for what a save has pinned."""
 _DIGEST_BYTES = 16
@@ -76,6 +82,7 @@ class SaveTerms:
     fingerprint: Fingerprint
     ranks: int
     shards: int
+    report_wait_s: float = REPORT_WAIT_S
 
 
 class Saves:
@@ -110,6 +117,9 @@ class Saves:
         self._pins = pins
         self._terms = terms
         self._jobs: dict[int, _Job] = {}
+        """In the order in which they began."""
+        self._overdue: dict[int, _Job] = {}
+        """Jobs that are not waited for any more. Their slots stay theirs: a copy may still write to them."""
         self._numbers = count(1)
         self._on_the_way: list[set[int]] = [set() for _ in groups.facts]
         """By group: first words of the names of what is being saved."""
@@ -148,7 +158,8 @@ class Saves:
     @property
     def memories(self) -> set[int]:
         """That saves go to now."""
-        parts = [part for job in self._jobs.values() for part in job.parts] + self._ended
+        jobs = [*self._jobs.values(), *self._overdue.values()]
+        parts = [part for job in jobs for part in job.parts] + self._ended
         return {part.slots.memory_id for part in parts}
 
     def plan_step(
@@ -223,13 +234,16 @@ class Saves:
     def end_jobs(self, report: WorkerReport) -> None:
         """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
         for number, ranks in report.saved.items():
-            job = self._jobs.get(number)
+            job = self._jobs.get(number) or self._overdue.get(number)
             if job is None:
                 continue
             job.waiting_ranks -= ranks
             job.is_dropped |= number in report.failed
             job.digests.update(report.digests.get(number, {}))
             if job.waiting_ranks > 0:
+                continue
+            if self._overdue.pop(number, None) is not None:
+                self._give_up(job.parts)
                 continue
             del self._jobs[number]
             # Without the digests of every shard nobody could ever check these records.
@@ -244,21 +258,39 @@ class Saves:
                 finally:
                     self._forget(job.parts)
 
-    def drop_all(self) -> None:
-        """The weights change: nothing on its way is published, and nothing is pinned for it any more.
+    def end_overdue(self) -> None:
+        """Jobs that some rank has not reported for too long are dropped: the engine gets its blocks back."""
+        while self._jobs:
+            number, job = next(iter(self._jobs.items()))
+            waits_s = self._clock() - job.begun_s
+            if waits_s < self._terms.report_wait_s:
+                return
+            logger.warning(
+                "save job %d is dropped: after %.0f s %d of %d ranks have not reported it",
+                number,
+                waits_s,
+                job.waiting_ranks,
+                self._terms.ranks,
+            )
+            self._measures.count("kvoffload_failed_saves_total")
+            self._drop(job)
+            self._overdue[number] = self._jobs.pop(number)
 
-        The copies may read blocks that are written anew meanwhile, into slots that nobody will read.
-        """
+    def drop_all(self) -> None:
+        """The weights change: nothing on its way is published, and nothing is pinned for it any more."""
         for job in self._jobs.values():
-            if not job.is_dropped:
-                job.is_dropped = True
-                self._forget(job.parts)
-                job.parts = [_without_blocks(part) for part in job.parts]
+            self._drop(job)
         ended, self._ended = self._ended, []
         self._give_up(ended)
         self.version += 1
 
     # ---- inside ----
+
+    def _drop(self, job: _Job) -> None:
+        """Its copy may read blocks that are written anew meanwhile, into slots that nobody will read."""
+        job.is_dropped = True
+        self._forget(job.parts)
+        job.parts = [_without_blocks(part) for part in job.parts]
 
     def _may_save(self, tracked: TrackedRequest) -> bool:
         if tracked.request.lora_request is not None and not self._is_known(tracked):

@@ -95,8 +95,6 @@ class SchedulerParts:
     policy: SavePolicy
     kept: KeptPrefixes
     events: CacheEvents | None
-    register: Register | None
-    """To be told to workers that cannot know it."""
 
 
 def assemble(
@@ -153,10 +151,9 @@ def assemble(
         measures=measures,
         clock=clock,
     )
-    late = register if sharing.pipeline_ranks > 1 else None
     kept = KeptPrefixes(cache, groups, shards=sharing.shards, clock=clock)
     times = StepTimes(judge, decoded_tokens=terms.decoded_tokens, clock=clock)
-    return SchedulerParts(cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events, late)
+    return SchedulerParts(cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events)
 
 
 def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:

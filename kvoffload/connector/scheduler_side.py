@@ -84,7 +84,7 @@ class SchedulerSide:
         parts = self._parts
         if parts is None:
             return False
-        if parts.saves.pending or parts.restores.pending or parts.kept.pending:
+        if parts.saves.pending or parts.restores.is_waited_for or parts.kept.pending:
             return True
         return self._is_ending(parts) or (parts.saves.has_left and not self._has_waited)
 
@@ -188,6 +188,8 @@ class SchedulerSide:
         parts.saves.look_out.skip(self._rested)
         self._rest = self._rested = 0
         are_saves_pending = parts.saves.pending > 0
+        if are_saves_pending:
+            parts.saves.end_overdue()
         parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
         parts.kept.step(are_saves_pending=are_saves_pending)
@@ -206,12 +208,12 @@ class SchedulerSide:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = self._clock()
-        if not (loads or saves or doomed or retired or parts.register):
+        if not (loads or saves or doomed or retired):
             self._rest = self._find_rest(parts)
             if step:
                 return StepPlan(has_forward=tokens > 0, step=step)
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
-        return StepPlan(loads, saves, doomed, retired, parts.register, tokens > 0, step)
+        return StepPlan(loads, saves, doomed, retired, tokens > 0, step)
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
         """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
@@ -326,7 +328,7 @@ class SchedulerSide:
 
     def _find_rest(self, parts: SchedulerParts) -> int:
         """After a step without anything to do: how many are going to be like it if nothing happens."""
-        if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching or parts.register is not None:
+        if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching:
             return 0
         if not (parts.restores.is_quiet and parts.kept.is_quiet):
             return 0

@@ -15,7 +15,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.cache import GroupRule
-from kvoffload.protocol import Register
 
 
 class Place(NamedTuple):
@@ -75,8 +74,6 @@ class StepPlan(KVConnectorMetadata):
     """Requests whose hit was reported and could not be planned: they are reported as failed, and recomputed."""
     retired: tuple[int, ...] = ()
     """Memories that no job uses any more."""
-    register: Register | None = None
-    """How to join the engine's session, for workers that could not know it by themselves."""
     has_forward: bool = False
     """The step computes tokens. What a worker is called with does not say so under each model runner."""
     step: int = 0
@@ -85,7 +82,7 @@ class StepPlan(KVConnectorMetadata):
     @property
     def is_empty(self) -> bool:
         """Nothing is to be done. The step may be one that is measured."""
-        return not (self.loads or self.saves or self.doomed or self.retired or self.register)
+        return not (self.loads or self.saves or self.doomed or self.retired)
 
 
 NOTHING_TO_DO = StepPlan()

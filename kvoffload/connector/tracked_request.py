@@ -55,4 +55,5 @@ class TrackedRequest:
 
     @property
     def may_load(self) -> bool:
-        return not (self.is_tainted or self.terms.skip_load)
+        """Some prompts the engine computes whole, whatever is found for them: it wants their logprobs, say."""
+        return not (self.is_tainted or self.terms.skip_load or self.request.skip_reading_prefix_cache)

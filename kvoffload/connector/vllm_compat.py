@@ -10,6 +10,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import torch
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -65,6 +67,18 @@ def steps_under_way(config: VllmConfig) -> int:
 def kv_replicas(cache: KVCacheConfig) -> int:
     """Tensor ranks in a row that hold identical KV."""
     return int(getattr(cache, "kv_tp_replicas", None) or 1)
+
+
+def exchange_in_pipeline(frame: bytes) -> list[bytes]:
+    """Frames of one length, of the ranks that hold the other layers of this one's part, in the order of stages.
+
+    Each of them has to call this, and waits for the last.
+    """
+    group = get_pp_group()
+    given = torch.tensor(list(frame), dtype=torch.uint8)
+    taken = [torch.empty_like(given) for _ in range(group.world_size)]
+    torch.distributed.all_gather(taken, given, group=group.cpu_group)
+    return [one.numpy().tobytes() for one in taken]
 
 
 _id_of = attrgetter("block_id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from kvoffload.cache import GroupRule, SegmentMap
 from kvoffload.connector.agreement import SharingTerms, add_report, make_register
 from kvoffload.connector.cache_client import CopyPlaces
 from kvoffload.connector.host_memory import HostMemory, RegisteringEngine
+from kvoffload.connector.pipeline import Exchange, Pipeline, Stage, name_pipeline
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -81,9 +82,16 @@ class _Ended:
 class WorkerSide:
     """Owned by the worker's thread; the copy engine has threads of its own. Holds engine memory while registered."""
 
-    def __init__(self, terms: WorkerTerms, open_cache: Callable[[Register], CopyPlaces]) -> None:
+    def __init__(
+        self,
+        terms: WorkerTerms,
+        open_cache: Callable[[Register], CopyPlaces],
+        exchange: Exchange = lambda frame: (frame,),
+    ) -> None:
+        """`exchange`: with the other stages of a pipeline."""
         self._terms = terms
         self._open_cache = open_cache
+        self._pipeline = Pipeline(exchange)
         self._registration = Registration()
         self._cache: CopyPlaces | None = None
         self._records: RankRecords | None = None
@@ -144,9 +152,7 @@ class WorkerSide:
         try:
             if self._identity not in (b"", fingerprint):
                 raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
-            if self._terms.sharing.pipeline_ranks == 1:
-                terms = self._terms
-                self.join(make_register(fingerprint, groups, terms.sharing, description=described, rank=terms.rank))
+            self._join(fingerprint, groups, described)
             self._begin_memory()
             if self._host_memory is not None:
                 self._host_memory.wait_for_first()
@@ -166,16 +172,9 @@ class WorkerSide:
         )
         self._told = self._facts.places
 
-    def join(self, register: Register) -> None:
-        """The engine's session, whose memory blocks are copied to and from; once."""
-        if self._cache is None:
-            self._cache = self._open_cache(add_report(register, self._registration.report, self._terms.rank))
-            self._records = RankRecords(
-                shard=self._terms.sharing.shard_of(self._terms.rank),
-                fingerprint=register.fingerprint,
-                record_bytes=self._record_bytes,
-                slot_bytes=[group.record_bytes for group in register.groups],
-            )
+    def withdraw(self, fault: Exception) -> None:
+        """`register` raised, or is not going to be called: the engine cannot start, and no other stage waits."""
+        self._pipeline.withdraw(fault)
 
     def mark(self) -> None:
         """Before the step's forward is launched: the loads that are submitted next do not wait for it.
@@ -200,13 +199,6 @@ class WorkerSide:
         """After the step's forward was launched."""
         before_forward, self._before_forward = self._before_forward, None
         self._doomed += plan.doomed
-        if plan.register is not None:
-            try:
-                self.join(plan.register)
-                self._begin_memory()
-            except (KVOffloadError, OSError) as fault:
-                # The engine runs: its blocks are not saved until this works.
-                self._note_line("the cache cannot be joined", str(fault))
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
         for job in jobs:
             try:
@@ -293,6 +285,28 @@ class WorkerSide:
                 engine.close()
                 raise
         return engine
+
+    def _join(self, fingerprint: bytes, groups: tuple[GroupFacts, ...], description: Mapping[str, object]) -> None:
+        """The engine's session, whose memory blocks are copied to and from; once."""
+        if self._cache is not None:
+            return
+        terms = self._terms
+        stages = self._pipeline.meet(Stage(fingerprint=fingerprint, record_bytes=tuple(self._record_bytes)))
+        sizes = [max(of_group) for of_group in zip(*(stage.record_bytes for stage in stages), strict=True)]
+        register = make_register(
+            name_pipeline([stage.fingerprint for stage in stages]),
+            tuple(replace(group, record_bytes=size) for group, size in zip(groups, sizes, strict=True)),
+            terms.sharing,
+            description=description,
+            rank=terms.rank,
+        )
+        self._cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
+        self._records = RankRecords(
+            shard=terms.sharing.shard_of(terms.rank),
+            fingerprint=register.fingerprint,
+            record_bytes=self._record_bytes,
+            slot_bytes=sizes,
+        )
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""

@@ -39,10 +39,16 @@ def transfer(**overrides: object) -> dict[str, object]:
     }
 
 
-INSPECTED = {"scheduler_cls": "tests.vllm.inspected_scheduler.InspectedScheduler"}
+INSPECTED = {"scheduler_cls": "tests.vllm.inspected_scheduler.InspectedAsyncScheduler"}
 """For an engine with its own processes that a test looks into."""
 TWO_RANKS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 700, **INSPECTED}
 """For the GDN model with its own processes: the tests that need two ranks share one engine, it takes long to start."""
+TWO_STAGES = {
+    "pipeline_parallel_size": 2,
+    "max_num_batched_tokens": 700,
+    "scheduler_cls": "tests.vllm.inspected_scheduler.InspectedScheduler",
+}
+"""Stages take their tokens from the scheduler on a CPU, so it has to know them."""
 
 
 # ---- scheduler ----

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
@@ -16,7 +17,7 @@ from tests.open_files import count_open_files
 from tests.vllm import pool_probe
 
 
-class InspectedScheduler(AsyncScheduler):
+class InspectedScheduler(Scheduler):
     """Counts its preemptions and loads, tells what is held, and can be given a smaller pool than settings allow."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -78,3 +79,7 @@ class InspectedScheduler(AsyncScheduler):
             self._squatter = None
         if size_bytes:
             self._squatter = pool_probe.Squatter(self._side, leaves_bytes=size_bytes)
+
+
+class InspectedAsyncScheduler(InspectedScheduler, AsyncScheduler):
+    """The same of the one that plans a step before the last one's tokens are known."""

@@ -228,17 +228,12 @@ def test_a_cache_that_is_registered_anew_knows_all_memory_again(noting: list[Not
     worker.close()
 
 
-def test_a_stage_of_a_pipeline_registers_when_it_joins(noting: list[NotingEngine]) -> None:
-    worker = make_worker(pipeline_ranks=2)
+def test_a_stage_of_a_pipeline_registers_at_once(noting: list[NotingEngine]) -> None:
+    worker = make_worker(pipeline_ranks=2, exchange=lambda frame: [frame, frame])
     geometry, tensors = make_cache()
     worker.register(geometry, tensors, scale_views={}, identify=identify)
-    assert noting[0].ranges == []
-    other = make_worker()
-    other.register(*make_cache(), scale_views={}, identify=identify)
-    worker.submit(StepPlan(register=other.shared.registers[0]))
     assert noting[0].ranges == ranges_of(worker.shared.client)
     worker.close()
-    other.close()
 
 
 def test_an_engine_that_takes_no_memory_costs_no_result(

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.saves import MAX_STEPS_WAITED
+from kvoffload.connector.saves import MAX_STEPS_WAITED, REPORT_WAIT_S
 from kvoffload.connector.step_plan import ONLY_A_FORWARD, StepPlan
 from tests.unit.connector.engine_configs import full, recurrent, window
 from tests.unit.connector.local_client import MEMORY
-from tests.unit.connector.scripted import Admission, Move, ScriptedEngine, list_moves
+from tests.unit.connector.scripted import STEP_S, Admission, Move, ScriptedEngine, list_moves
 
 TWO_SIZES = ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16)))
 DENSE = ((["a"], full(4)),)
@@ -420,3 +420,45 @@ def test_each_request_is_saved_for_its_tenant() -> None:
     for one in engine.cache.published:
         found[one.tenant] = found.get(one.tenant, 0) + 1
     assert found == {"acme": 2, "": 2, "other": 2}
+
+
+@pytest.mark.parametrize("is_bad", [False, True], ids=["lost", "failed-and-lost"])
+def test_what_one_rank_never_reports_is_dropped_and_its_slots_wait_for_the_report(is_bad: bool) -> None:
+    engine = make_engine(ranks=2)
+    request = engine.arrive("a", range(30))
+    engine.admit(request)
+    plan = engine.step()
+    engine.report(plan, ranks=1, bad_saves=is_bad)
+    engine.finish(request)
+    assert engine.pinned == 7
+    engine.now_s = REPORT_WAIT_S - STEP_S
+    engine.step()
+    assert (engine.pinned, engine.connector.has_pending_push_work()) == (7, True)
+    engine.step()
+    assert (engine.pinned, engine.connector.has_pending_push_work()) == (0, False)
+    assert engine.cache.stats().reserved == 7
+    engine.report(plan, ranks=1)
+    assert engine.cache.published == []
+    engine.assert_at_rest()
+    engine.serve("b", range(30))
+    assert len(engine.cache.published) == 2 * 7
+    engine.assert_at_rest()
+
+
+def test_an_engine_does_not_step_for_ever_for_a_load_that_some_rank_never_reports() -> None:
+    engine = make_engine(ranks=2)
+    engine.serve("a", range(30))
+    engine.forget()
+    request = engine.arrive("b", range(30))
+    admission = engine.admit(request)
+    assert admission is not None
+    assert admission.external == 28
+    plan = engine.step()
+    engine.finish(request)
+    assert engine.connector.has_pending_push_work()
+    engine.now_s += REPORT_WAIT_S
+    assert not engine.connector.has_pending_push_work()
+    # Ranks that do report it may still be copying: its blocks and its lease stay until then.
+    assert engine.cache.stats().leases == 1
+    engine.report(plan)
+    engine.assert_at_rest()

@@ -13,8 +13,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from kvoffload.connector.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.geometry import EngineCache, describe_cache
+from kvoffload.connector.pipeline import name_pipeline
 from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
-from kvoffload.connector.step_plan import StepPlan, WorkerFacts
+from kvoffload.connector.step_plan import Place, StepPlan, WorkerFacts
 from kvoffload.errors import BlockAlignmentError, IdentityError, ServerError
 from kvoffload.protocol import Register
 from tests.unit.connector.engine_configs import full, make_config, make_tensors, window
@@ -123,14 +124,15 @@ def test_a_cache_that_refuses_the_engine_keeps_it_from_starting() -> None:
     assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
 
 
-def test_workers_of_pipelines_are_told_how_to_join_with_every_plan() -> None:
-    """They cannot know it by themselves: each has layers of its own."""
+def test_the_first_request_of_a_pipeline_is_served_where_all_stages_joined_when_they_registered() -> None:
     side, opening = make_side(pipeline_ranks=2)
-    side.accept_facts({(0, 0): facts(), (1, 0): replace(facts(rank=1), fingerprint=b"g" * 32)})
-    assert [side.plan_step(SchedulerOutput.make_empty()).register for _ in range(2)] == opening.registers * 2
-    side, _ = make_side(ranks=2)
-    side.accept_facts({(0, 0): facts(), (0, 1): facts(rank=1)})
-    assert side.plan_step(SchedulerOutput.make_empty()).register is None
+    place = Place(1, 2)
+    first, second = replace(facts(), places=(place,)), replace(facts(rank=1), fingerprint=b"g" * 32, places=(place,))
+    side.accept_facts({(0, 0): first, (1, 0): second})
+    assert opening.registers[0].fingerprint == name_pipeline([first.fingerprint, second.fingerprint])
+    assert side._parts is not None
+    assert side._parts.places.has_all(place)
+    assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
 
 
 def test_nothing_of_an_ended_request_stays() -> None:

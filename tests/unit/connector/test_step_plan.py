@@ -15,7 +15,6 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kvoffload.cache import GroupRule
-from kvoffload.connector.agreement import SharingTerms, make_register
 from kvoffload.connector.step_plan import (
     BlockMoves,
     GroupFacts,
@@ -38,15 +37,11 @@ def moves(*blocks: int) -> BlockMoves:
 
 
 WANTED = WantedDigests(b"h" * 64, np.array([[1, 2**64 - 1], [3, 4]], np.uint64))
-REGISTER = make_register(
-    b"f" * 32, (), SharingTerms(hash_block_size=4, hash_algorithm="a", hash_seed="", tensor_ranks=1)
-)
 PLAN = StepPlan(
     loads=(LoadJob("a", PLACE, moves(5, 9), WANTED), LoadJob("b", PLACE, moves())),
     saves=(SaveJob(3, PLACE, moves(6, 7)),),
     doomed=("c",),
     retired=(6,),
-    register=REGISTER,
 )
 REPORT = WorkerReport({3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)}, {"a": 0.5}, 7)
 FACTS = WorkerFacts(
@@ -75,7 +70,7 @@ def test_survives_the_way_between_processes(value: object) -> None:
 def test_plans_survive_the_way_between_processes() -> None:
     arrived = ForkingPickler.loads(ForkingPickler.dumps(PLAN))
     assert isinstance(arrived, StepPlan)
-    assert (arrived.doomed, arrived.retired, arrived.register) == (PLAN.doomed, PLAN.retired, PLAN.register)
+    assert (arrived.doomed, arrived.retired) == (PLAN.doomed, PLAN.retired)
     jobs, others = [*PLAN.loads, *PLAN.saves], [*arrived.loads, *arrived.saves]
     for job, other in zip(jobs, others, strict=True):
         assert (type(job), job.place) == (type(other), other.place)
@@ -92,7 +87,7 @@ def test_plans_survive_the_way_between_processes() -> None:
     assert arrived.loads[1].wanted is None
 
 
-@pytest.mark.parametrize("part", ["loads", "saves", "doomed", "retired", "register"])
+@pytest.mark.parametrize("part", ["loads", "saves", "doomed", "retired"])
 def test_a_plan_with_anything_in_it_is_not_empty(part: str) -> None:
     assert StepPlan().is_empty
     assert not StepPlan(**{part: getattr(PLAN, part)}).is_empty

@@ -13,11 +13,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.connector.agreement import make_register
-from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.pipeline import Stage, decode_stage, encode_stage, name_pipeline
 from kvoffload.connector.step_plan import StepPlan, WorkerReport
-from kvoffload.errors import ServerError
+from kvoffload.errors import RegistrationError
 from kvoffload.native import digest_record
-from kvoffload.protocol import Register
 from tests.unit.connector.workers import (
     PAGE,
     Move,
@@ -83,20 +82,22 @@ def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_read() -> None:
         worker.close()
 
 
+def beside_a_larger_stage(frame: bytes) -> list[bytes]:
+    """The second stage's records have 64 bytes more."""
+    sizes = decode_stage(frame).record_bytes
+    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, record_bytes=tuple(size + 64 for size in sizes)))]
+
+
 def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None:
     """What was in the slot before must be in no digest: whoever loads it would find another."""
-    worker, tensors = start(make_worker(pipeline_ranks=2))
+    worker, tensors = start(make_worker(pipeline_ranks=2, exchange=beside_a_larger_stage))
     assert worker.facts is not None
-    assert worker.shared.registers == []
-    assert worker.facts.places == ()
     groups = tuple(replace(group, record_bytes=group.record_bytes + 64) for group in worker.facts.groups)
-    register = make_register(b"e" * 32, groups, worker._terms.sharing)
-    worker.submit(StepPlan(register=register))
-    worker.submit(StepPlan(register=register))
+    name = name_pipeline([worker.facts.fingerprint, b"e" * 32])
     [told] = worker.shared.registers
-    assert replace(told, report=b"") == register
+    assert replace(told, report=b"") == make_register(name, groups, worker._terms.sharing)
     assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
-    assert worker.take_results(is_idle=False)[2] == WorkerReport(places={0: (worker.shared.place,)})
+    assert worker.facts.places == (worker.shared.place,)
     assert worker.take_results(is_idle=False)[2] == WorkerReport()
     for move in (Move(1, 1, 0), Move(0, 2, 1)):
         for shard in range(2):
@@ -107,34 +108,34 @@ def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None
     assert worker.shared.record(Move(1, 1, 0), shard=1).tolist() == [255] * (PAGE + 64)
     for number, move in enumerate((Move(1, 3, 0), Move(0, 4, 1))):
         record = worker.shared.record(move)
-        digest = digest_record(record, fingerprint=b"e" * 32, block_hash=name_of(number), group=move.group, shard=0)
+        digest = digest_record(record, fingerprint=name, block_hash=name_of(number), group=move.group, shard=0)
         assert worker.shared.digests[number, 0] == digest
     assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=True)
     assert block_of(tensors, 3) == block_of(tensors, 1)
     worker.close()
 
 
-@pytest.mark.parametrize("fault", [ServerError("refused", remedy=""), FileNotFoundError("no such socket")])
-def test_a_cache_that_cannot_be_joined_yet_is_joined_with_a_later_plan(
-    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Meanwhile the engine runs, and jobs of the same plan are answered."""
+def test_a_stage_beside_one_that_cannot_register_does_not_start() -> None:
+    worker = make_worker(pipeline_ranks=2, exchange=lambda frame: [frame, encode_stage(Stage(fault="no memory"))])
+    with pytest.raises(RegistrationError, match="stage 1 of the pipeline did not register: no memory"):
+        start(worker)
+    assert worker.facts is None
+    assert not worker.registration.is_registered
+    assert worker.shared.registers == []
 
-    def refuse(register: Register) -> CopyPlaces:
-        raise fault
 
-    worker, _ = start(make_worker(pipeline_ranks=2))
-    assert worker.facts is not None
-    register = make_register(b"e" * 32, worker.facts.groups, worker._terms.sharing)
-    with monkeypatch.context() as patch:
-        patch.setattr(worker, "_open_cache", refuse)
-        worker.submit(StepPlan(register=register, doomed=("a",)))
-    assert worker.take_results(is_idle=False)[:2] == ({"a"}, {"a"})
-    assert f"the cache cannot be joined: {fault}" in caplog.text
-    worker.submit(StepPlan(register=register))
-    [told] = worker.shared.registers
-    assert replace(told, report=b"") == register
-    assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
+def test_a_cache_that_is_registered_anew_asks_no_other_stage() -> None:
+    """They have said all, and may be at something else."""
+    frames: list[bytes] = []
+
+    def exchange(frame: bytes) -> list[bytes]:
+        frames.append(frame)
+        return beside_a_larger_stage(frame)
+
+    worker, _ = start(make_worker(pipeline_ranks=2, exchange=exchange))
+    worker.unregister()
+    start(worker)
+    assert len(frames) == len(worker.shared.registers) == 1
     worker.close()
 
 

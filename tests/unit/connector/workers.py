@@ -13,6 +13,7 @@ from kvoffload.cache import ReservedSlots
 from kvoffload.connector.agreement import SharingTerms
 from kvoffload.connector.geometry import EngineCache, describe_cache
 from kvoffload.connector.identity import describe_engine
+from kvoffload.connector.pipeline import Exchange
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, SaveJob, StepPlan, WantedDigests, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.keys.identity import Identity
@@ -102,8 +103,8 @@ class TestedWorker(WorkerSide):
 
     __test__ = False
 
-    def __init__(self, terms: WorkerTerms, shared: SharedCache) -> None:
-        super().__init__(terms, shared.open)
+    def __init__(self, terms: WorkerTerms, shared: SharedCache, exchange: Exchange) -> None:
+        super().__init__(terms, shared.open, exchange)
         self.shared = shared
         self.shard = terms.sharing.shard_of(terms.rank)
 
@@ -121,7 +122,13 @@ def identify(geometry: KVGeometry) -> Identity:
 
 
 def make_worker(
-    *, rank: int = 0, ranks: int = 1, pipeline_ranks: int = 1, replicas: int = 1, shared: SharedCache | None = None
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    pipeline_ranks: int = 1,
+    replicas: int = 1,
+    shared: SharedCache | None = None,
+    exchange: Exchange = lambda frame: (frame,),
 ) -> TestedWorker:
     sharing = SharingTerms(
         hash_block_size=4,
@@ -131,7 +138,7 @@ def make_worker(
         pipeline_ranks=pipeline_ranks,
         replicas=replicas,
     )
-    return TestedWorker(WorkerTerms(rank=rank, sharing=sharing), shared or SharedCache())
+    return TestedWorker(WorkerTerms(rank=rank, sharing=sharing), shared or SharedCache(), exchange)
 
 
 def start(worker: TestedWorker) -> tuple[TestedWorker, Tensors]:

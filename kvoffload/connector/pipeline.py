@@ -1,0 +1,95 @@
+"""What the stages of a pipeline tell each other when they register: each names what all of them hold together, so each
+can join the engine's session at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgpack
+
+from kvoffload.errors import IdentityError, RegistrationError
+from kvoffload.types import HASH_BYTES, Fingerprint
+
+FRAME_BYTES = 4096
+"""Of what a stage says, filled up with zeros: all say as much, so nobody has to say how much before."""
+MAX_GROUPS = 256
+MAX_FAULT_LETTERS = 512
+_LENGTH_BYTES = 2
+
+Exchange = Callable[[bytes], Sequence[bytes]]
+"""Gives a frame to all stages and returns those of all, in their order, this one's among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What one of them registered. `fault`: why it registered nothing, then the rest is empty."""
+
+    fingerprint: bytes = b""
+    record_bytes: tuple[int, ...] = ()
+    """By group."""
+    fault: str = ""
+
+
+class Pipeline:
+    """Of a worker's thread. Every stage calls `meet` or `withdraw` when it first registers, or the others wait for it
+    as long as their process group lets them."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._has_met = False
+
+    def meet(self, mine: Stage) -> list[Stage]:
+        """All of them, in order. Raises where one of them could not register, or has other groups."""
+        self._has_met = True
+        stages = [decode_stage(frame) for frame in self._exchange(encode_stage(mine))]
+        for number, stage in enumerate(stages):
+            if stage.fault:
+                raise RegistrationError(f"stage {number} of the pipeline did not register: {stage.fault}", remedy="")
+            if len(stage.record_bytes) != len(mine.record_bytes):
+                raise IdentityError(
+                    f"stage {number} of the pipeline has {len(stage.record_bytes)} KV cache groups, this one "
+                    f"{len(mine.record_bytes)}",
+                    remedy="start all ranks with the same model and settings",
+                )
+        return stages
+
+    def withdraw(self, fault: Exception) -> None:
+        """This stage is not going to register: the others hear of it instead of waiting."""
+        if not self._has_met:
+            self._has_met = True
+            self._exchange(encode_stage(Stage(fault=(str(fault) or type(fault).__name__)[:MAX_FAULT_LETTERS])))
+
+
+def name_pipeline(fingerprints: Sequence[bytes]) -> Fingerprint:
+    """The name of what the stages hold together, in their order; one stage's is its own."""
+    return Fingerprint(fingerprints[0] if len(fingerprints) == 1 else sha256(b"".join(fingerprints)).digest())
+
+
+def encode_stage(stage: Stage) -> bytes:
+    packed: bytes = msgpack.packb((stage.fingerprint, stage.record_bytes, stage.fault))
+    if _LENGTH_BYTES + len(packed) > FRAME_BYTES:
+        raise RegistrationError(f"{len(stage.record_bytes)} KV cache groups are too many for a pipeline", remedy="")
+    return (len(packed).to_bytes(_LENGTH_BYTES, "little") + packed).ljust(FRAME_BYTES, b"\0")
+
+
+def decode_stage(frame: bytes) -> Stage:
+    """RegistrationError: it is none."""
+    length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
+    try:
+        fingerprint, record_bytes, fault = msgpack.unpackb(
+            frame[_LENGTH_BYTES : _LENGTH_BYTES + length],
+            use_list=False,
+            max_bin_len=HASH_BYTES,
+            max_array_len=MAX_GROUPS,
+            max_str_len=4 * MAX_FAULT_LETTERS,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError) as broken:
+        raise RegistrationError(f"a stage of the pipeline said what is none: {broken}", remedy="") from broken
+    is_stage = isinstance(fingerprint, bytes) and isinstance(fault, str) and isinstance(record_bytes, tuple)
+    if not is_stage or not all(isinstance(size, int) and size >= 0 for size in record_bytes):
+        raise RegistrationError("a stage of the pipeline said what is none", remedy="")
+    return Stage(fingerprint=fingerprint, record_bytes=record_bytes, fault=fault)
