@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from kvoffload.cache import SegmentMap
 from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.errors import KVOffloadError
 from kvoffload.transfer.cuda_engine import HostRegistration
 from kvoffload.units import format_size
 
@@ -17,6 +19,13 @@ logger = logging.getLogger(__name__)
 
 START_WAIT_S = 1.0
 """How long an engine's start waits at most for the first segment. All else is registered beside the engine's steps."""
+
+BUSY_WAIT_S = 0.02
+"""Between two looks while memory is growing, being registered, or leaving."""
+IDLE_WAIT_S = 0.5
+"""Between two looks when all is registered; `wake` is for what has just changed."""
+CLOSE_WAIT_S = 5.0
+"""No look waits for anything, so the thread ends at once; what holds it up does not hold up the engine's end."""
 
 Places = tuple[tuple[int, int], ...]
 
@@ -44,17 +53,25 @@ class _Memory:
 
 
 class HostMemory:
-    """Owned by the worker's thread, which asks it in each step; the engine registers in a thread of its own.
+    """A thread of its own looks for memory that has become ready and tells the copy engine, which registers it piece by
+    piece in another one: no step waits for either. `wait_for_first`, `wake` and `close` are anybody's.
 
-    Slots in memory that is not registered are copied all the same, by way of a pinned buffer.
+    Slots in memory that is not registered are copied all the same, by way of a pinned buffer. No fault ends more than
+    this: it is told, and what can be tried again is.
     """
 
     def __init__(
-        self, engine: RegisteringEngine, cache: CopyPlaces, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: RegisteringEngine,
+        cache: CopyPlaces,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        idle_wait_s: float = IDLE_WAIT_S,
     ) -> None:
         self._engine = engine
         self._cache = cache
         self._clock = clock
+        self._idle_wait_s = idle_wait_s
         self._places: Places = ()
         self._memories: dict[int, _Memory] = {}
         self._growing: list[int] = []
@@ -62,7 +79,36 @@ class HostMemory:
         self._leaving: list[SegmentMap] = []
         self._begun_s: float | None = None
         """When what is being registered began to be; None: nothing is."""
+        self._tenths = 0
+        """Of it, as the log has been told."""
         self._problem = ""
+        self._refusal = ""
+        self._wakes = threading.Event()
+        self._has_looked = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="kvoffload-host-memory", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nothing more is registered. Before the copy engine is closed, which unregisters what is."""
+        self._is_closing = True
+        self._wakes.set()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_WAIT_S)
+
+    def wake(self) -> None:
+        """Something has changed: a new memory, or a former one that was retired."""
+        self._wakes.set()
+
+    def wait_for_first(self) -> None:
+        """Until a segment is registered, for `START_WAIT_S` at most: a server may have none ready yet."""
+        end_s = time.monotonic() + START_WAIT_S
+        self._has_looked.wait(START_WAIT_S)
+        first = [memory.told[0][1] for memory in list(self._memories.values()) if memory.told]
+        if first:
+            self._engine.wait_registered(min(first), max(end_s - time.monotonic(), 0.0))
 
     def update(self, places: Places) -> None:
         """Tells the driver what is new since the last call, and waits for nothing. `places`: the worker's, now.
@@ -76,12 +122,29 @@ class HostMemory:
         if self._begun_s is not None or self._leaving:
             self._look(self._engine.registration)
 
-    def wait_for_first(self) -> None:
-        """Until a segment is registered, for `START_WAIT_S` at most: a server may have none ready yet."""
-        first = [memory.told[0][1] for memory in self._memories.values() if memory.told]
-        if first:
-            self._engine.wait_registered(min(first), START_WAIT_S)
-            self._look(self._engine.registration)
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._update_once()
+                self._has_looked.set()
+                is_busy = self._growing or self._leaving or self._begun_s is not None
+                self._wakes.wait(BUSY_WAIT_S if is_busy and not self._refusal else self._idle_wait_s)
+                self._wakes.clear()
+        except Exception:
+            # Copies go by way of the pinned buffer for as long as the engine lives.
+            logger.exception("no more of the cache's memory is registered")
+        finally:
+            self._has_looked.set()
+
+    def _update_once(self) -> None:
+        """Tries again what the engine refused, told once for as long as it says the same."""
+        try:
+            self.update(self._cache.places())
+            self._refusal = ""
+        except KVOffloadError as fault:
+            if str(fault) != self._refusal:
+                logger.warning("the cache's memory is not registered: %s", fault)
+            self._refusal = str(fault)
 
     def _follow(self, places: Places) -> None:
         present = {memory_id for memory_id, _ in places}
@@ -112,6 +175,7 @@ class HostMemory:
             memory.told_bytes += size_bytes
             if self._begun_s is None:
                 self._begun_s = self._clock()
+                self._tenths = 0
                 logger.debug("memory %d is being registered with the driver", memory_id)
         return bool(memory.waiting)
 
@@ -133,6 +197,18 @@ class HostMemory:
                 self._clock() - self._begun_s,
             )
             self._begun_s = None
+        elif self._begun_s is not None:
+            self._tell_progress(registration.registered_bytes)
         if registration.problem != self._problem:
             self._problem = registration.problem
             logger.warning("blocks in part of the cache's memory are copied more slowly: %s", self._problem)
+
+    def _tell_progress(self, registered_bytes: int) -> None:
+        """At each tenth of all that the memories will have."""
+        whole_bytes = sum(memory.segments.size_bytes for memory in self._memories.values())
+        tenths = 10 * registered_bytes // whole_bytes if whole_bytes else 0
+        if tenths > self._tenths:
+            self._tenths = tenths
+            logger.debug(
+                "%s of %s are registered with the driver", format_size(registered_bytes), format_size(whole_bytes)
+            )

@@ -213,7 +213,6 @@ class WorkerSide:
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
         places = self._find_places()
-        self._tell_memory(places)
         if self._engine is not None:
             self._collect(self._engine)
             if is_idle and self._copies and not self._ended and not self._doomed:
@@ -248,6 +247,8 @@ class WorkerSide:
         self._before_forward = None
         if engine is not None:
             engine.fence(DRAIN_TIMEOUT_S)
+        if self._host_memory is not None:
+            self._host_memory.close()
         try:
             held = self._registration.unregister()  # which closes the copy engine
         except NativeError as fault:
@@ -343,15 +344,7 @@ class WorkerSide:
         engine: object = self._engine
         if self._host_memory is None and self._cache is not None and isinstance(engine, RegisteringEngine):
             self._host_memory = HostMemory(engine, self._cache)
-            self._tell_memory(self._find_places())
-
-    def _tell_memory(self, places: tuple[Place, ...]) -> None:
-        if self._host_memory is not None:
-            try:
-                self._host_memory.update(places)
-            except KVOffloadError as fault:
-                # What is not registered is copied all the same.
-                self._note_line("the cache's memory is not registered", str(fault))
+            self._host_memory.start()
 
     def _collect(self, engine: CopyEngine) -> None:
         for finished in engine.poll():
@@ -376,6 +369,8 @@ class WorkerSide:
         if places == self._told:
             return {}
         self._told = places
+        if self._host_memory is not None:
+            self._host_memory.wake()
         return {self._terms.rank: places}
 
     def _give_up(self, engine: CopyEngine) -> None:

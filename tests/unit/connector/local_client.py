@@ -124,7 +124,7 @@ class LocalClient:
         return int(self._current._session)
 
     def places(self) -> tuple[tuple[int, int], ...]:
-        return tuple(Place(memory_id, int(session._session)) for memory_id, session in self._sessions.items())
+        return tuple(Place(memory_id, int(session._session)) for memory_id, session in list(self._sessions.items()))
 
     def may_copy(self, held: Placed) -> bool:
         return (held.memory_id, held.session) in self.places()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -47,6 +49,10 @@ class NotingEngine(PassingEngine):
         self.is_done = True
         self.is_leaving = False
         self.problem = ""
+        self.registered: int | None = None
+        """What is registered while it is not done."""
+        self.tellers: set[int] = set()
+        """Threads that told of memory."""
 
     @property
     def registration(self) -> HostRegistration:
@@ -54,21 +60,34 @@ class NotingEngine(PassingEngine):
         asked = sum(size_bytes for _, size_bytes in self.ranges)
         return HostRegistration(
             asked_bytes=asked,
-            registered_bytes=asked if self.is_done else 0,
+            registered_bytes=asked if self.is_done else self.registered or 0,
             is_done=self.is_done,
             is_leaving=self.is_leaving,
             problem=self.problem,
         )
 
     def add_host_range(self, address: int, size_bytes: int) -> None:
+        self.tellers.add(threading.get_ident())
         self.ranges.append((address, size_bytes))
 
     def remove_host_range(self, address: int, size_bytes: int) -> None:
+        self.tellers.add(threading.get_ident())
         self.ranges.remove((address, size_bytes))
         self.is_leaving = True
 
     def wait_registered(self, size_bytes: int, timeout_s: float) -> None:
         self.starts.append((size_bytes, timeout_s))
+
+
+def await_that(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def is_looking() -> bool:
+    return any(thread.name == "kvoffload-host-memory" for thread in threading.enumerate())
 
 
 def make_places() -> LocalPlaces:
@@ -160,6 +179,19 @@ def test_progress_and_what_goes_wrong_are_logged_once(caplog: pytest.LogCaptureF
     ]
 
 
+def test_progress_is_logged_at_each_tenth(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "kvoffload.connector.host_memory")
+    memory, engine, places = make_memory()
+    engine.is_done = False
+    for registered in (0, 1 << 20, 1 << 20, 3 << 20):
+        engine.registered = registered
+        memory.update(places.places())
+    assert [record.getMessage() for record in caplog.records[1:]] == [
+        "1MiB of 4MiB are registered with the driver",
+        "3MiB of 4MiB are registered with the driver",
+    ]
+
+
 # ---- in a worker ----
 
 
@@ -188,8 +220,17 @@ def test_registration_begins_when_the_worker_joins_and_the_start_waits_within_a_
     noting: list[NotingEngine],
 ) -> None:
     worker = start_worker()
-    assert noting[0].ranges == ranges_of(worker.shared.client)
-    assert noting[0].starts == [(SEGMENT, START_WAIT_S)]
+    await_that(lambda: noting[0].ranges == ranges_of(worker.shared.client))
+    assert all(size_bytes == SEGMENT and 0 <= wait_s <= START_WAIT_S for size_bytes, wait_s in noting[0].starts)
+    worker.close()
+
+
+def test_the_start_waits_for_the_first_segment(noting: list[NotingEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvoffload.connector.host_memory.START_WAIT_S", TIMEOUT_S)
+    worker = start_worker()
+    ((size_bytes, wait_s),) = noting[0].starts
+    assert size_bytes == SEGMENT
+    assert 0 < wait_s <= TIMEOUT_S
     worker.close()
 
 
@@ -200,54 +241,103 @@ def test_a_start_without_a_ready_segment_does_not_wait(
     worker = start_worker()
     assert (noting[0].ranges, noting[0].starts) == ([], [])
     save(worker, Move(1, 1, 0))  # by way of the buffer
-    monkeypatch.undo()
-    worker.take_results(is_idle=False)
     worker.close()
 
 
-def test_each_step_registers_what_has_become_ready(noting: list[NotingEngine]) -> None:
+def test_what_becomes_ready_is_registered_while_the_engine_has_nothing_to_do(
+    noting: list[NotingEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPlaces, "ready_bytes", lambda places, memory_id: 0)
+        worker = start_worker()
+    await_that(lambda: noting[0].ranges == ranges_of(worker.shared.client))
+    worker.close()
+
+
+def test_a_memory_follows_a_step_that_met_it_and_goes_when_it_is_retired(noting: list[NotingEngine]) -> None:
     worker = start_worker()
     client = worker.shared.client
     former = ranges_of(client)
+    await_that(lambda: noting[0].ranges == former)
     client.serve_anew()
     worker.take_results(is_idle=False)
-    assert noting[0].ranges == former + ranges_of(client)
+    await_that(lambda: noting[0].ranges == former + ranges_of(client))
     (first, *_) = client._sessions
     worker.submit(StepPlan(retired=(first,)))
     worker.take_results(is_idle=False)
-    assert noting[0].ranges == ranges_of(client)
+    await_that(lambda: noting[0].ranges == ranges_of(client))
     worker.close()
+
+
+def test_no_step_tells_the_driver_of_memory(noting: list[NotingEngine]) -> None:
+    worker = start_worker()
+    client = worker.shared.client
+    for _ in range(3):
+        (former, *_) = client._sessions
+        client.serve_anew()
+        worker.take_results(is_idle=False)
+        worker.submit(StepPlan(retired=(former,)))
+        worker.take_results(is_idle=True)
+        del client._sessions[former]
+        await_that(lambda: noting[0].ranges == ranges_of(client))
+    worker.close()
+    assert len(noting[0].tellers) == 1
+    assert threading.get_ident() not in noting[0].tellers
 
 
 def test_a_cache_that_is_registered_anew_knows_all_memory_again(noting: list[NotingEngine]) -> None:
     worker = start_worker()
     worker.unregister()
+    assert not is_looking()
     geometry, tensors = make_cache()
     worker.register(geometry, tensors, scale_views={}, identify=identify)
-    assert noting[1].ranges == ranges_of(worker.shared.client)
+    await_that(lambda: noting[1].ranges == ranges_of(worker.shared.client))
     worker.close()
+    assert not is_looking()
 
 
 def test_a_stage_of_a_pipeline_registers_at_once(noting: list[NotingEngine]) -> None:
     worker = make_worker(pipeline_ranks=2, exchange=lambda frame: [frame, frame])
     geometry, tensors = make_cache()
     worker.register(geometry, tensors, scale_views={}, identify=identify)
-    assert noting[0].ranges == ranges_of(worker.shared.client)
+    await_that(lambda: noting[0].ranges == ranges_of(worker.shared.client))
     worker.close()
 
 
-def test_an_engine_that_takes_no_memory_costs_no_result(
+def test_an_engine_that_takes_no_memory_costs_no_result_and_is_asked_again(
     noting: list[NotingEngine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    asked: list[int] = []
+
     def refuse(engine: NotingEngine, address: int, size_bytes: int) -> None:
+        asked.append(address)
         raise NativeError("host memory was not taken: the copy engine is closed")
 
-    monkeypatch.setattr(NotingEngine, "add_host_range", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(NotingEngine, "add_host_range", refuse)
+        worker = start_worker()
+        save(worker, Move(1, 1, 0))
+        assert load(worker, Move(1, 2, 0))
+        await_that(lambda: len(asked) > 2)
+    await_that(lambda: noting[0].ranges == ranges_of(worker.shared.client))
+    worker.close()
+    assert caplog.text.count("the cache's memory is not registered") == 1
+
+
+def test_a_fault_of_ours_ends_registration_and_nothing_else(
+    noting: list[NotingEngine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(engine: NotingEngine, address: int, size_bytes: int) -> None:
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr(NotingEngine, "add_host_range", fail)
     worker = start_worker()
+    await_that(lambda: not is_looking())
     save(worker, Move(1, 1, 0))
     assert load(worker, Move(1, 2, 0))
-    assert "the cache's memory is not registered" in caplog.text
     worker.close()
+    assert caplog.text.count("no more of the cache's memory is registered") == 1
+    assert "of the test" in caplog.text
 
 
 # ---- on the driver made for tests ----
