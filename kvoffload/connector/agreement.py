@@ -98,6 +98,21 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
     )
 
 
+def refuse_changes(former: Mapping[Rank, WorkerFacts], facts: Mapping[Rank, WorkerFacts]) -> None:
+    """Raises where ranks of a running engine register something else than they did. Where they may copy may change."""
+    changed = [rank for rank in sorted({*former, *facts}) if _find_fixed(former, rank) != _find_fixed(facts, rank)]
+    if changed:
+        raise IdentityError(
+            f"rank {changed[0]} woke with other KV caches than it had ({len(changed)} of {len(former)} ranks)",
+            remedy="start the engine anew",
+        )
+
+
+def _find_fixed(facts: Mapping[Rank, WorkerFacts], rank: Rank) -> tuple[object, ...]:
+    one = facts.get(rank)
+    return () if one is None else (one.rank, one.fingerprint, one.groups, one.num_blocks, one.cache_bytes)
+
+
 def make_register(
     fingerprint: bytes,
     groups: tuple[GroupFacts, ...],

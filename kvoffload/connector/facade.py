@@ -39,7 +39,7 @@ from kvoffload.errors import UnsupportedError, find_code
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
@@ -103,6 +103,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._step = 0
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._register_again: Callable[[], None] | None = None
+        """With the tensors that the engine gave last: vLLM does not give them again when it wakes."""
         source = vllm_compat.host_hit_source()
         if source is not None:
             self._cache_hit_source = source
@@ -168,27 +170,36 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         views = vllm_compat.create_scale_views(config, kv_caches, owners)
         # Layers that share pages would overwrite the scales in them as well. Their owner has declared the views.
         vllm_compat.create_scale_views(config, kv_caches, [layer.name for layer in scaled if layer.alias_of])
-        worker.register(
-            with_scale_views(geometry, views),
-            kv_caches,
-            scale_views=views,
-            identify=lambda described: describe_engine(config, described),
+        described = with_scale_views(geometry, views)
+        identity = describe_engine(config, described)
+        register = functools.partial(
+            worker.register, described, kv_caches, scale_views=views, identify=lambda _: identity
         )
+        register()
+        self._register_again = register
         self._measures.observe("kvoffload_registration_seconds", time.monotonic() - begun_s)
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """vLLM 0.33 asks the class whether it can follow, before there is an engine."""
+        return True
+
+    @_degrade(lambda self: None)
     def unregister_kv_caches(self) -> None:
-        """vLLM 0.33: the engine sleeps and frees its cache."""
+        """vLLM 0.33: the engine is about to sleep or to discard its cache. It may say so more than once."""
         assert self._worker is not None
         self._worker.unregister()
 
-    def restore_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """vLLM 0.33: the engine wakes with a cache at new addresses."""
-        self.register_kv_caches(kv_caches)
+    @_degrade(lambda self: None)
+    def restore_kv_caches(self) -> None:
+        """vLLM 0.33: the tensors that were registered have memory again, at the same addresses.
 
-    @property
-    def supports_sleep_mode(self) -> bool:
-        """vLLM 0.33 asks whether the two hooks above exist."""
-        return True
+        Who this engine is stays as it was: while it wakes its scales may not be back yet. After a fault it goes on
+        without us, which the handshake that follows tells the scheduler.
+        """
+        assert self._worker is not None
+        if self._register_again is not None and not self._worker.registration.is_registered:
+            self._register_again()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """What this rank registered, for the scheduler side."""
@@ -264,7 +275,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Raises where ranks disagree: the engine must not start."""
+        """Raises where ranks disagree: the engine must not start. vLLM 0.33 calls it again when an engine wakes: then
+        it runs, and what does not fit any more is a fault that costs it our cache."""
         assert self._scheduler is not None
         facts = {rank: one for rank, one in metadata.items() if isinstance(one, WorkerFacts)}
         if metadata and not facts:
@@ -273,7 +285,13 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 "the ranks told what another connector registered",
                 remedy="name KVOffloadConnector first among MultiConnector's connectors",
             )
-        self._scheduler.accept_facts(facts)
+        is_awake = self._scheduler.is_open
+        try:
+            self._scheduler.accept_facts(facts)
+        except Exception as fault:
+            if not is_awake:
+                raise
+            self.note_fault("set_xfer_handshake_metadata_pp_aware", fault)
 
     @_degrade(lambda self: None)
     def on_new_request(self, request: Request) -> None:
@@ -396,6 +414,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             return ()
 
     def shutdown(self) -> None:
+        self._register_again = None
         if self._worker is not None:
             self._worker.close()
         if self._scheduler is not None:

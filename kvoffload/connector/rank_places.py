@@ -22,5 +22,10 @@ class RankPlaces:
             common = [frozenset(mine) for mine in self._by_rank.values()]
             self._everywhere = frozenset.intersection(*common) if len(common) == self._ranks else frozenset()
 
+    @property
+    def are_all_known(self) -> bool:
+        """Every rank has said that it may copy somewhere."""
+        return len(self._by_rank) == self._ranks and all(self._by_rank.values())
+
     def has_all(self, place: Place) -> bool:
         return place in self._everywhere

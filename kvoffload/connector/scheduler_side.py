@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from kvoffload.connector import vllm_compat
-from kvoffload.connector.agreement import Rank
+from kvoffload.connector.agreement import Rank, refuse_changes
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
 from kvoffload.connector.engine_prefix import find_branch
 from kvoffload.connector.measures import Measures
@@ -18,6 +18,7 @@ from kvoffload.connector.request_terms import read_terms
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.errors import IdentityError
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -52,6 +53,8 @@ class SchedulerSide:
         self._requests: dict[str, TrackedRequest] = {}
         self._pool: BlockPool | None = None
         self._parts: SchedulerParts | None = None
+        self._facts: dict[Rank, WorkerFacts] = {}
+        """That the parts were made with."""
         self._masks = RequestMasks()
         self._ends_s: float | None = None
         """When an engine that was told to stop has to have ended."""
@@ -66,7 +69,16 @@ class SchedulerSide:
         self._notes = 0
         self._is_mixed = False
         """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
+        self._is_asleep = False
+        """The engine woke, and a rank of it did not."""
+        self._has_changed = False
+        """A rank of it woke as another one."""
         self._measures = measures or Measures()
+
+    @property
+    def is_open(self) -> bool:
+        """The ranks have said what they registered, and the cache was opened."""
+        return self._parts is not None
 
     @property
     def has_pending_saves(self) -> bool:
@@ -98,8 +110,15 @@ class SchedulerSide:
         self._pool = pool
 
     def accept_facts(self, facts: Mapping[Rank, WorkerFacts]) -> None:
-        """What every rank registered. Raises where ranks disagree, and what keeps the cache from being opened."""
+        """What every rank registered. Raises where ranks disagree, and what keeps the cache from being opened.
+
+        An engine that wakes says it again: where its ranks may copy then is noted. Anything else that they say ends all
+        saving and restoring, and is raised.
+        """
         assert self._pool is not None, "the engine binds its pool before the handshake"
+        if self._parts is not None:
+            self._accept_again(self._parts, facts)
+            return
         self._parts = assemble(
             facts,
             self._terms,
@@ -115,7 +134,25 @@ class SchedulerSide:
         for claim, size_bytes in claims.items():
             self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
         self._memory_id = self._parts.cache.memory_id
+        self._facts = dict(facts)
         self._parts.cache.begin_step()
+
+    def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:
+        self._rest = 0
+        try:
+            refuse_changes(self._facts, facts)
+        except IdentityError:
+            self._has_changed = True
+            for tracked in self._requests.values():
+                tracked.is_tainted = True
+            raise
+        parts.places.note({rank.rank: rank.places for rank in facts.values()})
+        self._is_asleep = not parts.places.are_all_known
+
+    @property
+    def _is_off(self) -> bool:
+        """Nothing is saved or restored of requests that arrive, and nothing waited for."""
+        return self._is_mixed or self._is_asleep or self._has_changed
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
@@ -132,7 +169,7 @@ class SchedulerSide:
             BlockChain(self._parts.groups, mask or NO_MASK),
             terms,
             self._parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
-            is_tainted=mask is None or self._is_mixed,
+            is_tainted=mask is None or self._is_off,
         )
         self._requests[request.request_id] = tracked
         self._parts.restores.expect(tracked)
@@ -145,7 +182,7 @@ class SchedulerSide:
             return 0
         tracked.reused_tokens = local
         mask = self._masks.find(request, tracked.terms)
-        tracked.is_tainted = mask is None or self._is_mixed
+        tracked.is_tainted = mask is None or self._is_off
         if mask is not None and mask != tracked.chain.mask:
             tracked.chain = BlockChain(self._parts.groups, mask)
             self._parts.restores.forget(request.request_id)
@@ -241,6 +278,7 @@ class SchedulerSide:
             # Whatever goes wrong with loads: pins of saves that are not ended here stay for ever.
             if report is not None:
                 parts.places.note(report.places)
+                self._is_asleep = self._is_asleep and not parts.places.are_all_known
                 if report.saved:
                     parts.saves.end_jobs(report)
 

@@ -98,7 +98,8 @@ class WorkerSide:
         """Known when the cache is joined."""
         self._identity = b""
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
-        self._told: tuple[Place, ...] = ()
+        self._told: tuple[Place, ...] | None = ()
+        """What the scheduler side knows of this rank's places; None: nobody can say."""
         self._engine: CopyEngine | None = None
         self._host_memory: HostMemory | None = None
         """If the copy engine wants to be told of the cache's memory."""
@@ -116,8 +117,10 @@ class WorkerSide:
 
     @property
     def facts(self) -> WorkerFacts | None:
-        """None until tensors are registered."""
-        return self._facts
+        """None until tensors are registered. A rank that let go of them has nowhere to copy, and stays who it was."""
+        if self._facts is None or self._engine is not None:
+            return self._facts
+        return replace(self._facts, places=())
 
     @property
     def registration(self) -> Registration:
@@ -159,7 +162,7 @@ class WorkerSide:
         except BaseException:
             self.unregister()
             raise
-        self._identity = fingerprint
+        is_first, self._identity = not self._identity, fingerprint
         self._facts = WorkerFacts(
             rank=self._terms.rank,
             fingerprint=fingerprint,
@@ -170,7 +173,8 @@ class WorkerSide:
             claims=tuple(report.claims.items()),
             places=self._find_places(),
         )
-        self._told = self._facts.places
+        if is_first:
+            self._told = self._facts.places
 
     def withdraw(self, fault: Exception) -> None:
         """`register` raised, or is not going to be called: the engine cannot start, and no other stage waits."""
@@ -243,8 +247,8 @@ class WorkerSide:
 
     def unregister(self) -> None:
         """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
-        engine, self._engine, self._facts = self._engine, None, None
-        self._before_forward = None
+        engine, self._engine = self._engine, None
+        self._before_forward = self._told = None
         if engine is not None:
             engine.fence(DRAIN_TIMEOUT_S)
         if self._host_memory is not None:
@@ -362,7 +366,10 @@ class WorkerSide:
         return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
 
     def _find_places(self) -> tuple[Place, ...]:
-        return () if self._cache is None else tuple(Place(*place) for place in self._cache.places())
+        """None while no tensors are registered: a copy would fail."""
+        if self._cache is None or self._engine is None:
+            return ()
+        return tuple(Place(*place) for place in self._cache.places())
 
     def _find_news(self, places: tuple[Place, ...]) -> dict[int, tuple[Place, ...]]:
         """Where this rank may copy, if that has changed since it was told."""

@@ -45,3 +45,13 @@ def test_pairs_are_places() -> None:
     places = RankPlaces(1)
     places.note({0: [(1, 1)]})  # type: ignore[list-item]
     assert places.has_all(HERE)
+
+
+def test_a_rank_that_has_nowhere_to_copy_is_known_not_to() -> None:
+    places = RankPlaces(2)
+    places.note({0: [HERE]})
+    assert not places.are_all_known
+    places.note({1: []})
+    assert not places.are_all_known
+    places.note({1: [THERE]})
+    assert places.are_all_known

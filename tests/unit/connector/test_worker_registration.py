@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -101,8 +102,10 @@ def test_records_survive_a_sleep_of_the_engine() -> None:
     worker, tensors = start(make_worker())
     wanted = block_of(tensors, 1)
     save(worker, Move(1, 1, 0))
+    before = worker.facts
+    assert before is not None
     worker.unregister()
-    assert worker.facts is None
+    assert worker.facts == replace(before, places=())
     geometry, fresh = make_cache()
     worker.register(geometry, fresh, scale_views={}, identify=identify)
     assert load(worker, Move(1, 3, 0))
@@ -169,6 +172,8 @@ def test_jobs_without_a_registered_cache_fail() -> None:
 def test_a_cache_with_other_pages_is_not_registered_in_place_of_the_first() -> None:
     """What was saved before, and whoever shares it, is of other records."""
     worker, _ = start(make_worker())
+    before = worker.facts
+    assert before is not None
     worker.unregister()
     config = make_config((["a"], full(head_size=16)), num_blocks=NUM_BLOCKS)
     tensors = make_tensors(config)
@@ -176,7 +181,7 @@ def test_a_cache_with_other_pages_is_not_registered_in_place_of_the_first() -> N
     with pytest.raises(RegistrationError, match="other records"):
         worker.register(describe_cache(cache), tensors, scale_views={}, identify=identify)
     assert not worker.registration.is_registered
-    assert worker.facts is None
+    assert worker.facts == replace(before, places=())
     worker.close()
 
 
@@ -233,7 +238,7 @@ def test_a_copy_that_does_not_end_is_left_behind_within_the_bound_and_told(
     assert opened[0].waits[-1] == worker_side.DRAIN_TIMEOUT_S
     assert "a copy still runs" in caplog.records[-1].getMessage()
     assert caplog.records[-1].levelname == "ERROR"
-    assert worker.take_results(is_idle=True) == ({"a"}, {"a"}, WorkerReport({1: 1}, frozenset({1})))
+    assert worker.take_results(is_idle=True) == ({"a"}, {"a"}, WorkerReport({1: 1}, frozenset({1}), places={0: ()}))
     worker.close()
     worker.shared.client._sessions.clear()
     del worker.shared.client._current

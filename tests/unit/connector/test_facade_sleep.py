@@ -1,0 +1,190 @@
+"""An engine that sleeps and wakes, hook by hook as vLLM 0.33 calls them: nothing is lost, doubled or asked again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.config import KVTransferConfig
+
+from kvoffload.connector import facade
+from kvoffload.connector.facade import KVOffloadConnector
+from kvoffload.connector.step_plan import StepPlan, WorkerFacts, WorkerReport
+from kvoffload.errors import RegistrationError
+from tests.unit.connector.engine_configs import full
+from tests.unit.connector.scripted import ScriptedEngine
+from tests.unit.connector.test_facade import (
+    load_plan,
+    make_worker,
+    run_step,
+    run_until_loaded,
+    run_until_saved,
+    save_job,
+    warm_engine,
+)
+from tests.unit.connector.workers import Move
+
+
+def facts_of(connector: KVOffloadConnector) -> WorkerFacts:
+    facts = connector.get_handshake_metadata()
+    assert isinstance(facts, WorkerFacts)
+    return facts
+
+
+def wake(engine: ScriptedEngine, **changes: object) -> None:
+    """The handshake that follows a wake-up, with what the ranks said before and these changes of it."""
+    facts = {name: replace(one, places=engine.places) for name, one in engine.side._facts.items()}
+    last = max(facts)
+    facts[last] = replace(facts[last], **changes)  # type: ignore[arg-type]
+    engine.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
+
+
+# ---- the worker ----
+
+
+def test_the_class_is_asked_whether_it_can_sleep() -> None:
+    assert (
+        KVOffloadConnector.supports_sleep_mode(KVTransferConfig(kv_connector="KVOffloadConnector", kv_role="kv_both"))
+        is True
+    )
+
+
+def test_what_was_saved_before_a_sleep_is_loaded_after_it() -> None:
+    connector, tensors, shared = make_worker()
+    tensors["a"][1].fill_(5)
+    run_until_saved(connector, StepPlan(saves=(save_job(shared, Move(0, 1, 0)),)))
+    connector.unregister_kv_caches()
+    tensors["a"].fill_(0)  # what was in the memory that the engine gave back
+    connector.restore_kv_caches()
+    run_until_loaded(connector, load_plan(shared, Move(0, 2, 0)))
+    assert (tensors["a"][2] == 5).all()
+    assert (tensors["a"][1] == 0).all()
+    assert connector.faults == {}
+    assert len(shared.opened) == 1
+    connector.shutdown()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_both_hooks_may_be_called_any_number_of_times(times: int) -> None:
+    """Discarding the cache, then sleeping, tells twice."""
+    connector, _, shared = make_worker()
+    before = facts_of(connector)
+    for _ in range(times):
+        connector.restore_kv_caches()  # it was not let go of
+    assert facts_of(connector) == before
+    for _ in range(2):
+        for _ in range(times):
+            connector.unregister_kv_caches()
+        assert facts_of(connector) == replace(before, places=())
+        for _ in range(times):
+            connector.restore_kv_caches()
+        assert facts_of(connector) == before
+    assert run_until_saved(connector, StepPlan(saves=(save_job(shared, Move(0, 1, 0)),))).saved == {1: 1}
+    assert connector.faults == {}
+    connector.shutdown()
+
+
+def test_an_engine_whose_cache_was_never_registered_sleeps_too() -> None:
+    connector, _, _ = make_worker()
+    fresh = KVOffloadConnector(connector._vllm_config, connector.role, connector._kv_cache_config)
+    fresh.unregister_kv_caches()
+    fresh.restore_kv_caches()
+    assert fresh.get_handshake_metadata() is None
+    assert fresh.faults == {}
+    connector.shutdown()
+
+
+def test_who_the_engine_is_is_not_found_out_again_while_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a sleep of level 2 its scales come back later than its cache."""
+    connector, _, _ = make_worker()
+    before = facts_of(connector)
+    connector.unregister_kv_caches()
+    for name in ("describe_engine", "refuse_ruined_scales"):
+        monkeypatch.setattr(facade, name, lambda *given: pytest.fail("looked at a model that is not whole"))
+    connector.restore_kv_caches()
+    assert facts_of(connector) == before
+    assert connector.faults == {}
+    connector.shutdown()
+
+
+def test_a_rank_that_sleeps_has_nowhere_to_copy_and_says_so_in_the_next_step() -> None:
+    connector, _, shared = make_worker()
+    connector.unregister_kv_caches()
+    assert run_step(connector, StepPlan()).kv_connector_worker_meta == WorkerReport(places={0: ()})
+    connector.restore_kv_caches()
+    assert run_step(connector, StepPlan()).kv_connector_worker_meta == WorkerReport(places={0: (shared.place,)})
+    connector.shutdown()
+
+
+def test_a_wake_up_that_fails_is_a_fault_and_the_rank_has_nowhere_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector, _, shared = make_worker()
+    before = facts_of(connector)
+    connector.unregister_kv_caches()
+
+    def refuse(*given: object, **named: object) -> None:
+        raise RegistrationError("no", remedy="none")
+
+    assert connector._worker is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(connector._worker, "_open", refuse)
+        connector.restore_kv_caches()
+    assert connector.faults == {"restore_kv_caches": 1}
+    assert facts_of(connector) == replace(before, places=())
+    assert run_until_loaded(connector, load_plan(shared, Move(0, 1, 0))).failed_recving == {"a"}
+    connector.restore_kv_caches()
+    assert facts_of(connector) == before
+    connector.shutdown()
+
+
+# ---- the scheduler ----
+
+
+def test_the_handshake_of_a_wake_up_changes_nothing() -> None:
+    engine = warm_engine()
+    parts, before = engine.parts, vars(engine.cache.stats())
+    for _ in range(3):
+        wake(engine)
+    assert engine.parts is parts
+    assert vars(engine.cache.stats()) == before
+    engine.serve("b", range(30))
+    assert engine.connector.faults == {}
+    engine.assert_at_rest()
+
+
+def test_what_was_saved_is_found_after_a_wake_up() -> None:
+    engine = warm_engine()
+    wake(engine)
+    assert engine.connector.get_num_new_matched_tokens(engine.arrive("b", range(30)), 0) == (28, True)
+
+
+def test_nothing_is_found_or_saved_while_a_rank_has_nowhere_to_copy() -> None:
+    engine = ScriptedEngine((["a"], full(4)), ranks=2)
+    engine.serve("first", range(30))
+    engine.forget()
+    wake(engine, places=())
+    assert engine.match(engine.arrive("b", range(30))) == 0
+    assert not any(plan.saves for plan in engine.serve("c", range(100, 130)))
+    engine.hear(WorkerReport(places={1: engine.places}))
+    engine.forget()
+    assert engine.match(engine.arrive("d", range(30))) == 28
+    assert engine.connector.faults == {}
+
+
+@pytest.mark.parametrize("change", ["fingerprint", "num_blocks", "a rank is missing"])
+def test_a_rank_that_wakes_as_another_one_costs_the_engine_our_cache_and_nothing_else(change: str) -> None:
+    engine = ScriptedEngine((["a"], full(4)), ranks=2)
+    engine.serve("first", range(30))
+    engine.forget()
+    if change == "a rank is missing":
+        engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): engine.side._facts[0, 0]})
+    else:
+        wake(engine, **{"fingerprint": {"fingerprint": b"g" * 32}, "num_blocks": {"num_blocks": 7}}[change])
+    assert engine.connector.faults == {"set_xfer_handshake_metadata_pp_aware": 1}
+    for rank in range(2):
+        engine.hear(WorkerReport(places={rank: engine.places}))  # and a later word does not undo it
+    assert engine.match(engine.arrive("b", range(30))) == 0
+    assert not any(plan.saves for plan in engine.serve("c", range(100, 130)))
+    assert engine.connector.faults == {"set_xfer_handshake_metadata_pp_aware": 1}
