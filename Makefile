@@ -11,6 +11,12 @@ BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
+NEWEST := .venv-newest
+# Of the newest vLLM in each CI run: what a release changes first, side by side with what would be wrong then.
+SAME_AS_OWN := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit
+ZEROS_SEEN  := tests/vllm/test_equality.py::test_zeros_in_the_record_of_any_group_change_the_answer
+HOOK_TESTS  := $(addprefix tests/vllm/test_,contract.py sleep.py plugin.py)
+DATA_TESTS  := tests/vllm/test_faults.py $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 
@@ -24,7 +30,7 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test python-test sanitize \
-        sanitize-address sanitize-thread bench campaign oldest gpu docs wheel clean
+        sanitize-address sanitize-thread bench campaign oldest newest newest-check gpu docs wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,7 +96,7 @@ python-test: setup
 
 # ---- gates ----
 
-check: format-check lint types imports spell sanitize test ## what CI runs
+check: format-check lint types imports spell sanitize test newest-check ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)
@@ -133,15 +139,17 @@ sanitize-thread: setup
 bench: setup ## every benchmark, beside this machine's limits
 	@$(BIN)/kvoffload bench
 
-campaign: native-test ## long fault and fuzz runs, thousands of requests to the real engine, the oldest vLLM
-	$(call say,campaign 1/4: the disk tier)
+campaign: native-test ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM
+	$(call say,campaign 1/5: the disk tier)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
-	$(call say,campaign 2/4: faults and fuzz)
+	$(call say,campaign 2/5: faults and fuzz)
 	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples tests/simulation
-	$(call say,campaign 3/4: the real engine)
+	$(call say,campaign 3/5: the real engine)
 	@$(BIN)/python -m pytest -q -s -m "vllm and campaign" --timeout=7200 tests/vllm
-	$(call say,campaign 4/4: the oldest vLLM)
+	$(call say,campaign 4/5: the oldest vLLM)
 	@$(MAKE) --no-print-directory oldest
+	$(call say,campaign 5/5: the newest vLLM)
+	@$(MAKE) --no-print-directory newest
 
 oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality on the oldest vLLM that we run on
 	$(call say,vLLM $(OLDEST_VLLM))
@@ -161,6 +169,27 @@ $(OLDEST)/stamps/native: $(NATIVE_SOURCES) pyproject.toml $(OLDEST)/stamps/packa
 	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pip install -q --disable-pip-version-check \
 	  --no-build-isolation --no-deps -e .
 	@touch $@
+
+newest: $(NEWEST)/stamps/engine $(STAMPS)/native ## the real engine's tests on the Python of vLLM's newest release
+	$(call say,$$(grep '^vllm==' requirements/newest.txt))
+	@$(NEWEST)/bin/python -m pytest -q tests/vllm
+
+newest-check: $(NEWEST)/stamps/engine $(STAMPS)/native
+	$(call say,check: $$(grep '^vllm==' requirements/newest.txt))
+	@mkdir -p build; $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(DATA_TESTS) > build/newest.log 2>&1 & data=$$!; \
+	trap 'kill $$data 2>/dev/null || true' EXIT; failed=0; \
+	$(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(HOOK_TESTS) || failed=1; \
+	wait $$data || failed=1; cat build/newest.log; exit $$failed
+
+# The release's wheel is for GPUs: its Python runs over the compiled parts of the CPU build, beside the packages of .venv.
+$(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $(STAMPS)/packages
+	$(call say,set-up of $(NEWEST))
+	@rm -rf $(NEWEST) && $(BIN)/python -m venv $(NEWEST) && mkdir -p $(NEWEST)/stamps $(NEWEST)/wheel
+	@grep -v '^vllm==' $< > $(NEWEST)/requirements.txt
+	@$(NEWEST)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(NEWEST)/requirements.txt
+	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d $(NEWEST)/wheel "$$(grep '^vllm==' $<)"
+	@$(BIN)/python -m tests.vllm.version_overlay $(NEWEST)/wheel/*.whl $(NEWEST)
+	@rm -rf $(NEWEST)/wheel && touch $@
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh
