@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable
 from random import Random
 
+import numpy as np
+
 from kvoffload.client.backoff import Backoff
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
 from kvoffload.client.lanes import Lane, Lanes, Wire
@@ -31,12 +33,16 @@ from kvoffload.protocol import (
     ErrorCode,
     EventsLost,
     Express,
+    FormerMemory,
+    Holding,
     Quarantine,
     Register,
     Registered,
     Release,
+    Retire,
     Subscribe,
 )
+from kvoffload.protocol.limits import MAX_FORMER as MAX_TOLD
 from kvoffload.protocol.message import Event, OneWay, Request
 
 logger = logging.getLogger(__name__)
@@ -94,6 +100,8 @@ class Link:
         self._lanes = Lanes(wire, self._make_backoff)
         self._told = 0
         """One-way messages sent on the lifeline."""
+        self._told_held: tuple[tuple[int, int], ...] | None = None
+        """What this server was told of memory that it may have to wait for; None: nothing so far."""
         self._subscription: Subscribe | None = None
 
     @property
@@ -129,6 +137,8 @@ class Link:
             self._hang_up(now_ns, f"the server does not answer: awaited is its {self._step.value}")
         elif self.state is LinkState.SERVING:
             self._watch_answers(now_ns)
+            if self.state is LinkState.SERVING and self._told_held:
+                self._tell_held(self._capabilities, self.memories.list_mapped(), now_ns)
 
     def is_dial_due(self, now_ns: int) -> bool:
         return self.state is LinkState.DOWN and now_ns >= self._dial_ns
@@ -160,11 +170,11 @@ class Link:
             self._switch(now_ns)
             return
         if self.state is LinkState.JOINING and self._joining is not None:
-            if isinstance(answer.message, Closing | Quarantine):
+            if isinstance(answer.message, Closing | Quarantine | Retire):
                 close_all(descriptors)
                 if isinstance(answer.message, Quarantine):
                     self._hang_up(now_ns, answer.message.message)
-                else:
+                elif isinstance(answer.message, Closing):
                     # What is held can be given back once it is joined.
                     self._hear_closing(answer.message)
                 return
@@ -175,6 +185,9 @@ class Link:
             self._hang_up(now_ns, answer.message.message)
         elif isinstance(answer.message, Closing):
             self._hear_closing(answer.message)
+        elif isinstance(answer.message, Retire):
+            for memory_id in np.frombuffer(answer.message.memories, "<u8").tolist():
+                self.memories.retire_unused(memory_id)
 
     def on_control(self, answer: Answer, now_ns: int) -> None:
         if self.state is LinkState.JOINING and self._joining is not None:
@@ -285,7 +298,11 @@ class Link:
             if not self._send(joining, one):
                 self._hang_up(now_ns, "the server does not read, or is gone")
                 return
-        if joining.step is Step.JOINED:
+        if joining.accepted is not None and self._told_held is None and self.memories.current is not None:
+            # Before the server takes memory of its own, if it is not too late.
+            held = self.memories.list_mapped(is_current_former=True)
+            self._tell_held(joining.accepted.capabilities, held, now_ns)
+        if self.state is LinkState.JOINING and joining.step is Step.JOINED:
             self._start_serving(joining, now_ns)
 
     def _send(self, joining: Joining, one: ToSend) -> bool:
@@ -298,6 +315,16 @@ class Link:
             self._session = joining.welcome.session
             self._wire.open_control(joining.welcome.control)
         return self._wire.send_control(Call(one.message, self._lanes.control.pending.draw_number(), self._session, 0))
+
+    def _tell_held(self, capabilities: tuple[str, ...], held: tuple[tuple[int, int], ...], now_ns: int) -> None:
+        """The server grows by no more than what its engines have let go of. Nothing, if it knows this already."""
+        if "former" not in capabilities or held == self._told_held:
+            return
+        self._told_held = held
+        rows = tuple(FormerMemory(memory=memory_id, size_bytes=size_bytes) for memory_id, size_bytes in held)
+        self._told += 1
+        if not self._wire.send_lifeline(Call(Holding(memories=rows[:MAX_TOLD]), self._told, 0, 0), ()):
+            self._hang_up(now_ns, "the server does not read, or is gone")
 
     def _hear_closing(self, closing: Closing) -> None:
         self.is_closing = True
@@ -334,6 +361,9 @@ class Link:
             if self._on_event is not None and self.joins > 1:
                 self._on_event(EventsLost(count=0), 0)
             self.subscribe(self._subscription, now_ns)
+        if held is not None and self.state is LinkState.SERVING:
+            self._told_held = None
+            self._tell_held(self._capabilities, self.memories.list_mapped(), now_ns)
 
     # ---- being served ----
 
@@ -388,6 +418,7 @@ class Link:
         self._lanes.reset()
         self.is_closing = False
         self._told = 0
+        self._told_held = None
         self._session = 0
 
     @property

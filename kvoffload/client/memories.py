@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -23,6 +24,15 @@ class MappedMemory(Protocol):
     sessions: set[int]
     """Of it, that this process is or was of: they wait for its exit."""
 
+    @property
+    def ready_bytes(self) -> int:
+        """Of it, that have their pages."""
+        ...
+
+    def watch(self) -> Callable[[], bool]:
+        """Whether anything in this process still has it mapped. Keeps none of it."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -40,6 +50,14 @@ class SharedMemory:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def ready_bytes(self) -> int:
+        return self.index.ready_bytes
+
+    def watch(self) -> Callable[[], bool]:
+        segments = weakref.ref(self.segments)
+        return lambda: segments() is not None
 
     def close(self) -> None:
         """The descriptors alone: whoever uses the maps still has them."""
@@ -70,6 +88,8 @@ class Memories:
         self._name = name
         self._by_id: dict[int, MappedMemory] = {}
         self._held: dict[int, int] = {}
+        self._leaving: dict[int, tuple[int, Callable[[], bool]]] = {}
+        """Let go of, and still mapped: copies use it, or the driver knows it. Its bytes, and whether that is so."""
         self.current: MappedMemory | None = None
 
     def __len__(self) -> int:
@@ -84,6 +104,16 @@ class Memories:
         return tuple(
             (memory.memory_id, session) for memory in list(self._by_id.values()) for session in sorted(memory.sessions)
         )
+
+    def list_mapped(self, *, is_current_former: bool = False) -> tuple[tuple[int, int], ...]:
+        """(memory, bytes) of former ones that this process has pages of; and of the present one, if a server is about
+        to say whether it is its own."""
+        self._leaving = {one: left for one, left in self._leaving.items() if left[1]()}
+        found = {one: size_bytes for one, (size_bytes, _) in self._leaving.items()}
+        for memory in self._by_id.values():
+            if is_current_former or memory is not self.current:
+                found[memory.memory_id] = memory.ready_bytes
+        return tuple(sorted(found.items()))
 
     def take(self, held: HeldMemory) -> bool:
         """What a server handed over is the present memory from here on. False: it was so before. Takes the
@@ -120,6 +150,11 @@ class Memories:
         if memory is not None and memory is not self.current:
             self._drop(memory)
 
+    def retire_unused(self, memory_id: int) -> None:
+        """The same, unless this process itself holds something in it."""
+        if memory_id not in self._held:
+            self.retire(memory_id)
+
     def close(self) -> None:
         for memory in list(self._by_id.values()):
             self._drop(memory)
@@ -135,4 +170,5 @@ class Memories:
     def _drop(self, memory: MappedMemory) -> None:
         del self._by_id[memory.memory_id]
         self._held.pop(memory.memory_id, None)
+        self._leaving[memory.memory_id] = memory.ready_bytes, memory.watch()
         memory.close()

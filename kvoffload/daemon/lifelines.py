@@ -24,6 +24,7 @@ from kvoffload.protocol import (
     ErrorCode,
     Farewell,
     Greeting,
+    Holding,
     Offer,
     ProtocolFault,
     ServerMessage,
@@ -64,6 +65,8 @@ class LifelineHandler(Protocol):
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
         """Takes the descriptors."""
         ...
+
+    def on_holding(self, lifeline: int, holding: Holding) -> None: ...
 
     def on_farewell(self, lifeline: int, farewell: Farewell) -> None: ...
 
@@ -224,6 +227,8 @@ class Lifelines:
             self._end(line)
         elif isinstance(message, Offer):
             self._handler.on_offer(line.number, message, packet.take())
+        elif isinstance(message, Holding):
+            self._handler.on_holding(line.number, message)
         elif isinstance(message, Farewell):
             self._handler.on_farewell(line.number, message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -25,7 +26,8 @@ class Pools:
         self._wanted = wanted
         self._taking: dict[str, Future[LocalCache]] = {}
         self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
-        self._growths: list[PoolGrowth] = []
+        self._growths: dict[str, PoolGrowth] = {}
+        self._former_bytes: dict[str, int] = {}
 
     def begin(self) -> None:
         """Takes the first memory for each domain that has none: some milliseconds, on another thread."""
@@ -67,15 +69,26 @@ class Pools:
         self._keep(domain, cache)
         return None
 
+    def memory_id(self, domain: str) -> int:
+        """As engines name the domain's memory; 0: it has none."""
+        cache = self.caches.get(domain)
+        return 0 if cache is None else os.fstat(cache.files.index).st_ino
+
+    def limit(self, domain: str, former_bytes: int) -> None:
+        """So much less than all of the domain's memory is taken for now: its engines still have it of former ones."""
+        self._former_bytes[domain] = former_bytes
+        if domain in self._growths:
+            self._growths[domain].limit(former_bytes)
+
     def stop_growing(self) -> None:
         """What there is by now is enough."""
-        for growth in self._growths:
+        for growth in self._growths.values():
             growth.stop()
 
     def stop(self) -> None:
         """No memory is taken any more; waits for that."""
         self._pool.shutdown()
-        for growth in self._growths:
+        for growth in self._growths.values():
             growth.close()
         for taking in self._taking.values():
             if taking.exception() is None:
@@ -89,6 +102,7 @@ class Pools:
     def _keep(self, domain: str, cache: LocalCache) -> None:
         self.caches[domain] = cache
         spare_file(cache.files.lock)
-        growth = PoolGrowth(cache, name=domain)
+        growth = PoolGrowth(cache, name=domain, step_bytes=self._wanted[domain].step_bytes)
+        growth.limit(self._former_bytes.get(domain, 0))
         growth.start()
-        self._growths.append(growth)
+        self._growths[domain] = growth

@@ -38,6 +38,7 @@ from kvoffload.protocol import (
     ClosingReason,
     Express,
     Farewell,
+    Holding,
     Memory,
     Offer,
     Quarantine,
@@ -294,6 +295,7 @@ class CacheServer:
         # The rights of its channel are those of the session that it leaves.
         self._express.end(lifeline)
         self._send(self._core.greet(lifeline, call, peer, owned, self._clock_ns()))
+        self._limit_growth()
         if self._life is not None:
             self._is_due(self._life)
 
@@ -310,6 +312,10 @@ class CacheServer:
         elif offer.is_last:
             self._adopt(lifeline, offer.former_boot_id)
 
+    def on_holding(self, lifeline: int, holding: Holding) -> None:
+        self._send(self._core.hear_holding(lifeline, holding))
+        self._limit_growth()
+
     def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
         logger.debug("lifeline %d says farewell: %s", lifeline, farewell.reason.name)
         self._lifelines.end(lifeline)
@@ -317,6 +323,7 @@ class CacheServer:
     def on_end(self, lifeline: int) -> None:
         self._express.end(lifeline)
         self._core.close_lifeline(lifeline)
+        self._limit_growth()
         offered = self._offered.pop(lifeline, None)
         if offered is not None:
             offered.close()
@@ -329,6 +336,11 @@ class CacheServer:
             self._attach(name, 0)
         if self._clock_ns() >= self._adopt_until_ns and not self._is_stopping:
             self._pools.begin()
+
+    def _limit_growth(self) -> None:
+        """By what engines still have of former servers."""
+        for name in self._plan.memory:
+            self._pools.limit(name, self._core.count_former(name, self._pools.memory_id(name)))
 
     def _attach(self, domain: str, adopted_boot_id: int) -> None:
         if self._peers is not None:

@@ -15,6 +15,7 @@ from kvoffload.daemon.domain import Domain, DomainTerms
 from kvoffload.daemon.drain import DrainState, check_operator
 from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.fault_log import FaultLog
+from kvoffload.daemon.former_memory import count_former, hear_holding
 from kvoffload.daemon.insight_desk import ExpressCounts, InsightDesk
 from kvoffload.daemon.peer_office import LinkOffice, peer_calls
 from kvoffload.daemon.prompt_ledger import OnPrompt
@@ -49,6 +50,7 @@ from kvoffload.protocol import (
     ErrorCode,
     Greeting,
     Hello,
+    Holding,
     Mark,
     Prefetch,
     Promote,
@@ -197,6 +199,15 @@ class ServerCore:
     def close_lifeline(self, lifeline: int) -> None:
         """A lifeline came to its end, or a farewell on it. Only exits free what its session holds."""
         self._faults.attempt("close_lifeline", self._sessions.close_lifeline, lifeline)
+
+    def hear_holding(self, lifeline: int, message: Holding) -> list[Sendable]:
+        """What a process has of former servers' memory; which processes are asked to let go of theirs."""
+        session = self._sessions.find_lifeline(lifeline)
+        return [] if session is None else [*hear_holding(session, lifeline, message)]
+
+    def count_former(self, domain: str, own: int) -> int:
+        """Bytes of former servers' memory that the domain's engines still have. `own`: the name of the present one."""
+        return count_former(self._sessions, domain, own)
 
     def close_connection(self, connection: bytes) -> None:
         """Nothing can be sent on this control connection any more."""

@@ -55,6 +55,10 @@ class Process:
     """Until the cache has it."""
     wants_express: bool = False
     """Until it is given an express channel, or there is none to give."""
+    former: Mapping[int, int] | None = None
+    """Bytes of former memories that it has, by memory; None: it has said nothing."""
+    asked: frozenset[int] = frozenset()
+    """Of them, what it was asked to let go of."""
 
 
 @dataclass(frozen=True, kw_only=True)

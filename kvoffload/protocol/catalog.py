@@ -66,10 +66,12 @@ MESSAGES: tuple[type[Message], ...] = (
     lifeline.Express,
     lifeline.Offer,
     lifeline.Quarantine,
+    lifeline.Retire,
     lifeline.Closing,
     lifeline.Farewell,
+    lifeline.Holding,
 )
 
-CAPABILITIES = frozenset({"adopt", "events", "explain", "operate", "peer", "prefetch", "promote"})
+CAPABILITIES = frozenset({"adopt", "events", "explain", "former", "operate", "peer", "prefetch", "promote"})
 """Parts of this version that a peer may lack. `promote` a server has where there are tiers below memory, `peer` where
 it serves other servers."""

@@ -10,9 +10,10 @@ from enum import IntEnum
 from typing import Annotated
 
 from kvoffload.protocol.faults import ErrorCode
-from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Flag, Line, Name, Text, Whole
-from kvoffload.protocol.limits import LINE_BYTES, MAX_PACKET_SEGMENTS, MAX_SEGMENTS
+from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Flag, Line, Name, Several, Text, Whole
+from kvoffload.protocol.limits import LINE_BYTES, MAX_FORMER, MAX_PACKET_SEGMENTS, MAX_SEGMENTS
 from kvoffload.protocol.message import LIFELINE, Event, OneWay, Phase, Reply, Request
+from kvoffload.protocol.shape import Shape
 
 
 class Role(IntEnum):
@@ -97,6 +98,31 @@ class Offer(OneWay):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FormerMemory:
+    """Memory of a former server, as far as a process has it mapped."""
+
+    memory: Annotated[U64, "inode of its index's file: the same in all processes that have it"]
+    size_bytes: Annotated[U64, "of it that have their pages"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding(OneWay):
+    """All memory that the process has of former servers; before it has got any of this one, all that it has.
+
+    Once `hello` is accepted, once it is joined, and whenever that has changed since.
+    """
+
+    op = 51
+    channels = LIFELINE
+    needs = Phase.NEW
+    capability = "former"
+
+    memories: Annotated[
+        tuple[FormerMemory, ...], Several(Shape(FormerMemory), MAX_FORMER), "each once; none: the last has been let go"
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Farewell(OneWay):
     """The process ends, or wants no cache any more: none of its copies runs, none will start."""
 
@@ -160,6 +186,18 @@ class Quarantine(Event):
 
     code: Annotated[ErrorCode, Choice(ErrorCode), "why"]
     message: Annotated[Line, "one line for people"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retire(Event):
+    """Former memory in which the engine's scheduler holds nothing, to be let go by this process. Only who has sent
+    `holding` is told.
+    """
+
+    op = 118
+    channels = LIFELINE
+
+    memories: Annotated[bytes, Blob("little-endian u64", 8, MAX_FORMER), "as `holding` names them"]
 
 
 @dataclass(frozen=True, kw_only=True)

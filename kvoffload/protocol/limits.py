@@ -26,6 +26,8 @@ MAX_NAMED_COUNTS = 64
 MAX_TIMINGS = 64
 MAX_REPORT = 64 << 10
 """Bytes of what a worker says of the tensors that it registered."""
+MAX_FORMER = 64
+"""Memories of former servers that a process tells of."""
 MAX_SEGMENTS = 65_536
 MAX_PACKET_SEGMENTS = 250
 """The kernel passes at most 253 descriptors at once; lock and index go with the first ones."""

@@ -39,6 +39,7 @@ class Job:
     waiting: set[Worker] = field(default_factory=set)
     """Who still copies."""
     has_failed: bool = False
+    begun_ns: int = 0
 
     @property
     def held(self) -> BlockLease | ReservedSlots:
@@ -83,8 +84,12 @@ class Worker(Process):
 
     def _may_copy(self, job: Job) -> bool:
         """The memory is mapped; and this process is of the session that holds the slots, so they wait for its exit."""
-        if self.link.memories.find(job.memory_id) is None:
-            assert job.memory_id not in self.mapped[-1 - MAX_FORMER :], f"{self.name} has let go of memory too early"
+        if self.link.memories.find(job.memory_id) is None and job.memory_id in self.mapped[-1 - MAX_FORMER :]:
+            # A new server asked for it. Its scheduler had no lease there; what is written to its slots nobody reads. It
+            # may serve again by now, adopted of another engine.
+            asked_ns = self.asked_ns.get(job.memory_id)
+            is_late = asked_ns is not None and (job.slots is not None or job.begun_ns >= asked_ns)
+            assert is_late, f"{self.name} has let go of memory too early"
         return self.blocks.may_copy(job.held)
 
     def end_copies(self) -> None:
@@ -258,6 +263,7 @@ class Scheduler(Process):
 
     def _hand_out(self, job: Job) -> None:
         job.waiting = set(self.workers)
+        job.begun_ns = self.now_ns
         assert self.blocks.may_copy(job.held), f"{self.name} has let go of memory that it was given slots in"
         self.jobs.append(job)
         for worker in self.workers:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.joining import HeldMemory, Member
 from kvoffload.client.lanes import Lane
@@ -13,7 +15,19 @@ from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
 from kvoffload.client.pending import Pending
 from kvoffload.client.terms import LinkState, LinkTerms
-from kvoffload.protocol import Acquired, Answer, Call, Channel, CreditsGranted, Error, ErrorCode, Register, Role, Stats
+from kvoffload.protocol import (
+    Acquired,
+    Answer,
+    Call,
+    Channel,
+    CreditsGranted,
+    Error,
+    ErrorCode,
+    Register,
+    Retire,
+    Role,
+    Stats,
+)
 from kvoffload.protocol.message import OneWay
 from tests.simulation.channels import Connection, Hangup, Packet
 from tests.simulation.timeline import SECOND_NS
@@ -57,6 +71,13 @@ class MappedMemory:
     @property
     def segments(self) -> AnyMemory:
         return self.index
+
+    @property
+    def ready_bytes(self) -> int:
+        return 1
+
+    def watch(self) -> Callable[[], bool]:
+        return lambda: False
 
     def close(self) -> None:
         self.is_closed = True
@@ -167,6 +188,8 @@ class Process:
         self.truth: tuple[int, int] | None = None
         """Memory and session in it, by the server's word, of the last join."""
         self.mapped: list[int] = []
+        self.asked_ns: dict[int, int] = {}
+        """When a server asked for former memories, by memory."""
         """Memories, one after the other."""
         self.visits = 0
         """How often it was given another memory or session."""
@@ -224,6 +247,9 @@ class Process:
             self.link.on_hang_up(self.now_ns, "the other end has closed the connection")
         elif not self.world.may_fail_here(self):
             self.note("receives %s", item.content.message)
+            if isinstance(item.content.message, Retire):
+                asked = np.frombuffer(item.content.message.memories, "<u8").tolist()
+                self.asked_ns.update(dict.fromkeys(asked, self.now_ns))
             self.link.on_lifeline(item.content, list(item.descriptors), self.now_ns)
         self.turn()
 
@@ -315,6 +341,7 @@ class Process:
     def _map(self, held: HeldMemory) -> MappedMemory:
         number = find_number(held.index)
         self.mapped.append(number)
+        self.asked_ns.pop(number, None)
         return MappedMemory(held, number, self.world.memories[number], {held.memory_session})
 
     def _on_joined(self, goes_on: bool) -> None:

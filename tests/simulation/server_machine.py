@@ -23,6 +23,7 @@ from kvoffload.protocol import (
     Express,
     Farewell,
     Greeting,
+    Holding,
     Memory,
     Offer,
     Quarantine,
@@ -173,6 +174,8 @@ class Server:
             assert is_found, f"{process.name} does not get its session {former} back"
         elif isinstance(message, Offer):
             self._on_offer(lifeline, message, item.descriptors)
+        elif isinstance(message, Holding):
+            self._send(self.core.hear_holding(lifeline.number, message))
         elif isinstance(message, Farewell):
             self._close_lifeline(lifeline)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -89,7 +90,13 @@ class FakeMemory:
         self.held = held
         self.memory_id = held.index
         self.sessions = {held.memory_session}
+        self.ready_bytes = 100
         self.is_closed = False
+        self.is_mapped = False
+        """By somebody else, after it was closed."""
+
+    def watch(self) -> Callable[[], bool]:
+        return lambda: self.is_mapped
 
     def close(self) -> None:
         self.is_closed = True

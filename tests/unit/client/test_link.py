@@ -20,11 +20,13 @@ from kvoffload.protocol import (
     ErrorCode,
     EventsLost,
     HelloAccepted,
+    Holding,
     Mark,
     Offer,
     Outcome,
     Quarantine,
     Release,
+    Retire,
     Role,
     Stats,
     Subscribe,
@@ -361,3 +363,62 @@ def test_the_end_ends_everything(link: Link, wire: FakeWire, script: Script) -> 
     link.tell(lease(1), script.now_ns)
     script.pass_time(10)
     assert wire.dials == 1
+
+
+FORMER = ("adopt", "events", "former")
+
+
+def holdings(wire: FakeWire) -> list[list[tuple[int, int]]]:
+    told = [call.message for call, _ in wire.lifeline if isinstance(call.message, Holding)]
+    return [[(one.memory, one.size_bytes) for one in holding.memories] for holding in told]
+
+
+def test_a_server_hears_what_is_held_of_former_ones_and_each_change(wire: FakeWire) -> None:
+    link = make_link(wire, role=Role.WORKER)
+    script = Script(link, wire)
+    script.join(capabilities=FORMER)
+    assert holdings(wire) == [[]]
+    link.on_hang_up(script.now_ns, "killed")
+    script.now_ns += SECOND_NS
+    script.join(boot_id=2, memory=NO_FILE + 100, capabilities=FORMER)
+    former = NO_FILE
+    # Before it takes memory of its own, and with it.
+    assert holdings(wire)[1:] == [[(former, 100)]] * 2
+    for _ in range(3):
+        link.on_time(script.now_ns)
+    assert len(holdings(wire)) == 3
+    link.memories.retire(former)
+    for _ in range(3):
+        link.on_time(script.now_ns)
+    assert holdings(wire)[3:] == [[]]
+    numbers = [call.number for call, _ in wire.lifeline if isinstance(call.message, Holding)]
+    assert numbers == [1, 1, 2, 3]
+
+
+def test_a_server_that_does_not_ask_is_told_nothing(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join()
+    link.on_hang_up(script.now_ns, "killed")
+    script.now_ns += SECOND_NS
+    script.join(boot_id=2, memory=NO_FILE + 100)
+    assert holdings(wire) == []
+
+
+def test_a_worker_lets_go_of_what_it_is_asked_for(wire: FakeWire) -> None:
+    link = make_link(wire, role=Role.WORKER)
+    script = Script(link, wire)
+    script.join(capabilities=FORMER)
+    link.on_hang_up(script.now_ns, "killed")
+    script.now_ns += SECOND_NS
+    script.join(boot_id=2, memory=NO_FILE + 100, capabilities=FORMER)
+    script.tell(Retire(memories=NO_FILE.to_bytes(8, "little") + (NO_FILE + 100).to_bytes(8, "little")))
+    assert [memory for memory, _ in link.memories.places()] == [NO_FILE + 100]
+    link.on_time(script.now_ns)
+    assert holdings(wire)[-1] == []
+
+
+def test_what_is_asked_for_while_it_joins_ends_nothing(wire: FakeWire) -> None:
+    link = make_link(wire, role=Role.WORKER)
+    script = Script(link, wire)
+    link.on_time(script.now_ns)
+    script.tell(Retire(memories=bytes(8)))
+    assert link.state is LinkState.JOINING

@@ -131,3 +131,55 @@ def test_what_is_no_memory_is_closed() -> None:
     for file in files:
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(file)
+
+
+def test_what_is_mapped_is_told_until_the_last_has_let_go() -> None:
+    memories = make_memories(keeps_former=True)
+    assert memories.list_mapped() == ()
+    memories.take(held(1))
+    former = memories.current
+    assert isinstance(former, FakeMemory)
+    assert memories.list_mapped() == ()
+    assert memories.list_mapped(is_current_former=True) == ((1, 100),)
+    memories.take(held(2))
+    assert memories.list_mapped() == ((1, 100),)
+    former.is_mapped = True  # a copy still runs
+    memories.retire_unused(1)
+    assert memories.find(1) is None
+    assert memories.list_mapped() == ((1, 100),)
+    former.is_mapped = False
+    assert memories.list_mapped() == ()
+
+
+def test_memory_in_use_and_the_present_one_are_not_let_go_of_because_somebody_asks() -> None:
+    memories = make_memories()
+    memories.take(held(1))
+    memories.hold(1)
+    memories.take(held(2))
+    for memory_id in (1, 2, 3):
+        memories.retire_unused(memory_id)
+    assert memories.list_mapped() == ((1, 100),)
+    assert memories.current is memories.find(2)
+
+
+def test_real_memory_says_whether_it_is_still_mapped() -> None:
+    with LocalCache.create(SMALL) as cache:
+        files = cache.files
+        shared = SharedMemory(
+            HeldMemory(
+                boot_id=1,
+                session=1,
+                lock=os.dup(files.lock),
+                index=os.dup(files.index),
+                index_bytes=0,
+                segments=tuple(os.dup(file) for file in files.segments),
+                segment_sizes=(SMALL.segment_bytes,) * 2,
+            )
+        )
+        assert shared.ready_bytes == SMALL.memory_bytes
+        is_mapped, segments = shared.watch(), shared.segments
+        shared.close()
+        del shared
+        assert is_mapped()
+        del segments
+        assert not is_mapped()

@@ -30,6 +30,7 @@ from kvoffload.protocol import (
     Express,
     Farewell,
     Greeting,
+    Holding,
     Memory,
     Offer,
     Role,
@@ -69,6 +70,9 @@ class Loop:
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
         self.told.append(("offer", lifeline, offer, len(descriptors)))
         close_all(descriptors)
+
+    def on_holding(self, lifeline: int, holding: Holding) -> None:
+        self.told.append(("holding", lifeline, holding))
 
     def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
         self.told.append(("farewell", lifeline, farewell))

@@ -80,3 +80,41 @@ def test_what_waits_for_memory_ends_at_once(cache: LocalCache, monkeypatch: pyte
 def test_one_that_never_began_can_be_closed(cache: LocalCache) -> None:
     PoolGrowth(cache).close()
     assert not cache.grow()
+
+
+def test_it_grows_by_no_more_than_what_engines_have_let_go_of(
+    cache: LocalCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former_bytes, peaks, grow = 200 * MIB, [], cache.grow
+    growth = PoolGrowth(cache, step_bytes=16 * MIB)
+
+    def release_some() -> None:
+        """A wait of the growth's thread: then an engine lets go of something."""
+        nonlocal former_bytes
+        former_bytes = max(former_bytes - 50 * MIB, 0)
+        growth.limit(former_bytes)
+
+    def grow_counted() -> bool:
+        is_growing = grow()
+        peaks.append(cache.ready_bytes + former_bytes)
+        return is_growing
+
+    monkeypatch.setattr(cache, "grow", grow_counted)
+    monkeypatch.setattr(growth._changed, "wait", release_some)
+    growth.limit(former_bytes)
+    with caplog.at_level(logging.INFO, "kvoffload.daemon.pool_growth"):
+        run_to_end(growth)
+    assert cache.ready_bytes == max(peaks) == 256 * MIB
+    told = [record.getMessage() for record in caplog.records if "waits" in record.getMessage()]
+    assert told == [
+        f"the memory waits to grow: engines still have {size}MiB of a former server" for size in (200, 150, 100, 50)
+    ]
+
+
+def test_what_engines_do_not_let_go_of_keeps_nobody_from_the_end(cache: LocalCache) -> None:
+    growth = PoolGrowth(cache, step_bytes=16 * MIB)
+    growth.limit(256 * MIB)
+    growth.start()
+    growth.close()
+    assert not growth._thread.is_alive()
+    assert cache.ready_bytes == 16 * MIB
