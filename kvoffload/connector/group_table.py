@@ -13,7 +13,13 @@ class GroupTable:
     """Constant. Groups whose blocks are whole multiples of what the engine hashes."""
 
     def __init__(
-        self, groups: Sequence[GroupFacts], *, hash_block_size: int, alignment: int, whole_prompts: bool = False
+        self,
+        groups: Sequence[GroupFacts],
+        *,
+        hash_block_size: int,
+        alignment: int,
+        whole_prompts: bool = False,
+        drops_last_block: bool = False,
     ) -> None:
         for facts in groups:
             size = facts.rule.block_size
@@ -39,8 +45,11 @@ class GroupTable:
             group for group, rule in enumerate(self.rules) if rule.reuse in (ReuseRule.WINDOW, ReuseRule.CHUNK)
         )
         self.prefixes = tuple(prefix)
+        self.is_all_prefix = len(prefix) == len(groups)
+        self.dropped_tokens = alignment if drops_last_block else 0
+        """By which the engine's own hits end before what they match: see `vllm_compat.drops_last_block`."""
         # A window before a boundary lacks what the token before it sees first, and a state cannot be rewound.
-        self._computed_tokens = 0 if whole_prompts and len(prefix) == len(groups) else 1
+        self._computed_tokens = 0 if whole_prompts and self.is_all_prefix else 1
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -52,4 +61,11 @@ class GroupTable:
     def longest_hit(self, tokens: int) -> int:
         """Of a prompt of so many. One token has to be computed. Where a prompt is restored to its end, the engine
         computes its last token once more, in a step of another shape than its own hit's, which computes a block."""
-        return self.align(tokens - self._computed_tokens)
+        if not self.dropped_tokens:
+            return self.align(tokens - self._computed_tokens)
+        # vLLM's search over several groups matches the block that it drops up to the prompt's very end.
+        return self.drop(self.align(tokens if len(self.facts) > 1 else tokens - self._computed_tokens))
+
+    def drop(self, matched: int) -> int:
+        """Where a hit ends that matches so many tokens."""
+        return max(matched - self.dropped_tokens, 0)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvoffload.connector.vllm_compat import drops_last_block, look_ahead_tokens
 from kvoffload.errors import IdentityError
 from kvoffload.keys.canonical import Plain, encode_canonical
 from kvoffload.keys.model_files import identify_revision
@@ -144,6 +145,10 @@ def _describe_draft(config: VllmConfig) -> dict[str, Plain]:
         "revision": identify_model(draft),
         "dtype": dtype_name(draft.dtype),
         "checkpoint": _describe_checkpoint(draft),
+        # What it was given decides what it fills its layers with.
+        "method": str(getattr(speculation, "method", "")),
+        "look-ahead": look_ahead_tokens(config),
+        "drops the last block": drops_last_block(config),
     }
 
 

@@ -330,6 +330,8 @@ class Restores:
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
         tracked.asked_s = tracked.asked_s or self._clock()
+        if self._groups.dropped_tokens:
+            limit = self._drop_last(tracked, limit)
         far = None
         if self._cache.has_tiers and self._terms.promote_wait_s and not tracked.was_promoted:
             far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)
@@ -345,6 +347,15 @@ class Restores:
         question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
         self._questions[tracked.request.request_id] = question
         return question
+
+    def _drop_last(self, tracked: TrackedRequest, limit: int) -> int:
+        """Where the engine's own hit would end: what is dropped has to be there. A tier's blocks are not known yet, and
+        windows and states are kept where hits end, not where they match."""
+        if self._cache.has_tiers or not self._groups.is_all_prefix:
+            return limit
+        chain, most = tracked.chain.data, limit + self._groups.dropped_tokens
+        matched = self._cache.find_boundary(chain, local=0, limit=most, alignment=self._groups.alignment)
+        return min(limit, self._groups.drop(matched))
 
     def _ask_anew(self, tracked: TrackedRequest, local: int, version: int) -> _Question:
         self._drop(tracked.request.request_id)

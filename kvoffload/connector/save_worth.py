@@ -110,8 +110,8 @@ class SaveWorth:
         progress = SaveProgress(next=[0] * len(self._groups), interval_end=self._interval)
         if self._goes_by_ends and not self._groups.with_states:
             # A repetition of the prompt computes its last token at least; what continues it may use all of it.
-            ends = {self._groups.align(prompt_tokens - 1), self._groups.align(prompt_tokens), branch}
-            progress.ends = sorted(ends - {0})
+            matched = {self._groups.align(prompt_tokens - 1), self._groups.align(prompt_tokens), branch}
+            progress.ends = sorted({self._groups.drop(end) for end in matched} - {0})
         self._find_due(progress)
         return progress
 
@@ -124,8 +124,10 @@ class SaveWorth:
 
     def note_end(self, progress: SaveProgress, tokens: int) -> None:
         """The request ends with so many tokens computed."""
-        end = self._groups.align(tokens)
-        if end and self._goes_by_ends and not self._groups.with_states and end not in progress.ends:
+        if not self._goes_by_ends or self._groups.with_states:
+            return
+        end = self._groups.drop(self._groups.align(tokens))
+        if end and end not in progress.ends:
             insort(progress.ends, end)
             progress.due = 0
 

@@ -66,6 +66,8 @@ class SchedulerTerms:
     has_prefix_cache: bool = True
     """Of the engine's own."""
     whole_prompts: bool = False
+    drops_last_block: bool = False
+    """Of the engine's own hits: see `vllm_compat.drops_last_block`."""
     step_tokens: int = 8192
     """That all requests gain together in a step at most."""
     max_requests: int = 256
@@ -115,6 +117,7 @@ def assemble(
         hash_block_size=sharing.hash_block_size,
         alignment=terms.hit_alignment,
         whole_prompts=terms.whole_prompts,
+        drops_last_block=terms.drops_last_block,
     )
     register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
     events = CacheEvents(engine.fingerprint, groups) if terms.has_events else None

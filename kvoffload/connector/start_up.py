@@ -69,6 +69,7 @@ class EngineStart:
             traces_endpoint=self._config.observability_config.otlp_traces_endpoint,
             has_prefix_cache=bool(self._config.cache_config.enable_prefix_caching),
             whole_prompts=self._settings.whole_prompts,
+            drops_last_block=vllm_compat.drops_last_block(self._config),
             step_tokens=self._config.scheduler_config.max_num_batched_tokens,
             max_requests=self._config.scheduler_config.max_num_seqs,
             steps_under_way=vllm_compat.steps_under_way(self._config),

@@ -59,6 +59,19 @@ def draft_tokens(config: VllmConfig) -> int:
     return int(getattr(speculation, "num_speculative_tokens", None) or 0)
 
 
+def drops_last_block(config: VllmConfig) -> bool:
+    """Whether the engine computes the last block of each of its hits once more, for what drafts from the model's hidden
+    states (EAGLE, MTP): no cache has those, and the last token's KV there depends on the token that follows."""
+    speculation = getattr(config, "speculative_config", None)
+    asks = getattr(speculation, "use_eagle_block_drop", None) or getattr(speculation, "use_eagle", None)
+    return bool(asks and asks())
+
+
+def look_ahead_tokens(config: VllmConfig) -> int:
+    """Positions beyond a step's tokens that what drafts writes KV of its own for."""
+    return int(getattr(config, "num_lookahead_tokens", None) or 0)
+
+
 def steps_under_way(config: VllmConfig) -> int:
     """Steps that are scheduled before the first of them is known to have ended, at most."""
     return int(getattr(config, "max_concurrent_batches", None) or 1)

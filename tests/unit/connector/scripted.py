@@ -124,6 +124,7 @@ class ScriptedEngine:
         gathered_tokens: int = 1,
         max_model_len: int = 256,
         drafts: int = 0,
+        drops_last_block: bool = False,
     ) -> None:
         self.config = make_config(*groups, num_blocks=num_blocks)
         self.config.kv_tp_replicas = replicas
@@ -138,12 +139,15 @@ class ScriptedEngine:
             max_model_len=max_model_len,
             scheduler_block_size=self.block_size,
             hash_block_size=self.hash_block_size,
+            use_eagle=drops_last_block,
         )
         self.pool = self.manager.block_pool
         self.now_s = 0.0
         self.vllm_config = make_vllm_config(extra=extra)
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
-        self.vllm_config.speculative_config = SimpleNamespace(num_speculative_tokens=drafts)
+        self.vllm_config.speculative_config = SimpleNamespace(
+            num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
+        )
         self.vllm_config.cache_config.prefix_cache_retention_interval = retention_interval
         scheduler_terms = EngineStart.scheduler_terms
         with (

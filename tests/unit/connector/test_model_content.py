@@ -57,8 +57,19 @@ def draft_model(**values: Any) -> SimpleNamespace:
 
 
 def set_draft(draft: Any, *, target: Any = None) -> Change:
-    speculation = SimpleNamespace(draft_model_config=draft, target_model_config=target)
+    speculation = SimpleNamespace(draft_model_config=draft, target_model_config=target, method="eagle")
     return lambda config: setattr(config, "speculative_config", speculation)
+
+
+def change_drafting(*, look_ahead: int = 0, **values: Any) -> Change:
+    """Of one and the same model that drafts."""
+
+    def change(config: Any) -> None:
+        set_draft(draft_model())(config)
+        vars(config.speculative_config).update(values)
+        config.num_lookahead_tokens = look_ahead
+
+    return change
 
 
 # ---- revision ----
@@ -220,6 +231,20 @@ def test_drafts_are_known_by_their_weights_too() -> None:
         draft_model(quantization="fp8"),
     ):
         assert described(set_draft(other)) != one
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_drafting(method="mtp"),
+        change_drafting(look_ahead=3),
+        change_drafting(use_eagle_block_drop=lambda: True),
+        change_drafting(use_eagle=lambda: True),
+    ],
+    ids=["method", "look-ahead", "dropped-block", "dropped-block-0.31"],
+)
+def test_the_way_of_drafting_keeps_engines_apart(change: Change) -> None:
+    assert described(change) != described(change_drafting())
 
 
 def test_an_engine_that_drafts_from_the_prompt_is_like_one_that_does_not() -> None:
