@@ -117,7 +117,9 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return side
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
-        return WorkerSide(start.worker_terms(), start.open_for_worker)
+        side = WorkerSide(start.worker_terms(), start.open_for_worker)
+        start.begin_for_worker()
+        return side
 
     @property
     def requires_kv_delivery(self) -> bool:
