@@ -17,6 +17,7 @@ from kvoffload.cache import CacheTerms, HugePages
 from kvoffload.cli.below import choose_tiers
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml
+from kvoffload.cpus import count_cpus
 from kvoffload.daemon import Guest, RemoteTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import CacheMemoryError, ConfigError
@@ -27,6 +28,8 @@ from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB, format_size
 
 AUTO_LEAST_BYTES = GIB
+MOST_GROWING_THREADS = 8
+"""Each takes about 2 GiB a second. More of them would be in the way of the engines that load meanwhile."""
 AUTO_ENGINE_SHARE = 4
 """`auto` is at most so many times what the engines cache themselves, where that is known."""
 ADOPT_WAIT_S = 3.0
@@ -202,4 +205,5 @@ def make_terms(settings: Settings, memory_bytes: int) -> CacheTerms:
         # Where little is touched, a huge page is mostly waste.
         huge_pages=HugePages.NONE if settings.sparse_memory else HugePages.TRANSPARENT,
         is_sparse=settings.sparse_memory,
+        threads=min(count_cpus(), MOST_GROWING_THREADS),
     )

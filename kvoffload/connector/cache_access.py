@@ -73,6 +73,12 @@ class CacheAccess:
             raise
         return client
 
+    def start_private(self) -> None:
+        """There is a private server from here on, if this engine is to have one. May take a second. Errors are those of
+        `open`, which meets them again."""
+        if not self.settings.server:
+            self._find_private(holds_memory=False)
+
     def _await(self, client: Client) -> None:
         now_s = time.monotonic()
         absent_s, end_s = now_s + ABSENT_WAIT_S, now_s + START_WAIT_S

@@ -119,7 +119,9 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return side
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
-        return WorkerSide(start.worker_terms(), start.open_for_worker, start.exchange)
+        side = WorkerSide(start.worker_terms(), start.open_for_worker, start.exchange)
+        start.begin_for_worker()
+        return side
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import threading
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from kvoffload.connector.look_out import MAX_LOOKS
 from kvoffload.connector.save_worth import GATHERED_TOKENS
 from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
-from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
 from kvoffload.protocol import Role
 from kvoffload.units import format_size
 
@@ -57,6 +59,13 @@ class EngineStart:
             machine_key=_DATA_PARALLEL_RANK.sub("", engine),
             engine_bytes=self._cached_bytes(sum(tensor.size for tensor in cache.kv_cache_tensors[:1])),
         )
+        self._starting: threading.Thread | None = None
+
+    def begin_for_worker(self) -> None:
+        """A private server begins to start, beside what the engine does until its caches are registered."""
+        if not self._settings.server and self._starting is None:
+            self._starting = threading.Thread(target=self._start_private, name="kvoffload-start", daemon=True)
+            self._starting.start()
 
     def scheduler_terms(self) -> SchedulerTerms:
         return SchedulerTerms(
@@ -86,7 +95,9 @@ class EngineStart:
         )
 
     def open_for_worker(self, register: Register) -> Client:
-        """The first rank of an engine without a shared server starts its private one."""
+        """The first rank of an engine without a shared server starts its private one, or has begun to."""
+        if self._starting is not None:
+            self._starting.join()
         return self._access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
 
     def exchange(self, frame: bytes) -> Sequence[bytes]:
@@ -108,6 +119,11 @@ class EngineStart:
             client.subscribe()
         self._tell(client, engine)
         return client
+
+    def _start_private(self) -> None:
+        # Who opens it meets what is wrong again, and then it is the engine's to hear.
+        with contextlib.suppress(KVOffloadError, OSError):
+            self._access.start_private()
 
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """One line that says what is kept, and where."""

@@ -17,7 +17,7 @@ import pytest
 import typer
 import yaml
 
-from kvoffload.cli.app import app
+from kvoffload.cli.app import make_app
 from kvoffload.cli.config import parse_assignments
 from kvoffload.config import Settings, load_settings
 from kvoffload.units import parse_size
@@ -31,7 +31,7 @@ GROUP = 10001
 def read_command(words: Sequence[str]) -> Settings:
     """The settings of a `kvoffload serve` as our command line takes it."""
     assert list(words[:2]) == ["kvoffload", "serve"]
-    commands: Any = typer.main.get_command(app)
+    commands: Any = typer.main.get_command(make_app())
     context = commands.commands["serve"].make_context("serve", list(words[2:]))
     return load_settings(flags=parse_assignments(context.params["assignments"])).settings
 

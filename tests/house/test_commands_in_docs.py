@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from kvoffload.cli.app import app
+from kvoffload.cli.app import make_app
 from kvoffload.config import load_settings
 from tests.house.tree import read_texts
 
@@ -32,7 +32,7 @@ def find_commands() -> Iterator[tuple[Path, str]]:
 
 
 COMMANDS = list(find_commands())
-ROOT_COMMAND: Any = typer.main.get_command(app)
+ROOT_COMMAND: Any = typer.main.get_command(make_app())
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str]]:

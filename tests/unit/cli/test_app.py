@@ -67,8 +67,28 @@ def test_the_help_of_each_command_fits_and_is_not_cut() -> None:
         assert not any(line.endswith("...") for line in lines if not line.startswith("Usage")), words
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_modules_of_no_other(command: str) -> None:
+    others = set(COMMANDS) - {command, "config"}  # what `--config` and `--set` mean is the same for all
+    script = """
+import sys
+from kvoffload.cli.app import main
+sys.argv[1:] = [sys.argv[1], "--help"]
+try:
+    main()
+except SystemExit:
+    print(*sys.modules, sep="\\n", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script, command], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert f"kvoffload.cli.{command}" in loaded
+    assert not loaded & {f"kvoffload.cli.{other}" for other in others}
+    if command == "serve":
+        assert not loaded & {f"kvoffload.{room}" for room in ("bench", "connector", "doctor", "plan", "top", "web")}
+
+
 def test_a_shell_may_complete_commands() -> None:
     asked = {"_KVOFFLOAD_COMPLETE": "complete_bash", "COMP_WORDS": "kvoffload ", "COMP_CWORD": "1"}
-    command = [sys.executable, "-c", "from kvoffload.cli.app import app; app(prog_name='kvoffload')"]
+    command = [sys.executable, "-c", "from kvoffload.cli.app import make_app; make_app()(prog_name='kvoffload')"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **asked})
     assert set(done.stdout.split()) == set(COMMANDS)

@@ -13,11 +13,13 @@ from kvoffload.bench import explain
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.scale import ScaleBenchmark
 from kvoffload.cli import bench as bench_cli
-from kvoffload.cli.app import app
+from kvoffload.cli.app import make_app
 from kvoffload.errors import BenchmarkError, ConfigError
 from kvoffload.transfer.calibration import Calibration, CalibrationKey
 from kvoffload.transfer.copy_engine import CopyDirection
 from kvoffload.transfer.copy_ways import CopyWay, WayTiming
+
+app = make_app()
 
 
 class ToyBenchmark:

@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kvoffload import native
-from kvoffload.cli.app import app
+from kvoffload.cli.app import make_app
 from kvoffload.errors import ConfigError
+
+app = make_app()
 
 
 @pytest.fixture

@@ -329,3 +329,11 @@ def test_it_says_what_lies_below(tmp_path: Path) -> None:
         )
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 2), (8, 8), (96, 8)])
+def test_memory_is_taken_by_as_many_threads_as_there_are_processors_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, threads: int
+) -> None:
+    monkeypatch.setattr("kvoffload.cli.serve.count_cpus", lambda: cpus)
+    assert make_terms(Settings(), 64 * MIB).threads == threads

@@ -266,6 +266,19 @@ def test_an_engine_that_makes_its_cache_anew_registers_again() -> None:
     connector.shutdown()
 
 
+def test_a_workers_private_server_begins_to_start_with_its_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[EngineStart] = []
+
+    def begin(start: EngineStart) -> None:
+        begun.append(start)
+
+    monkeypatch.setattr(EngineStart, "begin_for_worker", begin)
+    open_worker(make_vllm_config(), make_config((["a"], full(4))))
+    assert len(begun) == 1
+    KVOffloadConnector(make_vllm_config(), KVConnectorRole.SCHEDULER, make_config((["a"], full(4))))
+    assert len(begun) == 1
+
+
 def test_blocks_that_are_no_whole_hash_blocks_are_refused_at_registration() -> None:
     config = make_config((["r"], recurrent(4)), (["a"], full(4)))
     config.hash_block_size = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.unit.connector.engine_configs import full, make_config, make_vllm_con
 from tests.unit.connector.test_agreement import facts
 from tests.unit.connector.test_group_table import facts as group_facts
 
+BEGIN = EngineStart.begin_for_worker
+"""Itself: no test of this folder has a private server."""
 REGISTER = make_register(
     b"f" * 32, (), SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
 )
@@ -85,6 +88,9 @@ class FakeAccess:
     def __init__(self, capacity_bytes: int | None) -> None:
         self.capacity_bytes = capacity_bytes
         self.opened: list[tuple[Role, int]] = []
+        self.starts = 0
+        self.may_start = threading.Event()
+        self.problem: ServerError | None = None
 
     def open(
         self,
@@ -99,6 +105,12 @@ class FakeAccess:
         assert bool(stock_slots) == (role is Role.SCHEDULER), "only the scheduler gives slots away"
         self.opened.append((role, rank))
         return self
+
+    def start_private(self) -> None:
+        assert self.may_start.wait(60)
+        self.starts += 1
+        if self.problem is not None:
+            raise self.problem
 
     def stats(self) -> Any:
         if self.capacity_bytes is None:
@@ -115,6 +127,32 @@ def test_each_process_joins_as_what_it_is() -> None:
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
     assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
+
+
+@pytest.mark.parametrize("problem", [None, ServerError("the private server did not start", remedy="")])
+def test_a_workers_private_server_starts_before_it_is_wanted(problem: ServerError | None) -> None:
+    """What goes wrong is for `open` to say, which tries again."""
+    start = make_start()
+    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    access.problem = problem
+    for _ in range(2):
+        BEGIN(start)
+    assert (access.starts, access.opened) == (0, [])
+    opening = threading.Thread(target=start.open_for_worker, args=(REGISTER,))
+    opening.start()
+    assert access.opened == []
+    access.may_start.set()
+    opening.join(60)
+    assert (access.starts, access.opened) == (1, [(Role.WORKER, 0)])
+
+
+def test_a_shared_server_is_nobodys_to_start() -> None:
+    start = make_start(server="kv.socket")
+    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    access.may_start.set()
+    BEGIN(start)
+    assert start.open_for_worker(REGISTER) is access
+    assert access.starts == 0
 
 
 @pytest.mark.parametrize(
