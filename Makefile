@@ -11,6 +11,7 @@ BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
+OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py
 NEWEST := .venv-newest
 # Of the newest vLLM in each CI run: what a release changes first, side by side with what would be wrong then.
 SAME_AS_OWN := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit
@@ -153,7 +154,7 @@ campaign: native-test ## long fault and fuzz runs, thousands of requests to the 
 
 oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality on the oldest vLLM that we run on
 	$(call say,vLLM $(OLDEST_VLLM))
-	@$(OLDEST)/bin/python -m pytest -q tests/vllm/test_tiny_models.py tests/vllm/test_plugin.py tests/vllm/test_equality.py
+	@$(OLDEST)/bin/python -m pytest -q $(addprefix tests/vllm/test_,$(OLDEST_TESTS))
 
 $(OLDEST)/stamps/packages: requirements/tests.txt
 	$(call say,set-up of $(OLDEST): packages)

@@ -22,8 +22,13 @@ from tests.vllm.contract import (
 
 pytestmark = pytest.mark.vllm
 
-SLEEP = frozenset({"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"})
-"""Hooks since 0.33."""
+SINCE = {
+    "get_loaded_kv_cache_group_ids": (0, 32),
+    "supports_sleep_mode": (0, 33),
+    "unregister_kv_caches": (0, 33),
+    "restore_kv_caches": (0, 33),
+}
+"""Hooks that the oldest vLLM that we run on does not have."""
 OWN = frozenset({"faults", "note_fault"})
 INHERITED = {
     "bind_kv_cache_manager": "hands its pool to bind_gpu_block_pool",
@@ -82,18 +87,17 @@ CALLED_IN = {
     "wait_for_layer_load": (LAYERS,),
     "build_kv_connector_stats": (METRICS,),
     "build_prom_metrics": (METRICS,),
-}
-CALLED_IN_SLEEP = {
     "supports_sleep_mode": ("config/vllm.py",),
     "unregister_kv_caches": ("v1/worker/gpu_worker.py",),
     "restore_kv_caches": ("v1/worker/gpu_worker.py",),
 }
 
 
-def has_sleep() -> bool:
+def hooks_to_come() -> set[str]:
+    """Of ours, those that the installed vLLM does not have yet."""
     import vllm
 
-    return find_version(vllm) >= (0, 33)
+    return {name for name, version in SINCE.items() if version > find_version(vllm)}
 
 
 def test_the_connectors_hooks_have_the_shapes_of_the_installed_vllm() -> None:
@@ -101,11 +105,14 @@ def test_the_connectors_hooks_have_the_shapes_of_the_installed_vllm() -> None:
 
     from kvoffload.connector.facade import KVOffloadConnector
 
-    own = OWN if has_sleep() else OWN | SLEEP
-    bases = (KVConnectorBase_V1, SupportsHMA)
-    assert (
-        complain_of_shapes(KVOffloadConnector, bases, own=own, inherited=INHERITED.keys(), is_made_by_vllm=True) == []
+    complaints = complain_of_shapes(
+        KVOffloadConnector,
+        (KVConnectorBase_V1, SupportsHMA),
+        own=OWN | hooks_to_come(),
+        inherited=INHERITED.keys(),
+        is_made_by_vllm=True,
     )
+    assert complaints == []
 
 
 def test_every_hook_is_called_where_and_as_we_think() -> None:
@@ -113,9 +120,8 @@ def test_every_hook_is_called_where_and_as_we_think() -> None:
 
     from kvoffload.connector.facade import KVOffloadConnector
 
-    expected = CALLED_IN | (CALLED_IN_SLEEP if has_sleep() else {})
-    never = {name for name in vars(KVOffloadConnector) if not name.startswith("_")} - expected.keys() - OWN
-    assert never == (set() if has_sleep() else SLEEP), "hooks of ours that nobody is known to call"
+    assert {name for name in vars(KVOffloadConnector) if not name.startswith("_")} - CALLED_IN.keys() == OWN
+    expected = {name: paths for name, paths in CALLED_IN.items() if name not in hooks_to_come()}
     sources = read_sources(Path(vllm.__file__).parent, {path for paths in expected.values() for path in paths})
     assert complain_of_calls(KVOffloadConnector, sources, expected) == []
 

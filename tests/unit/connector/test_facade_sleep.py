@@ -82,6 +82,7 @@ def test_both_hooks_may_be_called_any_number_of_times(times: int) -> None:
         for _ in range(times):
             connector.restore_kv_caches()
         assert facts_of(connector) == before
+    assert run_step(connector, StepPlan()).kv_connector_worker_meta == WorkerReport(places={0: (shared.place,)})
     assert run_until_saved(connector, StepPlan(saves=(save_job(shared, Move(0, 1, 0)),))).saved == {1: 1}
     assert connector.faults == {}
     connector.shutdown()
