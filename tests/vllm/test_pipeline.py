@@ -2,8 +2,8 @@
 it saved, bit-equal to its own hit.
 
 vLLM's CPU build computes in pipelines once a stage has the tensors that it takes over from the one before; with a GPU
-the engine's warm-up makes them. The tiny GDN model does not start so: vLLM finds that stages with and without an attention
-layer want different layouts.
+the engine's warm-up makes them. The tiny GDN model does not start so: vLLM finds that stages with and without an
+attention layer want different layouts.
 """
 
 from __future__ import annotations
