@@ -31,7 +31,7 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test python-test sanitize \
-        sanitize-address sanitize-thread bench campaign oldest newest newest-check gpu docs wheel clean
+        sanitize-address sanitize-thread bench campaign oldest newest newest-check versions gpu docs wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -181,6 +181,14 @@ newest-check: $(NEWEST)/stamps/engine $(STAMPS)/native
 	trap 'kill $$data 2>/dev/null || true' EXIT; failed=0; \
 	$(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(HOOK_TESTS) || failed=1; \
 	wait $$data || failed=1; cat build/newest.log; exit $$failed
+
+# An environment that is not here yet leaves its column out; a test that fails stands in the table.
+versions: setup $(NEWEST)/stamps/engine ## write docs/versions.md: which tests ran on which vLLM (an hour)
+	@rm -rf build/versions && mkdir -p build/versions; \
+	for python in $(OLDEST)/bin/python $(BIN)/python $(NEWEST)/bin/python; do test -x $$python || continue; \
+	  version=$$($$python -c 'import vllm; print(vllm.__version__)' 2>/dev/null | tail -n 1); \
+	  $$python -m pytest -q --junitxml=build/versions/$$version.xml tests/vllm || true; done; \
+	$(BIN)/python -m docs.versions build/versions/*.xml
 
 # The release's wheel is for GPUs: its Python runs over the compiled parts of the CPU build, beside the packages of .venv.
 $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $(STAMPS)/packages
