@@ -443,20 +443,21 @@ class Saves:
         return tuple(jobs)
 
     def _publish(self, job: _Job) -> None:
-        begin = 0
+        begin, shards, fingerprint = 0, self._terms.shards, self._terms.fingerprint
         self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
         for part in job.parts:
             named, records = part.named, len(part.slots)
+            record_bytes = self.groups.facts[named.group].record_bytes
             digests = b"".join(
                 finish_digests(
-                    job.digests.get(shard, b"")[begin * _DIGEST_BYTES : (begin + records) * _DIGEST_BYTES],
-                    self.groups.facts[named.group].record_bytes,
-                    fingerprint=self._terms.fingerprint,
+                    job.digests.get(shard, b"")[begin : begin + records * _DIGEST_BYTES],
+                    record_bytes,
+                    fingerprint=fingerprint,
                     block_hashes=named.hashes,
                     group=named.group,
                     shard=shard,
                 )
-                for shard in range(self._terms.shards)
+                for shard in range(shards)
             )
             is_told = self._cache.publish(
                 part.slots,
@@ -464,13 +465,14 @@ class Saves:
                 parents=named.parents,
                 digests=np.frombuffer(digests, np.uint64),
                 shard=0,
-                shards=self._terms.shards,
+                shards=shards,
                 tenant=named.tenant,
             )
-            size_bytes = self.groups.facts[named.group].record_bytes * self._terms.shards
-            self._measures.count("kvoffload_saved_bytes_total", records * size_bytes if is_told else 0)
-            self._measures.count("kvoffload_dropped_saves_total", 0 if is_told else records, reason="no_server")
-            begin += records
+            if is_told:
+                self._measures.count("kvoffload_saved_bytes_total", records * record_bytes * shards)
+            else:
+                self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
+            begin += records * _DIGEST_BYTES
         self.version += 1
 
     def _give_up(self, parts: Sequence[_GroupSave]) -> None:
