@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheStats, GroupRule
 from kvoffload.client import Client, ClientTerms, Member, describe_blocks
+from kvoffload.errors import ServerError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
 from kvoffload.types import HASH_BYTES, Fingerprint
@@ -24,6 +25,7 @@ MAX_LOOKS = 1000
 STOCKED_SLOTS = 8
 JOIN_TIMEOUT_S = 30.0
 GROWTH_TIMEOUT_S = 60.0
+SMALL_POOL_BYTES = 1 << 30
 
 
 class Entry(NamedTuple):
@@ -80,10 +82,14 @@ class PublishLog:
 
 
 def follow(side: SchedulerSide) -> PublishLog:
-    """The engine's log, begun now if there is none. Loads are never judged by how long they took, from now on."""
+    """The engine's log, begun now if there is none. Loads are never judged by how long they took, from now on, and a
+    small pool is whole: how fast it grows beside a busy machine's work must not decide what it has room for."""
     assert side._parts is not None
     client: Any = side._parts.cache
     if not hasattr(client, "publish_log"):
+        with suppress(ServerError), unhurried(client):
+            if client.stats().capacity_bytes <= SMALL_POOL_BYTES:
+                _await_whole_pool(side)
         client.publish_log = PublishLog(side)
         # What a load takes beside others on a busy machine must not decide what a test finds.
         side._parts.judge.favours_load = lambda tokens, size_bytes: True  # type: ignore[method-assign]
