@@ -13,7 +13,7 @@ OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
 OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py
 NEWEST := .venv-newest
-# Of the newest vLLM in each CI run: what a release changes first, side by side with what would be wrong then.
+# Of the newest vLLM in two minutes: what a release changes first, side by side with what would be wrong then.
 SAME_AS_OWN := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit
 ZEROS_SEEN  := tests/vllm/test_equality.py::test_zeros_in_the_record_of_any_group_change_the_answer
 HOOK_TESTS  := $(addprefix tests/vllm/test_,contract.py sleep.py plugin.py)
@@ -97,7 +97,7 @@ python-test: setup
 
 # ---- gates ----
 
-check: format-check lint types imports spell sanitize test newest-check ## what CI runs
+check: format-check lint types imports spell sanitize test ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)
@@ -175,7 +175,7 @@ newest: $(NEWEST)/stamps/engine $(STAMPS)/native ## the real engine's tests on t
 	$(call say,$$(grep '^vllm==' requirements/newest.txt))
 	@$(NEWEST)/bin/python -m pytest -q tests/vllm
 
-newest-check: $(NEWEST)/stamps/engine $(STAMPS)/native
+newest-check: $(NEWEST)/stamps/engine $(STAMPS)/native ## a part of that in two minutes: hooks, sleep, equality of three models, faults
 	$(call say,check: $$(grep '^vllm==' requirements/newest.txt))
 	@mkdir -p build; $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(DATA_TESTS) > build/newest.log 2>&1 & data=$$!; \
 	trap 'kill $$data 2>/dev/null || true' EXIT; failed=0; \
