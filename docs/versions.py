@@ -26,11 +26,11 @@ oldest version (`make oldest`), and the newest release's Python over the former'
 dash: the file was not run there, so nothing is known. Tests that `make campaign` adds are not counted.
 """
 Outcomes = Mapping[str, Counter[str]]
-"""By test file, how many tests ended how."""
+"""Counts, for each test file, how many of its tests ended how."""
 
 
 def read_report(text: str) -> Outcomes:
-    """What a run of pytest noted, without files from elsewhere."""
+    """Reads what a run of pytest noted. Files from elsewhere are left out."""
     found: dict[str, Counter[str]] = {}
     for case in ElementTree.fromstring(text).iter("testcase"):
         module = re.match(rf"{re.escape(FOLDER)}\.(test_\w+)", case.get("classname", ""))

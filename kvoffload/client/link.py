@@ -42,7 +42,7 @@ from kvoffload.protocol import (
     Retire,
     Subscribe,
 )
-from kvoffload.protocol.limits import MAX_FORMER as MAX_TOLD
+from kvoffload.protocol.limits import MAX_FORMER
 from kvoffload.protocol.message import Event, OneWay, Request
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Link:
         self._told = 0
         """One-way messages sent on the lifeline."""
         self._told_held: tuple[tuple[int, int], ...] | None = None
-        """What this server was told of memory that it may have to wait for; None: nothing so far."""
+        """This server was told of so much memory that it may have to wait for. None: it was told nothing so far."""
         self._subscription: Subscribe | None = None
 
     @property
@@ -323,7 +323,7 @@ class Link:
         self._told_held = held
         rows = tuple(FormerMemory(memory=memory_id, size_bytes=size_bytes) for memory_id, size_bytes in held)
         self._told += 1
-        if not self._wire.send_lifeline(Call(Holding(memories=rows[:MAX_TOLD]), self._told, 0, 0), ()):
+        if not self._wire.send_lifeline(Call(Holding(memories=rows[:MAX_FORMER]), self._told, 0, 0), ()):
             self._hang_up(now_ns, "the server does not read, or is gone")
 
     def _hear_closing(self, closing: Closing) -> None:

@@ -26,11 +26,11 @@ class MappedMemory(Protocol):
 
     @property
     def ready_bytes(self) -> int:
-        """Of it, that have their pages."""
+        """So many of its bytes have their pages."""
         ...
 
     def watch(self) -> Callable[[], bool]:
-        """Whether anything in this process still has it mapped. Keeps none of it."""
+        """Makes a check whether anything in this process still has it mapped. The check keeps none of it."""
         ...
 
     def close(self) -> None: ...

@@ -104,7 +104,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._register_again: Callable[[], None] | None = None
-        """With the tensors that the engine gave last: vLLM does not give them again when it wakes."""
+        """It registers the tensors that the engine gave last: vLLM does not give them again when it wakes."""
         source = vllm_compat.host_hit_source()
         if source is not None:
             self._cache_hit_source = source

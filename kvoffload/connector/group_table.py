@@ -47,7 +47,7 @@ class GroupTable:
         self.prefixes = tuple(prefix)
         self.is_all_prefix = len(prefix) == len(groups)
         self.dropped_tokens = alignment if drops_last_block else 0
-        """By which the engine's own hits end before what they match: see `vllm_compat.drops_last_block`."""
+        """The engine's own hits end so much before what they match: see `vllm_compat.drops_last_block`."""
         # A window before a boundary lacks what the token before it sees first, and a state cannot be rewound.
         self._computed_tokens = 0 if whole_prompts and self.is_all_prefix else 1
 
@@ -67,5 +67,5 @@ class GroupTable:
         return self.drop(self.align(tokens if len(self.facts) > 1 else tokens - self._computed_tokens))
 
     def drop(self, matched: int) -> int:
-        """Where a hit ends that matches so many tokens."""
+        """Says where a hit ends that matches so many tokens."""
         return max(matched - self.dropped_tokens, 0)

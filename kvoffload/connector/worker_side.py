@@ -366,7 +366,7 @@ class WorkerSide:
         return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
 
     def _find_places(self) -> tuple[Place, ...]:
-        """None while no tensors are registered: a copy would fail."""
+        """There are no places while no tensors are registered: a copy would fail."""
         if self._cache is None or self._engine is None:
             return ()
         return tuple(Place(*place) for place in self._cache.places())
