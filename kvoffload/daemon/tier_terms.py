@@ -45,7 +45,7 @@ class TierTerms:
     """As metrics and log lines say it."""
     write: WriteRule = WriteRule.THROUGH
     queue_s: float = 2.0
-    """Writes that would wait longer are dropped."""
+    """Writes that would wait longer are dropped, unless all that waits is one piece."""
     queue_share: float = 0.5
     """Likewise those beyond so much of memory: it would lose them before their turn."""
     piece_bytes: int = 8 * MIB

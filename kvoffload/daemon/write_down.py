@@ -190,7 +190,9 @@ class WriteDown:
     def _enqueue(self, noted: _Noted, *, is_bounded: bool = True) -> None:
         size_bytes = noted.size_bytes
         waiting_bytes = self.waiting_bytes + size_bytes
-        limit_bytes = min(self._terms.queue_s * self.rate.bytes_per_s, self._queue_limit)
+        # What was measured of a few small records says little: one piece may always wait.
+        in_time_bytes = max(self._terms.queue_s * self.rate.bytes_per_s, self._terms.piece_bytes)
+        limit_bytes = min(in_time_bytes, self._queue_limit)
         # One batch may be more than the bound: it is taken where nothing else waits.
         if is_bounded and waiting_bytes > limit_bytes and self.waiting_bytes:
             self._counts.dropped_full += len(noted.hashes)

@@ -48,7 +48,7 @@ def test_consecutive_blocks_go_together_in_pieces() -> None:
 
 
 def test_a_slow_tier_drops_what_would_wait_too_long_and_counts_it() -> None:
-    with tier_setting(PLAIN, queue_s=0.5) as setting:
+    with tier_setting(PLAIN, queue_s=0.5, piece_bytes=16 * BLOCK) as setting:
         setting.save(CHAIN)
         setting.turn(seconds=0.1)  # 640 KiB/s
         setting.tier.is_held = True
@@ -135,6 +135,22 @@ def test_write_back_waits_until_memory_needs_the_room() -> None:
             setting.save(chain)
         setting.turn()
         assert [written(setting, chain) for chain in chains] == [16, 16, 0, 0, 0]
+
+
+def test_one_piece_may_wait_however_slow_the_tier_seems() -> None:
+    """A moment in which the machine had other things to do is measured too."""
+    with tier_setting(PLAIN, queue_s=0.5, piece_bytes=32 * BLOCK) as setting:
+        setting.save(CHAIN)
+        setting.turn(seconds=60.0)
+        setting.tier.is_held = True
+        chains = [make_chain(number, 16) for number in (2, 3, 4)]
+        for chain in chains:
+            setting.save(chain)
+            setting.turn(times=1, seconds=0)
+        assert setting.traffic.counts.dropped_full == 16
+        setting.tier.is_held = False
+        setting.turn(times=4)
+        assert [written(setting, chain) for chain in chains] == [16, 16, 0]
 
 
 def test_write_back_is_done_when_the_server_ends() -> None:
