@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -430,8 +430,10 @@ class Saves:
     def _make_jobs(self, parts: list[_GroupSave]) -> tuple[SaveJob, ...]:
         """One for each place: a server may have been followed by another between two parts."""
         jobs = []
-        for place in dict.fromkeys(Place(part.slots.memory_id, part.slots.session) for part in parts):
+        for place in dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts]):
             mine = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
+            if len(mine) > 1:
+                mine = _join_parts(mine)
             number = next(self._numbers)
             self._jobs[number] = _Job(mine, self._terms.ranks, self._clock(), self.step)
             moves = BlockMoves(
@@ -486,6 +488,30 @@ class Saves:
             self._on_the_way[part.named.group].difference_update(part.words)
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
             self._next_under_way -= len(part.named.blocks) if part.is_next else 0
+
+
+def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
+    """Of one place; what is published together is one part, whichever requests it is of."""
+    alike: dict[tuple[int, str, bool], list[_GroupSave]] = {}
+    for part in parts:
+        alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)
+    return [_join(some) if len(some) > 1 else some[0] for some in alike.values()]
+
+
+def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
+    first = parts[0]
+    named = replace(
+        first.named,
+        hashes=b"".join([part.named.hashes for part in parts]),
+        parents=b"".join([part.named.parents for part in parts]),
+        blocks=np.concatenate([part.named.blocks for part in parts]),
+    )
+    slots = replace(
+        first.slots,
+        tickets=np.concatenate([part.slots.tickets for part in parts]),
+        addresses=np.concatenate([part.slots.addresses for part in parts]),
+    )
+    return _GroupSave(named, [word for part in parts for word in part.words], slots, first.is_next)
 
 
 def _put_back(candidates: Sequence[Candidates], index: int) -> bool:

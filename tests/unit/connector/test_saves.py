@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.cache import ReservedSlots
 from kvoffload.connector.saves import MAX_STEPS_WAITED, REPORT_WAIT_S
 from kvoffload.connector.step_plan import ONLY_A_FORWARD, StepPlan
 from tests.unit.connector.engine_configs import full, recurrent, window
@@ -420,6 +421,37 @@ def test_each_request_is_saved_for_its_tenant() -> None:
     for one in engine.cache.published:
         found[one.tenant] = found.get(one.tenant, 0) + 1
     assert found == {"acme": 2, "": 2, "other": 2}
+
+
+def test_what_one_step_saves_of_a_group_is_published_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether requests go on or have ended: a publication costs more than its blocks."""
+    engine = make_engine(gathered_tokens=64)
+    for name in "ab":
+        request = engine.arrive(name, range(100 * ord(name), 100 * ord(name) + 9))
+        engine.admit(request)
+        engine.report(engine.step())
+        for _ in range(5):
+            engine.decode(request)
+            engine.run(request, 1)
+            engine.report(engine.step())
+    assert len(engine.cache.published) == 4, "two prompts of two whole blocks"
+    for name in "ab":
+        engine.finish(engine.requests[name])
+    engine.admit(engine.arrive("c", range(30)))
+    told: list[int] = []
+    publish = engine.cache.publish
+
+    def count(slots: ReservedSlots, **rest: Any) -> bool:
+        told.append(len(slots))
+        return publish(slots, **rest)
+
+    monkeypatch.setattr(engine.cache, "publish", count)
+    plan = engine.step()
+    assert engine.pinned == len(saved_blocks(plan)) == 1 + 1 + 7
+    engine.report(plan)
+    assert told == [1 + 1 + 7]
+    engine.finish(engine.requests["c"])
+    engine.assert_at_rest()
 
 
 @pytest.mark.parametrize("is_bad", [False, True], ids=["lost", "failed-and-lost"])
