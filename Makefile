@@ -30,8 +30,8 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup demo test check format format-check lint types imports spell native-test python-test sanitize \
-        sanitize-address sanitize-thread bench campaign oldest newest newest-check versions gpu docs wheel clean
+.PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
+        python-test sanitize sanitize-address sanitize-thread bench campaign oldest newest newest-check versions gpu docs wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,9 +82,18 @@ define run_native_tests
 	  || { cat build/$(1).log; exit 1; }; tail -n 3 build/$(1).log
 endef
 
-native-test: setup
-	$(call say,test 1/2: native)
+# As they are compiled for use, the campaign runs them; Python's tests run the extension all the time.
+native-test: sanitize-address test-driver
+native-optimized: setup
+	$(call say,native tests without sanitizers)
 	$(call run_native_tests,native,)
+
+# Python's tests load it, so it has no sanitizer.
+test-driver: setup
+	$(call say,set-up: a driver made for tests)
+	@PATH="$(CURDIR)/$(BIN):$$PATH"; mkdir -p build; \
+	{ cmake -B build/native $(CMAKE_TESTS) -G Ninja && cmake --build build/native -j $(JOBS) --target fake_cuda; \
+	} > build/native.log 2>&1 || { cat build/native.log; exit 1; }
 
 # The real engine has one process, the other tests have many small ones: side by side they take little longer than one.
 python-test: setup
@@ -128,7 +137,7 @@ spell: setup
 sanitize: sanitize-address sanitize-thread ## native tests under ASan+UBSan and TSan
 
 sanitize-address: setup
-	$(call say,check: native tests under ASan and UBSan)
+	$(call say,test 1/2: native tests under ASan and UBSan)
 	$(call run_native_tests,address,-DKVOFFLOAD_CUDA=OFF "-DKVOFFLOAD_SANITIZE=address;undefined")
 
 sanitize-thread: setup
@@ -140,7 +149,7 @@ sanitize-thread: setup
 bench: setup ## every benchmark, beside this machine's limits
 	@$(BIN)/kvoffload bench
 
-campaign: native-test ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM
+campaign: native-optimized ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM
 	$(call say,campaign 1/5: the disk tier)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
 	$(call say,campaign 2/5: faults and fuzz)
