@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,16 @@ class Candidates:
     """The boundary that a window belongs to."""
     is_noted: bool = False
     """What there is no room for now is saved later in any case."""
+
+    def list_blocks(self) -> list[int]:
+        """Those that the engine still has."""
+        blocks: list[int] = self.blocks[self.blocks != NULL_BLOCK].tolist()
+        return blocks
+
+    def keep_first(self, count: int) -> Candidates:
+        """So many of those."""
+        is_kept = np.cumsum(self.blocks != NULL_BLOCK) <= count
+        return replace(self, blocks=np.where(is_kept, self.blocks, NULL_BLOCK))
 
     def put_back(self, index: int) -> None:
         """There was no room from this one on: they are looked at again in the next step."""

@@ -123,8 +123,8 @@ class Saves:
         self._numbers = count(1)
         self._on_the_way: list[set[int]] = [set() for _ in groups.facts]
         """By group: first words of the names of what is being saved."""
-        self._ended: list[_GroupSave] = []
-        """Of requests that have ended since the last plan; their blocks are pinned."""
+        self._ended: list[Candidates] = []
+        """Of requests that have ended since the last plan; their blocks are pinned, and share its slots."""
         self.version = 0
         """Changes when something was published."""
         self._next_under_way = 0
@@ -146,7 +146,7 @@ class Saves:
     def will_free_blocks(self) -> bool:
         """A block that the engine could use comes free when a save ends. One that has not ended for many steps is not
         waited for, whatever other saves do: a copy may hang for ever."""
-        if any(self._pins.holds_alone(part.named.blocks.tolist()) for part in self._ended):
+        if any(self._pins.holds_alone(one.list_blocks()) for one in self._ended):
             return True
         return any(
             self._pins.holds_alone(part.named.blocks.tolist())
@@ -159,8 +159,7 @@ class Saves:
     def memories(self) -> set[int]:
         """That saves go to now."""
         jobs = [*self._jobs.values(), *self._overdue.values()]
-        parts = [part for job in jobs for part in job.parts] + self._ended
-        return {part.slots.memory_id for part in parts}
+        return {part.slots.memory_id for job in jobs for part in job.parts}
 
     def plan_step(
         self,
@@ -187,22 +186,25 @@ class Saves:
             due = []
         if not (due or self._ended or found or state.boundary_state_offloads):
             return ()
-        parts, self._ended = self._ended, []
+        parts: list[_GroupSave] = []
         look = _Look()
+        ended = self._take_ended() if self._ended else []
         try:
+            if ended:
+                self._reserve(ended, parts, is_last=True)
             # States first: they are offered once, while a full block can be saved in a later step too.
             for request_id, offers in state.boundary_state_offloads.items():
                 tracked = requests.get(request_id)
                 if tracked is not None and self._may_save(tracked):
                     if tracked not in due and request_id in scheduled:
                         due.append(tracked)
-                    self._reserve(list(self._find_states(tracked, offers)), parts, is_last=True)
+                    self._reserve(self._policy.choose(list(self._find_states(tracked, offers))), parts, is_last=True)
             if not self._policy.saves_at_once:
                 room = None
-            elif due and room is None:
+            elif due and (room is None or ended):
                 room = self._find_room()
             self._look_at(due, scheduled, state, room, look)
-            self._reserve(look.candidates, parts)
+            self._reserve(self._policy.choose(look.candidates), parts)
             for tracked in look.waiting:
                 self.look_out.wait(tracked)
             for tracked, full in look.looked_at:
@@ -220,8 +222,8 @@ class Saves:
         return self._make_jobs(parts) if parts else ()
 
     def end_request(self, tracked: TrackedRequest, tables: Sequence[Sequence[int]]) -> None:
-        """Its blocks are about to be freed; what is worth saving of them is pinned now, and sent with the next plan.
-        Without `tables` they are worth nothing."""
+        """Its blocks are about to be freed; what is worth saving of them is pinned now, and saved with the next plan,
+        with that of all others. Without `tables` they are worth nothing."""
         self.look_out.forget(tracked.request.request_id)
         if not tables or not self._may_save(tracked):
             return
@@ -229,7 +231,8 @@ class Saves:
         tracked.chain.follow(tracked.request.block_hashes)
         self._worth.note_end(tracked.progress, min(computed, tracked.chain.tokens))
         if computed >= tracked.progress.due:
-            self._reserve(self._collect(tracked, computed, tables), self._ended, is_last=True)
+            for one in self._policy.choose(self._collect(tracked, computed, tables)):
+                self._pin_ended(one)
 
     def end_jobs(self, report: WorkerReport) -> None:
         """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
@@ -280,8 +283,7 @@ class Saves:
         """The weights change: nothing on its way is published, and nothing is pinned for it any more."""
         for job in self._jobs.values():
             self._drop(job)
-        ended, self._ended = self._ended, []
-        self._give_up(ended)
+        self._take_ended()
         self.version += 1
 
     # ---- inside ----
@@ -351,10 +353,27 @@ class Saves:
                 end = boundary // block_size
                 yield Candidates(tracked, group, range(end - 1, end), np.array([block], np.int64))
 
+    def _pin_ended(self, candidates: Candidates) -> None:
+        """As far as there are pins; the rest is not offered again."""
+        room, blocks = self._pins.room, candidates.list_blocks()
+        if len(blocks) > room:
+            if not self._policy.keep([candidates]):
+                self._measures.count("kvoffload_dropped_saves_total", len(blocks) - room, reason="no_pin")
+            candidates = candidates.keep_first(room)
+            blocks = blocks[:room]
+        if blocks:
+            self._pins.pin(blocks)
+            self._ended.append(candidates)
+
+    def _take_ended(self) -> list[Candidates]:
+        """Without their pins: nothing takes a block before this returns to the engine."""
+        ended, self._ended = self._ended, []
+        self._pins.unpin([block for one in ended for block in one.list_blocks()])
+        return ended
+
     def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave], *, is_last: bool = False) -> None:
-        """Pins and slots for what the policy wants, as far as there is room. They are the caller's as soon as they are
-        had. With `is_last` they are not offered again."""
-        candidates = self._policy.choose(candidates)
+        """Pins and slots for what the policy has chosen, as far as there is room. They are the caller's as soon as they
+        are had. With `is_last` they are not offered again."""
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
             mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
             named = NamedBlocks(

@@ -284,6 +284,7 @@ def test_blocks_that_were_not_saved_when_their_request_ends_are_counted_once_by_
         assert engine.run(request, 1)
     assert "kvoffload_dropped_saves_total" not in take(engine)
     engine.finish(request)
+    engine.step()
     assert take(engine).get("kvoffload_dropped_saves_total") == expected
 
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.cache import ReservedSlots
 from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.native import finish_digests
 from tests.unit.connector.engine_configs import full, recurrent, window
@@ -119,18 +120,24 @@ def test_slots_that_not_every_rank_has_mapped_are_not_used() -> None:
     assert saved_blocks(engine.step()) == engine.manager.get_block_ids("a")[0][:7]
 
 
-def test_saves_to_two_memories_are_two_jobs() -> None:
-    engine = make_engine()
-    engine.cache.slots_left = 0
-    save_prompt(engine, "a", range(30))
-    engine.cache.slots_left = None
-    engine.finish(engine.requests["a"])  # with slots of the first memory
+def test_saves_to_two_memories_are_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may be followed by another while a step is planned."""
+    engine = make_engine(TWO_SIZES)
     first = engine.cache.memory_id
-    second = engine.cache.serve_anew()
-    engine.hear(WorkerReport(places={0: engine.places}))
-    plan = save_prompt(engine, "b", range(100, 130))
+    take = engine.cache.take
+
+    def take_and_change(group: int, count: int) -> ReservedSlots:
+        slots = take(group, count)
+        if engine.cache.memory_id == first:
+            engine.cache.serve_anew()
+            engine.hear(WorkerReport(places={0: engine.places}))
+        return slots
+
+    monkeypatch.setattr(engine.cache, "take", take_and_change)
+    plan = save_prompt(engine, "a", range(30))
+    second = engine.cache.memory_id
     assert [save.place.memory_id for save in plan.saves] == [first, second]
-    assert [len(save.moves) for save in plan.saves] == [7, 7]
+    assert [len(save.moves) for save in plan.saves] == [3, 7]
     assert all(save.place in engine.places for save in plan.saves)
     assert plan.retired == ()
     engine.report(StepPlan(saves=plan.saves[1:]))
@@ -140,7 +147,7 @@ def test_saves_to_two_memories_are_two_jobs() -> None:
     assert [one.memory_id for one in engine.cache.published] == [second] * 7
     assert engine.step().retired == (first,)
     assert engine.step().retired == ()
-    engine.finish(engine.requests["b"])
+    engine.finish(engine.requests["a"])
     engine.assert_at_rest()
 
 
@@ -327,6 +334,33 @@ def test_blocks_of_an_ended_request_are_pinned_until_they_are_saved() -> None:
     plan = engine.step()
     assert saved_blocks(plan) == table
     engine.report(plan)
+    engine.assert_at_rest()
+
+
+def test_what_ended_requests_take_is_not_promised_to_the_window_of_another() -> None:
+    """Half of a window is of use to nobody."""
+    engine = make_engine(WINDOW, retention_interval=0)
+    request = engine.arrive("a", range(10))
+    engine.admit(request)
+    engine.report(engine.step())
+    for _ in range(14):
+        engine.decode(request)
+        engine.run(request, 1)
+        engine.report(engine.step())
+    engine.decode(request)
+    engine.cache.slots_left = 0
+    other = engine.arrive("b", range(100, 128))
+    engine.admit(other)
+    assert engine.step().saves == ()
+    engine.finish(request)
+    engine.cache.slots_left = 3
+    engine.decode(other)
+    engine.run(other, 1)
+    plan = engine.step()
+    assert len(saved_blocks(plan)) == 2, "the window that a has left"
+    engine.report(plan)
+    engine.finish(other)
+    engine.report(engine.step())
     engine.assert_at_rest()
 
 
