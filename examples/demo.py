@@ -1,9 +1,11 @@
-"""A multi-turn conversation on real vLLM, whose cache kvoffload keeps while the engine loses its own.
+"""Two conversations on real vLLM, whose cache kvoffload keeps while the engine loses its own.
 
-A tiny hybrid model (gated delta nets and attention) answers the same conversation three times: cold, from the engine's
-own prefix cache, and with that cache dropped before every turn, restored by kvoffload. Then the engine is started
-again, and a second one beside it: both restore what the first one computed. It needs vllm, transformers and an
-installed kvoffload; no GPU, no download.
+The first is in words: SmolLM2-135M answers as one can read, each turn is asked again with the engine's cache dropped,
+and once more when the engine was started again. In the second a tiny hybrid model (gated delta nets and attention)
+answers the same conversation three times: cold, from the engine's own prefix cache, and with that cache dropped before
+every turn, restored by kvoffload. Then the engine is started again, and a second one beside it: both restore what the
+first one computed. It needs vllm, transformers and an installed kvoffload; no GPU. SmolLM2 comes from a wheel with the
+set-up; without it there is only the second part.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ sys.path.insert(0, str(ROOT))  # the tests' models and engine settings are the d
 sys.path.insert(0, str(Path(__file__).parent))
 
 from demo_picture import draw_bars  # noqa: E402
+from demo_talk import talk  # noqa: E402
 from serving import serve  # noqa: E402
 
 from tests.vllm.engine import Engine, make_prompt, prepare_environment, start_engine  # noqa: E402
 from tests.vllm.plugin_log import resolve_connector  # noqa: E402
-from tests.vllm.tiny_models import GDN  # noqa: E402
+from tests.vllm.smollm2 import MISSING, is_installed  # noqa: E402
+from tests.vllm.tiny_models import GDN, TinyModel  # noqa: E402
 
 TURNS = 5
 USER_TOKENS = 700
@@ -92,6 +96,25 @@ def run(folder: Path) -> int:
 
         import kvoffload
     console.print(f"  kvoffload {kvoffload.__version__}, vLLM {vllm.__version__}, Python {sys.version.split()[0]}")
+    is_good = True
+    if not is_installed():
+        console.print(f"  no conversation in words: {MISSING}", soft_wrap=True)
+    else:
+        console.print("[bold]a conversation in words[/]: SmolLM2-135M, read from its wheel the first time")
+        with serve(memory="1GiB") as server:
+
+            def start_talking(model: TinyModel, at: Path) -> Engine:
+                engine = start_engine(model, at, has_own_processes=True, kv_transfer_config=connector(server))
+                engine.generate(make_prompt(seed=0, length=USER_TOKENS), max_tokens=2)
+                return engine
+
+            is_good = talk(folder, start_talking, reset, console)
+    return int(run_hybrid(folder) != 0 or not is_good)
+
+
+def run_hybrid(folder: Path) -> int:
+    """The second part."""
+    console.print("[bold]a hybrid model[/]: attention beside gated delta nets, in random numbers")
     with step("build the model"):
         GDN.build(folder / GDN.name)
     with serve(memory="1GiB") as server:
