@@ -26,10 +26,13 @@ class LoadAdmission:
 
     def admits(self, *, num_tokens: int, first_blocks: Sequence[int], free_blocks: int) -> bool:
         """Whether a load may be reported. `first_blocks` is each group's first block that will not be null."""
-        need = sum(
+        return self.count_needed(num_tokens, first_blocks) + sum(self._rest.values()) <= free_blocks
+
+    def count_needed(self, num_tokens: int, first_blocks: Sequence[int]) -> int:
+        """Blocks of all groups for a whole prompt, and one more of each."""
+        return sum(
             ceil(num_tokens / size) + 1 - first for size, first in zip(self._block_sizes, first_blocks, strict=True)
         )
-        return need + sum(self._rest.values()) <= free_blocks
 
     def reserve(self, request_id: str, *, num_tokens: int, boundary: int) -> None:
         """Blocks that the request still needs after its load; kept until it is scheduled or gone."""

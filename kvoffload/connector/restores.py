@@ -58,6 +58,8 @@ class _Question:
     version: int
     pending: PendingAcquire
     waits_since_s: float | None = None
+    refused_since_s: float | None = None
+    """When the engine had no room for it first."""
     reported: int = 0
     """Tokens that the engine was told last that a load would bring."""
     miss: MissReason | None = None
@@ -178,9 +180,7 @@ class Restores:
         if self._loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
             # They come free for work as their loads end; a copy that hangs is not waited for.
             return None if self._may_wait(question) else 0
-        boundary = question.pending.found.boundary
-        question.reported = boundary - local if self._admits(tracked, boundary) else 0
-        return question.reported
+        return self._promise(question, tracked, local)
 
     def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
         """The engine has allocated blocks for the hit that `match` reported, or for the beginning of it: the job is
@@ -390,6 +390,26 @@ class Restores:
             question.waits_since_s = self._clock()
         return self._clock() < question.waits_since_s + READY_WAIT_S
 
+    def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
+        """What to report of a hit: nothing where the engine has no room for it, None while others may make some."""
+        assert question.pending.found is not None
+        boundary = question.pending.found.boundary
+        question.reported = boundary - local if self._admits(tracked, boundary) else 0
+        if question.reported or not self._waits_for_room(question, tracked, boundary - local):
+            return question.reported
+        return None
+
+    def _waits_for_room(self, question: _Question, tracked: TrackedRequest, tokens: int) -> bool:
+        """Others end, and their blocks come free. Whoever waits as long as computing the tokens would take, and has to
+        compute them then, has lost no more than that; whoever computes them at once has lost it for certain."""
+        assert question.pending.found is not None
+        first_blocks = self._list_first_blocks(question.pending.found.boundary)
+        if self._admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
+            return False  # the null block is nobody's
+        if question.refused_since_s is None:
+            question.refused_since_s = self._clock()
+        return self._clock() < question.refused_since_s + tokens * self._judge.token_ns / 1e9
+
     def _holds(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
         """Whether what was asked before is still the answer."""
         if question.num_tokens != tracked.request.num_tokens or local < question.local:
@@ -428,9 +448,13 @@ class Restores:
     def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
         return self._admission.admits(
             num_tokens=tracked.request.num_tokens,
-            first_blocks=[needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules],
+            first_blocks=self._list_first_blocks(boundary),
             free_blocks=self._pool.get_num_free_blocks(),
         )
+
+    def _list_first_blocks(self, boundary: int) -> list[int]:
+        """By group: what is before it will be null."""
+        return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
 
     def _drop(self, request_id: str) -> None:
         question = self._questions.pop(request_id, None)

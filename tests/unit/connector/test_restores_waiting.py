@@ -19,6 +19,8 @@ from tests.unit.connector.engine_configs import full
 from tests.unit.connector.scripted import Admission, ScriptedEngine, list_moves
 from tests.unit.connector.test_restores import DENSE, TWO_SIZES, leave_free, warm_engine
 
+TOKEN_S = 1.0
+
 
 def note_misses(engine: ScriptedEngine) -> list[tuple[str, MissReason]]:
     """Every miss that is noted from now on."""
@@ -395,3 +397,56 @@ def test_who_waits_for_other_loads_does_not_wait_for_ever() -> None:
         engine.finish(engine.requests[name])
     engine.step()
     engine.assert_at_rest()
+
+
+# ---- loads that wait for room ----
+
+
+def crowded_engine(*, free: int) -> tuple[ScriptedEngine, object]:
+    """It knows what computing takes, and somebody holds all blocks but so many."""
+    engine = warm_engine(DENSE)
+    for _ in range(MIN_SAMPLES):
+        engine.parts.judge.note_prefill(64, 64 * TOKEN_S)
+    return engine, leave_free(engine, free)
+
+
+def test_a_hit_for_which_there_is_no_room_waits_until_there_is() -> None:
+    engine, hog = crowded_engine(free=8)
+    noted = note_misses(engine)
+    request = engine.arrive("second", range(30))
+    assert engine.match(request) is None
+    engine.report(engine.step())
+    engine.now_s += 28 * TOKEN_S * 0.9
+    assert engine.match(request) is None
+    engine.pool.free_blocks(hog)
+    assert engine.admit(request) == Admission(0, 28)
+    assert noted == []
+    assert len(engine.cache.asked) == 1, "its answer was kept"
+
+
+def test_who_waits_for_room_waits_no_longer_than_computing_takes() -> None:
+    engine, hog = crowded_engine(free=8)
+    noted = note_misses(engine)
+    request = engine.arrive("second", range(30))
+    engine.now_s += READY_WAIT_S  # in the engine's queue
+    assert engine.match(request) is None
+    engine.now_s += 28 * TOKEN_S * 1.1
+    assert engine.admit(request, chunk=4) == Admission(0, 0)
+    engine.report(engine.step())
+    assert noted == [("second", MissReason.NO_ROOM)]
+    engine.pool.free_blocks(hog)
+    engine.finish(request)
+    engine.step()
+    engine.assert_at_rest()
+
+
+def test_nobody_waits_for_room_that_there_will_never_be() -> None:
+    engine = ScriptedEngine(*DENSE, num_blocks=9)
+    engine.parts.pins.limit = 9
+    engine.serve("first", range(20))
+    engine.forget()
+    for _ in range(MIN_SAMPLES):
+        engine.parts.judge.note_prefill(64, 64 * TOKEN_S)
+    # Eight blocks, and one to spare.
+    assert engine.match(engine.arrive("second", range(32))) == 0
+    assert engine.match(engine.arrive("third", range(28))) == 20
