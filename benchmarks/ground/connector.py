@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.ground.machine import MACHINES, Machine, Stopwatch
-from benchmarks.ground.virtual_copy import VirtualCopyEngine
+from benchmarks.ground.virtual_copy import AT_ONCE, VirtualCopyEngine
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.kvspec import PageMap
+from kvoffload.transfer import CopyDirection
 
 
 class GroundWorker(WorkerSide):
@@ -24,6 +25,10 @@ class GroundWorker(WorkerSide):
 
     def mark(self) -> None:
         self._before_forward = self._engine.mark()
+
+    def _find_point(self, direction: CopyDirection, before_forward: Any) -> Any:
+        is_free = direction is CopyDirection.LOAD and self._terms.has_late_frees
+        return AT_ONCE if is_free else super()._find_point(direction, before_forward)
 
 
 class GroundConnector(KVOffloadConnector):

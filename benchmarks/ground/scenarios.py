@@ -33,6 +33,10 @@ from kvoffload.units import GIB, MIB
 
 Params = dict[str, int | float | str]
 SMALL_POOL = 64 * MIB
+LOADS = (0.3, 0.6, 1.2)
+"""Of conversations, in what the engine can compute: up to saturation."""
+PARTS = 4
+"""Of conversations; between them the engine's own cache is reset."""
 SHARED_POOL = 256 * GIB
 """Of conversations and agents: ours and the ideal one's."""
 
@@ -157,14 +161,13 @@ def carry_backlog(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 def serve_conversations(model: Model, ground: Ground) -> Iterator[Result]:
-    """Conversations at 0.6 and 1.2 of the tokens a second that it can compute; halfway it forgets its own cache."""
-    asks = read_conversations(ground.find_trace(), limit=160)
-    asks = [ask for ask in asks if ask.tokens <= model.max_model_len]
+    """Conversations at 0.3 to 1.2 of the tokens a second that it can compute; it forgets its own cache three times."""
+    asks = _read_conversations(model, ground)
     rate = StepCost(model).prefill_rate()
-    for load in (0.6, 1.2):
+    for load in LOADS:
         params: Params = {"model": model.name, "scenario": "conversations", "load": load, "requests": len(asks)}
-        timed = come_at(asks, tokens_per_s=load * rate)
-        yield from _serve_beside_ideal(model, ground, cut(timed), params, is_pictured=load == 0.6)
+        parts = cut(come_at(asks, tokens_per_s=load * rate), PARTS)
+        yield from _serve_beside_ideal(model, ground, parts, params, is_pictured=load == LOADS[1])
 
 
 def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
@@ -193,6 +196,11 @@ def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
         params=params,
     )
     yield _left(left, params)
+
+
+def _read_conversations(model: Model, ground: Ground) -> list[Ask]:
+    asks = read_conversations(ground.find_trace(), limit=160)
+    return [ask for ask in asks if ask.tokens <= model.max_model_len]
 
 
 Scenario = Callable[[Model, Ground], Iterator[Result]]

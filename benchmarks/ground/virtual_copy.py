@@ -32,6 +32,10 @@ class Mark:
     time_s: float
 
 
+AT_ONCE = Mark(0.0)
+"""All that comes before it has ended long ago."""
+
+
 @dataclass(frozen=True)
 class Link:
     """One rank's: a lane for each direction, behind the stream that its forwards run on."""

@@ -136,11 +136,14 @@ class _TraceText:
         return prompt
 
 
-def cut(asks: Sequence[Ask]) -> tuple[list[Ask], list[Ask]]:
-    """Those that come in the first and in the second half of the time; each half begins at 0."""
-    half_s = asks[-1].arrival_s / 2
-    late = [Ask(ask.name, ask.prompt, ask.answer, ask.arrival_s - half_s) for ask in asks if ask.arrival_s >= half_s]
-    return [ask for ask in asks if ask.arrival_s < half_s], late
+def cut(asks: Sequence[Ask], parts: int) -> list[list[Ask]]:
+    """Those that come in each part of the time; each part begins at 0."""
+    part_s = asks[-1].arrival_s / parts
+    found: list[list[Ask]] = [[] for _ in range(parts)]
+    for ask in asks:
+        at = min(int(ask.arrival_s / part_s), parts - 1)
+        found[at].append(Ask(ask.name, ask.prompt, ask.answer, ask.arrival_s - at * part_s))
+    return [part for part in found if part]
 
 
 def come_at(asks: Sequence[Ask], *, tokens_per_s: float) -> list[Ask]:

@@ -92,6 +92,7 @@ class EngineStart:
             sharing=self._sharing_terms(),
             has_self_test=self._settings.self_test,
             copy_threads=self._settings.copy_threads,
+            has_late_frees=vllm_compat.frees_after_steps(self._config, self._cache),
         )
 
     def open_for_worker(self, register: Register) -> Client:

@@ -77,6 +77,29 @@ def steps_under_way(config: VllmConfig) -> int:
     return int(getattr(config, "max_concurrent_batches", None) or 1)
 
 
+def frees_after_steps(config: VllmConfig, cache: KVCacheConfig) -> bool:
+    """Whether nothing that the engine has launched or is about to launch touches a block that it gives to a load.
+
+    With several steps under way vLLM 0.32 frees the blocks of a request when the last of its steps has ended, and those
+    that a window has left behind when no step reads them any more, if its connector may load. What goes on when a
+    step's tokens are known is not waited for: a draft model's forward. New blocks of some models are zeroed in the step
+    in which a load into them begins.
+    """
+    # Not above: the engine's scheduler imports connectors, and so us.
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    transfer = config.kv_transfer_config
+    defers = hasattr(Scheduler, "_request_blocks_can_be_freed") and hasattr(Scheduler, "_drain_deferred_frees")
+    return (
+        defers
+        and transfer is not None
+        and bool(transfer.is_kv_consumer)
+        and steps_under_way(config) > 1
+        and draft_tokens(config) == 0
+        and not getattr(cache, "needs_kv_cache_zeroing", True)
+    )
+
+
 def kv_replicas(cache: KVCacheConfig) -> int:
     """Tensor ranks in a row that hold identical KV."""
     return int(getattr(cache, "kv_tp_replicas", None) or 1)

@@ -57,6 +57,8 @@ class WorkerTerms:
     sharing: SharingTerms
     has_self_test: bool = True
     copy_threads: int = 0
+    has_late_frees: bool = False
+    """No step that was launched, or is about to be, touches the blocks of a load: it waits for none."""
     open_engine: Callable[..., CopyEngine] | None = None
     """None: the one that fits the device."""
 
@@ -189,8 +191,12 @@ class WorkerSide:
         of that is given to this stream before vLLM binds the plan. This step's forward has tables of other requests. If
         some of them still name such a block, it is beyond what they look at: the engine gives it to other requests of
         the same forward as well, which write to it.
+
+        An engine that frees blocks only when no step touches them any more leaves nothing to wait for.
         """
         self._before_forward = None
+        if self._terms.has_late_frees:
+            return
         try:
             stream = compute_stream(self._device)
             if self._engine is not None and stream is not None:
@@ -330,18 +336,25 @@ class WorkerSide:
             slot=self._records.find_slots(memory, job.moves),
         )
         if isinstance(job, SaveJob):
-            direction, has_digests, point = CopyDirection.SAVE, True, None
+            direction, has_digests = CopyDirection.SAVE, True
             self._records.clear_tails(memory, job.moves)
         else:
-            direction, has_digests, point = CopyDirection.LOAD, job.wanted is not None, before_forward
-        after: Marked = compute_stream(self._device) if point is None else point
+            direction, has_digests = CopyDirection.LOAD, job.wanted is not None
         ticket = self._engine.submit(
             direction,
             items,
             has_digests=has_digests,
-            after=after,
+            after=self._find_point(direction, before_forward),
         )
         self._copies[ticket] = _Copy(job, memory)
+
+    def _find_point(self, direction: CopyDirection, before_forward: StreamPoint | None) -> Marked:
+        """What a job's copies come after."""
+        if direction is CopyDirection.LOAD and self._terms.has_late_frees:
+            return None
+        if direction is CopyDirection.LOAD and before_forward is not None:
+            return before_forward
+        return compute_stream(self._device)
 
     def _begin_memory(self) -> None:
         """From here on the copy engine hears of the cache's memory, if it wants to."""

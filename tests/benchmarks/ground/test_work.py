@@ -70,10 +70,10 @@ def test_made_conversations_are_like_the_published_ones(tmp_path: Path) -> None:
     assert 0.25 < reused / total < 0.6
 
 
-def test_a_rate_is_of_tokens_and_halves_are_of_time(tmp_path: Path) -> None:
+def test_a_rate_is_of_tokens_and_parts_are_of_time(tmp_path: Path) -> None:
     asks = come_at(make_fresh(50, tokens=1000, new_tokens=1, per_s=3.0), tokens_per_s=500.0)
     assert asks[-1].arrival_s == pytest.approx(100.0)
-    first, second = cut(asks)
+    first, second = cut(asks, 2)
     assert len(first) + len(second) == 50
     assert first[-1].arrival_s < 50.0
     assert second[-1].arrival_s == pytest.approx(50.0)

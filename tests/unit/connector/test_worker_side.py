@@ -220,6 +220,17 @@ def test_loads_come_after_what_was_marked_and_saves_after_what_was_given_since(m
     worker.close()
 
 
+def test_loads_wait_for_nothing_where_blocks_come_free_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, _ = start(make_worker(has_late_frees=True))
+    engine = replace_engine(worker, MarkingEngine)
+    monkeypatch.setattr(worker_side, "compute_stream", lambda device: 77)
+    worker.mark()
+    worker.submit(join_plans(save_job(worker, Move(1, 1, 0)), load_job(worker, Move(1, 2, 1))))
+    collect(worker, 2)
+    assert engine.seen == ["save after 77", "load after None"]
+    worker.close()
+
+
 def test_a_stream_that_cannot_be_marked_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -129,6 +129,7 @@ def make_worker(
     replicas: int = 1,
     shared: SharedCache | None = None,
     exchange: Exchange = lambda frame: (frame,),
+    has_late_frees: bool = False,
 ) -> TestedWorker:
     sharing = SharingTerms(
         hash_block_size=4,
@@ -138,7 +139,8 @@ def make_worker(
         pipeline_ranks=pipeline_ranks,
         replicas=replicas,
     )
-    return TestedWorker(WorkerTerms(rank=rank, sharing=sharing), shared or SharedCache(), exchange)
+    terms = WorkerTerms(rank=rank, sharing=sharing, has_late_frees=has_late_frees)
+    return TestedWorker(terms, shared or SharedCache(), exchange)
 
 
 def start(worker: TestedWorker) -> tuple[TestedWorker, Tensors]:
