@@ -81,6 +81,7 @@ memory_total_bytes = _native.memory_total_bytes
 
 ReplayTrace = _native.ReplayTrace
 ReplayMemory = _native.ReplayMemory
+ReplayPool = _native.ReplayPool
 policy_names = _native.policy_names
 replay_policy = _native.replay_policy
 count_optimal_hits = _native.count_optimal_hits

@@ -1,14 +1,12 @@
 """The connector that ours is measured by: saves and loads take the link's time alone, and it misses nothing that the
-pool's bytes could hold, least recently used first out."""
+pool's bytes could hold by the same policy in `kvoffload replay`."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -19,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from benchmarks.ground.engine_config import LAYOUT
+from benchmarks.ground.ideal_pool import IdealPool, Record
 from benchmarks.ground.machine import MACHINES
 from benchmarks.ground.virtual_copy import LINK_RATE
 from benchmarks.ground.virtual_memory import map_tensors
@@ -27,8 +26,6 @@ from kvoffload.cache.boundary import find_reach
 from kvoffload.connector import vllm_compat
 from kvoffload.connector.geometry import EngineCache, describe_cache
 from kvoffload.kvspec import ReuseRule
-
-_Name = tuple[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,17 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         ]
         self._bytes = [group.record_bytes for group in groups]
         shards = vllm_config.parallel_config.tensor_parallel_size // vllm_compat.kv_replicas(kv_cache_config)
-        self._room = transfer.kv_connector_extra_config["pool_bytes"] // shards
+        self.pool = IdealPool(
+            self._rules,
+            [shards * size for size in self._bytes],
+            capacity_bytes=transfer.kv_connector_extra_config["pool_bytes"],
+        )
         self._alignment = vllm_compat.hit_alignment(vllm_config, kv_cache_config)
         self._per_block = [rule.block_size // kv_cache_config.hash_block_size for rule in self._rules]
-        self._pool: OrderedDict[_Name, int] = OrderedDict()
-        self._used = 0
         self._seen: dict[str, _Seen] = {}
-        self._saved: list[_Name] = []
+        self._saved: list[Record] = []
         """By the step that was planned last: they are there when its forward and the link are done."""
-        self._coming: list[tuple[float, list[_Name]]] = []
+        self._coming: list[tuple[float, list[Record]]] = []
         self._loads: list[tuple[str, int]] = []
 
     # ---- scheduler ----
@@ -105,13 +104,12 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         if not num_external_tokens:
             return
         local, size = self._seen[request.request_id].local, 0
-        boundary = local + num_external_tokens
+        boundary, used = local + num_external_tokens, []
         for group, rule in enumerate(self._rules):
             needed = needed_blocks(rule, local=local, boundary=boundary)
             size += len(needed) * self._bytes[group]
-            for name in self._names(request.block_hashes, group, needed):
-                if name in self._pool:
-                    self._pool.move_to_end(name)
+            used += self._list_records(request.block_hashes, group, needed)
+        self.pool.touch(used)
         self._loads.append((request.request_id, size))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
@@ -125,14 +123,14 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
                 if rule.reuse is ReuseRule.EXACT_BOUNDARY:
                     continue
                 end = full // rule.block_size
-                self._saved += self._names(hashes, group, range(seen.blocks[group], end))
+                self._saved += self._list_records(hashes, group, range(seen.blocks[group], end))
                 seen.blocks[group] = max(seen.blocks[group], end)
         for request_id, offers in (state.boundary_state_offloads if state is not None else {}).items():
             hashes = self._seen[request_id].request.block_hashes
             for table, _, boundary in offers:
                 size = self._rules[table].block_size
                 if boundary % size == 0 and boundary <= len(hashes) * self._hash_size:
-                    self._saved += self._names(hashes, table, range(boundary // size - 1, boundary // size))
+                    self._saved += self._list_records(hashes, table, range(boundary // size - 1, boundary // size))
         loads, self._loads = tuple(self._loads), []
         return IdealPlan(loads)
 
@@ -147,29 +145,30 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
     def _hash_size(self) -> int:
         return self._rules[0].block_size // self._per_block[0]
 
-    def _names(self, hashes: Any, group: int, positions: Iterable[int]) -> list[_Name]:
+    def _list_records(self, hashes: Any, group: int, positions: Iterable[int]) -> list[Record]:
         per_block = self._per_block[group]
-        return [(group, bytes(hashes[(at + 1) * per_block - 1])) for at in positions]
+        ends = [(at + 1) * per_block - 1 for at in positions]
+        first = per_block - 1
+        return [
+            Record(group, bytes(hashes[end]), bytes(hashes[end - per_block]))
+            if end > first
+            else Record(group, bytes(hashes[end]))
+            for end in ends
+        ]
 
     def _find_present(self, hashes: Any, group: int) -> Any:
-        names = self._names(hashes, group, range(len(hashes) // self._per_block[group]))
-        return np.fromiter((name in self._pool for name in names), np.bool_, len(names))
+        per_block = self._per_block[group]
+        return self.pool.find_present(group, [bytes(name) for name in hashes[per_block - 1 :: per_block]])
 
     def _take_in(self) -> None:
         """What has come to the pool by now."""
         if self._saved:
             saved, self._saved = self._saved, []
-            size = sum(self._bytes[group] for group, _ in saved)
+            size = sum(self._bytes[record.group] for record in saved)
             link = self._machine.links[0]
             self._coming.append((link.saves.run(size / LINK_RATE, not_before_s=link.forwards.free_s), saved))
         while self._coming and self._coming[0][0] <= self._machine.clock.now_s:
-            for name in self._coming.pop(0)[1]:
-                if name not in self._pool:
-                    self._used += self._bytes[name[0]]
-                self._pool[name] = self._bytes[name[0]]
-                self._pool.move_to_end(name)
-            while self._used > self._room:
-                self._used -= self._pool.popitem(last=False)[1]
+            self.pool.admit(self._coming.pop(0)[1])
 
     # ---- worker ----
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
@@ -37,6 +38,8 @@ LOADS = (0.3, 0.6, 1.2)
 """Of conversations, in what the engine can compute: up to saturation."""
 PARTS = 4
 """Of conversations; between them the engine's own cache is reset."""
+POOL_SHARE = 1 / 3
+"""Of all that conversations have computed: a pool that is too small."""
 SHARED_POOL = 256 * GIB
 """Of conversations and agents: ours and the ideal one's."""
 
@@ -177,6 +180,20 @@ def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
     yield from _serve_beside_ideal(model, ground, [asks], params)
 
 
+def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
+    """Conversations whose blocks are three times as many as the pool can hold; it forgets its own cache seven times."""
+    asks = _read_conversations(model, ground)
+    parts = cut(come_at(asks, tokens_per_s=LOADS[1] * StepCost(model).prefill_rate()), 2 * PARTS)
+    with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
+        all_hits = _count_hits(_serve_parts(engine, parts))
+        connector: Any = engine.scheduler.connector
+        all_bytes = connector.pool.used_bytes
+    pool_bytes = max(int(all_bytes * POOL_SHARE) // SMALL_POOL, 1) * SMALL_POOL
+    params: Params = {"model": model.name, "scenario": "small pool", "requests": len(asks), "all_hits": all_hits}
+    params |= {"pool_mib": pool_bytes // MIB, "all_mib": all_bytes // MIB}
+    yield from _serve_beside_ideal(model, ground, parts, params, pool_bytes=pool_bytes)
+
+
 def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
     """Nothing is reused: what the connector costs in output tokens a second."""
     asks = make_fresh(64 if ground.is_short else 160, tokens=2000, new_tokens=200, per_s=0, seed=6)
@@ -211,6 +228,7 @@ ALL: Sequence[Scenario] = (
     keep_up,
     carry_backlog,
     serve_conversations,
+    outgrow_pool,
     serve_agents,
     compute_all,
 )
@@ -237,12 +255,18 @@ def _describe(terms: EngineTerms) -> Params:
 
 
 def _serve_beside_ideal(
-    model: Model, ground: Ground, parts: Sequence[Sequence[Ask]], params: Params, *, is_pictured: bool = False
+    model: Model,
+    ground: Ground,
+    parts: Sequence[Sequence[Ask]],
+    params: Params,
+    *,
+    pool_bytes: int = SHARED_POOL,
+    is_pictured: bool = False,
 ) -> Iterator[Result]:
     """Before each part but the first, the engine's own cache is reset."""
     opened: list[AbstractContextManager[VirtualEngine]] = [
-        open_ours(model, EngineTerms(), pool_bytes=SHARED_POOL),
-        open_ideal(model, EngineTerms(), pool_bytes=SHARED_POOL),
+        open_ours(model, EngineTerms(), pool_bytes=pool_bytes),
+        open_ideal(model, EngineTerms(), pool_bytes=pool_bytes),
     ]
     with opened[0] as engine:
         ours = _serve_parts(engine, parts)

@@ -58,8 +58,8 @@ class _Question:
     version: int
     pending: PendingAcquire
     waits_since_s: float | None = None
-    refused_since_s: float | None = None
-    """When the engine had no room for it first."""
+    room_until_s: float | None = None
+    """How long it waits for room, from when the engine had none first."""
     reported: int = 0
     """Tokens that the engine was told last that a load would bring."""
     miss: MissReason | None = None
@@ -114,6 +114,8 @@ class Restores:
         self._unsent: list[LoadJob] = []
         self._doomed: list[str] = []
         self._failed: set[str] = set()
+        self._next: _Question | None = None
+        """Whose request waits for room in the engine: nobody takes that before it."""
 
     @property
     def pending(self) -> int:
@@ -162,6 +164,8 @@ class Restores:
         """Tokens beyond `local` that a load would bring, 0 for a miss, None: not known yet. Asked any number of times;
         a miss holds as long as `version` and the request are the same."""
         request_id = tracked.request.request_id
+        if self._is_behind(tracked):
+            return None
         if request_id in self._failed or request_id in self._loads or not self._is_wanted(tracked, local):
             return 0
         question = self._questions.get(request_id)
@@ -176,10 +180,6 @@ class Restores:
                 return None
         if question.miss is not None:
             return 0
-        assert question.pending.found is not None
-        if self._loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
-            # They come free for work as their loads end; a copy that hangs is not waited for.
-            return None if self._may_wait(question) else 0
         return self._promise(question, tracked, local)
 
     def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
@@ -393,6 +393,9 @@ class Restores:
     def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
         """What to report of a hit: nothing where the engine has no room for it, None while others may make some."""
         assert question.pending.found is not None
+        if self._loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
+            # They come free for work as their loads end; a copy that hangs is not waited for.
+            return None if self._may_wait(question) else 0
         boundary = question.pending.found.boundary
         question.reported = boundary - local if self._admits(tracked, boundary) else 0
         if question.reported or not self._waits_for_room(question, tracked, boundary - local):
@@ -406,9 +409,23 @@ class Restores:
         first_blocks = self._list_first_blocks(question.pending.found.boundary)
         if self._admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
             return False  # the null block is nobody's
-        if question.refused_since_s is None:
-            question.refused_since_s = self._clock()
-        return self._clock() < question.refused_since_s + tokens * self._judge.token_ns / 1e9
+        if question.room_until_s is None:
+            question.room_until_s = self._clock() + tokens * self._judge.token_ns / 1e9
+        if self._clock() >= question.room_until_s:
+            return False
+        self._next = self._next or question
+        return True
+
+    def _is_behind(self, tracked: TrackedRequest) -> bool:
+        """Another request waits for room. The engine itself lets nobody pass whose prompt does not fit."""
+        first = self._next
+        if first is None or first.tracked is tracked:
+            return False
+        is_waiting = self._questions.get(first.tracked.request.request_id) is first and not first.reported
+        if is_waiting and first.room_until_s is not None and self._clock() < first.room_until_s:
+            return True
+        self._next = None
+        return False
 
     def _holds(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
         """Whether what was asked before is still the answer."""

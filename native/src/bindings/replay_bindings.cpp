@@ -1,11 +1,14 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -14,6 +17,7 @@
 #include "evict/make_policy.hpp"
 #include "evict/replay.hpp"
 #include "evict/replay_memory.hpp"
+#include "evict/replay_pool.hpp"
 
 namespace nb = nanobind;
 
@@ -173,6 +177,83 @@ private:
     ReplayMemory memory_;
 };
 
+// Of a group: how it may be reused, bytes of a record, blocks of a window.
+using GroupTerms = std::tuple<std::string, std::uint64_t, std::uint32_t>;
+
+class Pool {
+public:
+    Pool(const std::vector<GroupTerms>& groups, const std::string& policy_name, std::uint64_t capacity_bytes)
+        : pool_(make_pool(groups, policy_name, capacity_bytes)) {}
+
+    std::uint64_t used_bytes() const { return pool_.used_bytes(); }
+    nb::bytes holds(const Blocks& groups, const Numbers& names) const {
+        std::string flags;
+        for (const PoolRecord& record : pair(groups, names)) {
+            flags.push_back(pool_.holds(record) ? 1 : 0);
+        }
+        return nb::bytes(flags.data(), flags.size());
+    }
+    void touch(const Blocks& groups, const Numbers& names) { pool_.touch(pair(groups, names)); }
+    nb::tuple admit(const Blocks& groups, const Numbers& names, const Numbers& parents) {
+        const std::vector<PoolRecord> records = pair(groups, names);
+        if (parents.shape(0) != records.size()) {
+            throw nb::value_error("there must be a parent for each record");
+        }
+        const auto made = pool_.admit(records, {parents.data(), parents.shape(0)});
+        if (!made.ok()) {
+            raise_if_not_ok(made.fault());
+        }
+        return nb::make_tuple(made.value().admitted, made.value().evicted, made.value().refused);
+    }
+
+private:
+    static ReplayPool make_pool(const std::vector<GroupTerms>& groups, const std::string& policy_name,
+                                std::uint64_t capacity_bytes) {
+        ReplayShape shape;
+        for (const auto& [reuse, size_bytes, window_blocks] : groups) {
+            if (size_bytes == 0) {
+                throw nb::value_error("a record has bytes");
+            }
+            shape.push_back({.reuse = find_reuse(reuse), .size_bytes = size_bytes, .window_blocks = window_blocks});
+        }
+        auto policy = make_policy(policy_name, replay_bounds(shape, capacity_bytes));
+        if (!policy.ok()) {
+            raise_if_not_ok(policy.fault());
+        }
+        return {std::move(shape), capacity_bytes, std::move(policy.value())};
+    }
+
+    static Reuse find_reuse(const std::string& name) {
+        if (name == "prefix") {
+            return Reuse::prefix;
+        }
+        if (name == "window") {
+            return Reuse::window;
+        }
+        if (name == "exact") {
+            return Reuse::exact;
+        }
+        throw nb::value_error("a group is reused by prefix, window or exact");
+    }
+
+    std::vector<PoolRecord> pair(const Blocks& groups, const Numbers& names) const {
+        if (groups.shape(0) != names.shape(0)) {
+            throw nb::value_error("there must be a group for each name");
+        }
+        std::vector<PoolRecord> records;
+        records.reserve(names.shape(0));
+        for (std::size_t at = 0; at < names.shape(0); ++at) {
+            if (groups.data()[at] >= pool_.group_count() || names.data()[at] == 0) {
+                throw nb::value_error("a record has one of the groups, and a name that is not 0");
+            }
+            records.push_back({groups.data()[at], names.data()[at]});
+        }
+        return records;
+    }
+
+    ReplayPool pool_;
+};
+
 nb::tuple list_policies() {
     nb::list names;
     for (const std::string_view name : policy_names()) {
@@ -206,6 +287,15 @@ void bind_replay(nb::module_& module) {
         .def("touch", &Memory::touch, nb::arg("blocks"), "One request makes use of those that are here.")
         .def("admit", &Memory::admit, nb::arg("blocks"), nb::arg("held"),
              "Takes in what is not here, beside `held`, which stays: how many came, went, and did not fit.");
+    nb::class_<Pool>(module, "ReplayPool", "A pool of records of several groups, kept in a policy's order.")
+        .def(nb::init<const std::vector<GroupTerms>&, const std::string&, std::uint64_t>(), nb::arg("groups"),
+             nb::arg("policy"), nb::arg("capacity_bytes"))
+        .def_prop_ro("used_bytes", &Pool::used_bytes)
+        .def("holds", &Pool::holds, nb::arg("groups"), nb::arg("names"), "A byte for each: 1 where it is here.")
+        .def("touch", &Pool::touch, nb::arg("groups"), nb::arg("names"),
+             "One request makes use of those that are here.")
+        .def("admit", &Pool::admit, nb::arg("groups"), nb::arg("names"), nb::arg("parents"),
+             "Takes in what is not here, parents first: how many came, went, and did not fit.");
     module.def("policy_names", list_policies, "The eviction policies that `replay` knows.");
     module.def("replay_policy", replay_policy, nb::arg("trace"), nb::arg("policy"), nb::arg("capacity"),
                nb::arg("is_hybrid"), "What a cache of that capacity would have served. The GIL is released.");

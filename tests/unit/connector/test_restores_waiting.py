@@ -440,6 +440,30 @@ def test_who_waits_for_room_waits_no_longer_than_computing_takes() -> None:
     engine.assert_at_rest()
 
 
+def test_nobody_passes_who_waits_for_room() -> None:
+    engine, hog = crowded_engine(free=8)
+    first, second = engine.arrive("second", range(30)), engine.arrive("third", range(200, 204))
+    assert engine.match(first) is None
+    assert engine.match(second) is None
+    engine.pool.free_blocks(hog)
+    assert engine.match(second) is None, "it is not its turn"
+    assert engine.match(first) == 28
+    assert engine.match(second) == 0
+
+
+@pytest.mark.parametrize("way", ["ended", "waited long enough"])
+def test_who_waits_for_room_no_more_is_in_nobodys_way(way: str) -> None:
+    engine, _ = crowded_engine(free=8)
+    first, second = engine.arrive("second", range(30)), engine.arrive("third", range(200, 204))
+    assert engine.match(first) is None
+    assert engine.match(second) is None
+    if way == "ended":
+        engine.finish(first)
+    else:
+        engine.now_s += 28 * TOKEN_S * 1.1
+    assert engine.match(second) == 0
+
+
 def test_nobody_waits_for_room_that_there_will_never_be() -> None:
     engine = ScriptedEngine(*DENSE, num_blocks=9)
     engine.parts.pins.limit = 9
