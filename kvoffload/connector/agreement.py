@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import add_report_text, describe_blocks
-from kvoffload.connector.pipeline import name_pipeline
+from kvoffload.connector.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
@@ -89,13 +89,19 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
                 remedy="start all ranks with the same model and settings",
             )
     record_bytes = [max(rank.groups[i].record_bytes for rank in facts.values()) for i in range(len(first.groups))]
+    weights = combine_weights([rank.weights.name for _, rank in ordered])
     return EngineFacts(
-        fingerprint=name_pipeline([stage.fingerprint for _, (_, stage) in sorted(firsts.items())]),
-        description=first.description,
+        fingerprint=name_pipeline([stage.fingerprint for _, (_, stage) in sorted(firsts.items())], weights),
+        description=describe_weights(first.description, weights),
         groups=tuple(replace(g, record_bytes=size) for g, size in zip(first.groups, record_bytes, strict=True)),
         num_blocks=first.num_blocks,
         cache_bytes=sum(rank.cache_bytes for rank in facts.values()),
     )
+
+
+def describe_weights(description: Mapping[str, object], weights: bytes) -> Mapping[str, object]:
+    """What people are told of an engine, with the weights that all its ranks have in memory, if they are known."""
+    return {**description, "weights": weights.hex()} if weights else description
 
 
 def refuse_changes(former: Mapping[Rank, WorkerFacts], facts: Mapping[Rank, WorkerFacts]) -> None:

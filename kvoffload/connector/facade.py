@@ -30,10 +30,12 @@ from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale
 from kvoffload.connector.identity import describe_engine
 from kvoffload.connector.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.model_weights import find_weights
 from kvoffload.connector.page_content import refuse_ruined_scales
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.weight_watch import WeightWatch
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.errors import UnsupportedError, find_code
 
@@ -103,6 +105,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._step = 0
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._weights = WeightWatch(functools.partial(find_weights, vllm_config))
         self._register_again: Callable[[], None] | None = None
         """It registers the tensors that the engine gave last: vLLM does not give them again when it wakes."""
         source = vllm_compat.host_hit_source()
@@ -175,7 +178,12 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         described = with_scale_views(geometry, views)
         identity = describe_engine(config, described)
         register = functools.partial(
-            worker.register, described, kv_caches, scale_views=views, identify=lambda _: identity
+            worker.register,
+            described,
+            kv_caches,
+            scale_views=views,
+            identify=lambda _: identity,
+            weights=self._weights.take(),
         )
         register()
         self._register_again = register
@@ -219,6 +227,9 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._step = connector_metadata.step
         if self._worker is not None and self._loads.loads:
             self._worker.mark()
+        if self._worker is not None and connector_metadata.sample:
+            proof = self._weights.take().proof
+            self._report = replace(self._report, weights={self._worker.rank: (connector_metadata.sample, proof)})
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads are asynchronous, so vLLM calls this after the forward was launched.

@@ -1,5 +1,5 @@
-"""What the stages of a pipeline tell each other when they register: each names what all of them hold together, so each
-can join the engine's session at once."""
+"""What the ranks of an engine tell each other when they register: each names what all of them hold together, so that
+each can join the engine's session at once."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ MAX_GROUPS = 256
 MAX_FAULT_LETTERS = 512
 _LENGTH_BYTES = 2
 
+_TAG = b"kvoffload weights of ranks 1\n"
+
 Exchange = Callable[[bytes], Sequence[bytes]]
-"""Gives a frame to all stages and returns those of all, in their order, this one's among them."""
+"""Gives a frame to all ranks and returns those of all, stage by stage in their order, this one's among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one of them registered. `fault`: why it registered nothing, then the rest is empty."""
+    """What a rank registered. `fault`: why it registered nothing, then the rest is empty."""
 
     fingerprint: bytes = b""
     record_bytes: tuple[int, ...] = ()
     """By group."""
     fault: str = ""
+    weights: bytes = b""
+    """`WeightDigests.name`."""
 
 
 class Pipeline:
-    """Of a worker's thread. Every stage calls `meet` or `withdraw` when it first registers, or the others wait for it
+    """Of a worker's thread. Every rank calls `meet` or `withdraw` when it first registers, or the others wait for it
     as long as their process group lets them."""
 
     def __init__(self, exchange: Exchange) -> None:
@@ -41,36 +45,44 @@ class Pipeline:
         self._has_met = False
 
     def meet(self, mine: Stage) -> list[Stage]:
-        """All of them, in order. Raises where one of them could not register, or has other groups."""
+        """All ranks' words, in order. Raises where one of them could not register, or has other groups."""
         self._has_met = True
         stages = [decode_stage(frame) for frame in self._exchange(encode_stage(mine))]
         for number, stage in enumerate(stages):
             if stage.fault:
-                raise RegistrationError(f"stage {number} of the pipeline did not register: {stage.fault}", remedy="")
+                raise RegistrationError(f"rank {number} of the engine did not register: {stage.fault}", remedy="")
             if len(stage.record_bytes) != len(mine.record_bytes):
                 raise IdentityError(
-                    f"stage {number} of the pipeline has {len(stage.record_bytes)} KV cache groups, this one "
+                    f"rank {number} of the engine has {len(stage.record_bytes)} KV cache groups, this one "
                     f"{len(mine.record_bytes)}",
                     remedy="start all ranks with the same model and settings",
                 )
         return stages
 
     def withdraw(self, fault: Exception) -> None:
-        """This stage is not going to register: the others hear of it instead of waiting."""
+        """This rank is not going to register: the others hear of it instead of waiting."""
         if not self._has_met:
             self._has_met = True
             self._exchange(encode_stage(Stage(fault=(str(fault) or type(fault).__name__)[:MAX_FAULT_LETTERS])))
 
 
-def name_pipeline(fingerprints: Sequence[bytes]) -> Fingerprint:
-    """The name of what the stages hold together, in their order; one stage's is its own."""
-    return Fingerprint(fingerprints[0] if len(fingerprints) == 1 else sha256(b"".join(fingerprints)).digest())
+def name_pipeline(fingerprints: Sequence[bytes], weights: bytes = b"") -> Fingerprint:
+    """The name of what the stages hold together, in their order, and were computed with; one stage's is its own."""
+    name = fingerprints[0] if len(fingerprints) == 1 else sha256(b"".join(fingerprints)).digest()
+    return Fingerprint(sha256(name + weights).digest() if weights else name)
+
+
+def combine_weights(ranks: Sequence[bytes]) -> bytes:
+    """Of what all ranks compute with, stage by stage in their order. Empty if one of them could not look."""
+    return sha256(_TAG + b"".join(ranks)).digest() if all(ranks) else b""
 
 
 def encode_stage(stage: Stage) -> bytes:
-    packed: bytes = msgpack.packb((stage.fingerprint, stage.record_bytes, stage.fault))
+    packed: bytes = msgpack.packb((stage.fingerprint, stage.record_bytes, stage.fault, stage.weights))
     if _LENGTH_BYTES + len(packed) > FRAME_BYTES:
-        raise RegistrationError(f"{len(stage.record_bytes)} KV cache groups are too many for a pipeline", remedy="")
+        raise RegistrationError(
+            f"{len(stage.record_bytes)} KV cache groups are too many for an engine of several ranks", remedy=""
+        )
     return (len(packed).to_bytes(_LENGTH_BYTES, "little") + packed).ljust(FRAME_BYTES, b"\0")
 
 
@@ -78,7 +90,7 @@ def decode_stage(frame: bytes) -> Stage:
     """RegistrationError: it is none."""
     length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
     try:
-        fingerprint, record_bytes, fault = msgpack.unpackb(
+        fingerprint, record_bytes, fault, weights = msgpack.unpackb(
             frame[_LENGTH_BYTES : _LENGTH_BYTES + length],
             use_list=False,
             max_bin_len=HASH_BYTES,
@@ -88,8 +100,9 @@ def decode_stage(frame: bytes) -> Stage:
             max_ext_len=0,
         )
     except (ValueError, TypeError) as broken:
-        raise RegistrationError(f"a stage of the pipeline said what is none: {broken}", remedy="") from broken
-    is_stage = isinstance(fingerprint, bytes) and isinstance(fault, str) and isinstance(record_bytes, tuple)
+        raise RegistrationError(f"a rank of the engine said what is none: {broken}", remedy="") from broken
+    are_bytes = isinstance(fingerprint, bytes) and isinstance(weights, bytes)
+    is_stage = are_bytes and isinstance(fault, str) and isinstance(record_bytes, tuple)
     if not is_stage or not all(isinstance(size, int) and size >= 0 for size in record_bytes):
-        raise RegistrationError("a stage of the pipeline said what is none", remedy="")
-    return Stage(fingerprint=fingerprint, record_bytes=record_bytes, fault=fault)
+        raise RegistrationError("a rank of the engine said what is none", remedy="")
+    return Stage(fingerprint=fingerprint, record_bytes=record_bytes, fault=fault, weights=weights)

@@ -24,10 +24,15 @@ class RequestMasks:
         self.generation = NO_MASK
         """Of the weights. Engines that start with the same ones begin with the same; whose weights have changed while
         it ran shares nothing from then on."""
+        self._former = NO_MASK
 
     def renew(self) -> None:
-        """The weights have changed."""
-        self.generation = os.urandom(HASH_BYTES)
+        """The weights have changed, as far as anybody knows."""
+        self._former, self.generation = self.generation, os.urandom(HASH_BYTES)
+
+    def take_back(self) -> None:
+        """They have not: names are again what they were before they were renewed last."""
+        self.generation = self._former
 
     def find(self, request: Request, terms: RequestTerms) -> bytes | None:
         """None: what its adapter holds is not known, yet or at all, and nothing of it may be saved or loaded. To be

@@ -18,6 +18,7 @@ from kvoffload.connector.request_terms import read_terms
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.connector.weight_proof import Verdict, WeightProof
 from kvoffload.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class SchedulerSide:
         self._facts: dict[Rank, WorkerFacts] = {}
         """That the parts were made with."""
         self._masks = RequestMasks()
+        self._proof = WeightProof(clock)
         self._ends_s: float | None = None
         """When an engine that was told to stop has to have ended."""
         self._idle_since_s: float | None = None
@@ -135,6 +137,7 @@ class SchedulerSide:
             self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
         self._memory_id = self._parts.cache.memory_id
         self._facts = dict(facts)
+        self._proof.begin({rank.rank: rank.weights.proof for rank in facts.values()})
         self._parts.cache.begin_step()
 
     def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:
@@ -148,6 +151,7 @@ class SchedulerSide:
             raise
         parts.places.note({rank.rank: rank.places for rank in facts.values()})
         self._is_asleep = not parts.places.are_all_known
+        self._proof.wake()
 
     @property
     def _is_off(self) -> bool:
@@ -157,7 +161,8 @@ class SchedulerSide:
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
         self._rest = 0
-        if self._parts is None:
+        parts = self._parts
+        if parts is None:
             return
         terms, complaint = read_terms(request.kv_transfer_params)
         if complaint and self._notes < MAX_NOTES:
@@ -166,31 +171,32 @@ class SchedulerSide:
         mask = self._masks.find(request, terms)
         tracked = TrackedRequest(
             request,
-            BlockChain(self._parts.groups, mask or NO_MASK),
+            BlockChain(parts.groups, mask or NO_MASK),
             terms,
-            self._parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
+            parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
             is_tainted=mask is None or self._is_off,
         )
         self._requests[request.request_id] = tracked
-        self._parts.restores.expect(tracked)
+        parts.restores.expect(tracked)
 
     def match(self, request: Request, local: int) -> int | None:
         """Tokens that an asynchronous load would bring beyond the engine's own; None: ask again."""
         self._rest = 0
-        tracked = self._requests.get(request.request_id)
-        if tracked is None or self._parts is None:
+        tracked, parts = self._requests.get(request.request_id), self._parts
+        if tracked is None or parts is None:
             return 0
         tracked.reused_tokens = local
+        if self._proof.is_open and not self._is_off and self._proof.is_waited_for():
+            return None
         mask = self._masks.find(request, tracked.terms)
         tracked.is_tainted = mask is None or self._is_off
         if mask is not None and mask != tracked.chain.mask:
-            tracked.chain = BlockChain(self._parts.groups, mask)
-            self._parts.restores.forget(request.request_id)
-        found = self._parts.restores.match(tracked, local, version=self._parts.saves.version)
+            tracked.chain = BlockChain(parts.groups, mask)
+            parts.restores.forget(request.request_id)
+        found = parts.restores.match(tracked, local, version=parts.saves.version)
         # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
-        parts = self._parts
         branch = 0 if found is None else find_branch(parts.cache, parts.groups, tracked, local + found)
-        tracked.progress = self._parts.worth.begin(prompt_tokens=request.num_prompt_tokens, branch=branch)
+        tracked.progress = parts.worth.begin(prompt_tokens=request.num_prompt_tokens, branch=branch)
         return found
 
     def admit(self, request: Request) -> None:
@@ -245,6 +251,10 @@ class SchedulerSide:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = self._clock()
+        if self._proof.is_open:
+            sample = self._proof.take_question(has_forward=tokens > 0)
+            if sample:
+                return StepPlan(loads, saves, doomed, retired, tokens > 0, step, sample)
         if not (loads or saves or doomed or retired):
             self._rest = self._find_rest(parts)
             if step:
@@ -271,6 +281,8 @@ class SchedulerSide:
         self._rest = 0
         try:
             if report is not None:
+                if report.weights:
+                    self._judge_weights(report.weights)
                 parts.restores.note_copies(report.copied_s)
             if finished or failed:
                 parts.restores.end_loads(finished, failed, alive=self._requests)
@@ -285,27 +297,43 @@ class SchedulerSide:
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """It has finished or was aborted; its blocks are freed after this."""
         self._rest = 0
-        tracked = self._requests.pop(request.request_id, None)
-        if self._parts is None or tracked is None:
+        tracked, parts = self._requests.pop(request.request_id, None), self._parts
+        if parts is None or tracked is None:
             return
-        self._parts.restores.forget(request.request_id)
-        self._parts.saves.end_request(tracked, block_ids if tracked.has_run else ())
+        parts.restores.forget(request.request_id)
+        parts.saves.end_request(tracked, block_ids if tracked.has_run else ())
         if not tracked.has_run:
             # Its blocks may not hold yet what the engine counts as computed: a load, of ours or of another connector.
             return
         if tracked.terms.pin_s and not tracked.is_tainted:
             tracked.chain.follow(request.block_hashes)
             tokens = min(request.num_computed_tokens, tracked.chain.tokens)
-            self._parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
+            parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
+
+    def _judge_weights(self, weights: Mapping[int, tuple[int, bytes]]) -> None:
+        """Where they are the same after a sleep, everything has the names that it had before it."""
+        answer = self._proof.answer(weights)
+        if answer is None:
+            return
+        verdict, has_woken = answer
+        if not has_woken:
+            logger.info("weights after the reset: %s", verdict.value)
+            return
+        if verdict is Verdict.SAME:
+            self._masks.take_back()
+        found = "is found again" if verdict is Verdict.SAME else "is not found any more"
+        logger.info("weights after the sleep: %s; what was saved before it %s", verdict.value, found)
 
     def clear(self) -> None:
-        """Nothing saved so far is found again: the weights it was made with are gone.
+        """Nothing saved so far is found again: the weights it was made with are gone, or somebody wants a cold cache.
 
-        Other engines that share the server go on with what they have; this one's blocks have other names from now on.
-        Requests that run hold blocks of the old weights, which nobody is to find under the new names.
+        Other engines that share the server go on with what they have; this one's blocks have other names from now on,
+        unless it is a sleep that this reset is for, and the same weights wake from it. Requests that run hold blocks of
+        the old weights, which nobody is to find under the new names.
         """
         self._rest = 0
         self._masks.renew()
+        self._proof.reset()
         for tracked in self._requests.values():
             tracked.is_tainted = True
         if self._parts is not None:

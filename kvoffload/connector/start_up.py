@@ -102,10 +102,8 @@ class EngineStart:
         return self._access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
 
     def exchange(self, frame: bytes) -> Sequence[bytes]:
-        """See `pipeline.Exchange`; an engine without a pipeline has no group to ask."""
-        if self._config.parallel_config.pipeline_parallel_size == 1:
-            return (frame,)
-        return vllm_compat.exchange_in_pipeline(frame)
+        """See `pipeline.Exchange`."""
+        return vllm_compat.exchange_between_ranks(self._config, frame)
 
     def open_for_scheduler(
         self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None

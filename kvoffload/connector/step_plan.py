@@ -24,6 +24,15 @@ class Place(NamedTuple):
     session: int
 
 
+class WeightDigests(NamedTuple):
+    """Of a sample of the weights that a rank computes with."""
+
+    name: bytes = b""
+    """Of what engines have in common that may share: it goes into the engine's name. Empty: nobody could look."""
+    proof: bytes = b""
+    """Of all; equal ones prove that the weights are the same. Empty: some cannot be seen."""
+
+
 @dataclass(frozen=True, eq=False)
 class BlockMoves:
     """Parallel arrays: blocks of the engine and the slots of their records. `groups` counts as `GroupFacts` do."""
@@ -78,6 +87,8 @@ class StepPlan(KVConnectorMetadata):
     """The step computes tokens. What a worker is called with does not say so under each model runner."""
     step: int = 0
     """A number that every rank reports with what this step has ended; 0: nobody wants to know."""
+    sample: int = 0
+    """A number with which every rank reports a proof of the weights that this step computes with; 0: nobody asks."""
 
     @property
     def is_empty(self) -> bool:
@@ -106,10 +117,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """By request whose load has ended well: how long its copy ran, on the slowest of these ranks."""
     step: int = 0
     """That this is the end of, if its plan had a number."""
+    weights: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
+    """By rank: the number that its plan asked with, and the proof of its weights."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.saved or self.places or self.copied_s or self.step)
+        return not (self.saved or self.places or self.copied_s or self.step or self.weights)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """The two ranks' reports as one. Neither is changed: vLLM may still hold them."""
@@ -120,14 +133,18 @@ class WorkerReport(KVConnectorWorkerMetadata):
         digests = {job: dict(shards) for job, shards in self.digests.items()}
         for job, shards in other.digests.items():
             digests.setdefault(job, {}).update(shards)
-        slowest = {name: max(s, self.copied_s.get(name, 0.0)) for name, s in other.copied_s.items()}
+        copied_s = self.copied_s
+        if other.copied_s:
+            slowest = {name: max(s, copied_s.get(name, 0.0)) for name, s in other.copied_s.items()}
+            copied_s = {**copied_s, **slowest}
         return WorkerReport(
             saved,
             self.failed | other.failed,
             digests,
             {**self.places, **other.places},
-            {**self.copied_s, **slowest},
+            copied_s,
             max(self.step, other.step),
+            {**self.weights, **other.weights} if other.weights else self.weights,
         )
 
 
@@ -160,3 +177,4 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     """Bytes of its allocations on this rank, by what they were found to be."""
     places: tuple[Place, ...] = ()
     """Where it may copy already."""
+    weights: WeightDigests = WeightDigests()  # noqa: RUF009  (a frozen value)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed.parallel_state import get_pp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -105,16 +105,26 @@ def kv_replicas(cache: KVCacheConfig) -> int:
     return int(getattr(cache, "kv_tp_replicas", None) or 1)
 
 
-def exchange_in_pipeline(frame: bytes) -> list[bytes]:
-    """Frames of one length, of the ranks that hold the other layers of this one's part, in the order of stages.
+def exchange_between_ranks(config: VllmConfig, frame: bytes) -> Sequence[bytes]:
+    """Frames of one length, of all ranks of this engine, stage by stage: of the ranks that hold parts of the same
+    layers, and then of those that hold the other layers of this one's part.
 
-    Each of them has to call this, and waits for the last.
+    Each of them has to call this, and waits for the last. An engine of one rank has no group to ask.
     """
-    group = get_pp_group()
-    given = torch.tensor(list(frame), dtype=torch.uint8)
+    frames = frame
+    if config.parallel_config.tensor_parallel_size > 1:
+        frames = _gather(get_tp_group(), frames)
+    if config.parallel_config.pipeline_parallel_size > 1:
+        frames = _gather(get_pp_group(), frames)
+    return [frames[at : at + len(frame)] for at in range(0, len(frames), len(frame))]
+
+
+def _gather(group: Any, frame: bytes) -> bytes:
+    """One behind the other, in the order of the group's ranks."""
+    given = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
     taken = [torch.empty_like(given) for _ in range(group.world_size)]
     torch.distributed.all_gather(taken, given, group=group.cpu_group)
-    return [one.numpy().tobytes() for one in taken]
+    return b"".join(one.numpy().tobytes() for one in taken)
 
 
 _id_of = attrgetter("block_id")
@@ -216,6 +226,27 @@ def hash_seed(config: VllmConfig) -> str:
 def find_layers(config: VllmConfig) -> dict[str, Any]:
     """The model's attention and recurrent layers by the names of their KV caches."""
     return dict(config.compilation_config.static_forward_context)
+
+
+def loaded_modules() -> list[torch.nn.Module]:
+    """All modules of all models that this process has loaded and still has, models before what is in them.
+
+    vLLM hands a worker's connector no model. It notes every module that it makes, to be able to load weights again; the
+    notes keep nothing alive. Empty where it does not.
+    """
+    try:
+        from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+    except ImportError:
+        return []
+    return list(LAYERWISE_INFO)
+
+
+def expert_layers(config: VllmConfig) -> list[Any]:
+    """Layers of experts that each data parallel replica of this engine holds another part of."""
+    if config.parallel_config.data_parallel_size == 1:
+        return []
+    known = find_layers(config)
+    return [known[name] for name in getattr(config.compilation_config, "static_all_moe_layers", ()) if name in known]
 
 
 _AS_THE_SPEC_SAYS = frozenset({"", "auto", "half", "float", "float16", "bfloat16", "float32"})

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
-from kvoffload.connector.agreement import SharingTerms, add_report, make_register
+from kvoffload.connector.agreement import SharingTerms, add_report, describe_weights, make_register
 from kvoffload.connector.cache_client import CopyPlaces
 from kvoffload.connector.host_memory import HostMemory, RegisteringEngine
-from kvoffload.connector.pipeline import Exchange, Pipeline, Stage, name_pipeline
+from kvoffload.connector.pipeline import Exchange, Pipeline, Stage, combine_weights, name_pipeline
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -21,6 +21,7 @@ from kvoffload.connector.step_plan import (
     Place,
     SaveJob,
     StepPlan,
+    WeightDigests,
     WorkerFacts,
     WorkerReport,
 )
@@ -47,6 +48,8 @@ IDLE_WAIT_S = 0.002
 """How long a step without a forward waits for copies to end, so that the engine does not spin."""
 DRAIN_TIMEOUT_S = 10.0
 """How long copies on their way may go on when the engine takes its memory back; the rest fails, by CLOSE_TIMEOUT_S."""
+
+_NO_WEIGHTS = WeightDigests()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ class WorkerSide:
         open_cache: Callable[[Register], CopyPlaces],
         exchange: Exchange = lambda frame: (frame,),
     ) -> None:
-        """`exchange`: with the other stages of a pipeline."""
+        """`exchange`: with the other ranks of the engine."""
         self._terms = terms
         self._open_cache = open_cache
         self._pipeline = Pipeline(exchange)
@@ -118,6 +121,10 @@ class WorkerSide:
         self._record_bytes: list[int] = []
 
     @property
+    def rank(self) -> int:
+        return self._terms.rank
+
+    @property
     def facts(self) -> WorkerFacts | None:
         """None until tensors are registered. A rank that let go of them has nowhere to copy, and stays who it was."""
         if self._facts is None or self._engine is not None:
@@ -135,6 +142,7 @@ class WorkerSide:
         *,
         scale_views: Mapping[str, torch.Tensor],
         identify: Callable[[KVGeometry], Identity],
+        weights: WeightDigests = _NO_WEIGHTS,
     ) -> None:
         """Checks, proves, self-tests; raises what is wrong, and then holds nothing. Again after `unregister`."""
         device = next(iter(tensors.values())).device
@@ -157,7 +165,7 @@ class WorkerSide:
         try:
             if self._identity not in (b"", fingerprint):
                 raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
-            self._join(fingerprint, groups, described)
+            self._join(fingerprint, groups, described, weights)
             self._begin_memory()
             if self._host_memory is not None:
                 self._host_memory.wait_for_first()
@@ -174,12 +182,13 @@ class WorkerSide:
             cache_bytes=sum(allocation.size_bytes for allocation in geometry.allocations),
             claims=tuple(report.claims.items()),
             places=self._find_places(),
+            weights=weights,
         )
         if is_first:
             self._told = self._facts.places
 
     def withdraw(self, fault: Exception) -> None:
-        """`register` raised, or is not going to be called: the engine cannot start, and no other stage waits."""
+        """`register` raised, or is not going to be called: the engine cannot start, and no other rank waits."""
         self._pipeline.withdraw(fault)
 
     def mark(self) -> None:
@@ -297,18 +306,27 @@ class WorkerSide:
                 raise
         return engine
 
-    def _join(self, fingerprint: bytes, groups: tuple[GroupFacts, ...], description: Mapping[str, object]) -> None:
+    def _join(
+        self,
+        fingerprint: bytes,
+        groups: tuple[GroupFacts, ...],
+        description: Mapping[str, object],
+        weights: WeightDigests,
+    ) -> None:
         """The engine's session, whose memory blocks are copied to and from; once."""
         if self._cache is not None:
             return
         terms = self._terms
-        stages = self._pipeline.meet(Stage(fingerprint=fingerprint, record_bytes=tuple(self._record_bytes)))
-        sizes = [max(of_group) for of_group in zip(*(stage.record_bytes for stage in stages), strict=True)]
+        ranks = self._pipeline.meet(
+            Stage(fingerprint=fingerprint, record_bytes=tuple(self._record_bytes), weights=weights.name)
+        )
+        sizes = [max(of_group) for of_group in zip(*(rank.record_bytes for rank in ranks), strict=True)]
+        together = combine_weights([rank.weights for rank in ranks])
         register = make_register(
-            name_pipeline([stage.fingerprint for stage in stages]),
+            name_pipeline([rank.fingerprint for rank in ranks[:: terms.sharing.tensor_ranks]], together),
             tuple(replace(group, record_bytes=size) for group, size in zip(groups, sizes, strict=True)),
             terms.sharing,
-            description=description,
+            description=describe_weights(description, together),
             rank=terms.rank,
         )
         self._cache = self._open_cache(add_report(register, self._registration.report, terms.rank))

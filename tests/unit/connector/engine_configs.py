@@ -145,6 +145,7 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
         ),
         parallel_config=SimpleNamespace(
             rank=0,
+            data_parallel_size=1,
             data_parallel_size_local=1,
             world_size=1,
             nnodes=1,

@@ -29,7 +29,16 @@ from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.geometry import EngineCache, describe_cache
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
-from kvoffload.connector.step_plan import GroupFacts, LoadJob, Place, SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.step_plan import (
+    GroupFacts,
+    LoadJob,
+    Place,
+    SaveJob,
+    StepPlan,
+    WeightDigests,
+    WorkerFacts,
+    WorkerReport,
+)
 from kvoffload.kvspec import KVGeometry
 from tests.unit.connector.engine_configs import make_config, make_tensors, make_vllm_config
 from tests.unit.connector.local_client import MEMORY, LocalClient
@@ -125,7 +134,9 @@ class ScriptedEngine:
         max_model_len: int = 256,
         drafts: int = 0,
         drops_last_block: bool = False,
+        weights: WeightDigests | None = None,
     ) -> None:
+        """`weights`: what each rank says of them."""
         self.config = make_config(*groups, num_blocks=num_blocks)
         self.config.kv_tp_replicas = replicas
         self.config.prefix_cache_retention_interval = retention_interval
@@ -172,9 +183,10 @@ class ScriptedEngine:
         )
         self.sharing = self.side._terms.sharing
         facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
+        facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
         self.cache = LocalClient(make_register(engine.fingerprint, engine.groups, self.sharing), memory)
-        facts = {name: make_facts(self.geometry, rank=rank.rank, places=self.places) for name, rank in facts.items()}
+        facts = {name: replace(rank, places=self.places) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
         self.ranks = ranks
         self.reserves_whole_prompts = True

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.agreement import SharingTerms, add_report, agree, make_register
-from kvoffload.connector.step_plan import WorkerFacts
+from kvoffload.connector.pipeline import combine_weights, name_pipeline
+from kvoffload.connector.step_plan import WeightDigests, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.kvspec import AllocationReport, CompletenessReport, ReuseRule
 from kvoffload.protocol import Reuse
@@ -116,6 +117,20 @@ def test_another_division_of_the_same_layers_is_another_engine() -> None:
         for names in (one, other)
     ]
     assert engines[0].fingerprint != engines[1].fingerprint
+
+
+def test_ranks_that_know_their_weights_are_an_engine_of_these_weights() -> None:
+    sharing = terms(tensor_ranks=2)
+    plain = agree({(0, rank): facts(rank) for rank in range(2)}, sharing)
+    ranks = {(0, rank): facts(rank, weights=WeightDigests(b"vw"[rank : rank + 1] * 32, b"")) for rank in range(2)}
+    engine = agree(ranks, sharing)
+    together = combine_weights([b"v" * 32, b"w" * 32])
+    assert engine.fingerprint == name_pipeline([b"f" * 32], together) != plain.fingerprint
+    assert engine.description == {"model": "acme/tiny", "weights": together.hex()}
+    ranks[0, 1] = facts(1, weights=WeightDigests(b"x" * 32, b""))
+    assert agree(ranks, sharing).fingerprint not in (engine.fingerprint, plain.fingerprint)
+    ranks[0, 1] = facts(1)  # who cannot look
+    assert agree(ranks, sharing) == plain
 
 
 # ---- what a server is told ----

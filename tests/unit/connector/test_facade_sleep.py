@@ -8,11 +8,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import torch
 from vllm.config import KVTransferConfig
 
 from kvoffload.connector import facade
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.step_plan import StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.model_weights import ModelWeights
+from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerFacts, WorkerReport
+from kvoffload.connector.weight_proof import PROOF_WAIT_S
 from kvoffload.errors import RegistrationError
 from tests.unit.connector.engine_configs import full
 from tests.unit.connector.scripted import ScriptedEngine
@@ -189,3 +192,129 @@ def test_a_rank_that_wakes_as_another_one_costs_the_engine_our_cache_and_nothing
     assert engine.match(engine.arrive("b", range(30))) == 0
     assert not any(plan.saves for plan in engine.serve("c", range(100, 130)))
     assert engine.connector.faults == {"set_xfer_handshake_metadata_pp_aware": 1}
+
+
+# ---- weights ----
+
+OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def make_engine(ranks: int = 1) -> ScriptedEngine:
+    """That has served a prompt, and whose ranks can prove what they compute with."""
+    engine = ScriptedEngine((["a"], full(4)), ranks=ranks, weights=WeightDigests(name=OLD, proof=OLD))
+    engine.serve("first", range(30))
+    engine.forget()
+    return engine
+
+
+def answer(engine: ScriptedEngine, plan: StepPlan, *proofs: bytes) -> None:
+    assert plan.sample
+    for rank, proof in enumerate(proofs):
+        engine.hear(WorkerReport(weights={rank: (plan.sample, proof)}))
+
+
+@pytest.mark.parametrize("proofs", [(OLD, OLD), (OLD, NEW), (NEW, OLD), (OLD, b"")])
+def test_the_first_request_after_a_sleep_waits_for_what_the_ranks_prove(proofs: tuple[bytes, bytes]) -> None:
+    engine = make_engine(ranks=2)
+    assert engine.connector.reset_cache() is True
+    wake(engine)
+    assert engine.step().sample == 0, "nobody wants to know yet"
+    request = engine.arrive("b", range(30))
+    assert engine.match(request) is None
+    plan = engine.step()
+    assert engine.match(request) is None
+    assert engine.step().sample == 0, "the ranks are asked once"
+    answer(engine, plan, *proofs)
+    assert engine.match(request) == (28 if proofs == (OLD, OLD) else 0)
+    engine.finish(request)
+    engine.assert_at_rest()
+
+
+def test_what_is_saved_with_other_weights_is_found_and_what_was_saved_before_is_not() -> None:
+    engine = make_engine()
+    engine.connector.reset_cache()
+    wake(engine)
+    request = engine.arrive("b", range(30))
+    assert engine.match(request) is None
+    answer(engine, engine.step(), NEW)
+    engine.finish(request)
+    engine.serve("c", range(100, 130))
+    for prompt, expected in ((range(30), 0), (range(100, 130), 28)):
+        engine.forget()
+        assert engine.match(engine.arrive(str(prompt), prompt)) == expected
+
+
+def test_engines_that_wake_again_and_again_find_everything_again() -> None:
+    engine = make_engine()
+    for cycle in range(3):
+        engine.connector.reset_cache()
+        wake(engine)
+        request = engine.arrive(str(cycle), range(30))
+        assert engine.match(request) is None
+        answer(engine, engine.step(), OLD)
+        assert engine.match(request) == 28
+        engine.finish(request)
+        engine.serve(f"more {cycle}", range(100 * cycle + 100, 100 * cycle + 130))
+        engine.forget()
+    assert engine.match(engine.arrive("all", range(100, 130))) == 28
+
+
+def test_a_reset_without_a_sleep_finds_nothing_whatever_the_weights_are() -> None:
+    """Somebody may want a cold cache. The ranks are asked, so that a later sleep is judged by what they say now."""
+    engine = make_engine()
+    engine.connector.reset_cache()
+    request = engine.arrive("b", range(30))
+    assert engine.match(request) == 0
+    engine.admit(request)
+    plan = engine.step()
+    answer(engine, plan, NEW)
+    engine.report(replace(plan, sample=0))
+    engine.finish(request)
+    engine.forget()
+    engine.connector.reset_cache()
+    wake(engine)
+    again = engine.arrive("c", range(30))
+    assert engine.match(again) is None
+    answer(engine, engine.step(), NEW)
+    assert engine.match(again) == 28, "what was saved since the reset, and before the sleep"
+
+
+def test_a_request_waits_for_the_ranks_within_a_bound() -> None:
+    engine = make_engine()
+    engine.connector.reset_cache()
+    wake(engine)
+    request = engine.arrive("b", range(30))
+    assert engine.match(request) is None
+    plan = engine.step()
+    engine.now_s += PROOF_WAIT_S
+    assert engine.match(request) == 0
+    answer(engine, plan, OLD)
+    assert engine.match(request) == 0, "what was given up is not taken up again"
+
+
+def test_an_engine_whose_ranks_can_prove_nothing_asks_nobody() -> None:
+    engine = warm_engine()
+    engine.connector.reset_cache()
+    wake(engine)
+    request = engine.arrive("b", range(30))
+    assert engine.match(request) == 0
+    engine.admit(request)
+    assert engine.step().sample == 0
+
+
+def test_a_rank_that_is_asked_looks_at_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.ones(8)
+    monkeypatch.setattr(facade, "find_weights", lambda config: ModelWeights(tensors=(("w", weight),)))
+    connector, _, _ = make_worker()
+    proof = facts_of(connector).weights.proof
+    assert proof
+    for number, expected in ((3, True), (4, True), (5, False)):
+        if not expected:
+            weight[2] = 2
+        report = run_step(connector, StepPlan(sample=number)).kv_connector_worker_meta
+        assert isinstance(report, WorkerReport)
+        (told,) = report.weights.values()
+        assert (told[0], told[1] == proof) == (number, expected)
+    assert run_step(connector, StepPlan()).kv_connector_worker_meta is None
+    assert connector.faults == {}
+    connector.shutdown()

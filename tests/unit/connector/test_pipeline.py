@@ -12,6 +12,7 @@ from kvoffload.connector.pipeline import (
     MAX_GROUPS,
     Pipeline,
     Stage,
+    combine_weights,
     decode_stage,
     encode_stage,
     name_pipeline,
@@ -28,9 +29,10 @@ OTHER = Stage(fingerprint=b"g" * 32, record_bytes=(65, 1))
         STAGE,
         Stage(fault="no memory"),
         Stage(fault="\N{PILE OF POO}" * MAX_FAULT_LETTERS),
-        Stage(fingerprint=b"f" * 32, record_bytes=(1 << 40,) * MAX_GROUPS),
+        Stage(fingerprint=b"f" * 32, record_bytes=(1 << 40,) * MAX_GROUPS, weights=b"w" * 32),
+        Stage(fingerprint=b"f" * 32, record_bytes=(1,), weights=b"w" * 32),
     ],
-    ids=["stage", "fault", "long-fault", "many-groups"],
+    ids=["stage", "fault", "long-fault", "many-groups", "weights"],
 )
 def test_a_stage_arrives_in_a_frame_of_one_size(stage: Stage) -> None:
     frame = encode_stage(stage)
@@ -48,15 +50,20 @@ def test_more_groups_than_a_frame_holds_are_refused() -> None:
     [
         b"",
         b"\xc1",
-        b"\x93\xc4\x00\x90",
+        b"\x94\xc4\x00\x90",
         b"\x92\xc4\x00\x90",
-        b"\x93\xa0\x90\xa0",
-        b"\x93\xc4\x00\x91\xff\xa0",
-        b"\x93\xc4\x00\x91\xa0\xa0",
-        b"\x93\xc4\x21" + b"f" * 33 + b"\x90\xa0",
-        b"\x93\xc4\x00\xdd\xff\xff\xff\xff\xa0",
+        b"\x94\xa0\x90\xa0\xc4\x00",
+        b"\x94\xc4\x00\x91\xff\xa0\xc4\x00",
+        b"\x94\xc4\x00\x91\xa0\xa0\xc4\x00",
+        b"\x94\xc4\x21" + b"f" * 33 + b"\x90\xa0\xc4\x00",
+        b"\x94\xc4\x00\xdd\xff\xff\xff\xff\xa0\xc4\x00",
+        b"\x94\xc4\x00\x90\xa0\xa0",
+        b"\x94\xc4\x00\x90\xa0\xc4\x21" + b"w" * 33,
     ],
-    ids=["empty", "no-msgpack", "cut", "two", "text", "negative", "text-size", "long-name", "huge-array"],
+    ids=[
+        *("empty", "no-msgpack", "cut", "two", "text", "negative", "text-size", "long-name", "huge-array"),
+        *("weights-text", "long-weights"),
+    ],
 )
 def test_what_is_no_stage_is_refused(content: bytes) -> None:
     with pytest.raises(RegistrationError, match="what is none"):
@@ -69,7 +76,7 @@ def test_stages_meet_in_their_order() -> None:
 
 def test_stages_with_other_groups_are_refused() -> None:
     less = Stage(fingerprint=b"g" * 32, record_bytes=(64,))
-    with pytest.raises(IdentityError, match="stage 1 of the pipeline has 1 KV cache groups, this one 2"):
+    with pytest.raises(IdentityError, match="rank 1 of the engine has 1 KV cache groups, this one 2"):
         Pipeline(lambda frame: [frame, encode_stage(less)]).meet(STAGE)
 
 
@@ -93,3 +100,12 @@ def test_who_cannot_register_says_so_once_and_only_if_the_others_wait() -> None:
 def test_a_pipeline_has_the_name_of_all_its_stages_in_their_order() -> None:
     assert name_pipeline([b"f" * 32]) == b"f" * 32
     assert len({name_pipeline(names) for names in ([b"f", b"g"], [b"g", b"f"], [b"f"], [b"g"])}) == 4
+
+
+def test_an_engines_name_tells_its_weights_if_all_ranks_know_them() -> None:
+    assert combine_weights([b"v", b"w"]) != combine_weights([b"w", b"v"]) != b""
+    assert combine_weights([b"v", b""]) == b""
+    for names in ([b"f" * 32], [b"f" * 32, b"g" * 32]):
+        ways = {name_pipeline(names, weights) for weights in (b"", b"v" * 32, b"w" * 32)}
+        assert len(ways) == 3
+        assert name_pipeline(names) in ways

@@ -51,6 +51,15 @@ def test_new_weights_share_nothing_with_the_old_ones_or_with_any_other_engine(ma
     assert ask(masks) == masks.generation
 
 
+def test_weights_that_turn_out_to_be_the_same_have_the_names_of_before_the_last_reset(masks: RequestMasks) -> None:
+    masks.renew()
+    first = ask(masks), ask(masks, TENANT)
+    masks.renew()
+    assert not {*first} & {ask(masks), ask(masks, TENANT)}
+    masks.take_back()
+    assert (ask(masks), ask(masks, TENANT)) == first
+
+
 def test_an_adapters_content_is_part_of_the_name(masks: RequestMasks, monkeypatch: pytest.MonkeyPatch) -> None:
     content: dict[str, bytes | None] = {"one": b"1" * 32, "two": b"2" * 32, "not known": None}
     monkeypatch.setattr(AdapterContents, "find", lambda self, adapter: content[adapter])

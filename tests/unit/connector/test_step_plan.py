@@ -23,6 +23,7 @@ from kvoffload.connector.step_plan import (
     SaveJob,
     StepPlan,
     WantedDigests,
+    WeightDigests,
     WorkerFacts,
     WorkerReport,
 )
@@ -43,7 +44,9 @@ PLAN = StepPlan(
     doomed=("c",),
     retired=(6,),
 )
-REPORT = WorkerReport({3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)}, {"a": 0.5}, 7)
+REPORT = WorkerReport(
+    {3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)}, {"a": 0.5}, 7, {0: (3, b"w" * 32)}
+)
 FACTS = WorkerFacts(
     rank=1,
     fingerprint=b"f" * 32,
@@ -59,6 +62,7 @@ FACTS = WorkerFacts(
     num_blocks=8,
     cache_bytes=1024,
     places=(PLACE,),
+    weights=WeightDigests(b"n" * 32, b"p" * 32),
 )
 
 
@@ -99,6 +103,7 @@ def test_a_report_is_empty_if_nothing_ended_and_no_place_is_news() -> None:
     assert not WorkerReport(places={0: ()}).is_empty
     assert not WorkerReport(copied_s={"a": 0.5}).is_empty
     assert not WorkerReport(step=1).is_empty
+    assert not WorkerReport(weights={0: (1, b"")}).is_empty
 
 
 def test_a_plan_that_only_counts_its_step_gives_nobody_work() -> None:

@@ -12,9 +12,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
-from kvoffload.connector.agreement import make_register
+from kvoffload.connector.agreement import agree, make_register
 from kvoffload.connector.pipeline import Stage, decode_stage, encode_stage, name_pipeline
-from kvoffload.connector.step_plan import StepPlan, WorkerReport
+from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.errors import RegistrationError
 from kvoffload.native import digest_record
 from tests.unit.connector.workers import (
@@ -117,7 +117,7 @@ def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None
 
 def test_a_stage_beside_one_that_cannot_register_does_not_start() -> None:
     worker = make_worker(pipeline_ranks=2, exchange=lambda frame: [frame, encode_stage(Stage(fault="no memory"))])
-    with pytest.raises(RegistrationError, match="stage 1 of the pipeline did not register: no memory"):
+    with pytest.raises(RegistrationError, match="rank 1 of the engine did not register: no memory"):
         start(worker)
     assert worker.facts is None
     assert not worker.registration.is_registered
@@ -194,3 +194,32 @@ def test_the_end_of_a_worker_parts_from_the_cache() -> None:
     assert [places.is_closed for places in worker.shared.opened] == [True]
     worker.submit(StepPlan(doomed=("a",), retired=(1,)))
     assert worker.take_results(is_idle=True)[:2] == ({"a"}, {"a"})
+
+
+@pytest.mark.parametrize("pipeline_ranks", [1, 2])
+def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_opens(pipeline_ranks: int) -> None:
+    """Each knows only its own weights, so they tell each other, stage by stage."""
+    weights = [bytes([97 + rank]) * 32 for rank in range(2 * pipeline_ranks)]
+    sizes: list[tuple[int, ...]] = []
+
+    def exchange(frame: bytes) -> list[bytes]:
+        mine = decode_stage(frame)
+        sizes.append(mine.record_bytes)
+        assert mine.weights in weights
+        return [encode_stage(replace(mine, weights=one)) for one in weights]
+
+    facts = {}
+    shared = SharedCache()
+    for rank, digest in enumerate(weights):
+        worker = make_worker(rank=rank, ranks=2, pipeline_ranks=pipeline_ranks, shared=shared, exchange=exchange)
+        start(worker, weights=WeightDigests(digest, b""))
+        assert worker.facts is not None
+        facts[divmod(rank, 2)] = worker.facts
+        worker.close()
+    engine = agree(facts, worker._terms.sharing)
+    of_scheduler = make_register(
+        engine.fingerprint, engine.groups, worker._terms.sharing, description=engine.description
+    )
+    for rank, told in enumerate(shared.registers):
+        assert replace(told, report=b"", rank=0) == replace(of_scheduler, rank=0)
+        assert told.rank == rank

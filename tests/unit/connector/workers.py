@@ -14,7 +14,16 @@ from kvoffload.connector.agreement import SharingTerms
 from kvoffload.connector.geometry import EngineCache, describe_cache
 from kvoffload.connector.identity import describe_engine
 from kvoffload.connector.pipeline import Exchange
-from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, SaveJob, StepPlan, WantedDigests, WorkerReport
+from kvoffload.connector.step_plan import (
+    BlockMoves,
+    LoadJob,
+    Place,
+    SaveJob,
+    StepPlan,
+    WantedDigests,
+    WeightDigests,
+    WorkerReport,
+)
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry
@@ -143,9 +152,9 @@ def make_worker(
     return TestedWorker(terms, shared or SharedCache(), exchange)
 
 
-def start(worker: TestedWorker) -> tuple[TestedWorker, Tensors]:
+def start(worker: TestedWorker, weights: WeightDigests | None = None) -> tuple[TestedWorker, Tensors]:
     geometry, tensors = make_cache()
-    worker.register(geometry, tensors, scale_views={}, identify=identify)
+    worker.register(geometry, tensors, scale_views={}, identify=identify, weights=weights or WeightDigests())
     fill(tensors)
     return worker, tensors
 
