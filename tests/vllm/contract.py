@@ -153,6 +153,27 @@ def _misfits(ours: type, call: Call) -> Iterator[str]:
         yield f"calls it with what ours does not take ({fault})"
 
 
+def complain_of_notes(source: str, *, maker: str, noted_by: str) -> list[str]:
+    """Of a function `maker` that makes models: each one has to be noted by `noted_by` where it was made."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == maker]
+    if not found:
+        return [f"{maker}: there is none"]
+    blocks = [body for node in ast.walk(found[0]) if isinstance(body := getattr(node, "body", None), list)]
+    made = [
+        (body[at:], target.id, line.lineno)
+        for body in blocks
+        for at, line in enumerate(body)
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call)
+        for target in line.targets
+        if isinstance(target, ast.Name) and ast.unparse(line.value.func) == "model_class"
+    ]
+    complaints = [] if made else [f"{maker}: makes no model_class"]
+    for rest, name, line in made:
+        if not any(ast.unparse(after) == f"{noted_by}({name})" for after in rest):
+            complaints.append(f"{maker}: {line} makes a model that {noted_by} does not hear of")
+    return complaints
+
+
 def read_sources(package: Path, paths: Set[str]) -> dict[str, str]:
     """Those of them that there are."""
     return {path: (package / path).read_text() for path in sorted(paths) if (package / path).exists()}

@@ -14,6 +14,7 @@ import pytest
 from tests.vllm.contract import (
     BASE,
     complain_of_calls,
+    complain_of_notes,
     complain_of_shapes,
     find_calls,
     find_version,
@@ -93,6 +94,12 @@ CALLED_IN = {
 }
 
 
+def vllm_folder() -> Path:
+    import vllm
+
+    return Path(vllm.__file__).parent
+
+
 def hooks_to_come() -> set[str]:
     """Of ours, those that the installed vLLM does not have yet."""
     import vllm
@@ -142,6 +149,25 @@ def test_what_the_connector_hands_over_has_the_shapes_of_the_installed_vllm(kind
     assert issubclass(ours, theirs)
     complaints = complain_of_shapes(ours, (theirs,), inherited=set(inherited))
     assert [line for line in complaints if not line.endswith("no hook of vLLM's")] == []
+
+
+def test_every_model_is_noted_where_we_look_for_it() -> None:
+    """A worker's connector is given no model. vLLM notes each module that it makes, without keeping it alive."""
+    import torch
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    from kvoffload.connector.vllm_compat import loaded_modules
+
+    path = "model_executor/model_loader/utils.py"
+    (source,) = read_sources(vllm_folder(), {path}).values()
+    noted_by = "record_metadata_for_reloading"
+    assert complain_of_notes(source, maker="initialize_model", noted_by=noted_by) == []
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    layerwise.record_metadata_for_reloading(model)
+    modules = [id(one) for one in loaded_modules()]
+    assert {id(model), id(model[0])} <= {*modules}
+    del model
+    assert not {*modules[-2:]} & {id(one) for one in loaded_modules()}
 
 
 # ---- the check itself ----
@@ -353,3 +379,38 @@ def test_a_call_with_what_ours_does_not_take_is_named() -> None:
     assert "kv_caches" in complaint
     (complaint,) = complain_of_calls(OldSleep, {"config.py": "connector_cls.supports_sleep_mode(config)"}, {})
     assert complaint == "supports_sleep_mode: config.py:1 calls it, ours is a property"
+
+
+LOADER = """
+def initialize_model(config):
+    if new:
+        with context(config):
+            model = model_class(config=config)
+            note(model)
+            return model
+    with context(config):
+        model = model_class(**kwargs)
+        note(model)
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "complaints"),
+    [
+        (LOADER, []),
+        (
+            LOADER.replace("note(model)\n            return", "return"),
+            ["initialize_model: 5 makes a model that note does not hear of"],
+        ),
+        (
+            LOADER.replace("        note(model)\n    return", "        note(other)\n    return"),
+            ["initialize_model: 9 makes a model that note does not hear of"],
+        ),
+        (LOADER.replace("model_class", "make"), ["initialize_model: makes no model_class"]),
+        ("", ["initialize_model: there is none"]),
+    ],
+    ids=["noted", "not at all", "another", "made otherwise", "gone"],
+)
+def test_a_model_that_nobody_notes_is_named(source: str, complaints: list[str]) -> None:
+    assert complain_of_notes(source, maker="initialize_model", noted_by="note") == complaints

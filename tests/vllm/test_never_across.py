@@ -22,6 +22,7 @@ from tests.vllm import tiny_models
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
 from tests.vllm.tiny_adapters import write_adapter
 from tests.vllm.tiny_models import DENSE
+from tests.vllm.weights import loaded_with_other_keys
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -66,6 +67,8 @@ class Setting:
     environment: Mapping[str, str] = field(default_factory=dict)
     weights: int = tiny_models.SEED
     kv_scale: float = 1.0
+    keys: float = 1.0
+    """What they are multiplied with by weights that are in memory, and in no folder."""
 
 
 BASE = Setting("base")
@@ -81,6 +84,7 @@ SETTINGS = (
     Setting("rope", {"hf_overrides": {"rope_parameters": ROPE}}),
     Setting("rope scaling", {"hf_overrides": {"rope_parameters": YARN}}),
     Setting("weights", weights=tiny_models.SEED + 1),
+    Setting("weights in memory", keys=2.0),
     Setting("hash algorithm", {"prefix_caching_hash_algo": "sha256_cbor"}),
     Setting("hash seed", environment={"PYTHONHASHSEED": "7"}),
     Setting("block size", {"block_size": 64}),
@@ -107,6 +111,8 @@ class Shop:
                 patch.setenv(name, value)
             if setting.kv_scale != 1.0:
                 stack.enter_context(_scales(setting.kv_scale))
+            if setting.keys != 1.0:
+                stack.enter_context(loaded_with_other_keys(setting.keys))
             self._fill(setting.weights)
             transfer = {
                 "kv_connector": "KVOffloadConnector",

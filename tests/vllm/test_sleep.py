@@ -13,8 +13,9 @@ import pytest
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
 from tests.vllm.sleeping import TakenMemory, sleepy, tells_connectors
-from tests.vllm.test_equality import answer, restorable, restored_answer
+from tests.vllm.test_equality import Answer, answer, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, GDN, TinyModel
+from tests.vllm.weights import compare_with_the_model, scale_keys, seen_weights
 from tests.vllm.workload import assert_nothing_is_held
 
 pytestmark = pytest.mark.vllm
@@ -136,3 +137,114 @@ def test_vllm_starts_an_engine_with_sleep_mode_and_us(engines: EnginePool, is_be
             kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=children
         )
     config._verify_kv_transfer_compat()
+
+
+# ---- weights ----
+
+PROMPT = make_prompt(seed=60, length=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def provable(engines: EnginePool) -> Iterator[Engine]:
+    """An engine whose weights can all be seen."""
+    engines.close()  # only one may run in this process
+    transfer = probe.transfer(verify="always", memory="64MiB")
+    with seen_weights():
+        engine = start_engine(DENSE, engines.model_folder(DENSE), kv_transfer_config=transfer)
+    try:
+        probe.prepare(engine)
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def saved(provable: Engine) -> Answer:
+    """The engine's own hit of a prompt that we have saved, with nothing else saved."""
+    provable.forget()
+    answer(provable, PROMPT)
+    own = answer(provable, PROMPT)
+    provable.drain()
+    assert own.cached == restorable(DENSE, LENGTH)
+    return own
+
+
+def cached_after_a_sleep(own: Answer) -> int:
+    """Older versions tell a connector of a sleep as they do of new weights, and of nothing else."""
+    return own.cached if tells_connectors() else 0
+
+
+def assert_is_computed(engine: Engine, prompt: list[int]) -> Answer:
+    """Nothing of it is found, and its answer is what the engine says without us."""
+    found = answer(engine, prompt)
+    engine.reset_local()
+    output = engine.generate(prompt, logprobs=3, skip_load=True)
+    assert (found.cached, output.num_cached_tokens) == (0, 0)
+    assert tuple(output.outputs[0].token_ids) == found.tokens
+    return found
+
+
+def test_every_weight_of_the_model_is_found(provable: Engine) -> None:
+    assert provable.ask_workers(compare_with_the_model) == [[[], 0]]
+
+
+@pytest.mark.parametrize("sleep", [sleep_and_wake, sleep_deeply, wake_in_parts])
+def test_what_was_saved_is_found_after_a_sleep_that_the_weights_survive(
+    provable: Engine, saved: Answer, sleep: Sleep
+) -> None:
+    with sleepy(provable):
+        for _ in range(2):
+            sleep(provable)
+            found = answer(provable, PROMPT)
+            provable.drain()
+            assert found.cached == cached_after_a_sleep(saved)
+            assert found.tokens == saved.tokens
+            assert found == saved or not found.cached
+    assert_nothing_is_held(provable)
+
+
+def test_weights_that_are_loaded_again_in_a_deep_sleep_are_the_same(provable: Engine, saved: Answer) -> None:
+    with sleepy(provable):
+        provable.llm.sleep(level=2)
+        provable.ask_workers(scale_keys, 0.25)
+        provable.llm.wake_up(tags=["weights"])
+        provable.ask_workers(scale_keys, 4.0)
+        provable.llm.wake_up(tags=["kv_cache"])
+        assert answer(provable, PROMPT).cached == cached_after_a_sleep(saved)
+
+
+@pytest.mark.parametrize("moment", ["asleep", "awake"])
+def test_weights_that_change_with_a_sleep_find_nothing_of_the_old_ones(
+    provable: Engine, saved: Answer, moment: str
+) -> None:
+    """Also if they change when the engine is awake already, and nobody resets anything."""
+    with sleepy(provable):
+        provable.llm.sleep(level=1)
+        if moment == "asleep":
+            provable.ask_workers(scale_keys, 4.0)
+        provable.llm.wake_up()
+        if moment == "awake":
+            provable.ask_workers(scale_keys, 4.0)
+        try:
+            assert assert_is_computed(provable, PROMPT).logprobs != saved.logprobs
+            again = restored_answer(provable, PROMPT)
+            assert again.cached == saved.cached, "what was saved since is found"
+        finally:
+            provable.ask_workers(scale_keys, 0.25)
+            provable.forget()
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_a_reset_finds_nothing_whether_the_weights_have_changed_or_not(
+    provable: Engine, saved: Answer, factor: float
+) -> None:
+    """Whoever resets without a sleep may want a cold cache."""
+    provable.ask_workers(scale_keys, factor)
+    try:
+        provable.forget()
+        computed = assert_is_computed(provable, PROMPT)
+        assert (computed.tokens == saved.tokens) >= (factor == 1.0)
+        assert (computed.logprobs != saved.logprobs) >= (factor != 1.0)
+    finally:
+        provable.ask_workers(scale_keys, 1 / factor)
+        provable.forget()
