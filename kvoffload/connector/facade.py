@@ -34,7 +34,7 @@ from kvoffload.connector.model_weights import find_weights
 from kvoffload.connector.page_content import refuse_ruined_scales
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.start_up import EngineStart
-from kvoffload.connector.step_plan import SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.step_plan import UNASKED, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.weight_watch import WeightWatch
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.errors import UnsupportedError, find_code
@@ -228,8 +228,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None and self._loads.loads:
             self._worker.mark()
         if self._worker is not None and connector_metadata.sample:
-            proof = self._weights.take().proof
-            self._report = replace(self._report, weights={self._worker.rank: (connector_metadata.sample, proof)})
+            proof = (connector_metadata.sample, self._weights.take().proof)
+            self._report = replace(self._report, weights={self._worker.rank: proof})
+        elif self._worker is not None and connector_metadata.has_forward and self._weights.has_changed():
+            self._report = replace(self._report, weights={self._worker.rank: (UNASKED, b"")})
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads are asynchronous, so vLLM calls this after the forward was launched.

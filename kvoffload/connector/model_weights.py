@@ -23,7 +23,7 @@ class ModelWeights:
 
     tensors: tuple[tuple[str, torch.Tensor], ...] = ()
     apart: frozenset[str] = frozenset()
-    """Of experts that other replicas of the same engine do not hold: their names."""
+    """Of experts that other replicas of the same engine do not hold, or that move while it runs: their names."""
     complaint: str = ""
     """Why there are none."""
     hidden: str = ""

@@ -16,7 +16,15 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.request_masks import RequestMasks
 from kvoffload.connector.request_terms import read_terms
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
-from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.step_plan import (
+    NOTHING_TO_DO,
+    ONLY_A_FORWARD,
+    UNASKED,
+    SaveJob,
+    StepPlan,
+    WorkerFacts,
+    WorkerReport,
+)
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.connector.weight_proof import Verdict, WeightProof
 from kvoffload.errors import IdentityError
@@ -137,7 +145,10 @@ class SchedulerSide:
             self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
         self._memory_id = self._parts.cache.memory_id
         self._facts = dict(facts)
-        self._proof.begin({rank.rank: rank.weights.proof for rank in facts.values()})
+        self._proof.begin(
+            {rank.rank: rank.weights.proof for rank in facts.values()},
+            can_look=all(rank.weights.name for rank in facts.values()),
+        )
         self._parts.cache.begin_step()
 
     def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:
@@ -312,6 +323,12 @@ class SchedulerSide:
 
     def _judge_weights(self, weights: Mapping[int, tuple[int, bytes]]) -> None:
         """Where they are the same after a sleep, everything has the names that it had before it."""
+        if any(number == UNASKED for number, _ in weights.values()):
+            logger.warning(
+                "the weights have changed and nobody has reset the caches: what was saved before is not found any more"
+            )
+            self.clear()
+            return
         answer = self._proof.answer(weights)
         if answer is None:
             return

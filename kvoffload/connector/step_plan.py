@@ -24,6 +24,10 @@ class Place(NamedTuple):
     session: int
 
 
+UNASKED = 0
+"""With which a rank reports that its weights have changed between two steps."""
+
+
 class WeightDigests(NamedTuple):
     """Of a sample of the weights that a rank computes with."""
 

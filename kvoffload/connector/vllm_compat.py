@@ -242,8 +242,10 @@ def loaded_modules() -> list[torch.nn.Module]:
 
 
 def expert_layers(config: VllmConfig) -> list[Any]:
-    """Layers of experts that each data parallel replica of this engine holds another part of."""
-    if config.parallel_config.data_parallel_size == 1:
+    """Layers of experts that each data parallel replica of this engine holds another part of, or that move between its
+    ranks while it runs."""
+    parallel = config.parallel_config
+    if parallel.data_parallel_size == 1 and not getattr(parallel, "enable_eplb", False):
         return []
     known = find_layers(config)
     return [known[name] for name in getattr(config.compilation_config, "static_all_moe_layers", ()) if name in known]

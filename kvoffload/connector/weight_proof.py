@@ -25,7 +25,7 @@ class WeightProof:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._ranks = 0
-        """That can be asked; 0: nobody can prove anything."""
+        """That can be asked; 0: they cannot look at their weights."""
         self._known: dict[int, bytes] = {}
         """By rank, of the weights that the names of now were used with. Empty: they are not known."""
         self.is_open = False
@@ -36,10 +36,10 @@ class WeightProof:
         self._asked_s: float | None = None
         self._answers: dict[int, bytes] = {}
 
-    def begin(self, proofs: Mapping[int, bytes]) -> None:
-        """What all ranks said when they registered."""
-        if all(proofs.values()):
-            self._known, self._ranks = dict(proofs), len(proofs)
+    def begin(self, proofs: Mapping[int, bytes], *, can_look: bool) -> None:
+        """What all ranks said when they registered. Some can look at weights, and not at all of them."""
+        self._ranks = len(proofs) if can_look else 0
+        self._known = dict(proofs) if all(proofs.values()) else {}
 
     def reset(self) -> None:
         """Names are others from now on."""
@@ -49,7 +49,7 @@ class WeightProof:
 
     def wake(self) -> None:
         """The engine has slept since the last reset."""
-        if self.is_open:
+        if self.is_open and self._known:
             self._open(has_woken=True)
 
     def _open(self, *, has_woken: bool) -> None:

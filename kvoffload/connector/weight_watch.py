@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from weakref import ReferenceType, ref
+
+import torch
 
 from kvoffload.connector.model_weights import ModelWeights
 from kvoffload.connector.step_plan import WeightDigests
@@ -13,13 +16,22 @@ from kvoffload.connector.weight_sample import WeightSample, sample_tensors
 logger = logging.getLogger(__name__)
 
 SHOWN_DIGITS = 12
+LOOKED_AT = 16
+"""Parameters between two steps. An update changes nearly all of them."""
+PAUSE_S = 1.0
+"""Without a step; an update takes as long."""
 
 
 class WeightWatch:
     """Owned by the worker's thread. Keeps no weight alive."""
 
-    def __init__(self, find: Callable[[], ModelWeights]) -> None:
+    def __init__(self, find: Callable[[], ModelWeights], clock: Callable[[], float] = time.monotonic) -> None:
         self._find = find
+        self._clock = clock
+        self._looked_at: list[tuple[str, ReferenceType[torch.Tensor]]] = []
+        self._former: Mapping[str, bytes] | None = None
+        """Of these, as they were seen last. None: nothing to compare with."""
+        self._stepped_s: float | None = None
         self._said: str | None = None
         self.seconds = 0.0
         """That the last look took."""
@@ -27,6 +39,7 @@ class WeightWatch:
     def take(self) -> WeightDigests:
         """Looks at every weight. What cannot be looked at is told once and is no proof."""
         begun_s = time.monotonic()
+        self._former = self._stepped_s = None
         try:
             weights = self._find()
             sample = None if weights.complaint else sample_tensors(weights.tensors)
@@ -38,6 +51,37 @@ class WeightWatch:
             return WeightDigests()
         shared = [name for name in sample.digests if not _is_of(name, weights.apart)] if weights.apart else None
         return WeightDigests(name=sample.digest(shared), proof=b"" if weights.hidden else sample.digest())
+
+    def has_changed(self) -> bool:
+        """Before a step that computes: after a pause a few weights are looked at, and compared with the last time."""
+        now_s = self._clock()
+        is_due = self._stepped_s is None or now_s - self._stepped_s >= PAUSE_S
+        self._stepped_s = now_s
+        if not is_due:
+            return False
+        former = self._former
+        try:
+            self._former = sample_tensors(self._choose()).digests
+        except Exception as fault:  # noqa: BLE001  (as in `take`)
+            self._former = None
+            logger.debug("no weight can be looked at: %s", fault)
+        return None not in (former, self._former) and former != self._former
+
+    def _choose(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters all over the model. One that is gone was replaced: then they are looked for again."""
+        chosen = [(name, found) for name, tensor in self._looked_at if (found := tensor()) is not None]
+        if not chosen or len(chosen) < len(self._looked_at):
+            weights = self._find()
+            known: list[tuple[str, torch.Tensor]] = [
+                (name, tensor)
+                for name, tensor in weights.tensors
+                if isinstance(tensor, torch.nn.Parameter) and tensor.numel() and name not in weights.apart
+            ]
+            chosen = (
+                [known[at * len(known) // LOOKED_AT] for at in range(LOOKED_AT)] if len(known) > LOOKED_AT else known
+            )
+            self._looked_at = [(name, ref(tensor)) for name, tensor in chosen]
+        return chosen
 
     def _tell(self, weights: ModelWeights, sample: WeightSample | None) -> None:
         said = weights.complaint or weights.hidden

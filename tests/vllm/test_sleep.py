@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from kvoffload.connector import weight_watch
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
 from tests.vllm.sleeping import TakenMemory, sleepy, tells_connectors
 from tests.vllm.test_equality import Answer, answer, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, GDN, TinyModel
-from tests.vllm.weights import compare_with_the_model, scale_keys, seen_weights
+from tests.vllm.weights import compare_with_the_model, scale_all, scale_keys, seen_weights
 from tests.vllm.workload import assert_nothing_is_held
 
 pytestmark = pytest.mark.vllm
@@ -248,3 +249,21 @@ def test_a_reset_finds_nothing_whether_the_weights_have_changed_or_not(
     finally:
         provable.ask_workers(scale_keys, 1 / factor)
         provable.forget()
+
+
+def test_weights_that_change_and_nobody_resets_anything_are_seen_by_the_next_step(
+    provable: Engine, saved: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_watch, "PAUSE_S", 0.0)  # or a test would have to wait
+    assert [restored_answer(provable, PROMPT).cached for _ in range(3)] == [saved.cached] * 3
+    provable.ask_workers(scale_all, 2.0)
+    try:
+        answer(provable, make_prompt(seed=61, length=LENGTH))
+        provable.drain()
+        assert restored_answer(provable, PROMPT).cached == 0
+        assert probe.faults(provable) == {}
+    finally:
+        provable.ask_workers(scale_all, 0.5)
+        provable.forget()
+    assert answer(provable, PROMPT) != saved, "it is computed"
+    assert restored_answer(provable, PROMPT) == saved

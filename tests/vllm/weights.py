@@ -49,6 +49,13 @@ def scale_keys(worker: Any, factor: float) -> Json:
     return None
 
 
+def scale_all(worker: Any, factor: float) -> Json:
+    """In place, every parameter."""
+    for parameter in worker.get_model().parameters():
+        parameter.data.mul_(factor)
+    return None
+
+
 def compare_with_the_model(worker: Any) -> Json:
     """Names of parameters that our worker side does not find, and whether it finds any that the model has not."""
     from kvoffload.connector.model_weights import find_weights

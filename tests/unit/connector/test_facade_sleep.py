@@ -14,8 +14,9 @@ from vllm.config import KVTransferConfig
 from kvoffload.connector import facade
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.model_weights import ModelWeights
-from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerFacts, WorkerReport
+from kvoffload.connector.step_plan import UNASKED, StepPlan, WeightDigests, WorkerFacts, WorkerReport
 from kvoffload.connector.weight_proof import PROOF_WAIT_S
+from kvoffload.connector.weight_watch import PAUSE_S, WeightWatch
 from kvoffload.errors import RegistrationError
 from tests.unit.connector.engine_configs import full
 from tests.unit.connector.scripted import ScriptedEngine
@@ -317,4 +318,45 @@ def test_a_rank_that_is_asked_looks_at_its_weights(monkeypatch: pytest.MonkeyPat
         assert (told[0], told[1] == proof) == (number, expected)
     assert run_step(connector, StepPlan()).kv_connector_worker_meta is None
     assert connector.faults == {}
+    connector.shutdown()
+
+
+def test_weights_that_change_without_a_reset_are_as_good_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    """What the step that saw it computed is published under no name, nor what is computed beside old blocks of the
+    engine's own."""
+    engine = make_engine(ranks=2)
+    published = len(engine.cache.published)
+    request = engine.arrive("b", range(100, 130))
+    assert engine.match(request) == 0
+    engine.admit(request)
+    plan = engine.step()
+    assert plan.saves
+    engine.hear(WorkerReport(weights={1: (UNASKED, b"")}))
+    engine.report(plan)
+    engine.finish(request)
+    assert "the weights have changed and nobody has reset the caches" in caplog.text
+    engine.serve("c", range(200, 230))
+    assert len(engine.cache.published) == published
+    engine.forget()
+    assert engine.match(engine.arrive("d", range(30))) == 0
+    engine.connector.reset_cache()
+    engine.serve("e", range(300, 330))
+    engine.forget()
+    assert engine.match(engine.arrive("f", range(300, 330))) == 28
+
+
+def test_a_rank_that_sees_other_weights_after_a_pause_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, now = torch.nn.Parameter(torch.ones(8)), [0.0]
+    monkeypatch.setattr(facade, "find_weights", lambda config: ModelWeights(tensors=(("w", weight),)))
+    monkeypatch.setattr(facade, "WeightWatch", lambda find: WeightWatch(find, lambda: now[0]))
+    connector, _, _ = make_worker()
+
+    def step() -> object:
+        now[0] += PAUSE_S
+        return run_step(connector, StepPlan(has_forward=True)).kv_connector_worker_meta
+
+    assert [step(), step()] == [None, None]
+    weight.data[2] = 2
+    assert run_step(connector, StepPlan()).kv_connector_worker_meta is None, "weights may have no memory now"
+    assert [step(), step()] == [WorkerReport(weights={0: (UNASKED, b"")}), None]
     connector.shutdown()

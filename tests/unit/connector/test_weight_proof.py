@@ -16,9 +16,9 @@ class Clock:
         return self.now_s
 
 
-def make_proof(*proofs: bytes, clock: Clock | None = None) -> WeightProof:
+def make_proof(*proofs: bytes, clock: Clock | None = None, can_look: bool = True) -> WeightProof:
     proof = WeightProof(clock or Clock())
-    proof.begin(dict(enumerate(proofs or (OLD,))))
+    proof.begin(dict(enumerate(proofs or (OLD,))), can_look=can_look)
     return proof
 
 
@@ -81,8 +81,18 @@ def test_all_ranks_have_to_answer_and_agree_with_what_they_said() -> None:
 
 
 @pytest.mark.parametrize("proofs", [(b"",), (OLD, b""), (b"", OLD)])
-def test_where_a_rank_cannot_prove_anything_nobody_is_asked(proofs: tuple[bytes, ...]) -> None:
+def test_where_a_rank_cannot_prove_anything_nobody_waits(proofs: tuple[bytes, ...]) -> None:
+    """Ranks look at what they see, which a later look is compared with."""
     proof = make_proof(*proofs)
+    sleep(proof)
+    assert not proof.is_waited_for()
+    assert proof.take_question(has_forward=False) == 0
+    number = proof.take_question(has_forward=True)
+    assert proof.answer({rank: (number, one) for rank, one in enumerate(proofs)}) == (Verdict.UNKNOWN, False)
+
+
+def test_where_ranks_cannot_look_nobody_is_asked() -> None:
+    proof = make_proof(b"", can_look=False)
     sleep(proof)
     assert not proof.is_open
     assert not proof.is_waited_for()
@@ -108,7 +118,7 @@ def test_an_answer_to_an_older_question_is_none() -> None:
     proof.reset()
     assert proof.answer({0: (number, OLD)}) is None
     proof.wake()
-    later = ask(proof)
+    later = proof.take_question(has_forward=True)
     assert proof.answer({0: (number, OLD)}) is None
     assert proof.answer({0: (later, OLD)}) is not None
 
@@ -119,7 +129,8 @@ def test_what_names_were_used_with_is_not_guessed() -> None:
     proof.reset()
     assert proof.take_question(has_forward=True)
     sleep(proof)
-    assert proof.answer({0: (ask(proof), OLD)}) == (Verdict.UNKNOWN, True)
+    assert not proof.is_waited_for()
+    assert proof.answer({0: (proof.take_question(has_forward=True), OLD)}) == (Verdict.UNKNOWN, False)
     sleep(proof)
     assert proof.answer({0: (ask(proof), OLD)}) == (Verdict.SAME, True)
 
