@@ -449,8 +449,11 @@ class Saves:
     def _make_jobs(self, parts: list[_GroupSave]) -> tuple[SaveJob, ...]:
         """One for each place: a server may have been followed by another between two parts."""
         jobs = []
-        for place in dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts]):
-            mine = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
+        places = dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts])
+        for place in places:
+            mine = parts
+            if len(places) > 1:
+                mine = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
             if len(mine) > 1:
                 mine = _join_parts(mine)
             number = next(self._numbers)
