@@ -26,6 +26,7 @@ os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
 from benchmarks.ground.models import MODELS  # noqa: E402
 from benchmarks.ground.pictures import draw_run  # noqa: E402
 from benchmarks.ground.scenarios import Ground, measure_model  # noqa: E402
+from benchmarks.ground.server_start import start_server  # noqa: E402
 from kvoffload.bench.base import Result  # noqa: E402
 from kvoffload.cli.bench import make_table  # noqa: E402
 
@@ -56,11 +57,18 @@ def main() -> int:
         ground = Ground(Path(folder), options.trace, is_short=options.short)
         if options.scenarios:
             ground.scenarios = tuple(options.scenarios.split(","))
+
+        def note(result: Result) -> None:
+            results.append(result)
+            if options.json:
+                print(json.dumps(result.as_json()), file=lines, flush=True)
+
+        if not options.short and (not ground.scenarios or start_server.__name__ in ground.scenarios):
+            for result in start_server():
+                note(result)
         for name in chosen:
             for result in measure_model(known[name], ground, _say):
-                results.append(result)
-                if options.json:
-                    print(json.dumps(result.as_json()), file=lines, flush=True)
+                note(result)
             if options.pictures is not None and name in ground.runs:
                 draw_run(name, ground.runs[name], options.pictures)
     if not options.json:

@@ -1,7 +1,7 @@
 """vLLM's configuration of a model, and what vLLM itself makes of its layers: groups, blocks, sizes.
 
 The installed vLLM is built for CPUs. What its platform changes for them is changed back to what it is on CUDA: the
-block size, the type of states, and asynchronous scheduling.
+block size, the type of states, asynchronous scheduling, and chunked prefills and prefix caching with MLA.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
     }
     vllm = EngineArgs(**arguments).create_engine_config()
     vllm.scheduler_config.async_scheduling = terms.is_async
+    # MLA has none of these on a CPU.
+    vllm.cache_config.enable_prefix_caching = True
+    vllm.scheduler_config.enable_chunked_prefill = True
+    vllm.scheduler_config.max_num_batched_tokens = terms.step_tokens
     vllm.cache_config.block_size = model.block_size
     vllm.cache_config.mamba_ssm_cache_dtype = "auto"
     vllm.cache_config.kv_cache_layout = LAYOUT.name

@@ -97,3 +97,12 @@ def test_an_engine_is_what_it_is_on_a_gpu(configured: ConfigMaker) -> None:
     assert config.vllm.max_concurrent_batches == 2
     assert config.vllm.num_speculative_tokens == 3
     assert config.worker.num_blocks == LLAMA_70B.cache_bytes // (80 * 8192)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_an_engine_computes_prompts_in_steps_and_keeps_prefixes(configured: ConfigMaker, model: Model) -> None:
+    """vLLM built for CPUs takes both from models with MLA."""
+    vllm = configured.make(model, step_tokens=4096).vllm
+    assert vllm.cache_config.enable_prefix_caching
+    assert vllm.scheduler_config.enable_chunked_prefill
+    assert vllm.scheduler_config.max_num_batched_tokens == 4096
