@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload.client.inspector import Inspector
+from kvoffload.connector.pipeline import combine_weights, name_pipeline
 from tests.vllm import connector_probe as probe
 from tests.vllm import pool_probe
 from tests.vllm.engine import EnginePool, make_prompt
@@ -34,7 +35,8 @@ def test_sessions_report_identity_and_blocks_of_a_hybrid_engine(engines: EngineP
     assert report == str(probe.worker_side().registration.report)
     facts = probe.worker_side().facts
     assert facts is not None
-    assert identity["fingerprint"] == facts.fingerprint.hex()
+    assert facts.weights.name, "what lies in memory is part of who the engine is"
+    assert identity["fingerprint"] == name_pipeline([facts.fingerprint], combine_weights([facts.weights.name])).hex()
     assert {group["reuse"] for group in identity["groups"]} == {"prefix", "exact_boundary"}
     assert (total, {(one["group"], one["hash"]) for one in blocks}) == (
         len(blocks),
