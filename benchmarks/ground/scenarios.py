@@ -16,7 +16,7 @@ from benchmarks.ground.engine import Run, VirtualEngine
 from benchmarks.ground.engine_config import EngineTerms
 from benchmarks.ground.ledger import PoolLedger, Share, watch_evictions
 from benchmarks.ground.models import Model
-from benchmarks.ground.server import count_left
+from benchmarks.ground.server import SEGMENT_BYTES, count_left
 from benchmarks.ground.trial import ROOM, open_bare, open_ideal, open_ours
 from benchmarks.ground.work import (
     Ask,
@@ -38,8 +38,9 @@ LOADS = (0.3, 0.6, 1.2)
 """Of conversations, in what the engine can compute: up to saturation."""
 PARTS = 4
 """Of conversations; between them the engine's own cache is reset."""
-POOL_SHARE = 1 / 3
+POOL_SHARE = 1 / 10
 """Of all that conversations have computed: a pool that is too small."""
+SHORT_TOKENS = 20_000
 SHARED_POOL = 256 * GIB
 """Of conversations and agents: ours and the ideal one's."""
 
@@ -181,14 +182,16 @@ def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
-    """Conversations whose blocks are three times as many as the pool can hold; it forgets its own cache seven times."""
-    asks = _read_conversations(model, ground)
+    """Conversations with ten times what the pool can hold, at 0.6; the engine forgets its own cache seven times."""
+    # Many short ones: of a few long ones chance decides which are there.
+    asks = [ask for ask in read_conversations(ground.find_trace(), limit=480) if ask.tokens <= SHORT_TOKENS]
     parts = cut(come_at(asks, tokens_per_s=LOADS[1] * StepCost(model).prefill_rate()), 2 * PARTS)
     with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
         all_hits = _count_hits(_serve_parts(engine, parts))
         connector: Any = engine.scheduler.connector
         all_bytes = connector.pool.used_bytes
-    pool_bytes = max(int(all_bytes * POOL_SHARE) // SMALL_POOL, 1) * SMALL_POOL
+    # In whole segments: that is what a server takes.
+    pool_bytes = max(round(all_bytes * POOL_SHARE / SEGMENT_BYTES), 1) * SEGMENT_BYTES
     params: Params = {"model": model.name, "scenario": "small pool", "requests": len(asks), "all_hits": all_hits}
     params |= {"pool_mib": pool_bytes // MIB, "all_mib": all_bytes // MIB}
     yield from _serve_beside_ideal(model, ground, parts, params, pool_bytes=pool_bytes)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.errors import BenchmarkError
+from kvoffload.units import GIB
 
-SEGMENT = "4GiB"
+SEGMENT_BYTES = 4 * GIB
 ENVIRONMENT = {"KVOFFLOAD_TESTS": "1"}
 """A sparse pool is for tests alone."""
 END_S = 30.0
@@ -26,7 +27,7 @@ def run_server(folder: Path, *, memory: str) -> Iterator[Path]:
     """Its socket. Of its memory only the index has pages: nobody touches a record."""
     socket = folder / "s"
     command = [sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", "0"]
-    settings = {"server": socket, "memory": memory, "segment_size": SEGMENT, "sparse_memory": "true"}
+    settings = {"server": socket, "memory": memory, "segment_size": SEGMENT_BYTES, "sparse_memory": "true"}
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT})

@@ -14,7 +14,7 @@ SCRIPT = FOLDER / "scale.py"
 
 @dataclass(frozen=True)
 class ScaleBenchmark:
-    """Half an hour for all models, less than a minute for the two of the short form. `trace`: conversations."""
+    """An hour for all models, less than a minute for the two of the short form. `trace`: conversations."""
 
     is_short: bool = False
     trace: Path | None = None
