@@ -30,17 +30,6 @@ def test_a_conversation_goes_from_its_end() -> None:
     assert pool.used_bytes == 50
 
 
-def test_what_is_used_stays_before_what_is_not() -> None:
-    pool = IdealPool([PREFIX], [10], capacity_bytes=60)
-    used, unused = make_records(make_chain("used", 3)), make_records(make_chain("unused", 3))
-    pool.admit(used)
-    pool.admit(unused)
-    pool.touch(used)
-    pool.admit(make_records(make_chain("new", 2)))
-    assert pool.find_present(0, [record.name for record in used]).all()
-    assert pool.find_present(0, [record.name for record in unused]).tolist() == [True, False, False]
-
-
 def test_groups_have_records_of_their_own_size_and_windows_may_come_first() -> None:
     pool = IdealPool([WINDOW, PREFIX], [3, 10], capacity_bytes=1000)
     chain = make_chain("both", 4)
