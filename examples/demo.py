@@ -43,11 +43,14 @@ MAX_RESETS = 10_000
 
 
 def connector(server: Path) -> dict[str, object]:
-    """Engines that are started with it share the pool of the server at this socket."""
+    """Engines that are started with it share the pool of the server at this socket.
+
+    Where the machine has other work an answer may be late, and would be a miss: the demo waits for it.
+    """
     return {
         "kv_connector": "KVOffloadConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"server": str(server)},
+        "kv_connector_extra_config": {"server": str(server), "acquire_deadline": "5s"},
     }
 
 

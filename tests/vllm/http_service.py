@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
+from tests.vllm.connector_probe import PATIENCE
 from tests.vllm.tiny_models import DENSE
 
 START_S = 180.0
@@ -21,7 +22,7 @@ CLEAR_MARGIN = 0.2
 CONNECTOR = {
     "kv_connector": "KVOffloadConnector",
     "kv_role": "kv_both",
-    "kv_connector_extra_config": {"memory": "256MiB"},
+    "kv_connector_extra_config": {"memory": "256MiB", **PATIENCE},
 }
 
 

@@ -16,6 +16,7 @@ from benchmarks.connectors.model import DENSE_86M, TOKEN_BYTES
 from benchmarks.connectors.steps import LONGEST, SHORTEST, count_full, fit_steps, make_arrivals
 from kvoffload.cache import GroupRule
 from kvoffload.kvspec import ReuseRule
+from tests.vllm.connector_probe import PATIENCE
 from tests.vllm.tiny_models import SLIDING
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_the_model_has_the_bytes_that_the_figures_are_for() -> None:
 @pytest.mark.vllm
 def test_an_engine_answers_what_the_rows_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    with run_engine(tmp_path, SLIDING.name, kvoffload(memory="512MiB"), max_num_seqs=4) as engine:
+    with run_engine(tmp_path, SLIDING.name, kvoffload(memory="512MiB", **PATIENCE), max_num_seqs=4) as engine:
         assert engine.ask("server_start", 1 << 20)["server"] > 0
         engine.ask("record_published")
         assert engine.ask("generate", 1, 300, 1)["cached"] == 0

@@ -117,7 +117,7 @@ class Shop:
             transfer = {
                 "kv_connector": "KVOffloadConnector",
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {"server": str(self.socket)},
+                "kv_connector_extra_config": {"server": str(self.socket), **probe.PATIENCE},
             }
             engine = start_engine(DENSE, self.model, kv_transfer_config=transfer, **setting.arguments)
             try:
