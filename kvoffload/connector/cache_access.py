@@ -89,7 +89,8 @@ class CacheAccess:
                     remedy="start the engine with what the server's other engines have, or give it another server",
                 )
             now_s = time.monotonic()
-            is_absent = client.state is LinkState.DOWN and client.fault
+            # A private server was there a moment ago, and is started again if it ended: what it has is no time yet.
+            is_absent = bool(self.settings.server) and client.state is LinkState.DOWN and client.fault
             if now_s > end_s or (now_s > absent_s and is_absent):
                 logger.warning("the engine starts without a cache server until there is one: %s", client.fault)
                 return

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
-from kvoffload.client import Client, describe_blocks
+from kvoffload.client import Client, LinkState, describe_blocks
 from kvoffload.config import Settings
 from kvoffload.connector import cache_access
 from kvoffload.connector.cache_access import CacheAccess
@@ -169,6 +169,31 @@ def test_a_private_server_comes_with_the_first_rank_and_goes_with_the_engines_la
     wait_for(lambda: list(tmp_path.iterdir()) == [])
 
 
+class LateClient:
+    """Its server has not answered in time, and does at the sixth look."""
+
+    state, fault, refusal = LinkState.DOWN, "the server does not answer", None
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def wait_until_served(self, timeout_s: float) -> bool:
+        self.looks += 1
+        return self.looks > 5
+
+
+@pytest.mark.parametrize(("server", "looks"), [("", 6), ("/run/somewhere", 1)], ids=["private", "shared"])
+def test_a_private_server_that_answers_late_is_waited_for(
+    server: str, looks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside an engine that starts, it may have to wait for a processor for seconds."""
+    monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
+    client: Any = LateClient()
+    make_access(server)._await(client)
+    assert client.looks == looks
+    assert ("starts without a cache server" in caplog.text) == (looks == 1)
+
+
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """Every look for a private server, of which there is none."""
@@ -179,7 +204,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, An
         return tmp_path / "nobody"
 
     monkeypatch.setattr(cache_access, "find_or_start", look)
-    monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
+    monkeypatch.setattr(cache_access, "START_WAIT_S", 0.0)
     return found
 
 
