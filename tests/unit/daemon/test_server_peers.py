@@ -31,7 +31,8 @@ from kvoffload.peers.notice_board import BoardTerms
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.valkey_address import ValkeyAddress
-from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
+from tests.unit.cache.cache_model import HYBRID
+from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, names_of, save
 from tests.unit.client.conftest import make_terms
 from tests.unit.daemon.remote_client import make_keys
 from tests.unit.daemon.test_server_remote import load
@@ -85,6 +86,21 @@ class Fleet:
         with serving(self.folder / name, **options) as server:
             yield server
 
+    def count_elsewhere(self, name: str) -> int:
+        """Of what `save` saves there: how many blocks live on other machines."""
+        homes = self.places[name]
+        return sum(int(homes.lives_elsewhere(names_of(group)).sum()) for group in range(len(HYBRID.groups)))
+
+    async def save_at(self, name: str, server: CacheServer) -> int:
+        """All groups' blocks, and until the server has sent what lives elsewhere: how many that are."""
+        async with self.client(name) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            sent = self.count_elsewhere(name)
+            await_that(lambda: traffic_of(server).counts.written == sent)
+        assert 0 < sent < BLOCKS
+        return sent
+
     def client(self, name: str) -> AsyncClient:
         return AsyncClient(make_terms(self.folder / name, name=NAME))
 
@@ -109,13 +125,8 @@ async def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Pat
     with ExitStack() as stack:
         servers = {name: stack.enter_context(fleet.serving(name)) for name in fleet.members}
         await_that(lambda: are_ready(*servers.values()))
-        async with fleet.client("a") as client:
-            assert await client.wait_until_served(WAIT_S)
-            await save(client)
-            await_that(lambda: traffic_of(servers["a"]).is_idle)
         # One copy beside the one of the engine that made it.
-        sent = traffic_of(servers["a"]).counts.written
-        assert 0 < sent < BLOCKS
+        sent = await fleet.save_at("a", servers["a"])
         await_that(lambda: readable(servers["b"]) + readable(servers["c"]) == sent)
         async with fleet.client("b") as client:
             assert await client.wait_until_served(WAIT_S)
@@ -133,10 +144,7 @@ async def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Pa
     with fleet.serving("a") as one:
         with fleet.serving("b") as two:
             await_that(lambda: are_ready(one, two))
-            async with fleet.client("a") as client:
-                assert await client.wait_until_served(WAIT_S)
-                await save(client)
-                await_that(lambda: traffic_of(one).is_idle)
+            await fleet.save_at("a", one)
         async with fleet.client("a") as client:
             assert await client.wait_until_served(WAIT_S)
             assert await load(client) == TOKENS
@@ -159,13 +167,9 @@ async def test_a_disk_has_what_lives_on_its_machine(tmp_path: Path) -> None:
         disk.mkdir(mode=0o700)
     with fleet.serving("a", disk=disks["a"]) as one, fleet.serving("b", disk=disks["b"]) as two:
         await_that(lambda: are_ready(one, two))
-        async with fleet.client("a") as client:
-            assert await client.wait_until_served(WAIT_S)
-            await save(client)
-            await_that(lambda: traffic_of(one).is_idle and traffic_of(one, 0).is_idle)
-        sent = traffic_of(one).counts.written
+        sent = await fleet.save_at("a", one)
         await_that(lambda: traffic_of(two, 0).counts.written == sent)
-        assert traffic_of(one, 0).counts.written == BLOCKS - sent
+        await_that(lambda: traffic_of(one, 0).counts.written == BLOCKS - sent)
 
 
 async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path: Path) -> None:
@@ -175,10 +179,7 @@ async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path:
     with fleet.serving("a") as one, fleet.serving("c") as three:
         with fleet.serving("b", disk=disk) as two:
             await_that(lambda: are_ready(one, two, three))
-            async with fleet.client("a") as client:
-                assert await client.wait_until_served(WAIT_S)
-                await save(client)
-                await_that(lambda: traffic_of(one).is_idle)
+            await fleet.save_at("a", one)
             await_that(lambda: traffic_of(two, 0).counts.written == readable(two) > 0)
         await_that(lambda: not (are_ready(one) or are_ready(three)))
         # It is started again, and nobody has said there what the records are.
@@ -238,10 +239,7 @@ async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, 
         with fleet.serving("b") as two:
             await_that(lambda: len(traffic_of(one).health()) == len(traffic_of(two).health()) == 1)
             await_that(lambda: are_ready(one, two))
-            async with fleet.client("a") as client:
-                assert await client.wait_until_served(WAIT_S)
-                await save(client)
-                await_that(lambda: traffic_of(one).is_idle)
+            await fleet.save_at("a", one)
             async with fleet.client("b") as client:
                 assert await client.wait_until_served(WAIT_S)
                 assert await load(client) == TOKENS
