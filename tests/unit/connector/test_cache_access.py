@@ -182,14 +182,14 @@ class LateClient:
         return self.looks > 5
 
 
-@pytest.mark.parametrize(("server", "looks"), [("", 6), ("/run/somewhere", 1)], ids=["private", "shared"])
+@pytest.mark.parametrize(("is_private", "looks"), [(True, 6), (False, 1)], ids=["private", "shared"])
 def test_a_private_server_that_answers_late_is_waited_for(
-    server: str, looks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_private: bool, looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Beside an engine that starts, it may have to wait for a processor for seconds."""
     monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
     client: Any = LateClient()
-    make_access(server)._await(client)
+    make_access("" if is_private else tmp_path / "s")._await(client)
     assert client.looks == looks
     assert ("starts without a cache server" in caplog.text) == (looks == 1)
 
