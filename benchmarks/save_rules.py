@@ -61,9 +61,9 @@ class Setting:
 
 
 Rule = Callable[[Setting, Blocks, Blocks], Iterable[int]]
-"""Of the blocks that a request computed and those that it found in the engine: which are saved at once."""
+"""Chooses what is saved at once, of the blocks that a request computed and of those that it found in the engine."""
 Admits = Callable[[Setting, int], bool]
-"""Whether a block that the engine has lost goes into the pool."""
+"""Says whether a block that the engine has lost goes into the pool."""
 
 
 def save_all(setting: Setting, computed: Blocks, used: Blocks) -> Blocks:

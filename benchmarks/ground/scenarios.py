@@ -35,11 +35,11 @@ from kvoffload.units import GIB, MIB
 Params = dict[str, int | float | str]
 SMALL_POOL = 64 * MIB
 LOADS = (0.3, 0.6, 1.2)
-"""Of conversations, in what the engine can compute: up to saturation."""
+"""How many tokens come, of those that the engine can compute: up to saturation."""
 PARTS = 4
-"""Of conversations; between them the engine's own cache is reset."""
+"""Conversations are cut into so many; between them the engine's own cache is reset."""
 POOL_SHARE = 1 / 10
-"""Of all that conversations have computed: a pool that is too small."""
+"""A pool that is too small has so much of all that conversations have computed."""
 SHORT_TOKENS = 20_000
 SHARED_POOL = 256 * GIB
 """Of conversations and agents: ours and the ideal one's."""

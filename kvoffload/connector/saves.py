@@ -368,7 +368,9 @@ class Saves:
     def _take_ended(self) -> list[Candidates]:
         """Without their pins: nothing takes a block before this returns to the engine."""
         ended, self._ended = self._ended, []
-        self._pins.unpin([block for one in ended for block in one.list_blocks()])
+        for one in reversed(ended):
+            # Apart: requests may share blocks, and not every vLLM need take a block twice in one call.
+            self._pins.unpin(one.list_blocks())
         return ended
 
     def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave], *, is_last: bool = False) -> None:

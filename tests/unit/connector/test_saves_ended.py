@@ -337,6 +337,21 @@ def test_blocks_of_an_ended_request_are_pinned_until_they_are_saved() -> None:
     engine.assert_at_rest()
 
 
+def test_requests_that_share_blocks_and_end_together_give_each_block_back_once() -> None:
+    engine = make_engine()
+    engine.cache.slots_left = 0
+    for name in "ab":
+        save_prompt(engine, name, range(30))
+    assert engine.manager.get_block_ids("a")[0][:7] == engine.manager.get_block_ids("b")[0][:7]
+    for name in "ab":
+        engine.finish(engine.requests[name])
+    assert engine.pinned == 14
+    assert engine.step().saves == ()
+    free = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    assert len(free) == len(set(free)) == engine.pool.get_num_free_blocks() == engine.all_free
+    assert engine.pinned == 0
+
+
 def test_what_ended_requests_take_is_not_promised_to_the_window_of_another() -> None:
     """Half of a window is of use to nobody."""
     engine = make_engine(WINDOW, retention_interval=0)
