@@ -138,11 +138,12 @@ class EngineCommands:
 
 
 def _count_kept(client: Any) -> int:
-    """Bytes. A call waits for no longer than a step may, so it is tried a few times."""
+    """Bytes. A call waits for no longer than a step may, and after a few late answers none is asked for a while."""
     for _ in range(MAX_LOOKS):
         client.begin_step()
         with suppress(ServerError):
             return int(client.stats().used_bytes)
+        time.sleep(QUIET_S)
     raise BenchmarkError("the server does not tell its counts", remedy="measure on a quieter machine")
 
 
