@@ -34,7 +34,7 @@ class PoolGrowth:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing more is taken from here on, and what is being taken is given up within some milliseconds."""
+        """Nothing more is taken from here on but the parts of a step that threads are at."""
         self._stopped.set()
         self._changed.set()
         self._cache.stop_growing()

@@ -19,9 +19,6 @@ constexpr std::uint64_t kPoolLimit = 1ULL << 56;
 // Of the machine's memory, or the cgroup's, one part in so many is left to others by a pool that grows.
 constexpr std::uint64_t kReserveShare = 32;
 constexpr std::uint32_t kRoomWaitS = 2;
-// Whoever waits for the process's memory map waits for a slice to be given, by a thread that has little of a busy
-// processor.
-constexpr std::size_t kBackgroundSlice = std::size_t{2} << 20;
 
 Result<std::uint64_t> random_number() {
     std::uint64_t number = 0;
@@ -146,7 +143,7 @@ Result<bool> CacheCore::grow(PopulateProgress& progress) {
     }
     PopulateTerms terms = options_.populate;
     terms.is_background = true;
-    terms.slice_bytes = std::min(terms.slice_bytes, kBackgroundSlice);
+    terms.slice_bytes = options_.step_bytes / std::max(terms.threads, 1U);
     const std::uint64_t total = read_memory_headroom(terms.proc).total_bytes;
     terms.keep_free_bytes = std::max(terms.keep_free_bytes, total == UINT64_MAX ? 0 : total / kReserveShare);
     expect_room(kRoomWaitS);

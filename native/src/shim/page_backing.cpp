@@ -69,17 +69,21 @@ void touch_pages(const void* start, std::size_t length) {
 }
 
 Status populate_pages(void* start, std::size_t length) {
-    while (madvise(start, length, kPopulateWrite) != 0) {
-        const int error = errno;
-        if (error == EINVAL) {
-            touch_pages(start, length);
-            return {};
-        }
-        if (error == ENOMEM || error == EFAULT) {
-            return {Code::unavailable, "the kernel has no memory to map " + std::to_string(length) + " bytes"};
-        }
-        if (error != EINTR && error != EAGAIN) {
-            return system_fault("madvise(MADV_POPULATE_WRITE)", error);
+    auto* const first = static_cast<unsigned char*>(start);
+    for (std::size_t offset = 0; offset < length; offset += kHugePageBytes) {
+        const std::size_t piece = std::min(kHugePageBytes, length - offset);
+        while (madvise(first + offset, piece, kPopulateWrite) != 0) {
+            const int error = errno;
+            if (error == EINVAL) {
+                touch_pages(start, length);
+                return {};
+            }
+            if (error == ENOMEM || error == EFAULT) {
+                return {Code::unavailable, "the kernel has no memory to map " + std::to_string(length) + " bytes"};
+            }
+            if (error != EINTR && error != EAGAIN) {
+                return system_fault("madvise(MADV_POPULATE_WRITE)", error);
+            }
         }
     }
     return {};
@@ -100,10 +104,8 @@ void collapse_into_huge_pages(void* start, std::size_t length) {
         if (madvise(first + offset, page_bytes, kPopulateWrite) != 0) {
             return;
         }
-        if (madvise(first + offset, kHugePageBytes, kCollapse) != 0 && errno == EINVAL) {
-            return;
-        }
     }
+    static_cast<void>(madvise(first, whole, kCollapse));
 }
 
 std::uint64_t huge_bytes_mapped(const void* start, std::size_t length) {

@@ -19,8 +19,9 @@ constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 Status allocate_file_pages(int file, std::uint64_t offset, std::uint64_t length);
 
 // Maps the pages of a range of a shared writable mapping, giving the file those it lacks. `start` is at a page's
-// border. The kernel does it in one call (since Linux 5.14), otherwise a byte of each page is read, which is sound only
-// after allocate_file_pages.
+// border. The kernel does it in a call for 2 MiB (since Linux 5.14), since each call keeps the process's memory map
+// locked and with it everybody who maps something; otherwise a byte of each page is read, which is sound only after
+// allocate_file_pages.
 Status populate_pages(void* start, std::size_t length);
 
 // The second way of populate_pages, which every kernel has.
@@ -28,7 +29,8 @@ void touch_pages(const void* start, std::size_t length);
 
 // Turns those aligned 2 MiB pieces of a range into huge pages that the kernel is able to (Linux 6.1), whatever the
 // machine's setting for huge pages of shared memory is, unless that is "deny". What cannot be turned stays as it is:
-// ask huge_bytes_mapped.
+// ask huge_bytes_mapped. One call of the kernel's, since each begins with waiting for all processors, one caller of the
+// machine after the other and with the process's memory map locked: on a busy machine up to seconds.
 void collapse_into_huge_pages(void* start, std::size_t length);
 
 // Bytes of a mapping that are mapped by huge pages, hugetlb pages included. Reads /proc/self/smaps: slow with thousands
