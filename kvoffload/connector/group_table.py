@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 
 from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.errors import BlockAlignmentError
@@ -31,8 +32,8 @@ class GroupTable:
         self.facts = tuple(groups)
         self.rules = tuple(facts.rule for facts in groups)
         self.hash_block_size = hash_block_size
-        self.alignment = alignment
-        """Tokens that every hit is a multiple of."""
+        self.alignment = lcm(alignment, *(facts.rule.block_size for facts in groups))
+        """Tokens that every hit of ours is a multiple of: the engine's own may end in a block (`prefix_match_unit`)."""
         self.hashes_per_block = tuple(rule.block_size // hash_block_size for rule in self.rules)
         self.of_table = {facts.index: group for group, facts in enumerate(groups)}
         """By position in the engine's block tables."""
@@ -46,7 +47,7 @@ class GroupTable:
         )
         self.prefixes = tuple(prefix)
         self.is_all_prefix = len(prefix) == len(groups)
-        self.dropped_tokens = alignment if drops_last_block else 0
+        self.dropped_tokens = self.alignment if drops_last_block else 0
         """The engine's own hits end so much before what they match: see `vllm_compat.drops_last_block`."""
         # A window before a boundary lacks what the token before it sees first, and a state cannot be rewound.
         self._computed_tokens = 0 if whole_prompts and self.is_all_prefix else 1

@@ -40,6 +40,20 @@ def test_the_boundary_is_found_in_few_looks(blocks: int) -> None:
     assert not prefix.has(HASHES, 0)
 
 
+@pytest.mark.parametrize("blocks", [0, 1, 2, 300])
+def test_blocks_are_looked_for_where_they_end(blocks: int) -> None:
+    """With `prefix_match_unit` hashes, and the engine's own hits, are finer than blocks."""
+
+    class WholeBlocks(Pool):
+        def get_cached_block(self, name: bytes, tables: list[int]) -> Any:
+            found = super().get_cached_block(name, tables)
+            return found if int.from_bytes(name, "big") % 3 == 2 else None
+
+    groups = GroupTable([facts(3, block_size=12)], hash_block_size=4, alignment=4)
+    prefix = EnginePrefix(WholeBlocks(3 * blocks), groups)  # type: ignore[arg-type]
+    assert prefix.find(HASHES, 3999) == 12 * blocks
+
+
 def test_without_full_attention_nothing_is_known() -> None:
     groups = GroupTable([facts(3, ReuseRule.EXACT_BOUNDARY)], hash_block_size=4, alignment=4)
     prefix = EnginePrefix(Pool(1000), groups)  # type: ignore[arg-type]

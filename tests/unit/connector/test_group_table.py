@@ -12,6 +12,8 @@ from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.errors import BlockAlignmentError
 from kvoffload.kvspec import ReuseRule
 
+FINE = {"hash_block_size": 4, "alignment": 4}
+
 
 def facts(index: int, reuse: ReuseRule = ReuseRule.PREFIX, *, block_size: int = 4, window: int = 0) -> GroupFacts:
     rule = GroupRule(block_size=block_size, reuse=reuse, window=window)
@@ -49,6 +51,17 @@ def test_without_full_attention_nothing_is_a_parent() -> None:
 @pytest.mark.parametrize(("tokens", "aligned"), [(0, 0), (7, 0), (8, 8), (15, 8), (16, 16)])
 def test_a_hit_is_a_multiple_of_the_engines_alignment(tokens: int, aligned: int) -> None:
     assert GroupTable([facts(0)], hash_block_size=4, alignment=8).align(tokens) == aligned
+
+
+def test_a_hit_is_whole_blocks_where_the_engines_own_may_end_within_one() -> None:
+    table = GroupTable([facts(0, block_size=8), facts(1, ReuseRule.EXACT_BOUNDARY, block_size=12)], **FINE)
+    assert [table.align(tokens) for tokens in (23, 24, 47, 48)] == [0, 24, 24, 48]
+    assert [table.longest_hit(tokens) for tokens in (24, 25, 48, 49)] == [0, 24, 24, 48]
+
+
+def test_an_engine_that_drops_what_it_matched_last_drops_whole_blocks_of_ours() -> None:
+    table = GroupTable([facts(0, block_size=8), facts(1, block_size=8)], **FINE, drops_last_block=True)
+    assert [table.longest_hit(tokens) for tokens in (15, 16, 23, 24)] == [0, 8, 8, 16]
 
 
 WINDOW = facts(1, ReuseRule.WINDOW, window=6)
