@@ -47,7 +47,8 @@ class _Seen:
 
 
 class IdealConnector(KVConnectorBase_V1, SupportsHMA):
-    """vLLM makes it by name. `pool_bytes` of its settings: of all ranks."""
+    """vLLM makes it by name. Of its settings `pool_bytes` is of all ranks; with `in_step` the step itself waits for
+    what its requests load, and otherwise they wait for a step after their load."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -55,6 +56,7 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         self._machine = MACHINES[str(transfer.engine_id)]
         self._rank = vllm_config.parallel_config.rank
         self._under_way: dict[str, float] = {}
+        self._in_step = bool(transfer.kv_connector_extra_config.get("in_step"))
         if role is KVConnectorRole.WORKER:
             return
         cache = EngineCache(
@@ -98,7 +100,7 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         limit = (request.num_tokens - 1) // self._alignment * self._alignment
         present = [self._find_present(request.block_hashes, group) for group in range(len(self._rules))]
         reach = find_reach(self._rules, present, local=num_computed_tokens, limit=limit, alignment=self._alignment)
-        return reach - num_computed_tokens, reach > num_computed_tokens
+        return reach - num_computed_tokens, reach > num_computed_tokens and not self._in_step
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if not num_external_tokens:
@@ -180,7 +182,11 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(plan, IdealPlan)
         link = self._machine.links[self._rank]
         for request_id, size in plan.loads:
-            self._under_way[request_id] = link.loads.run(size / LINK_RATE, not_before_s=link.worker.now_s)
+            end_s = link.loads.run(size / LINK_RATE, not_before_s=link.worker.now_s)
+            if self._in_step:
+                link.worker.reach(end_s)
+            else:
+                self._under_way[request_id] = end_s
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         now_s = self._machine.links[self._rank].worker.now_s

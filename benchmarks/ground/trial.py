@@ -45,9 +45,12 @@ def open_ours(
 
 
 @contextmanager
-def open_ideal(model: Model, terms: EngineTerms, *, pool_bytes: int = ROOM) -> Iterator[VirtualEngine]:
+def open_ideal(
+    model: Model, terms: EngineTerms, *, pool_bytes: int = ROOM, in_step: bool = False
+) -> Iterator[VirtualEngine]:
+    """`in_step`: steps wait for what their requests load."""
     with tempfile.TemporaryDirectory() as name:
-        given = {"pool_bytes": pool_bytes}
+        given = {"pool_bytes": pool_bytes, "in_step": in_step}
         config = make_config(model, replace(terms, connector="ideal:IdealConnector", settings=given), Path(name))
         yield from _use(VirtualEngine(config))
 
