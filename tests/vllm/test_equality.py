@@ -156,6 +156,27 @@ def test_a_restored_run_equals_the_engines_own_hit_bit_for_bit(engines: EnginePo
     assert probe.faults(engine) == {}
 
 
+def test_where_the_engines_own_hits_end_within_a_block_ours_are_whole_blocks(engines: EnginePool) -> None:
+    from vllm.config import CacheConfig
+
+    if not hasattr(CacheConfig, "prefix_match_unit"):
+        pytest.skip("this vLLM hashes no part of a block")
+    engine = Case("gdn-units", GDN, GDN_CHUNKS | {"prefix_match_unit": 16}).acquire(engines)
+    prompt = make_prompt(seed=31, length=1700)
+    assert answer(engine, prompt).cached == 0
+    local = answer(engine, prompt)
+    restored = restored_answer(engine, prompt)
+    assert (local.cached, restored.cached) == (1696, restorable(GDN, 1700)) == (1696, 1280)
+    assert restored == local
+    # What the engine has of a block gives way to a hit that is longer.
+    engine.reset_local()
+    assert answer(engine, prompt[:700]).cached == 0
+    assert answer(engine, prompt[:700]).cached == 688
+    assert answer(engine, prompt) == restored
+    assert answer(engine, prompt).cached == 1696
+    assert probe.faults(engine) == {}
+
+
 @each(*LOCAL_CASES, MLA_CASE)
 def test_restored_blocks_hold_the_bytes_that_were_saved(engines: EnginePool, case: Case) -> None:
     engine = case.acquire(engines)
