@@ -220,20 +220,22 @@ def find_geometry(model: Model, *, name: str = "", state_dtype: str = "auto") ->
     return Geometry(name=name or model.name, block=block, has_states=state > 0)
 
 
-def list_geometries() -> list[Geometry]:
-    """Those of the proving ground, and of Qwen3-Next on one rank as other deployments have it."""
+def list_geometries(blocks: Iterable[int] = ()) -> list[Geometry]:
+    """Those of the proving ground, and of Qwen3-Next on one rank as other deployments have it; others with states."""
     one = replace(QWEN3_NEXT_80B, ranks=1)
     return [
         *map(find_geometry, MODELS),
         find_geometry(one, name="Qwen3-Next-80B TP1"),
         find_geometry(one, name="the same, states in float32", state_dtype="float32"),
         find_geometry(replace(one, kv_dtype="fp8"), name="the same, and KV in fp8", state_dtype="float32"),
+        *(Geometry(name="another with states", block=block, has_states=True) for block in blocks),
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
+    parser.add_argument("--blocks", default="2400,3520", help="tokens in blocks of others with states")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     agents = make_agents(5, turns=40, first_tokens=40_000, tool_tokens=1840, new_tokens=160, think_s=5.0)
@@ -241,7 +243,7 @@ def main() -> int:
         turns = find_turns(requests)
         asked = sum(turn.tokens for turn in turns)
         table = Table("model", "block", *map(str.strip, WAYS), title=f"{what}: tokens hit, % of {asked:,}")
-        for geometry in list_geometries():
+        for geometry in list_geometries(map(int, filter(None, options.blocks.split(",")))):
             shares = {}
             for name, way in WAYS.items():
                 hits = count_hits(turns, block=geometry.block, has_states=geometry.has_states, way=way)
