@@ -20,6 +20,7 @@ NEWEST_TESTS := $(addprefix tests/vllm/test_,contract.py sleep.py plugin.py faul
                 $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
 NEWEST_CHECK := $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(NEWEST_TESTS)
 AFTER_OTHERS := true
+WALK   := tests/vllm/test_newcomer.py
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 
@@ -105,12 +106,14 @@ test-driver: setup
 	} > build/native.log 2>&1 || { cat build/native.log; exit 1; }
 
 # The real engine has one process, the other tests have many small ones: side by side they take little longer than one.
+# A newcomer's walk has engines with processes of their own, and goes with the latter.
 python-test: setup
 	$(call say,test 2/2: Python (with the real engine))
 	@mkdir -p build
-	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/vllm > build/engine.log 2>&1 & engine=$$!; \
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/vllm --ignore $(WALK) > build/engine.log 2>&1 & engine=$$!; \
 	trap 'kill $$engine 2>/dev/null || true' EXIT; failed=0; \
-	$(BIN)/python -m pytest -q --ignore tests/vllm || failed=1; $(AFTER_OTHERS) || failed=1; \
+	$(BIN)/python -m pytest -q --ignore tests/vllm || failed=1; \
+	$(BIN)/python -m pytest -q -p no:cacheprovider $(WALK) || failed=1; $(AFTER_OTHERS) || failed=1; \
 	echo '-- with the real engine --'; wait $$engine || failed=1; cat build/engine.log; exit $$failed
 
 # ---- gates ----

@@ -14,6 +14,7 @@ from benchmarks.connectors.engine_child import kvoffload, run_engine
 from benchmarks.connectors.kept import Served, find_usable
 from benchmarks.connectors.model import DENSE_86M, TOKEN_BYTES
 from benchmarks.connectors.steps import LONGEST, SHORTEST, count_full, fit_steps, make_arrivals
+from kvoffload.bench.child import Child
 from kvoffload.cache import GroupRule
 from kvoffload.kvspec import ReuseRule
 from tests.vllm.connector_probe import PATIENCE
@@ -106,8 +107,7 @@ def test_an_engine_answers_what_the_rows_ask(tmp_path: Path, monkeypatch: pytest
         engine.ask("record_published")
         assert engine.ask("generate", 1, 300, 1)["cached"] == 0
         assert engine.ask("generate", 1, 300, 1)["cached"] == 256
-        engine.ask("reset")
-        assert engine.ask("generate", 1, 300, 1)["cached"] == 256
+        assert any(_is_restored(engine) for _ in range(30)), "the first saves may come before slots are to be had"
         count = engine.ask("count_published")
         assert 0 < count["usable"] <= count["kept"]
         batch = engine.ask("serve_batch", 100, 2, 200, 2)
@@ -117,3 +117,8 @@ def test_an_engine_answers_what_the_rows_ask(tmp_path: Path, monkeypatch: pytest
         assert sum(blocks for blocks, _, _, _ in steps) > 0
         assert all(seconds > 0 for _, _, seconds, _ in steps)
         assert any(is_decode for _, _, _, is_decode in steps)
+
+
+def _is_restored(engine: Child) -> bool:
+    engine.ask("reset")
+    return engine.ask("generate", 1, 300, 1)["cached"] == 256

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -75,12 +76,12 @@ MLA_CASE = Case("mla", MLA, lengths=MLA_LENGTHS)
 MLA_FLOAT32_CASE = Case("mla-float32", MLA, {"dtype": "float32"}, MLA_LENGTHS)
 
 
-def each(*cases: Case) -> pytest.MarkDecorator:
+def each(*cases: Case, scope: Literal["session", "module"] = "session") -> pytest.MarkDecorator:
     """The scope makes pytest run all tests of one case, then those of the next: one engine start for each.
 
     It tells cases by their place in the list, so each list begins like LOCAL_CASES.
     """
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name, scope="module")
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name, scope=scope)
 
 
 @dataclass(frozen=True)

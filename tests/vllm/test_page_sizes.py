@@ -38,7 +38,7 @@ def small_kernels(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CPUAttentionBackend, "get_supported_kernel_block_sizes", sizes)
 
 
-@each(UNEVEN_CASE, PIECES_CASE)
+@each(UNEVEN_CASE, PIECES_CASE, scope="module")
 def test_the_engine_is_what_these_tests_are_about(engines: EnginePool, case: Case) -> None:
     engine = case.acquire(engines)
     (found,) = engine.ask_workers(_describe)
@@ -50,17 +50,17 @@ def test_the_engine_is_what_these_tests_are_about(engines: EnginePool, case: Cas
     assert found["entries"] == found["num_blocks"] * kernel_blocks
 
 
-@each(UNEVEN_CASE, PIECES_CASE)
+@each(UNEVEN_CASE, PIECES_CASE, scope="module")
 def test_a_restored_run_equals_the_engines_own_hit_bit_for_bit(engines: EnginePool, case: Case) -> None:
     equality.test_a_restored_run_equals_the_engines_own_hit_bit_for_bit(engines, case)
 
 
-@each(UNEVEN_CASE, PIECES_CASE)
+@each(UNEVEN_CASE, PIECES_CASE, scope="module")
 def test_restored_blocks_hold_the_bytes_that_were_saved(engines: EnginePool, case: Case) -> None:
     equality.test_restored_blocks_hold_the_bytes_that_were_saved(engines, case)
 
 
-@each(UNEVEN_CASE, PIECES_CASE)
+@each(UNEVEN_CASE, PIECES_CASE, scope="module")
 def test_zeros_in_the_record_of_any_group_change_the_answer(engines: EnginePool, case: Case) -> None:
     equality.test_zeros_in_the_record_of_any_group_change_the_answer(engines, case)
 

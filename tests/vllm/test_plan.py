@@ -11,7 +11,7 @@ from kvoffload.plan.model_shape import Keeps, ShapeTerms, read_config, read_shap
 from kvoffload.plan.sizing import size_model
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import EnginePool
-from tests.vllm.tiny_models import ALL_MODELS, DENSE, TinyModel
+from tests.vllm.test_equality import LOCAL_CASES, MLA_CASE, Case, each
 
 pytestmark = pytest.mark.vllm
 
@@ -22,19 +22,16 @@ KEEPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model", "kv_dtype"),
-    [*((model, "auto") for model in ALL_MODELS), (DENSE, "fp8")],
-    ids=[*(model.name for model in ALL_MODELS), "dense-fp8"],
-)
-def test_figures_are_those_of_the_engine(engines: EnginePool, model: TinyModel, kv_dtype: str) -> None:
-    engine = engines.acquire(model, kv_transfer_config=probe.transfer(), kv_cache_dtype=kv_dtype)
+@each(*LOCAL_CASES, MLA_CASE)
+def test_figures_are_those_of_the_engine(engines: EnginePool, case: Case) -> None:
+    engine, model = case.acquire(engines), case.model
     side: Any = probe.scheduler_connector(engine)._scheduler
     kept: dict[Keeps, float] = {}
     for facts in side._parts.groups.facts:
         keeps = KEEPS[facts.rule.reuse]
         size = facts.record_bytes if keeps is Keeps.STATE else facts.record_bytes / facts.rule.block_size
         kept[keeps] = kept.get(keeps, 0) + size
+    kv_dtype = str(case.arguments.get("kv_cache_dtype", "auto"))
     terms = ShapeTerms(kv_dtype=kv_dtype, state_dtype=str(model.engine_args.get("mamba_ssm_cache_dtype", "auto")))
     planned: dict[Keeps, float] = {}
     for group in size_model(read_shape(read_config(engines.model_folder(model)), terms)).groups:
