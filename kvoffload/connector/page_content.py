@@ -17,7 +17,7 @@ def describe_layers(config: VllmConfig, geometry: KVGeometry) -> tuple[LayerDtyp
     """One for each layer that has pages or shares them. Weights are loaded by now: their scales are what they stay."""
     known = vllm_compat.find_layers(config)
     is_cut = config.parallel_config.tensor_parallel_size > 1
-    return tuple(_describe_layer(spec, known.get(spec.name), is_cut=is_cut) for spec in geometry.layers.values())
+    return tuple(describe_layer_content(spec, known.get(spec.name), is_cut=is_cut) for spec in geometry.layers.values())
 
 
 def refuse_ruined_scales(config: VllmConfig, geometry: KVGeometry) -> None:
@@ -35,7 +35,8 @@ def refuse_ruined_scales(config: VllmConfig, geometry: KVGeometry) -> None:
         raise UnsupportedError(decision.reason, remedy="turn calculate_kv_scales off")
 
 
-def _describe_layer(spec: LayerSpec, layer: Any, *, is_cut: bool) -> LayerDtype:
+def describe_layer_content(spec: LayerSpec, layer: Any, *, is_cut: bool) -> LayerDtype:
+    """`layer`: the engine's own; None: it has none for this name. `is_cut`: ranks hold different heads of it."""
     if layer is None and spec.quantisation is not Quantisation.NONE:
         raise IdentityError(
             f"layer {spec.name} is quantised ({spec.quantisation}) and its scales are nowhere to be found",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -362,6 +364,44 @@ def create_scale_views(config: VllmConfig, tensors: Mapping[str, Any], layers: C
             views[f"{name}.k_scales"] = impl._k_scale_cache
             views[f"{name}.v_scales"] = impl._v_scale_cache
     return views
+
+
+def find_engine_of_tier(engine_id: str) -> tuple[VllmConfig, KVCacheConfig] | None:
+    """The configuration of the engine that is making a secondary tier on this thread right now.
+
+    vLLM hands a tier a summary that tells neither the model's revision nor what its pages hold. The connector that has
+    all of it is among the functions under way; nothing else says which of a process's engines this is.
+    """
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        config, cache = frame.f_locals.get("vllm_config"), frame.f_locals.get("kv_cache_config")
+        if isinstance(config, VllmConfig) and isinstance(cache, KVCacheConfig):
+            transfer = config.kv_transfer_config
+            return (config, cache) if transfer is not None and transfer.engine_id == engine_id else None
+        frame = frame.f_back
+    return None
+
+
+def attention_choice(config: VllmConfig) -> str:
+    """What the engine was told of the kernels that it is to use."""
+    return repr(getattr(config, "attention_config", None))
+
+
+def describe_platform() -> dict[str, str]:
+    """What kernels for this machine may arrange pages by, for a process that has no layer to ask."""
+    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
+    try:
+        device = str(current_platform.get_device_name())
+    except (NotImplementedError, RuntimeError):
+        device = ""
+    return {
+        "device": f"{current_platform.device_type} {device}".rstrip(),
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}{' AMX' if has_amx() else ''}",
+        "fp8": "fnuz" if current_platform.is_fp8_fnuz() else "fn",
+    }
 
 
 def host_hit_source() -> Any:

@@ -1,0 +1,282 @@
+"""Our cache as a secondary tier of vLLM's own OffloadingConnector: the class that vLLM makes by name.
+
+All of it runs in the scheduler's process. This is the second place where a fault becomes a miss: nothing that goes
+wrong here after the start may reach the engine, and every job is answered.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable
+from math import ceil
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import vllm
+from vllm.v1.kv_offload.base import Locality, LookupResult, OffloadKey, ReqContext, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManager, TransferJob
+
+from kvoffload.cache import GroupRule
+from kvoffload.config import load_settings
+from kvoffload.connector import vllm_compat
+from kvoffload.connector.agreement import SharingTerms, make_register
+from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.connector.step_plan import GroupFacts
+from kvoffload.connector.tier_identity import describe_tier, names_are_private
+from kvoffload.connector.tier_lookups import TierLookups
+from kvoffload.connector.tier_transfers import ROWS, TierTransfers, TransferTerms, map_rows
+from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import Role
+from kvoffload.transfer.host_engine import HostEngine
+from kvoffload.units import format_size
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.base import OffloadingSpec, ScheduleEndContext
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+    from kvoffload.client import Client
+    from kvoffload.config import Settings
+    from kvoffload.keys.identity import Identity
+
+logger = logging.getLogger(__name__)
+
+SPARE_SLOTS = 16
+"""Held ready beyond what the chunks of two steps take."""
+_DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _degrade(
+    otherwise: R,
+) -> Callable[[Callable[Concatenate[KVOffloadTier, P], R]], Callable[Concatenate[KVOffloadTier, P], R]]:
+    """A fault of this hook is counted, and `otherwise` is the answer; the first of each hook is logged."""
+
+    def decorate(
+        hook: Callable[Concatenate[KVOffloadTier, P], R],
+    ) -> Callable[Concatenate[KVOffloadTier, P], R]:
+        @functools.wraps(hook)
+        def guarded(self: KVOffloadTier, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return hook(self, *args, **kwargs)
+            except Exception:  # noqa: BLE001  (the engine must live, whatever this is)
+                self.note_fault(hook.__name__)
+                return otherwise
+
+        return guarded
+
+    return decorate
+
+
+class KVOffloadTier(SecondaryTierManager):
+    """Called by the engine's scheduler, one call at a time. Nothing waits but the start, `drain_jobs` and `shutdown`.
+
+    vLLM takes a job's chunks for its own again when the job is answered, never before.
+    """
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        *,
+        locality: str | None = None,
+        **settings: object,
+    ) -> None:
+        """`settings`: ours, by the names of `docs/configuration.md`. Raises what keeps the engine from starting: a
+        setting that there is not, an engine that cannot be told from others, a server that refuses it."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = None if locality is None else Locality(locality)
+        loaded = load_settings(engine=settings).settings
+        rows = offloading_spec.config
+        found = vllm_compat.find_engine_of_tier(rows.engine_id)
+        if found is None:
+            raise UnsupportedError(
+                f"vLLM {vllm.__version__} shows its configuration to no secondary tier, so that nothing tells whose "
+                f"chunks these are",
+                remedy="use KVOffloadConnector",
+            )
+        config, cache = found
+        identity = describe_tier(config, cache, rows, row_bytes=self._block_size_bytes)
+        self._salt = os.urandom(16) if names_are_private(config) else b""
+        self._terms = TransferTerms(
+            fingerprint=bytes(identity.fingerprint()),
+            record_bytes=self._block_size_bytes,
+            block_tokens=max(offloading_spec.tokens_per_block) * offloading_spec.blocks_per_chunk,
+            verify_always=loaded.verify == "always",
+            promote_wait_s=loaded.promote_deadline,
+        )
+        self._faults: dict[str, int] = {}
+        self._results: list[JobResult] = []
+        self._jobs: dict[JobId, TransferJob] = {}
+        self._cache = self._open(loaded, config, cache, identity)
+        try:
+            # Addresses, not the view: vLLM closes the memory as soon as it has told us to shut down.
+            engine = HostEngine(
+                map_rows(rows=len(primary_kv_view), row_bytes=self._block_size_bytes),
+                {ROWS: int(np.asarray(primary_kv_view).ctypes.data)},
+                threads=loaded.copy_threads,
+            )
+        except BaseException:
+            self._cache.close()
+            raise
+        self._transfers = TierTransfers(self._cache, engine, self._terms)
+        self._lookups = TierLookups(self._cache, self._terms)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often each hook turned a fault into a miss."""
+        return dict(self._faults)
+
+    def note_fault(self, hook: str) -> None:
+        """While it is handled. The first of a hook is logged with its trace, the rest are counted only."""
+        self._faults[hook] = self._faults.get(hook, 0) + 1
+        if self._faults[hook] == 1:
+            logger.exception("kvoffload's tier: a fault in %s is a miss; more of them are counted only", hook)
+
+    # ---- what vLLM asks ----
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Chunks are stored as they become full, and what is in the CPU tier already was stored with it."""
+        return RequestOffloadingContext()
+
+    @_degrade(LookupResult.MISS)
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """A read of mapped memory; RETRY while tiers below the server's memory are asked."""
+        found = self._lookups.look(req_context.req_id, self._name(key))
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Chunks that the cache has are not copied again."""
+        self._submit(job_metadata, self._transfers.store)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """What was found may be gone by now: then the job fails for it, and the request computes it."""
+        self._submit(job_metadata, self._transfers.load)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Once a step, before the first look-up."""
+        self._collect()
+        results, self._results = self._results, []
+        return results
+
+    @_degrade(None)
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._lookups.forget(req_context.req_id)
+
+    @_degrade(None)
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._lookups.send()
+
+    def drain_jobs(self) -> None:
+        """vLLM resets its caches: for a sleep, for other weights, or because somebody asked for it. What this engine
+        stored has other names from here on, because nothing tells a tier whether the weights are still the same."""
+        self._transfers.drain()
+        self._lookups.clear()
+        self._salt = os.urandom(16)
+
+    def shutdown(self) -> None:
+        """NativeError: a copy still runs, and vLLM keeps the memory."""
+        self._lookups.clear()
+        try:
+            self._transfers.close()
+        finally:
+            self._cache.close()
+
+    # ---- inside ----
+
+    def _open(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig, identity: Identity) -> Client:
+        rows, terms = self._offloading_spec.config, self._terms
+        access = CacheAccess(
+            settings=settings,
+            # Beside our own connector, under MultiConnector, this is another one.
+            engine=f"{rows.engine_id} tier",
+            machine_key=_DATA_PARALLEL_RANK.sub("", rows.engine_id),
+            engine_bytes=rows.worker_kv_bytes_per_block * rows.parallel.world_size * cache.num_blocks,
+        )
+        register = make_register(
+            terms.fingerprint,
+            (
+                GroupFacts(
+                    index=0,
+                    name="chunks",
+                    rule=GroupRule(block_size=terms.block_tokens, reuse=ReuseRule.PREFIX),
+                    record_bytes=terms.record_bytes,
+                ),
+            ),
+            SharingTerms(
+                hash_block_size=terms.block_tokens,
+                hash_algorithm=identity.hash_algorithm,
+                hash_seed=identity.hash_seed,
+                tensor_ranks=1,
+            ),
+            description=identity.describe(),
+        )
+        chunks = ceil(config.scheduler_config.max_num_batched_tokens / terms.block_tokens) * len(rows.groups)
+        client = access.open(register, role=Role.SCHEDULER, stock_slots=(2 * chunks + SPARE_SLOTS,))
+        self._tell(client, settings)
+        return client
+
+    def _tell(self, client: Client, settings: Settings) -> None:
+        try:
+            where = format_size(client.stats().capacity_bytes)
+        except ServerError:
+            where = "a server that is not there yet"
+        logger.info(
+            "kvoffload keeps chunks of %s for vLLM's OffloadingConnector in %s of %s",
+            format_size(self._block_size_bytes),
+            where,
+            settings.server or "a private server",
+        )
+        if self._salt:
+            logger.warning(
+                "kvoffload's tier shares nothing with other engines, nor with this one after its restart: vLLM does "
+                "not tell its tiers what is in LoRA adapters; KVOffloadConnector looks into them"
+            )
+
+    def _name(self, key: OffloadKey) -> bytes:
+        """Of a chunk in the cache: vLLM's key has the length of its hash, and the group's number."""
+        return hashlib.sha256(self._salt + key).digest()
+
+    def _submit(self, job: TransferJob, begin: Callable[[JobId, list[bytes], Any], None]) -> None:
+        if not self._begin(job, begin) and not self._transfers.knows(job.job_id):
+            self._jobs.pop(job.job_id, None)
+            self._results.append(JobResult(job_id=job.job_id, success=False))
+
+    @_degrade(False)
+    def _begin(self, job: TransferJob, begin: Callable[[JobId, list[bytes], Any], None]) -> bool:
+        names = [self._name(key) for key in job.keys]
+        self._jobs[job.job_id] = job
+        begin(job.job_id, names, job.chunk_ids)
+        return True
+
+    @_degrade(None)
+    def _collect(self) -> None:
+        self._lookups.harvest()
+        for ended in self._transfers.poll():
+            job = self._jobs.pop(ended.job)
+            keys = list(job.keys)
+            kept = [keys[position] for position in sorted(ended.kept)]
+            if job.is_promotion and not ended.is_whole:
+                lost = (self._name(key) for position, key in enumerate(keys) if position not in ended.kept)
+                self._lookups.note_lost(job.req_context.req_id, lost)
+            self._results.append(
+                JobResult(
+                    job_id=ended.job,
+                    success=ended.is_whole,
+                    successful_keys=tuple(kept) if job.is_promotion and not ended.is_whole and kept else None,
+                    transfer_time=ended.seconds,
+                    transfer_bytes=len(kept) * self._block_size_bytes,
+                )
+            )
