@@ -1,8 +1,8 @@
-"""Below vLLM's own OffloadingConnector: what one engine has stored, the next one finds on the same server."""
+"""Below vLLM's own OffloadingConnector: what one engine has stored the next one finds on the server or its disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,27 +10,30 @@ import pytest
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import LOOK_S, LOOKS, SharedServer
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
-from tests.vllm.test_equality import answer, restorable
+from tests.vllm.test_equality import Answer, answer, restorable
+from tests.vllm.test_warm_disk import WAIT_S, disk_server
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvoffload.connector.secondary_tier import KVOffloadTier
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm.v1.kv_offload.tiering.base", reason="this vLLM has no secondary tiers")
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
-    with SharedServer(tmp_path_factory.mktemp("tier")) as server:
-        server.start()
-        yield server
+LENGTH = 1400
 
 
-def start(engines: EnginePool, model: TinyModel, **settings: object) -> Engine:
-    """An engine whose CPU tier is empty, with ours below it."""
-    engines.close()  # only one may run in this process
-    tier = {"type": "KVOffloadTier", "module_path": "kvoffload.connector.secondary_tier", **probe.PATIENCE, **settings}
+def start(engines: EnginePool, server: SharedServer, model: TinyModel, **settings: object) -> Engine:
+    """A new engine: its CPU tier is empty, and ours is below it."""
+    tier = {
+        "type": "KVOffloadTier",
+        "module_path": "kvoffload.connector.secondary_tier",
+        "server": str(server.socket),
+        **probe.PATIENCE,
+        **settings,
+    }
     transfer = {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -56,38 +59,79 @@ def find_tier(engine: Engine) -> KVOffloadTier:
     return found
 
 
-def readable(engine: Engine) -> int:
-    """Chunks that the server has, when all that was told it has arrived."""
-    return int(find_tier(engine)._cache.stats().readable)
+def serve_and_store(engine: Engine, prompt: list[int], expected: int) -> Answer:
+    """The answer to the engine's own hit, when the server has all of its chunks."""
+    assert answer(engine, prompt).cached == 0
+    own = answer(engine, prompt)
+    assert own.cached == expected
+    engine.drain()
+    assert find_tier(engine)._cache.stats().readable >= expected // 128
+    return own
 
 
-@pytest.mark.parametrize("model", [DENSE, SLIDING], ids=lambda model: model.name)
-def test_an_engine_that_was_started_again_loads_what_the_one_before_stored(
-    engines: EnginePool, server: SharedServer, model: TinyModel
+def assert_nothing_is_left(engine: Engine) -> None:
+    engine.drain()
+    tier = find_tier(engine)
+    assert tier.faults == {}
+    assert (len(tier._transfers), tier._lookups.questions, tier._cache.stats().leases) == (0, 0, 0)
+
+
+def test_an_engine_that_was_started_again_loads_what_the_one_before_stored(engines: EnginePool, tmp_path: Path) -> None:
+    engines.close()  # only one may run in this process
+    prompt, expected = make_prompt(seed=41, length=LENGTH), restorable(DENSE, LENGTH)
+    with SharedServer(tmp_path) as server:
+        server.start()
+        engine = start(engines, server, DENSE)
+        try:
+            own = serve_and_store(engine, prompt, expected)
+            assert_nothing_is_left(engine)
+        finally:
+            engine.close()
+        engine = start(engines, server, DENSE, verify="always")
+        try:
+            restored = answer(engine, prompt)
+            assert restored.cached == expected
+            assert restored == own
+            engine.forget()  # what this one stores and finds has other names from here on
+            assert serve_and_store(engine, prompt, expected) == own
+            assert_nothing_is_left(engine)
+        finally:
+            engine.close()
+
+
+def test_windows_come_back_from_the_disk_of_a_server_that_was_started_again(
+    engines: EnginePool, tmp_path: Path
 ) -> None:
-    prompt, expected = make_prompt(seed=41, length=1400), restorable(model, 1400)
-    settings = {"server": str(server.socket), "verify": "always"}
-    engine = start(engines, model, **settings)
-    try:
-        before = readable(engine)
-        assert answer(engine, prompt).cached == 0
-        own = answer(engine, prompt)
-        assert own.cached == expected
-        engine.drain()
-        stored = readable(engine) - before
-        assert stored >= expected // 128
-    finally:
-        engine.close()
-    engine = start(engines, model, **settings)
-    try:
-        restored = answer(engine, prompt)
-        assert restored.cached == expected
-        assert restored == own
-        engine.forget()  # what this one stores and finds has other names from here on
-        assert answer(engine, prompt).cached == 0
-        assert answer(engine, prompt) == own
-        engine.drain()
-        assert find_tier(engine).faults == {}
-        assert find_tier(engine)._cache.stats().leases == 0
-    finally:
-        engine.close()
+    engines.close()
+    (tmp_path / "disk").mkdir(mode=0o700)
+    prompt, expected = make_prompt(seed=42, length=LENGTH), restorable(SLIDING, LENGTH)
+    with disk_server(tmp_path) as server:
+        engine = start(engines, server, SLIDING)
+        try:
+            own = serve_and_store(engine, prompt, expected)
+            await_written(engine)
+        finally:
+            engine.close()
+    # That was kill -9: what the next server has, it has from the disk.
+    with disk_server(tmp_path) as server:
+        engine = start(engines, server, SLIDING, promote_deadline="30s")
+        try:
+            assert find_tier(engine)._cache.stats().readable == 0
+            restored = answer(engine, prompt)
+            assert restored.cached == expected
+            assert restored == own
+            assert_nothing_is_left(engine)
+        finally:
+            engine.close()
+
+
+def await_written(engine: Engine) -> None:
+    """Until the disk has all that memory has."""
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        stats = find_tier(engine)._cache.stats()
+        (place,) = stats.places
+        if place.records == stats.readable:
+            return
+        assert time.monotonic() < end_s, (place, stats)
+        time.sleep(0.02)
