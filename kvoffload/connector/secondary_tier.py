@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import vllm
-from vllm.v1.kv_offload.base import Locality, LookupResult, OffloadKey, ReqContext, RequestOffloadingContext
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    get_offload_group_idx,
+)
 from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManager, TransferJob
 
 from kvoffload.cache import GroupRule
@@ -26,7 +33,7 @@ from kvoffload.connector import vllm_compat
 from kvoffload.connector.agreement import SharingTerms, make_register
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.step_plan import GroupFacts
-from kvoffload.connector.tier_identity import describe_tier, names_are_private
+from kvoffload.connector.tier_identity import describe_tier, find_prefix_groups, names_are_private
 from kvoffload.connector.tier_lookups import TierLookups
 from kvoffload.connector.tier_transfers import ROWS, TierTransfers, TransferTerms, map_rows
 from kvoffload.errors import ServerError, UnsupportedError
@@ -130,7 +137,7 @@ class KVOffloadTier(SecondaryTierManager):
             self._cache.close()
             raise
         self._transfers = TierTransfers(self._cache, engine, self._terms)
-        self._lookups = TierLookups(self._cache, self._terms)
+        self._lookups = TierLookups(self._cache, self._terms, prefix_groups=find_prefix_groups(cache))
 
     @property
     def faults(self) -> dict[str, int]:
@@ -152,7 +159,7 @@ class KVOffloadTier(SecondaryTierManager):
     @_degrade(LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """A read of mapped memory; RETRY while tiers below the server's memory are asked."""
-        found = self._lookups.look(req_context.req_id, self._name(key))
+        found = self._lookups.look(req_context.req_id, get_offload_group_idx(key), self._name(key))
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS

@@ -14,7 +14,7 @@ from kvoffload.connector.page_content import describe_layer_content
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import Plain
 from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape
-from kvoffload.kvspec import Quantisation
+from kvoffload.kvspec import LayerKind, Quantisation
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -64,6 +64,19 @@ def names_are_private(config: VllmConfig) -> bool:
     """Whether two engines of one identity may compute different bytes under one key: keys tell an adapter's name, and
     a tier is told nothing else of it."""
     return getattr(config, "lora_config", None) is not None
+
+
+def find_prefix_groups(cache: KVCacheConfig) -> frozenset[int]:
+    """Numbers of the groups in which all chunks before a boundary are needed."""
+    return frozenset(
+        number
+        for number, group in enumerate(cache.kv_cache_groups)
+        if all(
+            describe_layer(name, layer_spec(group.kv_cache_spec, name)).kind
+            in (LayerKind.FULL_ATTENTION, LayerKind.MLA)
+            for name in group.layer_names
+        )
+    )
 
 
 def _is_quantised(cache: KVCacheConfig) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from kvoffload.client import FarTerms, PendingAcquire
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.tier_transfers import GROUP, SHARD, TransferTerms
 
-QUESTION_LIMIT = 256
+QUESTION_LIMIT = 1024
 """Of all requests to tiers below memory; beyond it they are not asked, which is a miss."""
+WINDOW_LIMIT = 64
+"""Chunks of a window's or state's group that are asked for at once, from the end of a prompt on. Where the last window
+lies before that, it is not found below memory."""
 
 
 @dataclass(eq=False)
@@ -18,7 +22,8 @@ class _Request:
     asked: set[bytes] = field(default_factory=set)
     """Each is asked for once."""
     unanswered: set[bytes] = field(default_factory=set)
-    unsent: list[bytes] = field(default_factory=list)
+    unsent: defaultdict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    """By group."""
     questions: list[tuple[list[bytes], PendingAcquire]] = field(default_factory=list)
     lost: set[bytes] = field(default_factory=set)
 
@@ -30,8 +35,11 @@ class TierLookups:
     as the terms say.
     """
 
-    def __init__(self, cache: CacheClient, terms: TransferTerms) -> None:
+    def __init__(self, cache: CacheClient, terms: TransferTerms, *, prefix_groups: Set[int]) -> None:
+        """`prefix_groups`: whose chunks mean nothing without all those before them. vLLM looks them up from the first
+        one on, those of other groups from the last one back, whose neighbours may not be there."""
         self._cache = cache
+        self._prefix_groups = prefix_groups
         self._terms = terms
         self._requests: dict[str, _Request] = {}
         self._questions = 0
@@ -41,7 +49,7 @@ class TierLookups:
         """How many the tiers have not answered yet."""
         return self._questions
 
-    def look(self, request_id: str, name: bytes) -> bool | None:
+    def look(self, request_id: str, group: int, name: bytes) -> bool | None:
         """Whether the cache can load a chunk. None: not known yet."""
         request = self._requests.get(request_id)
         if request is None:
@@ -55,26 +63,15 @@ class TierLookups:
         if name not in request.asked:
             request.asked.add(name)
             request.unanswered.add(name)
-            request.unsent.append(name)
+            request.unsent[group].append(name)
         return None if name in request.unanswered else False
 
     def send(self) -> None:
         """At the end of a step: asks for all that the step's look-ups have not found."""
         for request in self._requests.values():
-            names, request.unsent = request.unsent, []
-            if names and self._questions < QUESTION_LIMIT:
-                pending = self._cache.start_acquire(
-                    b"".join(names),
-                    local=0,
-                    limit=len(names) * self._terms.block_tokens,
-                    alignment=self._terms.block_tokens,
-                    shards=(SHARD,),
-                    far=FarTerms(wait_s=self._terms.promote_wait_s),
-                )
-                request.questions.append((names, pending))
-                self._questions += 1
-            else:
-                request.unanswered.difference_update(names)
+            for group, names in request.unsent.items():
+                self._ask(request, [names] if group in self._prefix_groups else [[name] for name in names])
+            request.unsent.clear()
 
     def harvest(self) -> None:
         """At the beginning of a step: what has come up is looked up again, and loaded. The server keeps it for half a
@@ -100,6 +97,22 @@ class TierLookups:
         """Names are others from here on."""
         for request_id in list(self._requests):
             self.forget(request_id)
+
+    def _ask(self, request: _Request, chains: list[list[bytes]]) -> None:
+        for place, names in enumerate(chains):
+            if self._questions >= QUESTION_LIMIT or place >= WINDOW_LIMIT:
+                request.unanswered.difference_update(names)
+                continue
+            pending = self._cache.start_acquire(
+                b"".join(names),
+                local=0,
+                limit=len(names) * self._terms.block_tokens,
+                alignment=self._terms.block_tokens,
+                shards=(SHARD,),
+                far=FarTerms(wait_s=self._terms.promote_wait_s),
+            )
+            request.questions.append((names, pending))
+            self._questions += 1
 
     def _end(self, request: _Request, names: list[bytes], pending: PendingAcquire) -> None:
         self._cache.cancel(pending)

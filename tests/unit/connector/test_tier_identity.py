@@ -16,9 +16,17 @@ from vllm.v1.kv_cache_interface import KVQuantMode
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvoffload.connector import vllm_compat
-from kvoffload.connector.tier_identity import describe_tier, names_are_private
+from kvoffload.connector.tier_identity import describe_tier, find_prefix_groups, names_are_private
 from kvoffload.errors import IdentityError, UnsupportedError
-from tests.unit.connector.engine_configs import AttentionLayer, full, make_config, make_vllm_config
+from tests.unit.connector.engine_configs import (
+    AttentionLayer,
+    full,
+    make_config,
+    make_vllm_config,
+    mla,
+    recurrent,
+    window,
+)
 from tests.unit.connector.tier_configs import make_rows
 
 Change = Callable[[Any], None]
@@ -142,3 +150,10 @@ def test_names_are_private_where_adapters_may_differ() -> None:
     assert not names_are_private(config)
     config.lora_config = SimpleNamespace()
     assert names_are_private(config)
+
+
+def test_windows_and_states_need_no_whole_prefix() -> None:
+    specs = [full(4), window(4), recurrent(4), full(4)]
+    cache = make_config(*(([name], spec) for name, spec in zip("abcd", specs, strict=True)))
+    assert find_prefix_groups(cache) == {0, 3}
+    assert find_prefix_groups(make_config((["a"], mla(4)))) == {0}

@@ -13,6 +13,8 @@ from kvoffload.connector.tier_lookups import TierLookups
 from kvoffload.connector.tier_transfers import TransferTerms
 from tests.unit.connector.tiers import TOKENS, names_of
 
+FULL, WINDOW = 0, 1
+
 
 class TieredCache:
     """Questions are answered when a test says so."""
@@ -50,12 +52,12 @@ def cache() -> TieredCache:
 
 def make_lookups(cache: Any, *, wait_s: float = 1.5) -> TierLookups:
     terms = TransferTerms(fingerprint=bytes(32), record_bytes=64, block_tokens=TOKENS, promote_wait_s=wait_s)
-    return TierLookups(cache, terms)
+    return TierLookups(cache, terms, prefix_groups={FULL})
 
 
-def step(lookups: TierLookups, request: str, names: list[bytes]) -> list[bool | None]:
+def step(lookups: TierLookups, request: str, names: list[bytes], *, group: int = FULL) -> list[bool | None]:
     lookups.harvest()
-    found = [lookups.look(request, name) for name in names]
+    found = [lookups.look(request, group, name) for name in names]
     lookups.send()
     return found
 
@@ -86,6 +88,19 @@ def test_what_lies_below_is_asked_for_once_and_found_when_it_came_up(cache: Tier
     assert (cache.cancelled, lookups.questions) == ([0], 0)
     assert step(lookups, "r", names) == [True, True, True, False]
     assert len(cache.asked) == 1
+
+
+def test_chunks_of_windows_are_asked_for_one_by_one(cache: TieredCache) -> None:
+    """From the end of a prompt on, of which the cache may have nothing."""
+    lookups, names, windows = make_lookups(cache), names_of("full"), names_of(*range(100))
+    lookups.look("r", FULL, names[0])
+    assert step(lookups, "r", windows, group=WINDOW) == [None] * 100
+    assert cache.asked == [names[:1], *([name] for name in windows[: tier_lookups.WINDOW_LIMIT])]
+    cache.memory.update(windows[30:32])
+    cache.answered.update(range(len(cache.asked)))
+    expected = [place in (30, 31) for place in range(100)]
+    assert step(lookups, "r", windows, group=WINDOW) == expected
+    assert lookups.questions == 0
 
 
 def test_a_server_that_is_away_makes_all_of_it_misses(cache: TieredCache) -> None:
