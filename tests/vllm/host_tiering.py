@@ -10,11 +10,13 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
 from vllm.v1.kv_offload.cpu import gpu_worker
+from vllm.v1.kv_offload.tiering import spec
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
@@ -72,6 +74,8 @@ class HostTieringSpec(TieringOffloadingSpec):
         worker.torch = _With(torch, Event=_Event)
         worker.current_platform = _With(gpu_worker.current_platform, Stream=_Stream, current_stream=_Stream, stream=_on)
         worker._select_swap_blocks_fn = lambda *given, **named: _copy
+        if hasattr(spec, "torch"):  # 0.31 asks which GPU it is
+            spec.torch = _With(torch, accelerator=SimpleNamespace(current_device_index=lambda: 0))
         if not self._worker:
             tensors = [replace(one, tensor=one.tensor.as_subclass(_Device)) for one in kv_caches.tensors]
             self._worker = self.create_worker(replace(kv_caches, tensors=tensors))
