@@ -11,7 +11,7 @@ BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
-OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py
+OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py
 NEWEST := .venv-newest
 # Of the newest vLLM: what a release changes first, side by side with what would be wrong then.
 SAME_AS_OWN  := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit

@@ -208,6 +208,7 @@ def test_a_drain_waits_for_copies_and_tells_them(tier: SmallTier) -> None:
     tier.transfers.drain()
     (ended,) = tier.transfers.poll()
     assert ended.is_whole
+    tier.client.stats()  # the server has heard of all of them
     assert tier.load(names, list(range(20, 28))).is_whole
 
 
