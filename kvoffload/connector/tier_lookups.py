@@ -56,15 +56,18 @@ class TierLookups:
             request = self._requests[request_id] = _Request()
         if not self._cache.is_served or name in request.lost:
             return False
+        if name in request.unanswered:
+            return None
         if self._cache.lookup(GROUP, name)[0]:
             return True
         if not (self._cache.has_tiers and self._terms.promote_wait_s):
             return False
-        if name not in request.asked:
-            request.asked.add(name)
-            request.unanswered.add(name)
-            request.unsent[group].append(name)
-        return None if name in request.unanswered else False
+        if name in request.asked:
+            return False
+        request.asked.add(name)
+        request.unanswered.add(name)
+        request.unsent[group].append(name)
+        return None
 
     def send(self) -> None:
         """At the end of a step: asks for all that the step's look-ups have not found."""

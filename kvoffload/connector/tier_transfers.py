@@ -26,6 +26,7 @@ JOB_LIMIT = 512
 STORE_WAIT_S = 5.0
 """How long a store waits for slots; what has none by then is not stored. Its chunks stay pinned as long."""
 DRAIN_LOOK_S = 1.0
+COMPLAINT_LIMIT = 8
 
 GROUP = 0
 """All of vLLM's groups are one here: a chunk of any of them is one row of the CPU tier."""
@@ -355,8 +356,8 @@ class TierTransfers:
         )
 
     def _complain(self, direction: CopyDirection, fault: str) -> None:
-        """The first of each kind is logged: a broken place fails every copy."""
-        if fault not in self._complaints and len(self._complaints) < JOB_LIMIT:
+        """The first few are logged: a broken place fails every copy."""
+        if fault not in self._complaints and len(self._complaints) < COMPLAINT_LIMIT:
             self._complaints.add(fault)
             logger.warning("the secondary tier could not %s: %s", direction.value, fault)
 
