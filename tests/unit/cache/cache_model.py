@@ -87,6 +87,8 @@ class ModelLease:
     session: int
     slots: dict[int, tuple[int, int, bytes]]
     """Address -> namespace, group, hash."""
+    unnamed: set[tuple[int, int, bytes]] = field(default_factory=set)
+    """What was invalidated since: another copy under such a name is not what is read here."""
 
 
 @dataclass
@@ -119,9 +121,15 @@ class CacheModel:
             is_present=lambda group, index: (name_space, group, names[group][index]) in self.readable,
         )
 
+    def drop(self, blocks: set[tuple[int, int, bytes]]) -> None:
+        """They are misses from now on; leases go on."""
+        self.readable -= blocks
+        for lease in self.leases.values():
+            lease.unnamed |= blocks
+
     def leased_blocks(self) -> set[tuple[int, int, bytes]]:
-        """Blocks that somebody reads."""
-        return {block for lease in self.leases.values() for block in lease.slots.values()}
+        """Blocks whose readable copy somebody reads."""
+        return {block for lease in self.leases.values() for block in lease.slots.values() if block not in lease.unnamed}
 
     def used_addresses(self) -> list[int]:
         """Slots that nobody else may have, each once for every writer and once for all its readers."""

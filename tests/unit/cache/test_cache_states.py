@@ -174,14 +174,14 @@ class CacheMachine(RuleBasedStateMachine):
         names = block_hashes(make_chain(conversation, 14), HYBRID, group)
         known = {(name_space, group, name) for name in names} & self.model.readable
         assert self.cache.invalidate(name_space, group, b"".join(names)) == len(known)
-        self.model.readable -= known
+        self.model.drop(known)
 
     @rule(name_space=st.integers(0, 1))
     def clear(self, name_space: int) -> None:
         """One identity's blocks and no other's."""
         known = {block for block in self.model.readable if block[0] == name_space}
         assert self.cache.clear(name_space) == len(known)
-        self.model.readable -= known
+        self.model.drop(known)
 
     @rule(size=st.integers(0, 200 * KIB))
     def evict(self, size: int) -> None:
