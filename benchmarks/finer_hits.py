@@ -41,22 +41,22 @@ class Turn:
     """A request by what it shares with those before it."""
 
     tokens: int
-    """Of its prompt."""
+    """So many has its prompt."""
     computed: int
-    """With its answer; of the last token of that there is no KV."""
+    """So many tokens have KV when its answer has ended: all but the last one."""
     shared: int
-    """Of its prompt, with some request before it."""
+    """So many tokens at the beginning of its prompt are those of some request before it."""
     path: Sequence[tuple[int, int]]
-    """Who computed its tokens first, and up to which; it is the last one itself."""
+    """Each pair says who computed tokens first, and up to which; the last one is the request itself."""
 
 
 def find_turns(requests: Iterable[TraceRequest]) -> list[Turn]:
-    """In their order."""
+    """Finds what each request shares, in the order of their arrival."""
     turns: list[Turn] = []
     first: dict[int, int] = {}
-    """Who had a block first, by its id."""
+    """This tells by a block's id who had it first."""
     ended: dict[tuple[int, int], int] = {}
-    """Who ended behind so many full blocks, of which this was the last: the latest."""
+    """This tells by their number and the last one's id who ended last behind these full blocks."""
     for number, request in enumerate(requests):
         blocks = request.full_blocks(BLOCK_TOKENS)
         count = next((at for at, block in enumerate(blocks) if block not in first), len(blocks))
@@ -87,7 +87,7 @@ def _cut(path: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
 
 
 def list_agents(asks: Iterable[Ask]) -> Iterator[TraceRequest]:
-    """Turns of a trace: all that come first, and so on."""
+    """Makes a trace of agents' turns: all that come first, then all that come second, and so on."""
     ids: dict[tuple[int, int], int] = {}
     for ask in sorted(asks, key=lambda ask: int(ask.name.rpartition("-")[2])):
         blocks, before = [], 0
@@ -107,23 +107,23 @@ def list_agents(asks: Iterable[Ask]) -> Iterator[TraceRequest]:
 
 
 class States(Flag):
-    """Where recurrent states are kept."""
+    """Says where recurrent states are kept."""
 
     NONE = 0
     PROMPT = auto()
-    """At the last boundary within a prompt, and at the last block before it parts from what is cached: by default."""
+    """By default they are at a prompt's last boundary, and at the last block before it parts from what is cached."""
     BLOCKS = auto()
-    """At the ends of steps, and at each block's end in an answer: `prefix_cache_retention_interval=None`."""
+    """With `prefix_cache_retention_interval=None` they are at the ends of steps, and of each block of an answer."""
     ANSWER = auto()
-    """At the last boundary of an answer."""
+    """They are at the last boundary of an answer, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """Where hits may end."""
+    """Says where hits may end."""
 
     unit: int | None
-    """A multiple of so many tokens; None: a block's."""
+    """Hits are a multiple of so many tokens; None stands for a block's."""
     states: States
 
 
@@ -140,12 +140,12 @@ WAYS = {
 
 @dataclass
 class _Kept:
-    """States by who computed the token before them first; their boundaries ascend."""
+    """Keeps states by who computed the token before them first; their boundaries ascend."""
 
     of: dict[int, list[int]] = field(default_factory=dict)
 
     def find(self, path: Sequence[tuple[int, int]], limit: int) -> int:
-        """The last one on a path, at most there."""
+        """Finds the last one on a path that is not beyond `limit`."""
         begin, found = 0, 0
         for owner, end in path:
             boundaries = self.of.get(owner, ())
@@ -168,7 +168,7 @@ class _Kept:
 
 
 def count_hits(turns: Iterable[Turn], *, block: int, has_states: bool, way: Way) -> int:
-    """Tokens of all prompts that are hit. One of each prompt is always computed."""
+    """Counts the tokens of all prompts that are hit. One of each prompt is always computed."""
     unit, kept, hits = way.unit or block, _Kept(), 0
     for turn in turns:
         attended = min(turn.shared, turn.tokens - 1) // unit * unit
@@ -202,7 +202,7 @@ def _find_states(turn: Turn, way: Way, *, block: int, unit: int, hit: int, atten
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Of a deployed model: the tokens of its blocks, which are equal in all its groups."""
+    """Tells how many tokens a deployed model's blocks have, which are equal in all its groups."""
 
     name: str
     block: int
@@ -221,7 +221,7 @@ def find_geometry(model: Model, *, name: str = "", state_dtype: str = "auto") ->
 
 
 def list_geometries(blocks: Iterable[int] = ()) -> list[Geometry]:
-    """Those of the proving ground, and of Qwen3-Next on one rank as other deployments have it; others with states."""
+    """Lists those of the proving ground, of Qwen3-Next on one rank as others deploy it, and made ones with states."""
     one = replace(QWEN3_NEXT_80B, ranks=1)
     return [
         *map(find_geometry, MODELS),

@@ -34,13 +34,13 @@ from benchmarks.ground.trial import open_bare, open_ideal, open_ours  # noqa: E4
 from benchmarks.ground.work import Ask, make_fresh, make_tokens  # noqa: E402
 
 SIZES = (1, 2, 4, 8, 16, 32)
-"""Blocks."""
+"""Hits have so many blocks."""
 RUNNING = (0, 64, 256)
 REST_TOKENS = 32
-"""Of each prompt, behind what is hit."""
+"""So many tokens of each prompt are computed behind what is hit."""
 OTHERS_TOKENS = 512
 PAUSE_S = 0.05
-"""Between two of them, and a part of a step that changes from one to the next."""
+"""So much time lies between two hits, and a part of a step that changes from one to the next."""
 
 Open = Callable[[Model, EngineTerms], AbstractContextManager[VirtualEngine]]
 ARMS: Mapping[str, Open] = {
@@ -52,7 +52,7 @@ ARMS: Mapping[str, Open] = {
 
 
 def make_prefixes(block: int, *, each: int) -> list[Ask]:
-    """A prompt for each hit, which fills its blocks."""
+    """Makes a prompt for each hit, which fills its blocks."""
     return [
         Ask(f"first-{size}-{number}", make_tokens(size * 1000 + number, size * block + 1), [1])
         for size in SIZES
@@ -61,7 +61,7 @@ def make_prefixes(block: int, *, each: int) -> list[Ask]:
 
 
 def make_hits(prefixes: Sequence[Ask], block: int, *, from_s: float) -> list[Ask]:
-    """One of each size in turn, so that none has a part of the time for itself."""
+    """Makes one of each size in turn, so that none has a part of the time for itself."""
     each = len(prefixes) // len(SIZES)
     hits = []
     for number in range(each):
@@ -75,7 +75,7 @@ def make_hits(prefixes: Sequence[Ask], block: int, *, from_s: float) -> list[Ask
 
 
 def measure(model: Model, running: int, open_engine: Open, *, each: int) -> tuple[dict[int, float], dict[int, int]]:
-    """Milliseconds to the first token in the mean, and how many were hits, by the blocks that could be hit."""
+    """Measures milliseconds to the first token in the mean, and counts hits, by the blocks that could be hit."""
     terms = EngineTerms(max_running=running + 8)
     with open_engine(model, terms) as engine:
         block = engine.config.block_size

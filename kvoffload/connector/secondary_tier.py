@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPARE_SLOTS = 16
-"""Held ready beyond what the chunks of two steps take."""
+"""So many slots are held ready beyond what the chunks of two steps take."""
 _DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
 
 P = ParamSpec("P")
@@ -158,7 +158,7 @@ class KVOffloadTier(SecondaryTierManager):
 
     @_degrade(LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """A read of mapped memory; RETRY while tiers below the server's memory are asked."""
+        """Reads mapped memory; the answer is RETRY while tiers below the server's memory are asked."""
         found = self._lookups.look(req_context.req_id, get_offload_group_idx(key), self._name(key))
         if found is None:
             return LookupResult.RETRY
@@ -173,7 +173,7 @@ class KVOffloadTier(SecondaryTierManager):
         self._submit(job_metadata, self._transfers.load)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Once a step, before the first look-up."""
+        """vLLM asks once a step, before the first look-up."""
         self._collect()
         results, self._results = self._results, []
         return results
@@ -253,7 +253,7 @@ class KVOffloadTier(SecondaryTierManager):
             )
 
     def _name(self, key: OffloadKey) -> bytes:
-        """Of a chunk in the cache: vLLM's key has the length of its hash, and the group's number."""
+        """Names a chunk in the cache: vLLM's key has the length of its hash, and the group's number."""
         return hashlib.sha256(self._salt + key).digest()
 
     def _submit(self, job: TransferJob, begin: Callable[[JobId, list[bytes], Any], None]) -> None:

@@ -11,7 +11,7 @@ from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.tier_transfers import GROUP, SHARD, TransferTerms
 
 QUESTION_LIMIT = 1024
-"""Of all requests to tiers below memory; beyond it they are not asked, which is a miss."""
+"""So many questions of all requests wait for tiers below memory; beyond it these are not asked, which is a miss."""
 WINDOW_LIMIT = 64
 """Chunks of a window's or state's group that are asked for at once, from the end of a prompt on. Where the last window
 lies before that, it is not found below memory."""
@@ -23,7 +23,7 @@ class _Request:
     """Each is asked for once."""
     unanswered: set[bytes] = field(default_factory=set)
     unsent: defaultdict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """By group."""
+    """These are by group, and go out at the end of the step."""
     questions: list[tuple[list[bytes], PendingAcquire]] = field(default_factory=list)
     lost: set[bytes] = field(default_factory=set)
 
@@ -50,7 +50,7 @@ class TierLookups:
         return self._questions
 
     def look(self, request_id: str, group: int, name: bytes) -> bool | None:
-        """Whether the cache can load a chunk. None: not known yet."""
+        """Tells whether the cache can load a chunk; None says that it is not known yet."""
         request = self._requests.get(request_id)
         if request is None:
             request = self._requests[request_id] = _Request()

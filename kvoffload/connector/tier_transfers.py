@@ -74,13 +74,13 @@ class _Job:
 @dataclass(eq=False, kw_only=True)
 class _Store(_Job):
     left: list[int]
-    """Positions of chunks that have no slot yet."""
+    """These are positions of chunks that have no slot yet."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Load(_Job):
     pending: PendingAcquire | None
-    """None once it was answered."""
+    """It is None once it was answered."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,7 +89,7 @@ class _StoreCopy:
     slots: ReservedSlots
     positions: list[int]
     memory: SegmentMap
-    """Stays mapped as long as this."""
+    """It stays mapped as long as this copy is known."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -122,7 +122,7 @@ def map_rows(*, rows: int, row_bytes: int) -> PageMap:
 
 
 ROWS = "rows"
-"""The name of the CPU tier's memory in that map."""
+"""The CPU tier's memory has this name in that map."""
 
 
 class TierTransfers:
@@ -151,7 +151,7 @@ class TierTransfers:
         self._complaints: set[str] = set()
 
     def __len__(self) -> int:
-        """Jobs that have not ended."""
+        """Counts jobs that have not ended."""
         return len(self._stores) + len(self._loads)
 
     def knows(self, job: int) -> bool:
@@ -274,7 +274,7 @@ class TierTransfers:
         *,
         has_digests: bool = True,
     ) -> tuple[int, SegmentMap] | None:
-        """None: it was not taken, and nothing will move."""
+        """Hands a copy over. None says that it was not taken, and nothing will move."""
         try:
             memory = self._cache.memory(memory_id)
             slots = memory.pointers(addresses, self._terms.record_bytes)

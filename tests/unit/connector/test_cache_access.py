@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -24,11 +22,11 @@ from kvoffload.protocol import Register, Role
 from tests.children import child
 from tests.unit.cache.cache_model import fingerprint
 from tests.unit.client.conftest import SERVER
+from tests.unit.connector.tiers import wait_for
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 30.0
 NUMBERS = itertools.count()
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +48,6 @@ def make_register(name: str, *, record_bytes: int = 1000) -> Register:
     rule = GroupRule(block_size=4, reuse=ReuseRule.PREFIX)
     geometry = CacheGeometry(hash_block_size=4, groups=(CacheGroup(rule=rule, record_bytes=record_bytes),))
     return describe_blocks(fingerprint(name), geometry, hash_algorithm="sha256", ranks=2)
-
-
-def wait_for(find: Callable[[], T | None]) -> T:
-    """What the other process brings about."""
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        found = find()
-        if found:
-            return found
-        os.sched_yield()
-    raise AssertionError(f"not within {WAIT_S:.0f} s")
 
 
 def test_all_processes_of_an_engine_have_one_session_in_one_memory(server: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("vllm.v1.kv_offload.tiering.base", reason="vLLM with secondary tiers is not installed")
 
 import torch
-from vllm.v1.kv_cache_interface import KVQuantMode
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvoffload.connector import vllm_compat
@@ -27,10 +26,8 @@ from tests.unit.connector.engine_configs import (
     recurrent,
     window,
 )
+from tests.unit.connector.test_identity import FP8, Change, set_in
 from tests.unit.connector.tier_configs import make_rows
-
-Change = Callable[[Any], None]
-FP8 = {"dtype": torch.uint8, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR}
 
 
 def fingerprint(
@@ -48,10 +45,6 @@ def fingerprint(
         change(config)
     identity = describe_tier(config, cache, rows(make_rows(config, cache)), row_bytes=row_bytes)
     return bytes(identity.fingerprint())
-
-
-def set_in(part: str, **values: Any) -> Change:
-    return lambda config: vars(getattr(config, part)).update(values)
 
 
 @pytest.mark.parametrize(
