@@ -58,6 +58,27 @@ def test_rows_come_back_as_they_were(tier: SmallTier) -> None:
     assert tier.client.stats().leases == 0
 
 
+def test_chunks_of_a_real_models_size_go_through_a_pool_that_is_too_small_for_them(tmp_path: Path) -> None:
+    """160 chunks of 2 MiB, as Llama-3.1-8B has them, go into 128 MiB: what comes back is right, and nothing is held."""
+    settings = ("--set", f"server={tmp_path / 's'}", "--set", "memory=128MiB")
+    with child(["-m", "kvoffload", "serve", "--adopt-wait", "0", *settings]):
+        tier = open_tier(tmp_path / "s", "large", verify_always=True, row_bytes=2 << 20)
+        before, jobs = tier.rows[:8].copy(), [names_of(*((job, row) for row in range(8))) for job in range(20)]
+        for names in jobs:
+            assert tier.store(names, list(range(8))).is_whole
+        assert tier.client.stats().evicted > 0
+        back = 0
+        for names in reversed(jobs):
+            tier.rows[8:16] = 0
+            loaded = tier.load(names, list(range(8, 16)))
+            for position in loaded.kept:
+                assert (tier.rows[8 + position] == before[position]).all()
+            back += len(loaded.kept)
+        assert 8 <= back < 160
+        assert tier.client.stats().leases == 0
+        tier.close()
+
+
 def test_what_the_cache_has_is_not_copied_again(tier: SmallTier) -> None:
     names, before = names_of(1, 2), tier.rows.copy()
     assert tier.store(names[:1], [1]).is_whole

@@ -48,9 +48,9 @@ def wait_for(find: Callable[[], T | None]) -> T:
     raise AssertionError(f"not within {WAIT_S:.0f} s")
 
 
-def register_of(identity: str) -> Register:
+def register_of(identity: str, *, row_bytes: int = ROW_BYTES) -> Register:
     rule = GroupRule(block_size=TOKENS, reuse=ReuseRule.PREFIX)
-    geometry = CacheGeometry(hash_block_size=TOKENS, groups=(CacheGroup(rule=rule, record_bytes=ROW_BYTES),))
+    geometry = CacheGeometry(hash_block_size=TOKENS, groups=(CacheGroup(rule=rule, record_bytes=row_bytes),))
     return describe_blocks(fingerprint(identity), geometry, hash_algorithm="sha256")
 
 
@@ -87,26 +87,32 @@ class SmallTier:
 
 
 def open_tier(
-    socket: Path, identity: str, *, stock: int = 8, verify_always: bool = False, promote_wait_s: float = 0.0
+    socket: Path,
+    identity: str,
+    *,
+    stock: int = 8,
+    verify_always: bool = False,
+    promote_wait_s: float = 0.0,
+    row_bytes: int = ROW_BYTES,
 ) -> SmallTier:
     """Served, with slots that are held ready."""
     terms = ClientTerms(
         socket=socket,
         member=Member(engine=f"engine of {identity}", role=Role.SCHEDULER, rank=0, pid=os.getpid(), uid=os.getuid()),
-        register=register_of(identity),
+        register=register_of(identity, row_bytes=row_bytes),
         link=LinkTerms(acquire_deadline_s=PATIENCE_S, call_deadline_s=PATIENCE_S, stock_slots=(stock,)),
     )
     client = Client(terms).start()
     assert client.wait_until_served(WAIT_S), client.fault
     wait_for(lambda: client.ready_slots()[0])
-    rows = np.random.default_rng(7).integers(0, 256, (ROW_COUNT, ROW_BYTES), np.uint8)
-    engine = HostEngine(map_rows(rows=ROW_COUNT, row_bytes=ROW_BYTES), {ROWS: rows.ctypes.data}, threads=1)
+    rows = np.random.default_rng(7).integers(0, 256, (ROW_COUNT, row_bytes), np.uint8)
+    engine = HostEngine(map_rows(rows=ROW_COUNT, row_bytes=row_bytes), {ROWS: rows.ctypes.data}, threads=1)
     transfers = TierTransfers(
         client,
         engine,
         TransferTerms(
             fingerprint=bytes(fingerprint(identity)),
-            record_bytes=ROW_BYTES,
+            record_bytes=row_bytes,
             block_tokens=TOKENS,
             verify_always=verify_always,
             promote_wait_s=promote_wait_s,
