@@ -90,7 +90,7 @@ def _recorded(name: str) -> str:
 def _reader(row: SettingRow) -> str:
     """The room that a setting is for, and whether any code reads it yet: a setting without effect says so."""
     sources = (file.read_text() for file in ROOMS.rglob("*.py") if file.name != "config.py")
-    is_read = any(re.search(rf"\bsettings\.{row.name}\b", text) for text in sources)
+    is_read = any(re.search(rf"settings\.{row.name}\b", text) for text in sources)
     return f"`{row.room}`" if is_read else f"`{row.room}` (not read yet)"
 
 
