@@ -355,6 +355,12 @@ class Settings(BaseModel):
         description="When a block is saved: as soon as it is full, when the engine is about to lose it, or when it is "
         "used a second time. auto is eager while memory has room, then second use or eviction, whichever is first.",
     )
+    load_policy: Literal["faster", "always"] = _setting(
+        "faster",
+        room="connector",
+        allowed="faster or always",
+        description="When a hit is loaded: where computing it would take more of the engine's time, or always.",
+    )
     verify: Literal["tiers", "always"] = _setting(
         "tiers",
         room="cache",

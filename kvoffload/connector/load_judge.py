@@ -16,6 +16,18 @@ PROBE_WEIGHT = 3 / 4
 """Of the first sample after a probe was allowed: what made us refuse may have been one bad measurement, and is old."""
 MIN_SPREAD = 0.01
 """Relative spread of sizes below which they cannot tell a fixed time from a time for each byte."""
+MIN_RATED_TOKENS = 64
+"""Of a step: from fewer it cannot be told what each takes."""
+FREE_SHARE = 1 / 20
+"""Tokens are computed for nothing beside requests that decode if their step takes no more than this part longer."""
+MAX_FREE_TOKENS = 4096 - 1
+"""Of more it is not asked whether they are computed for nothing."""
+FREE_SAMPLES = 8
+"""As in a moving estimate; with fewer it is not known that tokens are computed for nothing."""
+FREE_PROBES = 2
+"""So few may be bad luck."""
+PROBED_DOUBLINGS = 3
+"""So far beyond what is computed for nothing it is tried whether more is."""
 
 
 class LoadJudge:
@@ -27,6 +39,10 @@ class LoadJudge:
     delayed by computing, and requests that compute queue as well. Computing adds to its steps what they take beyond
     steps that only decode as many requests, by a line through those: that part is taken for the others, and for the
     last token of the prompt, which is computed in either case.
+
+    A step that decodes reads all weights, and may compute some hundred tokens meanwhile in the same time. So many are
+    never loaded: it would help nobody, and their request would wait for steps that it does not need. How many they are
+    is found by trying, from what is known to be computed for nothing.
     """
 
     def __init__(self) -> None:
@@ -34,7 +50,11 @@ class LoadJudge:
         self._prefills = _Timings()
         self._decoding = _Timings()
         """Of steps without prefill, over the requests in them."""
+        self._additions = [_Addition() for _ in range(MAX_FREE_TOKENS.bit_length() + 1)]
+        """By the bits of the number of tokens that were computed beside requests that decode."""
         self._refusals = 0
+        self.computing = 0
+        """Tokens of prompts in the step that was planned last, and those that the next is to compute for nothing."""
 
     def note_load(self, size_bytes: int, seconds: float) -> None:
         """A load has ended whose copy ran for that time, on the slowest rank."""
@@ -43,7 +63,12 @@ class LoadJudge:
     def note_prefill(self, tokens: int, seconds: float, *, decoding: int = 0) -> None:
         """A step that computed so many prompt tokens, and in which so many requests decoded, took that time."""
         anyway_s = self._decoding.predict_seconds(decoding) if self._decoding.samples else 0.0
-        self._prefills.note(tokens, seconds - max(anyway_s, 0.0))
+        if decoding and anyway_s > 0 and seconds > 0 and 0 < tokens <= MAX_FREE_TOKENS:
+            self._additions[tokens.bit_length()].note(seconds / anyway_s - 1)
+            if self._is_free(tokens):
+                return
+        if tokens >= MIN_RATED_TOKENS:
+            self._prefills.note(tokens, seconds - max(anyway_s, 0.0))
 
     def note_decoding(self, requests: int, seconds: float) -> None:
         """A step in which so many requests decoded and nobody's prompt was computed took that time."""
@@ -58,8 +83,11 @@ class LoadJudge:
         """How long the copy of a load is going to run."""
         return self._loads.predict_seconds(size_bytes)
 
-    def favours_load(self, tokens: int, size_bytes: int) -> bool:
-        """Whether to load. To be asked once for each request: refusals are counted."""
+    def favours_load(self, tokens: int, size_bytes: int, *, rest: int = 0) -> bool:
+        """Whether to load. `rest`: what has to be computed in either case. To be asked once for each request."""
+        if self._is_free(self.computing + tokens + rest):
+            self.computing += tokens + rest
+            return False
         if min(self._loads.samples, self._prefills.samples) < MIN_SAMPLES:
             return True
         if self.predict_load_s(size_bytes) <= tokens * self._prefills.seconds_per_unit * CLEARLY_SLOWER:
@@ -71,6 +99,39 @@ class LoadJudge:
         self._refusals = 0
         self._loads.doubt()
         return True
+
+    def _is_free(self, tokens: int) -> bool:
+        """Whether a step that decodes computes so many for nothing, or that is to be found out."""
+        if tokens > MAX_FREE_TOKENS:
+            return False
+        bits = tokens.bit_length()
+        same = self._additions[bits]
+        if same.is_free or not same.may_be_free:
+            return same.is_free
+        near = self._additions[max(bits - PROBED_DOUBLINGS, 0) :]
+        return any(other.is_free for other in near)
+
+
+class _Addition:
+    """A moving estimate of what some tokens add to a step that decodes, as a part of that."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._part = 0.0
+
+    def note(self, part: float) -> None:
+        """A step took so much longer. One that was shorter tells as much of how well its time was known before."""
+        self._samples = min(self._samples + 1, FREE_SAMPLES)
+        self._part += (abs(part) - self._part) / self._samples
+
+    @property
+    def is_free(self) -> bool:
+        return self._samples == FREE_SAMPLES and self._part <= FREE_SHARE
+
+    @property
+    def may_be_free(self) -> bool:
+        """So far nothing says that it is not."""
+        return self._samples < FREE_PROBES or self._part <= FREE_SHARE
 
 
 class _Timings:

@@ -44,6 +44,8 @@ class RestoreTerms:
 
     shards: int
     verify_always: bool = False
+    always: bool = False
+    """Whatever is there, also where computing it takes less time."""
     promote_wait_s: float = 0.0
     """How long a request waits for what lies below the server's memory."""
 
@@ -443,11 +445,14 @@ class Restores:
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
+        if self._terms.always:
+            return None
         size_bytes = 0
         for leased, facts in zip(found.groups, self._groups.facts, strict=True):
             needed = needed_blocks(facts.rule, local=local, boundary=found.boundary)
             size_bytes += self._terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
-        is_faster = self._judge.favours_load(found.boundary - local, size_bytes)
+        rest = question.num_tokens - found.boundary
+        is_faster = self._judge.favours_load(found.boundary - local, size_bytes, rest=rest)
         return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
 
     def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason:

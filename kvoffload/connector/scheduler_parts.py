@@ -57,6 +57,7 @@ class SchedulerTerms:
     sharing: SharingTerms
     hit_alignment: int
     verify_always: bool = False
+    load_always: bool = False
     promote_wait_s: float = 0.0
     save_policy: PolicyName = "auto"
     traces_endpoint: str | None = None
@@ -146,7 +147,10 @@ def assemble(
         groups,
         pool=pool,
         terms=RestoreTerms(
-            shards=sharing.shards, verify_always=terms.verify_always, promote_wait_s=terms.promote_wait_s
+            shards=sharing.shards,
+            verify_always=terms.verify_always,
+            always=terms.load_always,
+            promote_wait_s=terms.promote_wait_s,
         ),
         judge=judge,
         notes=PromptNotes(cache, judge, measures, open_traces(terms.traces_endpoint), clock),

@@ -267,9 +267,10 @@ class SchedulerSide:
             if sample:
                 return StepPlan(loads, saves, doomed, retired, tokens > 0, step, sample)
         if not (loads or saves or doomed or retired):
-            self._rest = self._find_rest(parts)
             if step:
+                # No rest after it: where it computes prompts, the next one tells what steps take without.
                 return StepPlan(has_forward=tokens > 0, step=step)
+            self._rest = self._find_rest(parts)
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
         return StepPlan(loads, saves, doomed, retired, tokens > 0, step)
 

@@ -72,6 +72,7 @@ class EngineStart:
             sharing=self._sharing_terms(),
             hit_alignment=vllm_compat.hit_alignment(self._config, self._cache),
             verify_always=self._settings.verify == "always",
+            load_always=self._settings.load_policy == "always",
             promote_wait_s=self._settings.promote_deadline,
             has_events=vllm_compat.wants_events(self._config),
             save_policy=self._settings.save_policy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvoffload.connector.load_judge import LoadJudge
+from kvoffload.connector.load_judge import MIN_RATED_TOKENS, LoadJudge
 from kvoffload.connector.tracked_request import TrackedRequest
 
 if TYPE_CHECKING:
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 MAX_STEPS_UNDER_WAY = 8
 """That are measured. vLLM has two at a time, or one for each stage of a pipeline."""
-MIN_PREFILL_TOKENS = 64
-"""In one step: of fewer it cannot be told what they add to it."""
+MIN_TOKENS_BESIDE = 16
+"""Of prompts in a step in which others decode: with fewer it is not measured."""
 
 
 class _Step(NamedTuple):
@@ -55,9 +55,12 @@ class StepTimes:
         tokens = computing = 0
         if output.total_num_scheduled_tokens > len(scheduled):
             tokens, computing = self._count_prefill(scheduled, requests)
-        if not scheduled or (0 < tokens < MIN_PREFILL_TOKENS) or not (tokens or self._wants_plain):
+        if not (tokens or (self._wants_plain and scheduled)):
+            return 0
+        if tokens < MIN_RATED_TOKENS and tokens and (tokens < MIN_TOKENS_BESIDE or computing == len(scheduled)):
             return 0
         self._wants_plain = tokens > 0
+        self._judge.computing = tokens
         if len(self._under_way) == MAX_STEPS_UNDER_WAY:
             del self._under_way[min(self._under_way)]
         self._last += 1

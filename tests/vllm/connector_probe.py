@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from kvoffload.connector.step_plan import LoadJob
     from kvoffload.connector.worker_side import WorkerSide
 
-# A server that has to wait for its turn on a busy machine must not decide what a test finds.
-PATIENCE = {"acquire_deadline": "20s"}
+# A server that has to wait for its turn on a busy machine must not decide what a test finds, nor what steps took there.
+PATIENCE = {"acquire_deadline": "20s", "load_policy": "always"}
 SERVED_TIMEOUT_S = 120.0
 
 

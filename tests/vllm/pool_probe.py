@@ -82,8 +82,8 @@ class PublishLog:
 
 
 def follow(side: SchedulerSide) -> PublishLog:
-    """The engine's log, begun now if there is none. Loads are never judged by how long they took, from now on, and a
-    small pool is whole: how fast it grows beside a busy machine's work must not decide what it has room for."""
+    """The engine's log, begun now if there is none. From now on a small pool is whole: how fast it grows beside a busy
+    machine's work must not decide what it has room for."""
     assert side._parts is not None
     client: Any = side._parts.cache
     if not hasattr(client, "publish_log"):
@@ -91,8 +91,6 @@ def follow(side: SchedulerSide) -> PublishLog:
             if client.stats().capacity_bytes <= SMALL_POOL_BYTES:
                 _await_whole_pool(side)
         client.publish_log = PublishLog(side)
-        # What a load takes beside others on a busy machine must not decide what a test finds.
-        side._parts.judge.favours_load = lambda tokens, size_bytes: True  # type: ignore[method-assign]
     log: PublishLog = client.publish_log
     return log
 

@@ -12,7 +12,15 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.connector.load_judge import CLEARLY_SLOWER, MAX_REFUSALS, MIN_SAMPLES, LoadJudge
+from kvoffload.connector.load_judge import (
+    CLEARLY_SLOWER,
+    FREE_PROBES,
+    FREE_SAMPLES,
+    FREE_SHARE,
+    MAX_REFUSALS,
+    MIN_SAMPLES,
+    LoadJudge,
+)
 from kvoffload.connector.misses import MissReason
 from kvoffload.units import GIB, MIB
 from tests.unit.connector.test_restores_waiting import note_misses
@@ -233,6 +241,96 @@ def test_what_is_truly_faster_is_loaded_and_what_is_clearly_slower_is_not(
         asked = 2 * max(burst, MIN_SAMPLES)
         measured = max(burst, MIN_SAMPLES)
         assert len(refused) >= (asked - measured) * MAX_REFUSALS // (MAX_REFUSALS + 1)
+
+
+# ---- what a step that decodes computes for nothing ----
+
+DECODING_S = 0.01
+
+
+def note_beside(judge: LoadJudge, tokens: int, *, part: float = 0.0, times: int = FREE_SAMPLES) -> None:
+    """A step took that part longer because so many tokens were computed in it."""
+    for _ in range(times):
+        judge.note_decoding(8, DECODING_S)
+        judge.note_prefill(tokens, DECODING_S * (1 + part), decoding=8)
+
+
+def test_what_is_computed_for_nothing_is_not_loaded() -> None:
+    judge = LoadJudge()
+    assert judge.favours_load(40, 1)
+    note_beside(judge, 50, times=FREE_SAMPLES - 1)
+    assert judge.favours_load(40, 1)
+    note_beside(judge, 50, times=1)
+    assert not judge.favours_load(40, 1)
+
+
+def test_how_much_that_is_is_found_by_trying_twice() -> None:
+    judge, limit = LoadJudge(), 400
+    note_beside(judge, 20)
+    assert judge.favours_load(300, 1), "too far beyond it"
+    for tokens in (40, 100, 240):
+        assert not judge.favours_load(tokens, 1)
+        judge.computing = 0
+        note_beside(judge, tokens)
+    for _ in range(FREE_PROBES):
+        assert not judge.favours_load(600, 1)
+        judge.computing = 0
+        note_beside(judge, 600, part=600 / limit - 1, times=1)
+    assert judge.favours_load(600, 1)
+    assert not judge.favours_load(200, 1)
+
+
+@pytest.mark.parametrize("part", [2 * FREE_SHARE, -2 * FREE_SHARE, -0.9])
+def test_what_differs_from_what_was_expected_is_not_for_nothing(part: float) -> None:
+    judge = LoadJudge()
+    note_beside(judge, 50, part=part)
+    assert judge.favours_load(40, 1)
+
+
+def test_all_that_a_step_computes_counts_together() -> None:
+    judge = LoadJudge()
+    note_beside(judge, 63)
+    for tokens in (100, 200, 400):
+        note_beside(judge, tokens, part=0.5)
+    assert not judge.favours_load(30, 1)
+    assert not judge.favours_load(16, 1, rest=10)
+    assert judge.favours_load(16, 1), "56 of them are computed by others of this step"
+    judge.computing = 8192
+    assert judge.favours_load(16, 1), "somebody's prompt is being computed"
+    judge.computing = 0
+    assert not judge.favours_load(16, 1)
+    assert judge.favours_load(16, 1, rest=8192)
+
+
+def test_steps_that_compute_for_nothing_do_not_tell_what_a_token_takes() -> None:
+    judge = LoadJudge()
+    note_beside(judge, 100, part=0.01)
+    for _ in range(MIN_SAMPLES):
+        judge.note_prefill(8000, 8000 / TOKENS_PER_S + DECODING_S, decoding=8)
+    note_beside(judge, 100, part=0.01, times=30)
+    assert judge.token_ns == pytest.approx(1e9 / TOKENS_PER_S, rel=0.1)
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize("free_tokens", [0, 300])
+def test_an_engine_computes_what_its_steps_have_room_for(free_tokens: int, is_async: bool) -> None:
+    """Turns of 40 new tokens behind 200 that were saved, one at a time, beside 8 requests that decode."""
+    engine = TimedEngine(TrueCosts(free_tokens=free_tokens), is_async=is_async, drafts=0, is_uniproc=False)
+    noted = note_misses(engine)
+    random = Random(5)
+    kept = [draw_prompt(random, 208) for _ in range(60)]
+    engine.keep(kept)
+    for number, prompt in enumerate(kept):
+        engine.come(f"beside {number}", draw_prompt(random, 20))
+        for _ in range(5):
+            engine.turn()
+        engine.come(f"again {number}", prompt + draw_prompt(random, 40))
+        for _ in range(5):
+            engine.turn()
+    engine.work()
+    computed = [name for name, reason in noted if reason is MissReason.SLOWER_THAN_COMPUTING]
+    assert len(computed) >= 20 if free_tokens else not computed
+    assert engine.connector.faults == {}
 
 
 def test_one_step_that_hung_is_overcome() -> None:

@@ -179,7 +179,7 @@ def is_not_served(engine: ScriptedEngine) -> None:
 
 
 def is_slower(engine: ScriptedEngine) -> None:
-    engine.parts.judge.favours_load = lambda tokens, size_bytes: False
+    engine.parts.judge.favours_load = lambda tokens, size_bytes, rest: False
 
 
 def has_no_place(engine: ScriptedEngine) -> None:

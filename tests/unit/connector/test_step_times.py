@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.step_times import MAX_STEPS_UNDER_WAY, MIN_PREFILL_TOKENS, StepTimes
+from kvoffload.connector.load_judge import MIN_RATED_TOKENS
+from kvoffload.connector.step_times import MAX_STEPS_UNDER_WAY, MIN_TOKENS_BESIDE, StepTimes
 
 PROMPT = 10_000
 
@@ -20,6 +21,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.samples: list[tuple[str, int, int, float]] = []
+        self.computing = 0
 
     def note_prefill(self, tokens: int, seconds: float, *, decoding: int) -> None:
         self.samples.append(("prefill", tokens, decoding, seconds))
@@ -61,8 +63,10 @@ class Scene:
         ({"1": 512}, 0, ("prefill", 512, 0)),
         ({"1": 512, "2": 100, "a": 1, "b": 1}, 0, ("prefill", 612, 2)),
         ({"1": 512, "a": 4, "b": 3}, 3, ("prefill", 512, 2)),
-        ({"1": MIN_PREFILL_TOKENS}, 0, ("prefill", MIN_PREFILL_TOKENS, 0)),
-        ({"1": MIN_PREFILL_TOKENS - 1}, 0, None),
+        ({"1": MIN_RATED_TOKENS}, 0, ("prefill", MIN_RATED_TOKENS, 0)),
+        ({"1": MIN_RATED_TOKENS - 1}, 0, None),
+        ({"1": MIN_TOKENS_BESIDE, "a": 1}, 0, ("prefill", MIN_TOKENS_BESIDE, 1)),
+        ({"1": MIN_TOKENS_BESIDE - 1, "a": 1}, 0, None),
         ({}, 0, None),
         ({"a": 1, "b": 1}, 0, None),
         # 3 drafts of each of 64 requests are no prefill.

@@ -29,6 +29,8 @@ class TrueCosts:
     """What things take on this machine."""
 
     token_s: float = 50e-6
+    free_tokens: int = 0
+    """So many of prompts are computed in a step with requests that decode while it reads the weights anyway."""
     step_s: float = 0.008
     """A step without any request."""
     decode_s: float = 0.0002
@@ -139,7 +141,8 @@ class TimedEngine(ScriptedEngine):
             self._link_free_s = copy_s + self.true_load_s(size_bytes)
             self._copies.append((load, copy_s, self._link_free_s))
         costs = self.costs
-        taken_s = costs.step_s + costs.token_s * prefill + (costs.decode_s + costs.draft_s * self._drafts) * decoding
+        added = max(prefill - costs.free_tokens, 0) if decoding else prefill
+        taken_s = costs.step_s + costs.token_s * added + (costs.decode_s + costs.draft_s * self._drafts) * decoding
         end_s = began_s + IDLE_S if is_empty else max(began_s, self._device_free_s) + taken_s
         self._device_free_s = max(self._device_free_s, end_s)
         self._under_way.append(_Step(plan, end_s, is_empty))
