@@ -9,12 +9,11 @@ import os
 import signal
 from collections import ChainMap
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvoffload.cache import CacheTerms, HugePages
-from kvoffload.cli.below import choose_tiers
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml
 from kvoffload.cpus import count_cpus
@@ -27,6 +26,12 @@ from kvoffload.native import memory_headroom_bytes, memory_total_bytes
 from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB, format_size
 
+if TYPE_CHECKING:
+    from kvoffload.cli.fleet import FleetPlan
+    from kvoffload.daemon.tier_terms import TierPlan
+
+BELOW = ("disk", "peer_listen", "fleet_board", "mooncake", "valkey", "s3")
+"""Settings that say of something that it lies below memory."""
 AUTO_LEAST_BYTES = GIB
 MOST_GROWING_THREADS = 8
 """Each takes about 2 GiB a second. More of them would be in the way of the engines that load meanwhile."""
@@ -61,7 +66,6 @@ def serve(
     if not settings.server:
         raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from kvoffload.cli.fleet import plan_fleet
     from kvoffload.cli.prompt_recorder import PromptRecorder
     from kvoffload.client.private_files import PrivateFiles
     from kvoffload.daemon.ending import EndingTerms
@@ -69,7 +73,7 @@ def serve(
     from kvoffload.daemon.server import CacheServer, ServerPlan
 
     config = read_tables(file)
-    fleet = plan_fleet(settings, config)
+    fleet, tiers = plan_below(settings, config)
     memory = choose_memory(settings, config, engine_bytes=engine_cache)
     memory_bytes = sum(terms.memory_bytes for terms in memory.values())
     if private is not None and not settings.sparse_memory:
@@ -89,7 +93,7 @@ def serve(
         operator_uids=frozenset({os.getuid(), *(config.operators.users or ())}),
         operator_token=config.read_token(Path() if file is None else file.parent),
         remote=choose_remote(settings, config, None if fleet is None else fleet.guests),
-        tiers=choose_tiers(settings, config, fleet),
+        tiers=tiers,
         peering=None if fleet is None else fleet.peering,
         on_prompt=None if recorder is None else recorder.note,
     )
@@ -108,6 +112,18 @@ def serve(
         server.close()
         if recorder is not None:
             recorder.close()
+
+
+def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | None, dict[str, list[TierPlan]]]:
+    """The fleet that the server is of, and by domain what lies below its memory. Most have neither, and start sooner
+    as they import nothing that only these need."""
+    if not (config.peers or any(getattr(settings, name) for name in BELOW)):
+        return None, {}
+    from kvoffload.cli.below import choose_tiers
+    from kvoffload.cli.fleet import plan_fleet
+
+    fleet = plan_fleet(settings, config)
+    return fleet, choose_tiers(settings, config, fleet)
 
 
 def read_tables(file: Path | None) -> ServerConfig:
