@@ -73,8 +73,8 @@ def test_every_repeat_is_restored_and_the_first_request_was_saved(engines: Engin
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     ("model", "arguments"),
-    [(SLIDING, {}), (DENSE, {"tensor_parallel_size": 2})],
-    ids=["sliding", "dense-two-ranks-a-stage"],
+    [(SLIDING, {}), (DENSE, {"tensor_parallel_size": 2}), (DENSE, {"pipeline_parallel_size": 3})],
+    ids=["sliding", "dense-two-ranks-a-stage", "dense-three-stages"],
 )
 def test_every_kind_of_pipeline_restores(engines: EnginePool, model: TinyModel, arguments: dict[str, object]) -> None:
     with serving(engines, model, **arguments) as engine:
