@@ -5,16 +5,18 @@ An engine whose drafts come from the model's hidden states (EAGLE, MTP) computes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.vllm import connector_probe as probe
-from tests.vllm.engine import Engine, EnginePool, make_prompt
-from tests.vllm.test_equality import answer
-from tests.vllm.tiny_drafters import build_eagle3
+from tests.vllm.engine import Engine, EnginePool, Json, cache_shapes, make_prompt
+from tests.vllm.test_equality import FLOAT32_ROUNDING, MIN_MARGIN, Answer, answer
+from tests.vllm.tiny_drafters import LAYERS, MTP, build_eagle3
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 from tests.vllm.workload import assert_nothing_is_held
 
@@ -81,6 +83,66 @@ def test_an_engine_that_drafts_from_hidden_states_restores_what_its_own_hit_woul
     engines: EnginePool, tmp_path: Path
 ) -> None:
     check(EAGLE3.acquire(engines, tmp_path), EAGLE3, (640, 641))
+
+
+def test_an_engine_that_drafts_with_a_layer_of_the_model_finds_that_layers_blocks_too(engines: EnginePool) -> None:
+    """In float32: a run that hits nothing gives the same answer then. What drafts only decides how fast."""
+    engine = engines.acquire(MTP, kv_transfer_config=probe.transfer(), dtype="float32", max_num_batched_tokens=320)
+    (shape,) = cache_shapes(engine)
+    assert [group.layers for group in shape.groups] == [tuple(range(LAYERS + 1))]
+    steps = 0
+    for seed, length, expected in ((1, 640, 384), (11, 641, 512), (12, 1281, 1152)):
+        prompt = make_prompt(seed, length)
+        cold = answer(engine, prompt, max_tokens=TOKENS)
+        assert cold.margin > MIN_MARGIN, f"the prompt of {length} tokens has two answers, choose another seed"
+        local, own_drafts = drafted_answer(engine, prompt)
+        engine.ask_workers(forget_drafting_layer)
+        without, other_drafts = drafted_answer(engine, prompt)
+        engine.reset_local()
+        engine.ask_workers(forget_drafting_layer)
+        with probe.watch_loads(engine) as loads:
+            restored, drafts = drafted_answer(engine, prompt)
+        assert (cold.cached, local.cached, restored.cached, loads) == (0, expected, expected, [expected])
+        assert (restored, drafts) == (local, own_drafts)
+        assert restored.tokens == cold.tokens == without.tokens
+        assert restored.distance(cold) < FLOAT32_ROUNDING
+        assert other_drafts != own_drafts, "what drafts does not read what it has cached, choose another seed"
+        steps += len(drafts)
+    # Several tokens a step: some drafts were right.
+    assert steps < 3 * (TOKENS - 1)
+    engine.drain()
+    assert probe.faults(engine) == {}
+    assert_nothing_is_held(engine)
+
+
+def drafted_answer(engine: Engine, prompt: list[int]) -> tuple[Answer, list[list[int]]]:
+    """With what was drafted for each step."""
+    with watch_drafts(engine) as drafts:
+        return answer(engine, prompt, max_tokens=TOKENS), drafts
+
+
+@contextmanager
+def watch_drafts(engine: Engine) -> Iterator[list[list[int]]]:
+    scheduler = engine.core.scheduler
+    schedule, seen = scheduler.schedule, list[list[int]]()
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        seen.extend(list(drafts) for drafts in output.scheduled_spec_decode_tokens.values())
+        return output
+
+    scheduler.schedule = watched
+    try:
+        yield seen
+    finally:
+        del scheduler.schedule
+
+
+def forget_drafting_layer(worker: Any) -> Json:
+    """Zeros in all of its blocks."""
+    layers = worker.vllm_config.compilation_config.static_forward_context
+    layers[f"model.layers.{LAYERS}.self_attn.attn"].kv_cache.zero_()
+    return True
 
 
 @pytest.mark.campaign

@@ -1,13 +1,24 @@
-"""Models that draft for the dense one, as vLLM's speculative decoding takes them."""
+"""Models that draft, as vLLM's speculative decoding takes them: one for the dense model, one for itself."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tests.vllm.tiny_models import SEED, VOCAB_SIZE
+from tests.vllm.tiny_models import (
+    INIT_STD,
+    MAX_POSITIONS,
+    SEED,
+    VOCAB_SIZE,
+    GroupShape,
+    TinyModel,
+    save_random_weights,
+)
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 256, 4, 2, 64, 512
+LAYERS = 4
+ADDED = 0.002
+"""How much of what a layer of random weights adds is left in the model that drafts for itself."""
 
 
 def build_eagle3(folder: Path) -> None:
@@ -52,3 +63,55 @@ def build_eagle3(folder: Path) -> None:
     folder.mkdir(parents=True)
     save_file(weights, str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def build_mtp(folder: Path) -> None:
+    """MiMo: Qwen2 with one more layer that predicts the token after the next (MTP), in the same checkpoint.
+
+    What layers add is small beside a token's embedding, in which the two agree: so some drafts are right, and some not.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS + 1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=INIT_STD,
+        tie_word_embeddings=False,
+    )
+    save_random_weights(folder, config, Qwen2ForCausalLM)
+    weights, settings = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] *= ADDED
+    layer, drafting = f"model.layers.{LAYERS}.", "model.mtp_layers.0."
+    weights = {name.replace(layer, drafting): weight for name, weight in weights.items()}
+    ones, unchanged = torch.ones(HIDDEN, dtype=torch.bfloat16), torch.eye(HIDDEN, dtype=torch.bfloat16)
+    weights |= {f"{drafting}{name}_layernorm.weight": ones.clone() for name in ("token", "hidden", "final")}
+    weights[f"{drafting}input_proj.weight"] = torch.cat([ADDED * unchanged, INIT_STD * unchanged], dim=1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings |= {
+        "architectures": ["MiMoForCausalLM"],
+        "num_hidden_layers": LAYERS,
+        "layer_types": settings["layer_types"][:LAYERS],
+        "num_nextn_predict_layers": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+_PAGE = 128 * 2 * KV_HEADS * HEAD_DIM * 2
+MTP = TinyModel(
+    name="mtp",
+    build=build_mtp,
+    groups=(GroupShape("FullAttentionSpec", tuple(range(LAYERS + 1)), 128, _PAGE, _PAGE),),
+    hash_block_size=128,
+    layout="LBHNC",
+    engine_args={"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
+)
+"""Its last layer is the one that drafts."""
