@@ -179,7 +179,7 @@ class LocalCache:
 
     def open_index(self) -> int:
         """A new descriptor of the index for `IndexReader`, which cannot write through it. The caller closes it."""
-        return self._core.open_index_read_only()
+        return os.dup(self.files.index)
 
     @property
     def adoption(self) -> AdoptionReport:

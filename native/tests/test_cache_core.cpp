@@ -274,8 +274,7 @@ TEST(files_that_do_not_belong_together_are_refused) {
 
 TEST(readers_of_the_index_cannot_write_to_it) {
     SmallCache cache;
-    FileDescriptor file = value_of(cache->open_index_read_only());
-    CHECK_EQUAL(fcntl(file.number(), F_GETFL) & O_ACCMODE, O_RDONLY);
+    CHECK_EQUAL(fcntl(cache->files().index, F_GETFL) & O_ACCMODE, O_RDONLY);
 }
 
 TEST(a_forked_child_has_no_part_in_the_cache) {

@@ -200,6 +200,26 @@ TEST(a_read_only_descriptor_cannot_be_mapped_for_writing) {
     CHECK(mprotect(const_cast<std::byte*>(reader.value().bytes().data()), kSize, PROT_READ | PROT_WRITE) != 0);
 }
 
+TEST(a_successor_of_the_same_user_may_write_again) {
+    Segment segment = new_segment();
+    AdoptionTerms terms = terms_for(kSize);
+    terms.is_own = true;
+    Result<Segment> adopted = Segment::adopt(std::move(segment.open_read_only().value()), terms);
+    CHECK(adopted.ok());
+    CHECK(adopted.value().commit_range(0, kMiB).ok());
+    adopted.value().writable_bytes()[1] = std::byte{9};
+    CHECK(segment.bytes()[1] == std::byte{9});
+
+    // Nothing is opened that is no memfd: of a device or a pipe that alone may do something.
+    CHECK(Segment::adopt(FileDescriptor(open("/dev/null", O_RDONLY)), terms).fault().code() == Code::invalid);
+    if (geteuid() == 0) {
+        CHECK_EQUAL(fchown(segment.file(), 65534, static_cast<gid_t>(-1)), 0);
+        const Result<Segment> forged = Segment::adopt(duplicate(segment.file()), terms);
+        CHECK(forged.fault().code() == Code::invalid);
+        CHECK(forged.fault().message().find("65534") != std::string::npos);
+    }
+}
+
 TEST(what_is_not_a_sealed_segment_of_the_size_is_not_adopted) {
     Segment segment = new_segment();
     CHECK(Segment::adopt(duplicate(segment.file()), terms_for(kSize / 2)).fault().code() == Code::invalid);

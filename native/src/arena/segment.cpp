@@ -108,7 +108,7 @@ Result<MadeFile> make_and_map(const SegmentWish& wish, std::uint64_t huge_page) 
     return MadeFile{std::move(file.value()), std::move(mapping.value())};
 }
 
-Status check_received(int file, std::uint64_t size) {
+Status check_received(int file, const AdoptionTerms& terms) {
     const int seals = fcntl(file, F_GET_SEALS);
     if (seals < 0) {
         return {Code::invalid, "the file received as a segment is not a memfd"};
@@ -120,14 +120,27 @@ Status check_received(int file, std::uint64_t size) {
     if (fstat(file, &state) != 0) {
         return system_fault("fstat of a segment", errno);
     }
-    if (std::cmp_not_equal(state.st_size, size)) {
+    if (std::cmp_not_equal(state.st_size, terms.size_bytes)) {
         return {Code::invalid, "the memfd received as a segment has " + std::to_string(state.st_size) + " bytes, not " +
-                                   std::to_string(size)};
+                                   std::to_string(terms.size_bytes)};
+    }
+    if (terms.is_own && state.st_uid != geteuid()) {
+        return {Code::invalid, "the memfd received as a segment is of user " + std::to_string(state.st_uid) +
+                                   ", not of user " + std::to_string(geteuid())};
     }
     if (fcntl(file, F_SETFD, FD_CLOEXEC) != 0) {
         return system_fault("FD_CLOEXEC on a segment", errno);
     }
     return {};
+}
+
+Result<FileDescriptor> open_again(const FileDescriptor& file, int access) {
+    const std::string path = "/proc/self/fd/" + std::to_string(file.number());
+    FileDescriptor again(open(path.c_str(), access | O_CLOEXEC));
+    if (!again.is_open()) {
+        return system_fault("opening a segment again by " + path, errno);
+    }
+    return again;
 }
 
 // The size of a memfd's hugetlb pages; 0 if it has none.
@@ -183,8 +196,15 @@ Result<Segment> Segment::adopt(FileDescriptor file, const AdoptionTerms& terms) 
     if (terms.size_bytes == 0) {
         return Status(Code::invalid, "a segment has at least one page");
     }
-    if (Status received = check_received(file.number(), terms.size_bytes); !received.ok()) {
+    if (Status received = check_received(file.number(), terms); !received.ok()) {
         return received;
+    }
+    if (terms.is_own) {
+        Result<FileDescriptor> writable = open_again(file, O_RDWR);
+        if (!writable.ok()) {
+            return writable.fault();
+        }
+        file = std::move(writable.value());
     }
     const std::uint64_t page_bytes = std::max(find_hugetlb_page(file.number()), system_page_bytes());
     Result<SharedMapping> mapping = SharedMapping::map(
@@ -238,14 +258,7 @@ Status Segment::commit_range(std::uint64_t offset, std::uint64_t length, const C
     return populate_pages(start, end - begin);
 }
 
-Result<FileDescriptor> Segment::open_read_only() const {
-    const std::string path = "/proc/self/fd/" + std::to_string(file_.number());
-    FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file.is_open()) {
-        return system_fault("opening a segment read-only by " + path, errno);
-    }
-    return file;
-}
+Result<FileDescriptor> Segment::open_read_only() const { return open_again(file_, O_RDONLY); }
 
 std::uint64_t Segment::held_bytes() const {
     struct stat state{};

@@ -34,6 +34,7 @@ struct AdoptionTerms {
     Access access = Access::read_write;
     HugePages huge_pages = HugePages::transparent;  // none or transparent; what the file is from hugetlb stays so
     ForkRule fork_rule = ForkRule::drop;
+    bool is_own = false;  // the file must be this user's, and its descriptor need not be one for writing
 };
 
 // How commit_range makes sure of the memory before it takes it.

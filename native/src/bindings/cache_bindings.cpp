@@ -331,8 +331,6 @@ void bind_files(nb::class_<Cache>& cache) {
                  const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.files(); });
                  return nb::make_tuple(files.lock, files.index, files.segments);
              })
-        .def("open_index_read_only",
-             [](const Cache& self) { return take(self.core()->open_index_read_only()).release(); })
         .def("adoption",
              [](const Cache& self) {
                  const AdoptionReport& report = self.core()->adoption();

@@ -228,8 +228,8 @@ Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const Cach
     }
     std::vector<Segment> segments;
     for (FileDescriptor& file : files.segments) {
-        auto segment =
-            Segment::adopt(std::move(file), {.size_bytes = header.segment_bytes, .huge_pages = options.huge_pages});
+        auto segment = Segment::adopt(
+            std::move(file), {.size_bytes = header.segment_bytes, .huge_pages = options.huge_pages, .is_own = true});
         if (!segment.ok()) {
             return segment.fault();
         }
@@ -355,7 +355,7 @@ void CacheCore::adopt_leases(SessionId session) {
 }
 
 FileNumbers CacheCore::files() const {
-    FileNumbers numbers{.lock = lock_.file(), .index = index_.segment().file(), .segments = {}};
+    FileNumbers numbers{.lock = lock_.file(), .index = index_.read_only_file(), .segments = {}};
     for (const Segment& segment : segments_) {
         numbers.segments.push_back(segment.file());
     }

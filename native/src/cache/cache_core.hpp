@@ -175,9 +175,8 @@ public:
     static Result<std::unique_ptr<CacheCore>> adopt(CacheFiles files, const CacheOptions& options);
     const AdoptionReport& adoption() const noexcept { return adoption_; }
 
+    // The index's cannot be mapped for writing.
     FileNumbers files() const;
-    // For readers of the index.
-    Result<FileDescriptor> open_index_read_only() const { return index_.segment().open_read_only(); }
 
     Result<std::uint32_t> open_namespace(const Fingerprint& fingerprint, const Geometry& geometry);
     Result<TenantNumber> open_tenant(const std::string& name, std::uint64_t quota_bytes);

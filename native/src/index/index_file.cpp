@@ -32,11 +32,7 @@ Result<IndexFile> IndexFile::create(const IndexBounds& bounds, std::uint64_t see
         return status;
     }
     format_index(segment.value().writable_bytes().data(), bounds, seed);
-    const auto view = view_index(segment.value().writable_bytes());
-    if (!view.ok()) {
-        return view.fault();
-    }
-    return IndexFile(std::move(segment.value()), view.value());
+    return open(std::move(segment.value()));
 }
 
 Result<IndexFile> IndexFile::adopt(FileDescriptor file) {
@@ -44,22 +40,35 @@ Result<IndexFile> IndexFile::adopt(FileDescriptor file) {
     if (fstat(file.number(), &facts) != 0) {
         return Status(Code::invalid, "the index file cannot be looked at");
     }
-    auto segment = Segment::adopt(std::move(file), {.size_bytes = static_cast<std::uint64_t>(facts.st_size)});
+    auto segment =
+        Segment::adopt(std::move(file), {.size_bytes = static_cast<std::uint64_t>(facts.st_size), .is_own = true});
     if (!segment.ok()) {
         return segment.fault();
     }
-    const auto view = view_index(segment.value().writable_bytes());
-    if (!view.ok()) {
-        return view.fault();
+    auto index = open(std::move(segment.value()));
+    if (!index.ok()) {
+        return index;
     }
-    IndexFile index(std::move(segment.value()), view.value());
-    if (Status status = index.ensure_used(); !status.ok()) {
+    if (Status status = index.value().ensure_used(); !status.ok()) {
         return status;
     }
     return index;
 }
 
-IndexFile::IndexFile(Segment segment, const IndexView& view) : segment_(std::move(segment)), view_(view) {
+Result<IndexFile> IndexFile::open(Segment segment) {
+    const auto view = view_index(segment.writable_bytes());
+    if (!view.ok()) {
+        return view.fault();
+    }
+    auto read_only = segment.open_read_only();
+    if (!read_only.ok()) {
+        return read_only.fault();
+    }
+    return IndexFile(std::move(segment), std::move(read_only.value()), view.value());
+}
+
+IndexFile::IndexFile(Segment segment, FileDescriptor read_only, const IndexView& view)
+    : segment_(std::move(segment)), read_only_(std::move(read_only)), view_(view) {
     const IndexRegions& regions = view_.regions;
     const std::array<const Region*, 8> all = {&regions.buckets,  &regions.overflow,      &regions.entries,
                                               &regions.digests,  &regions.shard_digests, &regions.namespaces,
@@ -69,7 +78,8 @@ IndexFile::IndexFile(Segment segment, const IndexView& view) : segment_(std::mov
     }
 }
 
-IndexFile::IndexFile(IndexFile&& other) noexcept : segment_(std::move(other.segment_)), view_(other.view_) {
+IndexFile::IndexFile(IndexFile&& other) noexcept
+    : segment_(std::move(other.segment_)), read_only_(std::move(other.read_only_)), view_(other.view_) {
     for (std::size_t i = 0; i < marks_.size(); ++i) {
         marks_[i].offset = other.marks_[i].offset;
         marks_[i].committed_bytes.store(other.marks_[i].committed_bytes.load());

@@ -16,7 +16,8 @@ class IndexFile {
 public:
     static Result<IndexFile> create(const IndexBounds& bounds, std::uint64_t seed);
 
-    // The index of a process that has ended; the caller holds the lock that says so. Takes the descriptor.
+    // The index of a process of this user that has ended; the caller holds the lock that says so. Takes the descriptor,
+    // which need not be one for writing.
     static Result<IndexFile> adopt(FileDescriptor file);
 
     IndexFile(IndexFile&& other) noexcept;
@@ -28,16 +29,21 @@ public:
     const IndexView& view() const noexcept { return view_; }
     const Segment& segment() const noexcept { return segment_; }
 
+    // A descriptor that cannot be mapped for writing, for other processes.
+    int read_only_file() const noexcept { return read_only_.number(); }
+
 private:
     struct Mark {
         std::uint64_t offset = 0;
         std::atomic<std::uint64_t> committed_bytes = 0;
     };
 
-    IndexFile(Segment segment, const IndexView& view);
+    static Result<IndexFile> open(Segment segment);
+    IndexFile(Segment segment, FileDescriptor read_only, const IndexView& view);
     Status ensure_used();
 
     Segment segment_;
+    FileDescriptor read_only_;
     IndexView view_;
     std::array<Mark, 8> marks_;
 };

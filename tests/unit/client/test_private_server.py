@@ -215,7 +215,15 @@ NOT_SERVED = {
     *("server", "listen", "key_file", "peer_listen", "peer_link", "fleet_board", "fleet_name", "fleet_secret_file"),
     *("http", "http_token_file", "socket_mode", "socket_group"),
     # Of the engine's own processes.
-    *("promote_deadline", "save_policy", "whole_prompts", "self_test", "acquire_deadline", "step_budget"),
+    *(
+        "promote_deadline",
+        "save_policy",
+        "load_policy",
+        "whole_prompts",
+        "self_test",
+        "acquire_deadline",
+        "step_budget",
+    ),
     *("copy_threads", "hash_seed", "log_level"),
 }
 CHANGED: dict[str, object] = {

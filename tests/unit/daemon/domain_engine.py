@@ -5,7 +5,9 @@ It prints one JSON line of what it was given, reads one of what another domain h
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import socket
 import sys
@@ -43,6 +45,24 @@ def open_inodes() -> list[int]:
         except OSError:
             continue
     return sorted(set(found))
+
+
+def count_writable_indexes() -> int:
+    """Counts descriptors of an index through which this process can write to it, or may open it for writing."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{name}"
+        with contextlib.suppress(OSError):
+            if "memfd:kvoffload-index" not in os.readlink(path):
+                continue
+            with contextlib.suppress(OSError):
+                mmap.mmap(int(name), 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE).close()
+                found += 1
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_RDWR))
+                found += 1
+            assert mmap.mmap(int(name), 4096, mmap.MAP_SHARED, mmap.PROT_READ)[:6] == b"KVOIND"
+    return found
 
 
 def say(value: Any) -> None:
@@ -111,6 +131,7 @@ def main() -> None:
             "my blocks": own.outcome.name,
             "my bytes": sorted(set(client.segments.view(address, 4096).tolist())),
             "inodes": open_inodes(),
+            "indexes to write to": count_writable_indexes(),
         }
     )
     sys.stdin.read()

@@ -99,6 +99,7 @@ def test_no_domain_is_given_anything_of_another(served: tuple[Path, int]) -> Non
                 "its blocks in my index": False,
                 "my blocks": "HIT",
                 "my bytes": [uid % 251],
+                "indexes to write to": 0,
             }
         assert not set(given[RED]["inodes"]) & set(given[BLUE]["inodes"])
 
