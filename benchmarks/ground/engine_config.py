@@ -40,6 +40,7 @@ LAYOUT = KVCacheLayout.LBNHC
 """What FlashAttention, FlashMLA and Triton on CUDA prefer."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 """Drafts without layers of their own: what the scheduler and the connector see of them is their number."""
+MTP = {"method": "mtp"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,9 @@ class EngineTerms:
     max_running: int = 256
     step_tokens: int = 8192
     drafts: int = 0
+    """Tokens a step."""
+    mtp: bool = False
+    """Drafts come from a layer of the model's own, which has a cache."""
     connector: str | None = None
     """The name of a class in `benchmarks.ground`, with its module before a colon; None: no connector."""
     settings: Mapping[str, Any] | None = None
@@ -96,13 +100,21 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
 def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
     """What each layer of one rank says of its cache, as vLLM's own layers say it."""
     makers = _SpecMakers(model, vllm)
-    return {f"model.layers.{layer}.attn": makers.make(kind) for layer, kind in enumerate(_list_kinds(model.config))}
+    kinds = _list_kinds(model.config)
+    if drafts_by_layer(vllm):
+        kinds.append("latent" if kinds[-1] == "latent" else "full")
+    return {f"model.layers.{layer}.attn": makers.make(kind) for layer, kind in enumerate(kinds)}
+
+
+def drafts_by_layer(vllm: VllmConfig) -> bool:
+    """MTP: vLLM registers the layer after all others."""
+    return vllm.speculative_config is not None and vllm.speculative_config.method == MTP["method"]
 
 
 def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmConfig:
     place = folder / model.name
     place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps(model.config))
+    (place / "config.json").write_text(json.dumps({**model.config, "num_nextn_predict_layers": int(terms.mtp)}))
     # A model's revision is a digest of its weights: these have none.
     (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     transfer = None
@@ -129,7 +141,9 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
         "max_num_seqs": terms.max_running,
         "max_num_batched_tokens": terms.step_tokens,
         "kv_transfer_config": transfer,
-        "speculative_config": dict(DRAFTS, num_speculative_tokens=terms.drafts) if terms.drafts else None,
+        "speculative_config": dict(MTP if terms.mtp else DRAFTS, num_speculative_tokens=terms.drafts)
+        if terms.drafts
+        else None,
         **model.extra,
     }
     vllm = EngineArgs(**arguments).create_engine_config()

@@ -134,10 +134,13 @@ class ScriptedEngine:
         max_model_len: int = 256,
         drafts: int = 0,
         drops_last_block: bool = False,
+        drafting_group: int | None = None,
         weights: WeightDigests | None = None,
     ) -> None:
-        """`weights`: what each rank says of them."""
+        """`weights`: what each rank says of them. `drafting_group`: the one that vLLM knows to have what drafts."""
         self.config = make_config(*groups, num_blocks=num_blocks)
+        if drafting_group is not None:
+            self.config.kv_cache_groups[drafting_group].is_eagle_group = True
         self.config.kv_tp_replicas = replicas
         self.config.prefix_cache_retention_interval = retention_interval
         self.tensors = make_tensors(self.config)

@@ -11,10 +11,18 @@ from tests.unit.connector.scripted import Group, ScriptedEngine
 
 DENSE: tuple[Group, ...] = ((["a"], full(4)),)
 SLIDING: tuple[Group, ...] = ((["a"], full(4)), (["w"], window(4, tokens=6)))
+KINDS = pytest.mark.parametrize(
+    ("groups", "drafting"),
+    [(DENSE, None), (DENSE, 0), (SLIDING, None), (SLIDING, 0), (SLIDING, 1)],
+    ids=["dense", "dense-mtp", "sliding", "sliding-mtp", "sliding-mtp-window"],
+)
+"""With MTP vLLM knows which group has the layer that drafts, and drops a block of that one only."""
 
 
-def make_engine(groups: tuple[Group, ...], *, drops_last_block: bool = True) -> ScriptedEngine:
-    return ScriptedEngine(*groups, retention_interval=0, drops_last_block=drops_last_block)
+def make_engine(
+    groups: tuple[Group, ...], drafting: int | None = None, *, drops_last_block: bool = True
+) -> ScriptedEngine:
+    return ScriptedEngine(*groups, retention_interval=0, drops_last_block=drops_last_block, drafting_group=drafting)
 
 
 def own_and_restored(engine: ScriptedEngine, prompt: range | list[int]) -> tuple[int, int]:
@@ -35,10 +43,12 @@ def own_and_restored(engine: ScriptedEngine, prompt: range | list[int]) -> tuple
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("groups", [DENSE, SLIDING], ids=["dense", "sliding"])
+@KINDS
 @pytest.mark.parametrize("tokens", [5, 8, 9, 28, 29, 31, 32, 33])
-def test_a_repetition_hits_where_the_engine_itself_would(groups: tuple[Group, ...], tokens: int) -> None:
-    engine = make_engine(groups)
+def test_a_repetition_hits_where_the_engine_itself_would(
+    groups: tuple[Group, ...], drafting: int | None, tokens: int
+) -> None:
+    engine = make_engine(groups, drafting)
     engine.serve("first", range(tokens))
     own, restored = own_and_restored(engine, range(tokens))
     assert own == restored
@@ -46,9 +56,9 @@ def test_a_repetition_hits_where_the_engine_itself_would(groups: tuple[Group, ..
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("groups", [DENSE, SLIDING], ids=["dense", "sliding"])
-def test_a_continuation_hits_where_the_engine_itself_would(groups: tuple[Group, ...]) -> None:
-    engine = make_engine(groups)
+@KINDS
+def test_a_continuation_hits_where_the_engine_itself_would(groups: tuple[Group, ...], drafting: int | None) -> None:
+    engine = make_engine(groups, drafting)
     engine.serve("first", range(30))
     assert own_and_restored(engine, range(60)) == (24, 24)
 
