@@ -16,7 +16,7 @@ import pytest
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, Json, cache_shapes, make_prompt
 from tests.vllm.test_equality import FLOAT32_ROUNDING, MIN_MARGIN, Answer, answer
-from tests.vllm.tiny_drafters import LAYERS, MTP, build_eagle3
+from tests.vllm.tiny_drafters import LAYERS, MTP, MTP_LATENTS, build_eagle3
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 from tests.vllm.workload import assert_nothing_is_held
 
@@ -110,6 +110,26 @@ def test_an_engine_that_drafts_with_a_layer_of_the_model_finds_that_layers_block
         steps += len(drafts)
     # Several tokens a step: some drafts were right.
     assert steps < 3 * (TOKENS - 1)
+    engine.drain()
+    assert probe.faults(engine) == {}
+    assert_nothing_is_held(engine)
+
+
+@pytest.mark.campaign
+def test_latents_of_a_layer_that_drafts_are_restored(engines: EnginePool) -> None:
+    """vLLM turns its own prefix caching off for them on a CPU: the cold run is the measure."""
+    engine = engines.acquire(MTP_LATENTS, kv_transfer_config=probe.transfer(), dtype="float32")
+    (shape,) = cache_shapes(engine)
+    assert [group.layers for group in shape.groups] == [MTP_LATENTS.groups[0].layers]
+    for seed, length, expected in ((1, 640, 608), (11, 641, 624), (12, 1281, 1264)):
+        prompt = make_prompt(seed, length)
+        cold, cold_drafts = drafted_answer(engine, prompt)
+        assert cold.margin > MIN_MARGIN, f"the prompt of {length} tokens has two answers, choose another seed"
+        engine.reset_local()
+        restored, drafts = drafted_answer(engine, prompt)
+        assert (cold.cached, restored.cached) == (0, expected)
+        assert (restored.tokens, drafts) == (cold.tokens, cold_drafts)
+        assert restored.distance(cold) < FLOAT32_ROUNDING
     engine.drain()
     assert probe.faults(engine) == {}
     assert_nothing_is_held(engine)

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.vllm.tiny_models import (
     INIT_STD,
     MAX_POSITIONS,
+    MLA_POSITIONS,
     SEED,
     VOCAB_SIZE,
     GroupShape,
@@ -16,7 +17,7 @@ from tests.vllm.tiny_models import (
 )
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 256, 4, 2, 64, 512
-LAYERS = 4
+LAYERS, MLA_LAYERS = 4, 3
 ADDED = 0.002
 """How much of what a layer of random weights adds is left in the model that drafts for itself."""
 
@@ -115,3 +116,57 @@ MTP = TinyModel(
     engine_args={"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
 )
 """Its last layer is the one that drafts."""
+
+
+def build_mtp_latents(folder: Path) -> None:
+    """DeepSeek-V3: latents, experts, and a last layer that predicts the token after the next."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    config = DeepseekV3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=MLA_LAYERS + 1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        first_k_dense_replace=1,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        n_group=1,
+        topk_group=1,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=INIT_STD,
+        rope_parameters=dict(MLA_POSITIONS),
+        tie_word_embeddings=False,
+    )
+    save_random_weights(folder, config, DeepseekV3ForCausalLM)
+    weights, settings = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    layer, ones = f"model.layers.{MLA_LAYERS}.", torch.ones(HIDDEN, dtype=torch.bfloat16)
+    weights |= {f"{layer}{name}.weight": ones.clone() for name in ("enorm", "hnorm", "shared_head.norm")}
+    weights[f"{layer}eh_proj.weight"] = INIT_STD * torch.eye(HIDDEN, dtype=torch.bfloat16).repeat(1, 2)
+    weights[f"{layer}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights[f"{layer}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings |= {"num_hidden_layers": MLA_LAYERS, "num_nextn_predict_layers": 1, "topk_method": "noaux_tc"}
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+_LATENTS = 16 * (512 + 64) * 2
+MTP_LATENTS = TinyModel(
+    name="mtp-latents",
+    build=build_mtp_latents,
+    groups=(GroupShape("MLAAttentionSpec", tuple(range(MLA_LAYERS + 1)), 16, _LATENTS, _LATENTS),),
+    hash_block_size=16,
+    layout="LBNHC",
+    engine_args={**MTP.engine_args, "attention_backend": "CPU_MLA"},
+    has_local_prefix_cache=False,
+)

@@ -24,6 +24,19 @@ PAD, BOS, EOS = 0, 1, 2
 # attention matter, so that wrong KV bytes show in the tokens.
 INIT_STD = 0.15
 
+MLA_POSITIONS: Mapping[str, object] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 40.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 4096,
+}
+"""Scaled as in the published models. Without it vLLM takes its CPU kernel for rotary embedding, which rotates wrong
+elements of a strided query, and others for one token than for many."""
+
 TOKENIZER_TEXT = (
     "A block that left the accelerator comes back byte for byte, or it does not come back.",
     "The engine asks for a prefix; the cache answers with the longest boundary that every group accepts.",
@@ -130,11 +143,7 @@ def build_gdn(folder: Path) -> None:
 
 
 def build_mla(folder: Path) -> None:
-    """DeepSeek-V2: one latent of 512 + 64 numbers per token instead of keys and values.
-
-    Positions are scaled as in the published models. Without it vLLM takes its CPU kernel for rotary embedding, which
-    rotates wrong elements of a strided query, and others for one token than for many.
-    """
+    """DeepSeek-V2: one latent of 512 + 64 numbers per token instead of keys and values."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
     config = DeepseekV2Config(
@@ -154,16 +163,7 @@ def build_mla(folder: Path) -> None:
         moe_intermediate_size=64,
         n_group=1,
         topk_group=1,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10_000.0,
-            "factor": 40.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 0.707,
-            "mscale_all_dim": 0.707,
-            "original_max_position_embeddings": 4096,
-        },
+        rope_parameters=dict(MLA_POSITIONS),
     )
     _save(folder, config, DeepseekV2ForCausalLM)
 
