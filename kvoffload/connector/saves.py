@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -469,14 +469,18 @@ class Saves:
         return tuple(jobs)
 
     def _publish(self, job: _Job) -> None:
-        begin, shards, fingerprint = 0, self._terms.shards, self._terms.fingerprint
+        shards, fingerprint = self._terms.shards, self._terms.fingerprint
         self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
-        for part in job.parts:
+        begins = accumulate((len(part.slots) for part in job.parts), initial=0)
+        # The cache takes a window or a state whose block it does not have yet for useless: it would go first.
+        for begin, part in sorted(
+            zip(begins, job.parts, strict=False), key=lambda one: one[1].named.group not in self.groups.prefixes
+        ):
             named, records = part.named, len(part.slots)
             record_bytes = self.groups.facts[named.group].record_bytes
             digests = b"".join(
                 finish_digests(
-                    job.digests.get(shard, b"")[begin : begin + records * _DIGEST_BYTES],
+                    job.digests.get(shard, b"")[begin * _DIGEST_BYTES : (begin + records) * _DIGEST_BYTES],
                     record_bytes,
                     fingerprint=fingerprint,
                     block_hashes=named.hashes,
@@ -498,7 +502,6 @@ class Saves:
                 self._measures.count("kvoffload_saved_bytes_total", records * record_bytes * shards)
             else:
                 self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
-            begin += records * _DIGEST_BYTES
         self.version += 1
 
     def _give_up(self, parts: Sequence[_GroupSave]) -> None:

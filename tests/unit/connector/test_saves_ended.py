@@ -52,6 +52,19 @@ def test_blocks_are_published_under_the_hashes_of_their_last_tokens_with_the_blo
     ]
 
 
+@pytest.mark.parametrize("groups", [MIXED, MIXED[::-1], HYBRID])
+def test_the_block_that_a_window_or_a_state_needs_is_published_before_it(groups: Any) -> None:
+    """The cache takes one without its block for useless."""
+    engine = make_engine(groups)
+    engine.report(save_prompt(engine, "a", range(30)))
+    (prefix,) = engine.parts.groups.prefixes
+    told = [one.name for one in engine.cache.published if one.group == prefix]
+    assert [one.group == prefix for one in engine.cache.published[: len(told)]] == [True] * len(told)
+    ends = engine.cache.published[len(told) :]
+    assert ends
+    assert {one.parent for one in ends} <= set(told)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_digests_of_all_shards_are_published(ranks: int) -> None:
     engine = make_engine(TWO_SIZES, ranks=ranks)
