@@ -16,7 +16,7 @@ import pytest
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, Json, cache_shapes, make_prompt
 from tests.vllm.test_equality import FLOAT32_ROUNDING, MIN_MARGIN, Answer, answer
-from tests.vllm.tiny_drafters import LAYERS, MTP, MTP_LATENTS, build_eagle3
+from tests.vllm.tiny_drafters import LAYERS, MTP, MTP_LATENTS, MTP_WINDOWS, build_eagle3
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 from tests.vllm.workload import assert_nothing_is_held
 
@@ -130,6 +130,25 @@ def test_latents_of_a_layer_that_drafts_are_restored(engines: EnginePool) -> Non
         assert (cold.cached, restored.cached) == (0, expected)
         assert (restored.tokens, drafts) == (cold.tokens, cold_drafts)
         assert restored.distance(cold) < FLOAT32_ROUNDING
+    engine.drain()
+    assert probe.faults(engine) == {}
+    assert_nothing_is_held(engine)
+
+
+@pytest.mark.campaign
+def test_windows_of_a_layer_that_drafts_are_restored(engines: EnginePool) -> None:
+    engine = engines.acquire(MTP_WINDOWS, kv_transfer_config=probe.transfer(), max_num_batched_tokens=320)
+    (shape,) = cache_shapes(engine)
+    assert sorted(group.layers for group in shape.groups) == sorted(group.layers for group in MTP_WINDOWS.groups)
+    for seed, length, expected in ((500, 640, 512), (501, 641, 512), (502, 700, 512), (503, 1281, 1152)):
+        prompt = make_prompt(seed, length)
+        assert answer(engine, prompt, max_tokens=TOKENS).cached == 0
+        local, own_drafts = drafted_answer(engine, prompt)
+        engine.reset_local()
+        with probe.watch_loads(engine) as loads:
+            restored, drafts = drafted_answer(engine, prompt)
+        assert (local.cached, restored.cached, loads) == (expected, expected, [expected])
+        assert (restored, drafts) == (local, own_drafts)
     engine.drain()
     assert probe.faults(engine) == {}
     assert_nothing_is_held(engine)

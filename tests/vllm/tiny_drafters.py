@@ -160,6 +160,47 @@ def build_mtp_latents(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(settings))
 
 
+def build_mtp_windows(folder: Path) -> None:
+    """K-EXAONE: windows beside full attention, experts, and a last layer with a window that predicts one token more."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import ExaoneMoeConfig, ExaoneMoeForCausalLM
+
+    config = ExaoneMoeConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        sliding_window=128,
+        sliding_window_pattern="LLLG",
+        layer_types=["sliding_attention"] * (LAYERS - 1) + ["full_attention"],
+        first_k_dense_replace=1,
+        num_experts=4,
+        num_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        n_group=1,
+        topk_group=1,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=INIT_STD,
+        tie_word_embeddings=False,
+    )
+    save_random_weights(folder, config, ExaoneMoeForCausalLM)
+    weights, settings = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    first, drafting = "model.layers.0.", "mtp.layers.0."
+    layer = {name.replace(first, drafting): weight for name, weight in weights.items() if name.startswith(first)}
+    weights |= {name: weight.clone() for name, weight in layer.items()}
+    ones = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    weights |= {f"mtp.{name}.weight": ones.clone() for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
+    weights["mtp.fc.weight"] = INIT_STD * torch.eye(HIDDEN, dtype=torch.bfloat16).repeat(1, 2)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings["num_nextn_predict_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
 _LATENTS = 16 * (512 + 64) * 2
 MTP_LATENTS = TinyModel(
     name="mtp-latents",
@@ -170,3 +211,15 @@ MTP_LATENTS = TinyModel(
     engine_args={**MTP.engine_args, "attention_backend": "CPU_MLA"},
     has_local_prefix_cache=False,
 )
+MTP_WINDOWS = TinyModel(
+    name="mtp-windows",
+    build=build_mtp_windows,
+    groups=(
+        *(GroupShape("SlidingWindowSpec", (layer,), 128, _PAGE, _PAGE) for layer in (0, 1, 2, 0)),
+        GroupShape("FullAttentionSpec", (LAYERS - 1,), 128, _PAGE, _PAGE),
+    ),
+    hash_block_size=128,
+    layout="LBHNC",
+    engine_args=MTP.engine_args,
+)
+"""The layer that drafts has the name of the first one in another part of the model, and a group of its own."""
