@@ -220,6 +220,171 @@ TEST(acquire_does_not_join_blocks_of_two_groups) {
 
 namespace {
 
+constexpr std::uint32_t kSecondGroup = 2;
+
+// Sequences of a model with windows and without states.
+class Windowed {
+public:
+    Windowed() : policy({10000, 10000}) {}
+
+    static EntryNumber block(EntryNumber at) { return 3 * at; }
+    static EntryNumber window(EntryNumber at, std::uint32_t group = 1) { return 3 * at + group; }
+
+    void admit_blocks(EntryNumber begin, EntryNumber end) {
+        for (EntryNumber at = begin; at < end; ++at) {
+            add(block(at), at == begin ? kNoEntry : block(at - 1), Reuse::prefix, 0);
+        }
+    }
+
+    void admit_windows(EntryNumber begin, EntryNumber end, std::uint32_t group = 1) {
+        for (EntryNumber at = begin; at < end; ++at) {
+            add(window(at, group), block(at), Reuse::window, group);
+        }
+    }
+
+    void let_time_pass() {
+        for (int at = 0; at < 400; ++at) {
+            add(next_, kNoEntry, Reuse::prefix, 0);
+            policy.remove(next_, false);
+        }
+    }
+
+    // Blocks are used again soon, and no window ever is.
+    void teach_that_blocks_are_used() {
+        for (int round = 0; round < 200; ++round) {
+            admit_blocks(0, 8);
+            admit_windows(6, 8);
+            let_time_pass();
+            policy.touch(std::vector<EntryNumber>{block(0), block(1), block(2), block(3), block(4), block(5)});
+            let_time_pass();
+            for (EntryNumber at = 8; at-- > 0;) {
+                if (at >= 6) {
+                    policy.remove(window(at), false);
+                }
+                policy.remove(block(at), false);
+            }
+        }
+    }
+
+    std::vector<EntryNumber> evict(std::size_t count) {
+        std::vector<EntryNumber> victims;
+        for (; count > 0; --count) {
+            victims.push_back(policy.choose_victim());
+            CHECK(victims.back() != kNoEntry);
+            policy.remove(victims.back(), true);
+        }
+        return victims;
+    }
+
+    PrefixPolicy policy;
+
+private:
+    void add(EntryNumber entry, EntryNumber parent, Reuse reuse, std::uint32_t group) {
+        policy.admit({.entry = entry,
+                      .parent = parent,
+                      .name = entry * 0x9e3779b97f4a7c15,
+                      .size_bytes = 1,
+                      .reuse = reuse,
+                      .window_blocks = reuse == Reuse::window ? kWindow : 0,
+                      .group = group});
+    }
+
+    EntryNumber next_ = 9000;
+};
+
+}  // namespace
+
+TEST(all_that_a_window_unlocked_follows_it) {
+    Windowed at;
+    at.teach_that_blocks_are_used();
+    for (const EntryNumber begin : {0U, 100U}) {
+        at.admit_blocks(begin, begin + 6);
+        at.admit_windows(begin + 4, begin + 6);
+    }
+    at.let_time_pass();
+    const EntryNumber first = at.policy.choose_victim();
+    CHECK(first == Windowed::window(5) || first == Windowed::window(105));
+    const EntryNumber base = first == Windowed::window(5) ? 0 : 100;
+    const std::vector<EntryNumber> unit = {
+        Windowed::block(base + 0), Windowed::block(base + 1),  Windowed::block(base + 2), Windowed::block(base + 3),
+        Windowed::block(base + 4), Windowed::window(base + 4), Windowed::block(base + 5), Windowed::window(base + 5)};
+    CHECK(sorted(at.evict(8)) == unit);
+    CHECK_EQUAL(at.policy.choose_victim(), Windowed::window(105 - base));
+}
+
+TEST(blocks_up_to_the_boundary_before_go_with_the_last_one) {
+    Windowed at;
+    at.admit_blocks(0, 10);
+    at.admit_windows(2, 4);
+    at.admit_windows(8, 10);
+    at.let_time_pass();
+    at.policy.remove(Windowed::window(9), false);
+    const std::vector<EntryNumber> useless = {Windowed::block(4), Windowed::block(5), Windowed::block(6),
+                                              Windowed::block(7), Windowed::block(8), Windowed::window(8),
+                                              Windowed::block(9)};
+    CHECK(sorted(at.evict(7)) == useless);
+    CHECK_EQUAL(at.policy.choose_victim(), Windowed::window(3));
+}
+
+TEST(one_groups_window_takes_the_others_with_it) {
+    Windowed at;
+    at.admit_blocks(0, 4);
+    at.admit_windows(2, 4);
+    at.admit_windows(2, 4, kSecondGroup);
+    at.admit_blocks(100, 104);
+    at.admit_windows(102, 104);
+    at.let_time_pass();
+    at.policy.remove(Windowed::window(3), false);
+    const std::vector<EntryNumber> useless = {Windowed::block(0),
+                                              Windowed::block(1),
+                                              Windowed::block(2),
+                                              Windowed::window(2),
+                                              Windowed::window(2, kSecondGroup),
+                                              Windowed::block(3),
+                                              Windowed::window(3, kSecondGroup)};
+    CHECK(sorted(at.evict(7)) == useless);
+    CHECK_EQUAL(at.policy.choose_victim(), Windowed::window(103));
+}
+
+// Windows of all blocks: each is a boundary's end for as long as it and those before it are here.
+TEST(where_a_whole_window_is_left_only_the_block_behind_it_goes) {
+    for (const bool is_broken : {false, true}) {
+        Windowed at;
+        at.admit_blocks(0, 10);
+        at.admit_windows(0, 10);
+        at.let_time_pass();
+        if (is_broken) {
+            at.policy.remove(Windowed::window(7), false);
+        }
+        at.policy.remove(Windowed::window(9), false);
+        if (is_broken) {
+            const std::vector<EntryNumber> useless = {Windowed::block(7), Windowed::block(8), Windowed::window(8),
+                                                      Windowed::block(9)};
+            CHECK(sorted(at.evict(4)) == useless);
+        } else {
+            CHECK_EQUAL(at.evict(1).front(), Windowed::block(9));
+        }
+        const EntryNumber next = at.policy.choose_victim();
+        CHECK(next != kNoEntry && next % 3 == 1);
+        CHECK(next != Windowed::window(7));  // not before the boundary that needs it
+    }
+}
+
+TEST(a_broken_window_is_whole_again_when_what_was_missing_comes) {
+    Windowed at;
+    at.admit_blocks(0, 6);
+    at.admit_windows(4, 6);
+    at.admit_blocks(100, 106);
+    at.admit_windows(104, 106);
+    at.let_time_pass();
+    at.policy.remove(Windowed::window(5), false);
+    at.admit_windows(5, 6);
+    at.let_time_pass();
+    CHECK_EQUAL(at.policy.choose_victim(), Windowed::window(105));
+}
+
+namespace {
+
 // What may be known about the tree from the calls alone.
 class TreeModel {
 public:

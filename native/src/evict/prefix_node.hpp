@@ -31,7 +31,8 @@ struct PrefixNode {
     // A child belongs to its parent only if these agree: a number is used again while children of the old entry live.
     std::uint16_t parity : 1 = 0;
     std::uint16_t parent_parity : 1 = 0;
-    std::uint16_t mark : 4 = 0;  // of a block: its group's low bits; of a state: which window length it counted with
+    std::uint16_t is_held : 1 = 0;  // of a window block where no states are: the one behind it needs it
+    std::uint16_t mark : 3 = 0;     // its group's low bits; of a state: which window length it counted with
 
     bool is(Reuse other) const noexcept { return reuse == static_cast<std::uint16_t>(other); }
     EntryClass entry_class() const noexcept { return static_cast<EntryClass>(kind); }

@@ -27,7 +27,7 @@ void PrefixPolicy::admit(const Admission& admission) {
     node.epoch = epoch();
     node.reuse = static_cast<std::uint16_t>(admission.reuse) & 3;
     node.needs_state = admission.needs_state;
-    node.mark = admission.group & 15;
+    node.mark = admission.group & 7;
     node.is_known = 1;
     hang(entry, admission.parent);
     set_class(node, class_of(admission));
@@ -97,19 +97,26 @@ void PrefixPolicy::keep(EntryNumber entry) {
 
 void PrefixPolicy::remove(EntryNumber entry, bool was_evicted) {
     PrefixNode& node = nodes_[entry];
+    const bool was_end = node.is(Reuse::window) || (node.is(Reuse::prefix) && node.kind == kNoClass);
     if (was_evicted) {
         remember(node);
-    } else if (node.kind < kClassCount) {
-        reuse_.count_loss(node.entry_class(), ages_.age_of(node.epoch));
-        set_class(node, kNoClass);
+    } else {
+        lose(node);
     }
     unfile(entry);
     if (node.is(Reuse::exact)) {
         withdraw_state(entry);
+    } else if (node.is(Reuse::window)) {
+        end_boundary(entry);
     } else if (node.is(Reuse::prefix) && node.is_queued == 0 && node.older > 0) {
         orphan_children(entry);
     }
-    unhang(entry);
+    if (const EntryNumber parent = unhang(entry); parent != kNoEntry) {
+        if (was_end) {
+            lose(nodes_[parent]);
+        }
+        file(parent, QueueEnd::oldest);
+    }
     node.is_known = 0;
     known_count_ -= 1;
     run_end_ = run_end_ == entry ? kNoEntry : run_end_;
@@ -124,6 +131,7 @@ EntryClass PrefixPolicy::class_of(const Admission& admission) {
             return admission.needs_state ? kNoClass : prefix_class(admission);
         case Reuse::window:
             note_window(admission.window_blocks);
+            window_blocks_[admission.group & 7] = admission.window_blocks;
             if (parent != kNoEntry && nodes_[parent].needs_state != 0) {
                 return kNoClass;
             }
@@ -150,6 +158,7 @@ EntryClass PrefixPolicy::prefix_class(const Admission& admission) {
 
 // A window that is so far behind the run's end that no boundary at the end needs it was passed.
 EntryClass PrefixPolicy::window_class(const Admission& admission) {
+    hold_window_before(admission.entry);
     const PrefixNode& block = nodes_[nodes_[admission.entry].parent];
     const bool goes_on = window_count_ > 0 && block.parent == last_window_block_;
     window_count_ = goes_on ? window_count_ + 1 : 1;
@@ -187,11 +196,23 @@ void PrefixPolicy::set_class(PrefixNode& node, EntryClass kind) noexcept {
     }
 }
 
+// Nobody follows it any more.
+void PrefixPolicy::lose(PrefixNode& node) noexcept {
+    if (node.kind < kClassCount) {
+        reuse_.count_loss(node.entry_class(), ages_.age_of(node.epoch));
+        set_class(node, kNoClass);
+    }
+}
+
 void PrefixPolicy::pass(EntryNumber entry) noexcept {
     PrefixNode& node = nodes_[entry];
     if (node.kind < kClassCount && node.kind < kPassed) {
         set_class(node, class_when_passed(node.entry_class()));
         refile(entry);
+    }
+    if (node.is_held != 0) {
+        node.is_held = 0;
+        file(entry, QueueEnd::newest);
     }
 }
 
@@ -200,7 +221,7 @@ void PrefixPolicy::file(EntryNumber entry, QueueEnd end) noexcept {
     const PrefixNode& node = nodes_[entry];
     const bool has_children = node.is(Reuse::prefix) && node.older > 0;
     const bool is_needed = node.is(Reuse::window) && node.kind == kNoClass && nodes_[node.parent].extra > 0;
-    if (!has_children && !is_needed) {
+    if (!has_children && !is_needed && node.is_held == 0) {
         const EntryClass kind = node.kind == kNoClass ? kUseless : node.entry_class();
         queues_.push(entry, kind, ages_.slot_of(node.epoch), end);
     }

@@ -2,7 +2,9 @@
 //
 //  1. Only an entry on which no other hangs may go: a sequence is evicted from its end, parents outlive children.
 //  2. What no acquire can use goes before all else, unless it came just now: blocks behind the last state, windows no
-//     state needs, entries whose parent is not here. With a state go its window and all up to the next branch.
+//     state needs, entries whose parent is not here. With a state go its window and all up to the next branch. Where
+//     no states are, the last window block of a sequence is its end: with it goes the rest of its window, in all
+//     groups, and the blocks up to the boundary before.
 //  3. The rest is sorted into classes (prefix_classes.hpp) and by age. For each the policy learns how likely reuse is
 //     and how long it takes, from what is here and from the names it evicted (prefix_reuse.hpp, prefix_ghosts.hpp).
 //     The entry with the least hits to expect per place and time goes first.
@@ -10,8 +12,8 @@
 //     touched. Nothing is set for a workload, nothing is drawn at random.
 //
 // A state costs as many steps as it has blocks in its window or before the last state (256 at most where there are no
-// windows), all else constant time; what is learned is looked at once in a sixty-fourth of a turnover.
-// Memory: a node of 24 bytes an entry and two ghosts of 4 bytes.
+// windows), an end without states those of its window when it goes, all else constant time; what is learned is looked
+// at once in a sixty-fourth of a turnover. Memory: a node of 24 bytes an entry and two ghosts of 4 bytes.
 #pragma once
 
 #include <array>
@@ -53,7 +55,7 @@ private:
     // The tree.
     EntryNumber parent_of(const PrefixNode& node) const noexcept;
     void hang(EntryNumber entry, EntryNumber parent);
-    void unhang(EntryNumber entry);
+    EntryNumber unhang(EntryNumber entry);
     void unhang_attached(EntryNumber entry, EntryNumber parent) noexcept;
     void adopt(EntryNumber entry, EntryNumber parent);
     void forget_left_behind(const PrefixNode& node);
@@ -76,12 +78,24 @@ private:
     void release_windows(EntryNumber block, std::uint32_t states) noexcept;
     void file_windows(EntryNumber block) noexcept;
 
+    // Windows where no states are.
+    EntryNumber window_before(EntryNumber window) const noexcept;
+    void hold_window_before(EntryNumber window) noexcept;
+    void hold(EntryNumber window) noexcept;
+    void end_boundary(EntryNumber window) noexcept;
+    void release_window_before(EntryNumber window) noexcept;
+    void end_run_at(EntryNumber end) noexcept;
+    EntryNumber find_window(EntryNumber attached, std::uint16_t mark) const noexcept;
+    void file_useless(EntryNumber entry) noexcept;
+    std::uint32_t reach_of(const PrefixNode& window) const noexcept { return window_blocks_[window.mark]; }
+
     // Classes and queues.
     EntryClass class_of(const Admission& admission);
     EntryClass prefix_class(const Admission& admission);
     EntryClass window_class(const Admission& admission);
     EntryClass state_class(const Admission& admission);
     void set_class(PrefixNode& node, EntryClass kind) noexcept;
+    void lose(PrefixNode& node) noexcept;
     void pass(EntryNumber entry) noexcept;
     void file(EntryNumber entry, QueueEnd end) noexcept;
     void unfile(EntryNumber entry) noexcept;
@@ -123,6 +137,9 @@ private:
     std::uint32_t window_count_ = 0;
     EntryNumber last_window_block_ = kNoEntry;
     std::array<EntryNumber, 512> window_run_{};  // its windows, in turn; longer ones are never passed
+
+    // By a window group's low bits. Where engines with other windows share them, the last one's.
+    std::array<std::uint32_t, 8> window_blocks_{};
 
     // Window lengths seen, each longer than the one before. A state counts with the longest of its time.
     std::array<std::uint32_t, kReaches> reaches_{};

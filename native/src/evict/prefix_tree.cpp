@@ -37,19 +37,18 @@ void PrefixPolicy::hang(EntryNumber entry, EntryNumber parent) {
     }
 }
 
-void PrefixPolicy::unhang(EntryNumber entry) {
+// The parent if nothing hangs on that any more.
+EntryNumber PrefixPolicy::unhang(EntryNumber entry) {
     const PrefixNode& node = nodes_[entry];
     const EntryNumber parent = parent_of(node);
     if (parent == kNoEntry) {
         forget_left_behind(node);
-        return;
+        return kNoEntry;
     }
     if (!node.is(Reuse::prefix)) {
         unhang_attached(entry, parent);
     }
-    if (--nodes_[parent].older == 0) {
-        file(parent, QueueEnd::oldest);
-    }
+    return --nodes_[parent].older == 0 ? parent : kNoEntry;
 }
 
 // A block came before `entry` in an acquire and was not known when that was admitted.
@@ -120,7 +119,11 @@ void PrefixPolicy::orphan_children(EntryNumber entry) {
         if (orphan.is(Reuse::exact)) {
             withdraw_state(attached);
         }
+        if (orphan.is(Reuse::window)) {
+            release_window_before(attached);
+        }
         unfile(attached);
+        orphan.is_held = 0;
         set_class(orphan, kUseless);
         orphan.parent = kNoEntry;
         node.older -= 1;
@@ -213,6 +216,87 @@ void PrefixPolicy::file_windows(EntryNumber block) noexcept {
             file(attached, QueueEnd::newest);
         }
     }
+}
+
+// The group's window block of the block before.
+EntryNumber PrefixPolicy::window_before(EntryNumber window) const noexcept {
+    const EntryNumber block = parent_of(nodes_[window]);
+    const EntryNumber above = block == kNoEntry ? kNoEntry : parent_of(nodes_[block]);
+    return above == kNoEntry ? kNoEntry : find_window(nodes_[above].newer, nodes_[window].mark);
+}
+
+EntryNumber PrefixPolicy::find_window(EntryNumber attached, std::uint16_t mark) const noexcept {
+    while (attached != kNoEntry && !(nodes_[attached].is(Reuse::window) && nodes_[attached].mark == mark)) {
+        attached = nodes_[attached].extra;
+    }
+    return attached;
+}
+
+void PrefixPolicy::hold(EntryNumber window) noexcept {
+    unfile(window);
+    nodes_[window].is_held = 1;
+}
+
+// A boundary at `window` needs those before it: they stay with it.
+void PrefixPolicy::hold_window_before(EntryNumber window) noexcept {
+    const std::uint32_t reach = reach_of(nodes_[window]);
+    EntryNumber before = window_before(window);
+    for (std::uint32_t step = 1; step < reach && before != kNoEntry && nodes_[before].is_held == 0; ++step) {
+        hold(before);
+        before = window_before(before);
+    }
+}
+
+// It goes: no boundary is here any more that needs the other groups' windows of its block, or those before it alone.
+void PrefixPolicy::end_boundary(EntryNumber window) noexcept {
+    const EntryNumber block = parent_of(nodes_[window]);
+    if (block == kNoEntry || nodes_[block].needs_state != 0) {
+        return;
+    }
+    for (EntryNumber other = nodes_[block].newer; other != kNoEntry; other = nodes_[other].extra) {
+        if (other != window && nodes_[other].is(Reuse::window) && nodes_[other].is_held == 0) {
+            file_useless(other);
+        }
+    }
+    release_window_before(window);
+}
+
+void PrefixPolicy::release_window_before(EntryNumber window) noexcept {
+    // More than one only where two groups have the same low bits.
+    for (EntryNumber before = window_before(window); before != kNoEntry;
+         before = find_window(nodes_[before].extra, nodes_[before].mark)) {
+        if (nodes_[before].is_held != 0) {
+            end_run_at(before);
+        }
+    }
+}
+
+// Where a whole window is left, the last boundary is there now; a part of one goes.
+void PrefixPolicy::end_run_at(EntryNumber end) noexcept {
+    const std::uint32_t reach = reach_of(nodes_[end]);
+    std::uint32_t count = 1;
+    EntryNumber first = end;
+    for (EntryNumber before = window_before(end); before != kNoEntry && count < reach; ++count) {
+        first = before;
+        before = window_before(before);
+    }
+    nodes_[end].is_held = 0;
+    if (count >= reach) {
+        file(end, QueueEnd::oldest);
+        if (first != end) {
+            hold(first);
+        }
+        return;
+    }
+    for (EntryNumber before = end; before != kNoEntry; before = window_before(before)) {
+        nodes_[before].is_held = 0;
+        file_useless(before);
+    }
+}
+
+void PrefixPolicy::file_useless(EntryNumber entry) noexcept {
+    unfile(entry);
+    queues_.push(entry, kUseless, ages_.slot_of(nodes_[entry].epoch), QueueEnd::oldest);
 }
 
 // Blocks behind the last state of a sequence that was in use just now: what it computes will hang on them. Where
