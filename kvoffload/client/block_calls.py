@@ -61,7 +61,12 @@ class BlockCalls:
         self._terms = terms
         wanted = (*terms.stock_slots, *[0] * len(register.groups))
         self._stocks = [
-            CreditStock(number, wanted[number], slot_bytes=group.record_bytes * group.shards)
+            CreditStock(
+                number,
+                wanted[number],
+                slot_bytes=group.record_bytes * group.shards,
+                whole=-(-group.window // group.block_size) + 1,
+            )
             for number, group in enumerate(register.groups)
         ]
         self._mapped: tuple[SharedMemory, int] | None = None
@@ -234,8 +239,8 @@ class BlockCalls:
         """Asks for slots where too few are held ready. A server that ends gets them back."""
         if not self._link.is_serving or self._mapped is None:
             return
-        # The pool grows.
-        fit_stocks(self._stocks, self._mapped[0].index.ready_bytes)
+        # The pool grows, and fills.
+        fit_stocks(self._stocks, self._mapped[0].index.ready_bytes, is_full=not self.has_room)
         for stock in self._stocks:
             if self._link.is_closing:
                 self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)

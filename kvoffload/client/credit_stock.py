@@ -11,6 +11,8 @@ from kvoffload.cache import ReservedSlots
 
 POOL_SHARE = 8
 """One part in so many of a pool is held ready at most, all groups together: nobody else can use it meanwhile."""
+FULL_POOL_SHARE = 32
+"""The same of a pool that is full: what is held takes the place of blocks then."""
 MAX_SLOTS = 32_768
 """Of one group."""
 _NONE = np.empty(0, np.uint64)
@@ -18,10 +20,13 @@ _LEAST = 8
 
 
 class CreditStock:
-    """One group's. At most `high` slots; it is filled up again below half of that."""
+    """One group's. At most `high` slots; it is filled up again below half of that.
 
-    def __init__(self, group: int, wanted: int, *, slot_bytes: int = 1) -> None:
+    `whole`: fewer than so many are of no use."""
+
+    def __init__(self, group: int, wanted: int, *, slot_bytes: int = 1, whole: int = 1) -> None:
         self.group = group
+        self.whole = whole
         self.high = self.wanted = min(wanted, MAX_SLOTS)
         self.slot_bytes = max(slot_bytes, 1)
         self._tickets = self._addresses = _NONE
@@ -55,9 +60,12 @@ class CreditStock:
         self.is_asking = False
 
 
-def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int) -> None:
+def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool = False) -> None:
     """Of a small pool each group holds the same part of what it wants, and some slots always."""
-    wanted_bytes = sum(stock.wanted * stock.slot_bytes for stock in stocks)
-    share = min(1.0, pool_bytes / POOL_SHARE / max(wanted_bytes, 1))
+    wanted_bytes = max(sum(stock.wanted * stock.slot_bytes for stock in stocks), 1)
+    most = min(1.0, pool_bytes / POOL_SHARE / wanted_bytes)
+    share = min(1.0, pool_bytes / FULL_POOL_SHARE / wanted_bytes) if is_full else most
     for stock in stocks:
-        stock.high = min(stock.wanted, max(int(stock.wanted * share), _LEAST))
+        # It is filled up below half: a whole one is there even then.
+        whole = min(2 * stock.whole, int(stock.wanted * most))
+        stock.high = min(stock.wanted, max(int(stock.wanted * share), whole, _LEAST))

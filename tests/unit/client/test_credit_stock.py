@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvoffload.client.credit_stock import MAX_SLOTS, POOL_SHARE, CreditStock, fit_stocks
+from kvoffload.client.credit_stock import FULL_POOL_SHARE, MAX_SLOTS, POOL_SHARE, CreditStock, fit_stocks
 
 
 def numbers(*values: int) -> np.typing.NDArray[np.uint64]:
@@ -61,3 +61,23 @@ def test_who_wants_no_slots_holds_none() -> None:
     (stock,) = make_stocks((0, 100))
     fit_stocks([stock], 1 << 30)
     assert stock.missing(0) == 0
+
+
+def test_of_a_pool_that_is_full_less_is_held() -> None:
+    """What is held takes the place of blocks then."""
+    stocks = make_stocks((1000, 100), (500, 200), (20, 1))
+    fit_stocks(stocks, 100_010 * FULL_POOL_SHARE, is_full=True)
+    assert [stock.high for stock in stocks] == [500, 250, 10]
+    fit_stocks(stocks, 200_020 * FULL_POOL_SHARE, is_full=True)
+    assert [stock.high for stock in stocks] == [1000, 500, 20]
+    fit_stocks(stocks, 0, is_full=True)
+    assert [stock.high for stock in stocks] == [8, 8, 8]
+
+
+def test_of_a_pool_that_is_full_a_whole_window_is_held_if_the_pool_has_a_share_for_it() -> None:
+    """gemma-3-27b's windows have 65 blocks."""
+    stocks = [CreditStock(group, 1000, slot_bytes=100, whole=whole) for group, whole in enumerate((1, 65))]
+    fit_stocks(stocks, 20_000 * FULL_POOL_SHARE, is_full=True)
+    assert [stock.high for stock in stocks] == [100, 130]
+    fit_stocks(stocks, 20_000 * POOL_SHARE, is_full=True)
+    assert [stock.high for stock in stocks] == [25, 100]
