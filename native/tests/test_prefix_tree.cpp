@@ -388,7 +388,9 @@ namespace {
 // What may be known about the tree from the calls alone.
 class TreeModel {
 public:
-    explicit TreeModel(std::uint64_t seed) : random_(seed), policy_({kEntries, kEntries}) {}
+    // So many quarters of what is admitted need a state.
+    TreeModel(std::uint64_t seed, std::uint64_t stateful_quarters)
+        : random_(seed), stateful_quarters_(stateful_quarters), policy_({kEntries, kEntries}) {}
 
     void step() {
         const std::uint64_t choice = random_() % 16;
@@ -436,20 +438,23 @@ private:
         if (known_.contains(entry)) {
             return;
         }
-        const auto reuse = static_cast<Reuse>(std::array{0, 0, 0, 1, 2}[random_() % 5]);
+        const auto reuse = static_cast<Reuse>(std::array{0, 0, 0, 1, 1, 2}[random_() % 6]);
         EntryNumber parent = known_.empty() || random_() % 8 == 0 ? kNoEntry : pick();
         if (parent != kNoEntry && known_[parent].reuse != Reuse::prefix) {
             parent = kNoEntry;
         }
         known_[entry] = {parent, parent == kNoEntry ? 0 : known_[parent].birth, ++births_, reuse};
+        // Of the third window group the policy sees the same low bits as of the first.
+        const std::array<std::uint32_t, 3> group_steps = {0, reuse == Reuse::window ? 4u : 0u,
+                                                          reuse == Reuse::window ? 8u : 0u};
         policy_.admit({.entry = entry,
                        .parent = parent,
                        .name = random_() % 200 * 0x9e3779b97f4a7c15,
                        .size_bytes = 1 + random_() % 3,
                        .reuse = reuse,
-                       .needs_state = random_() % 4 != 0,
+                       .needs_state = random_() % 4 < stateful_quarters_,
                        .window_blocks = static_cast<std::uint32_t>(1 + random_() % 5),
-                       .group = static_cast<std::uint32_t>(reuse)});
+                       .group = static_cast<std::uint32_t>(reuse) + group_steps[random_() % 3]});
     }
 
     // A path from a root, as far as it is known, and what hangs on its end.
@@ -494,6 +499,7 @@ private:
     }
 
     std::mt19937_64 random_;
+    std::uint64_t stateful_quarters_;
     PrefixPolicy policy_;
     std::map<EntryNumber, Known> known_;
     std::uint64_t births_ = 0;
@@ -503,8 +509,8 @@ private:
 
 // Whatever is taken away, in whatever order: there is a victim while anything is known, and nothing hangs on it.
 TEST(parent_never_goes_before_its_children) {
-    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-        TreeModel model(seed);
+    for (std::uint64_t seed = 1; seed <= 120; ++seed) {
+        TreeModel model(seed, seed % 4);
         for (int step = 0; step < 3000; ++step) {
             model.step();
         }

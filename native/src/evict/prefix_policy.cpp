@@ -79,7 +79,19 @@ EntryNumber PrefixPolicy::choose_victim() {
         file(victim, QueueEnd::newest);
         victim = queues_.choose();
     }
-    return victim;
+    return victim == kNoEntry && known_count_ > 0 ? find_stranded() : victim;
+}
+
+// Which windows a state needs is counted on its way up. Where that way is another one when the state goes, a window may
+// be taken for needed for ever: it goes when there is nothing else.
+EntryNumber PrefixPolicy::find_stranded() const noexcept {
+    for (EntryNumber entry = 0; entry < nodes_.size(); ++entry) {
+        const PrefixNode& node = nodes_[entry];
+        if (node.is_known != 0 && (!node.is(Reuse::prefix) || node.older == 0)) {
+            return entry;
+        }
+    }
+    return kNoEntry;
 }
 
 EntryNumber PrefixPolicy::expect_victim() const {

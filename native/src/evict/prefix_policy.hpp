@@ -71,6 +71,7 @@ private:
     void note_window(std::uint32_t blocks) noexcept;
     PassedState announce_state(EntryNumber state);
     void withdraw_state(EntryNumber state);
+    EntryNumber find_stranded() const noexcept;
     bool is_growing(EntryNumber entry) const noexcept;
     std::uint32_t count_continuations(EntryNumber block) const noexcept;
     EntryNumber state_at(EntryNumber block) const noexcept;
