@@ -42,14 +42,16 @@ def transfer(**overrides: object) -> dict[str, object]:
 
 INSPECTED = {"scheduler_cls": "tests.vllm.inspected_scheduler.InspectedAsyncScheduler"}
 """For an engine with its own processes that a test looks into."""
+INSPECTED_SYNC = {"scheduler_cls": "tests.vllm.inspected_scheduler.InspectedScheduler"}
+"""The same where the scheduler has to know the tokens: stages of a pipeline take theirs from it on a CPU, and drafts
+from the prompt come to it."""
 TWO_RANKS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 700, **INSPECTED}
 """For the GDN model with its own processes: the tests that need two ranks share one engine, it takes long to start."""
 TWO_STAGES = {
     "pipeline_parallel_size": 2,
     "max_num_batched_tokens": 700,
-    "scheduler_cls": "tests.vllm.inspected_scheduler.InspectedScheduler",
+    **INSPECTED_SYNC,
 }
-"""Stages take their tokens from the scheduler on a CPU, so it has to know them."""
 
 
 # ---- scheduler ----

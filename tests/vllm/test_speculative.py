@@ -50,6 +50,7 @@ class Drafting:
             kv_transfer_config=probe.transfer(),
             max_num_batched_tokens=320,
             speculative_config=settings,
+            **(probe.INSPECTED_SYNC if self.has_own_processes else {}),
         )
 
 
