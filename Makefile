@@ -11,7 +11,8 @@ BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
-OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py
+OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py multi_connector.py faults.py \
+                pressure.py restart.py pipeline.py speculative.py
 NEWEST := .venv-newest
 # Of the newest vLLM: what a release changes first, side by side with what would be wrong then.
 SAME_AS_OWN  := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit
@@ -173,7 +174,7 @@ campaign: native-optimized ## long fault and fuzz runs, thousands of requests to
 	$(call say,campaign 5/5: the newest vLLM)
 	@$(MAKE) --no-print-directory newest
 
-oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality on the oldest vLLM that we run on
+oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality, faults and ways to run on the oldest vLLM that we run on
 	$(call say,vLLM $(OLDEST_VLLM))
 	@$(OLDEST)/bin/python -m pytest -q $(addprefix tests/vllm/test_,$(OLDEST_TESTS))
 
