@@ -46,11 +46,13 @@ class WeightWatch:
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
             weights, sample = ModelWeights(complaint=str(fault) or type(fault).__name__), None
         self.seconds = time.monotonic() - begun_s
-        self._tell(weights, sample)
         if sample is None:
+            self._tell(weights, None, b"")
             return WeightDigests()
         shared = [name for name in sample.digests if not _is_of(name, weights.apart)] if weights.apart else None
-        return WeightDigests(name=sample.digest(shared), proof=b"" if weights.hidden else sample.digest())
+        name = sample.digest(shared)
+        self._tell(weights, sample, name)
+        return WeightDigests(name=name, proof=b"" if weights.hidden else sample.digest())
 
     def has_changed(self) -> bool:
         """Before a step that computes: after a pause a few weights are looked at, and compared with the last time."""
@@ -83,7 +85,8 @@ class WeightWatch:
             self._looked_at = [(name, ref(tensor)) for name, tensor in chosen]
         return chosen
 
-    def _tell(self, weights: ModelWeights, sample: WeightSample | None) -> None:
+    def _tell(self, weights: ModelWeights, sample: WeightSample | None, name: bytes) -> None:
+        """`name`: equal in engines that share, whatever experts each of them has."""
         said = weights.complaint or weights.hidden
         if self._said == said:
             return
@@ -97,7 +100,7 @@ class WeightWatch:
             return
         logger.info(
             "weights %s: sampled %d of %.4g elements of %d tensors in %.0f ms%s",
-            sample.digest().hex()[:SHOWN_DIGITS],
+            name.hex()[:SHOWN_DIGITS],
             sample.sampled,
             sample.elements,
             len(sample.digests),

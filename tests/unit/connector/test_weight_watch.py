@@ -40,6 +40,14 @@ def test_experts_of_one_replica_are_part_of_the_proof_and_not_of_the_name() -> N
     assert one.name != take(weights(9, 2, apart=frozenset({"w1"}))).name
 
 
+def test_engines_that_share_are_told_by_the_same_digest(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        names = [take(weights(1, value, apart=frozenset({"w1"}))).name for value in (2, 3)]
+    told = [record.getMessage().split()[1] for record in caplog.records]
+    assert told == [f"{name.hex()[: weight_watch.SHOWN_DIGITS]}:" for name in names]
+    assert told[0] == told[1]
+
+
 def test_what_is_hidden_leaves_a_name_and_no_proof(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         digests = take(weights(1, 2, hidden="w9"))
