@@ -1,6 +1,6 @@
 """The engines of one data-parallel deployment share one private server, so each finds what the others computed.
 
-The test's own timeout bounds what it waits for. Replicas of a model with experts divide them, for which vLLM's CPU build
+The test's own timeout bounds what it waits for. Replicas of a model with experts divide them, for which vLLM on a CPU
 lacks a collective operation (`all_gatherv`): they start, join one server, and fail with the first step.
 """
 
