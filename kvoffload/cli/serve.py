@@ -67,10 +67,10 @@ def serve(
         raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from kvoffload.cli.prompt_recorder import PromptRecorder
-    from kvoffload.client.private_files import PrivateFiles
     from kvoffload.daemon.ending import EndingTerms
     from kvoffload.daemon.private_life import PrivateTerms
     from kvoffload.daemon.server import CacheServer, ServerPlan
+    from kvoffload.private_files import PrivateFiles
 
     config = read_tables(file)
     fleet, tiers = plan_below(settings, config)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import IO
 
 from kvoffload import __version__
-from kvoffload.client.private_files import PrivateFiles
 from kvoffload.config import Settings, format_served
 from kvoffload.errors import PrivateServerError
 from kvoffload.file_lock import FileLock
+from kvoffload.private_files import PrivateFiles
 
 START_TIMEOUT_S = 60.0
 LAUNCHER = Path(__file__).with_name("launcher.py")

@@ -7,9 +7,9 @@ import logging
 import os
 from dataclasses import dataclass
 
-from kvoffload.client.private_files import PrivateFiles
 from kvoffload.daemon.ending import Ending, EndingTerms
 from kvoffload.file_lock import FileLock
+from kvoffload.private_files import PrivateFiles
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.client.private_files import PrivateFiles
 from kvoffload.daemon.ending import EndingTerms
 from kvoffload.daemon.private_life import LOG_BYTES, PrivateLife, PrivateTerms
 from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.file_lock import FileLock
 from kvoffload.packets import PacketSocket
+from kvoffload.private_files import PrivateFiles
 from kvoffload.protocol import CODEC, Channel, Greeting, Role
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.test_server import MEMORY, register_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.client.private_files import PrivateFiles
 from kvoffload.errors import ConfigError
+from kvoffload.private_files import PrivateFiles
 
 
 def test_equal_parts_are_the_same_server(tmp_path: Path) -> None:
