@@ -49,6 +49,8 @@ from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
+TAKING_TICK_S = 0.01
+"""While the first memory is being taken: engines wait for it."""
 EVENTS_AT_ONCE = 16
 LOG_PAUSE_NS = 2_000_000
 """Between two looks at what was stored: engines that save block by block are not to keep the loop busy."""
@@ -199,7 +201,7 @@ class CacheServer:
             self._pools.stop_growing()
         if self._is_stopping:
             self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
-        self._serve_ready(self._bound_wait(timeout_s))
+        self._serve_ready(self._bound_wait(timeout_s if self.has_memory else min(timeout_s, TAKING_TICK_S)))
         self._send(self._core.tiers.advance(self._clock_ns()))
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)

@@ -7,10 +7,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.random  # loaded by numpy at its first use, when a test's process may be another user who cannot read it
 import pytest
+import zmq
 
 from kvoffload import native
 from kvoffload.cache import CacheTerms, LocalCache
@@ -415,3 +417,26 @@ def test_a_killed_servers_memory_is_adopted_by_the_next(tmp_path: Path) -> None:
     again.close()
     client.close()
     server.close()
+
+
+def test_engines_that_came_first_do_not_wait_for_something_else_to_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its memory comes, no turn sleeps as long as it may."""
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
+    waits: list[tuple[bool, int]] = []
+    poll = zmq.Poller.poll
+
+    def note(poller: zmq.Poller, timeout: int) -> Any:
+        waits.append((server.has_memory, timeout))
+        return poll(poller, min(timeout, 1))
+
+    monkeypatch.setattr(zmq.Poller, "poll", note)
+    try:
+        while not server.has_memory:
+            server.turn(3600)
+    finally:
+        server.close()
+    asleep = [timeout for has_memory, timeout in waits if not has_memory]
+    assert asleep
+    assert max(asleep) <= 10
