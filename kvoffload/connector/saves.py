@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,6 +51,8 @@ class _GroupSave:
     slots: ReservedSlots
     is_next: bool = False
     """The engine was about to take these blocks."""
+    begin: int = 0
+    """Where its digests begin among those of its job."""
 
 
 @dataclass(eq=False)
@@ -58,6 +60,8 @@ class _Job:
     """A save on its way: what to publish and unpin when `waiting_ranks` have reported."""
 
     parts: list[_GroupSave]
+    told: list[_GroupSave]
+    """The same, in the order in which they are published."""
     waiting_ranks: int
     begun_s: float
     begun_step: int
@@ -453,13 +457,14 @@ class Saves:
         jobs = []
         places = dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts])
         for place in places:
-            mine = parts
+            mine = told = parts
             if len(places) > 1:
-                mine = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
+                mine = told = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
             if len(mine) > 1:
                 mine = _join_parts(mine)
+                told = sorted(_place(mine), key=self._is_published_later)
             number = next(self._numbers)
-            self._jobs[number] = _Job(mine, self._terms.ranks, self._clock(), self.step)
+            self._jobs[number] = _Job(mine, told, self._terms.ranks, self._clock(), self.step)
             moves = BlockMoves(
                 np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
                 np.concatenate([part.named.blocks for part in mine]),
@@ -468,19 +473,20 @@ class Saves:
             jobs.append(SaveJob(number, place, moves))
         return tuple(jobs)
 
+    def _is_published_later(self, part: _GroupSave) -> bool:
+        """The cache takes a window or a state whose block it does not have yet for useless, and it would go first: so
+        blocks of full attention come before them."""
+        return part.named.group not in self.groups.prefixes
+
     def _publish(self, job: _Job) -> None:
         shards, fingerprint = self._terms.shards, self._terms.fingerprint
         self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
-        begins = accumulate((len(part.slots) for part in job.parts), initial=0)
-        # The cache takes a window or a state whose block it does not have yet for useless: it would go first.
-        for begin, part in sorted(
-            zip(begins, job.parts, strict=False), key=lambda one: one[1].named.group not in self.groups.prefixes
-        ):
+        for part in job.told:
             named, records = part.named, len(part.slots)
             record_bytes = self.groups.facts[named.group].record_bytes
             digests = b"".join(
                 finish_digests(
-                    job.digests.get(shard, b"")[begin * _DIGEST_BYTES : (begin + records) * _DIGEST_BYTES],
+                    job.digests.get(shard, b"")[part.begin : part.begin + records * _DIGEST_BYTES],
                     record_bytes,
                     fingerprint=fingerprint,
                     block_hashes=named.hashes,
@@ -523,6 +529,14 @@ def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
     for part in parts:
         alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)
     return [_join(some) if len(some) > 1 else some[0] for some in alike.values()]
+
+
+def _place(parts: Sequence[_GroupSave]) -> Iterator[_GroupSave]:
+    """The parts of a job, with where their digests begin among its own."""
+    begin = 0
+    for part in parts:
+        yield replace(part, begin=begin)
+        begin += len(part.slots) * _DIGEST_BYTES
 
 
 def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
