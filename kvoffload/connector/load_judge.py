@@ -17,11 +17,11 @@ PROBE_WEIGHT = 3 / 4
 MIN_SPREAD = 0.01
 """Relative spread of sizes below which they cannot tell a fixed time from a time for each byte."""
 MIN_RATED_TOKENS = 64
-"""Of a step: from fewer it cannot be told what each takes."""
+"""A step with fewer does not tell what each of them takes."""
 FREE_SHARE = 1 / 20
 """Tokens are computed for nothing beside requests that decode if their step takes no more than this part longer."""
 MAX_FREE_TOKENS = 4096 - 1
-"""Of more it is not asked whether they are computed for nothing."""
+"""More than these are never taken to be computed for nothing."""
 FREE_SAMPLES = 8
 """As in a moving estimate; with fewer it is not known that tokens are computed for nothing."""
 FREE_PROBES = 2
@@ -51,7 +51,7 @@ class LoadJudge:
         self._decoding = _Timings()
         """Of steps without prefill, over the requests in them."""
         self._additions = [_Addition() for _ in range(MAX_FREE_TOKENS.bit_length() + 1)]
-        """By the bits of the number of tokens that were computed beside requests that decode."""
+        """Each is of tokens beside requests that decode, and stands at the number of bits of how many they are."""
         self._refusals = 0
         self.computing = 0
         """Tokens of prompts in the step that was planned last, and those that the next is to compute for nothing."""
@@ -84,7 +84,7 @@ class LoadJudge:
         return self._loads.predict_seconds(size_bytes)
 
     def favours_load(self, tokens: int, size_bytes: int, *, rest: int = 0) -> bool:
-        """Whether to load. `rest`: what has to be computed in either case. To be asked once for each request."""
+        """Says whether to load, and is asked once for each request. The `rest` is computed in either case."""
         if self._is_free(self.computing + tokens + rest):
             self.computing += tokens + rest
             return False
@@ -101,7 +101,7 @@ class LoadJudge:
         return True
 
     def _is_free(self, tokens: int) -> bool:
-        """Whether a step that decodes computes so many for nothing, or that is to be found out."""
+        """Says whether a step that decodes computes so many for nothing, or that is to be found out."""
         if tokens > MAX_FREE_TOKENS:
             return False
         bits = tokens.bit_length()

@@ -52,7 +52,7 @@ class _GroupSave:
     is_next: bool = False
     """The engine was about to take these blocks."""
     begin: int = 0
-    """Where its digests begin among those of its job."""
+    """Its digests begin there among those of its job."""
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class _Job:
 
     parts: list[_GroupSave]
     told: list[_GroupSave]
-    """The same, in the order in which they are published."""
+    """These are the same parts in the order in which they are published."""
     waiting_ranks: int
     begun_s: float
     begun_step: int

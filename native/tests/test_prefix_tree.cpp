@@ -12,6 +12,16 @@ using namespace kvo;
 
 namespace {
 
+std::vector<EntryNumber> evict_some(PrefixPolicy& policy, std::size_t count) {
+    std::vector<EntryNumber> victims;
+    for (; count > 0; --count) {
+        victims.push_back(policy.choose_victim());
+        CHECK(victims.back() != kNoEntry);
+        policy.remove(victims.back(), true);
+    }
+    return victims;
+}
+
 constexpr std::uint32_t kWindow = 2;
 
 // Sequences of a hybrid model: block, window block and, where asked for, a state, in numbers that tell which is which.
@@ -57,15 +67,7 @@ public:
         }
     }
 
-    std::vector<EntryNumber> evict(std::size_t count) {
-        std::vector<EntryNumber> victims;
-        for (; count > 0; --count) {
-            victims.push_back(policy.choose_victim());
-            CHECK(victims.back() != kNoEntry);
-            policy.remove(victims.back(), true);
-        }
-        return victims;
-    }
+    std::vector<EntryNumber> evict(std::size_t count) { return evict_some(policy, count); }
 
     PrefixPolicy policy;
 
@@ -266,15 +268,7 @@ public:
         }
     }
 
-    std::vector<EntryNumber> evict(std::size_t count) {
-        std::vector<EntryNumber> victims;
-        for (; count > 0; --count) {
-            victims.push_back(policy.choose_victim());
-            CHECK(victims.back() != kNoEntry);
-            policy.remove(victims.back(), true);
-        }
-        return victims;
-    }
+    std::vector<EntryNumber> evict(std::size_t count) { return evict_some(policy, count); }
 
     PrefixPolicy policy;
 

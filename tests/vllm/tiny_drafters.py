@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.vllm.tiny_models import (
     INIT_STD,
@@ -66,6 +67,18 @@ def build_eagle3(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _shared_shape() -> dict[str, Any]:
+    """All models that draft for themselves have these."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": INIT_STD,
+        "tie_word_embeddings": False,
+    }
+
+
 def build_mtp(folder: Path) -> None:
     """MiMo: Qwen2 with one more layer that predicts the token after the next (MTP), in the same checkpoint.
 
@@ -76,15 +89,10 @@ def build_mtp(folder: Path) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
+        **_shared_shape(),
         num_hidden_layers=LAYERS + 1,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
-        max_position_embeddings=MAX_POSITIONS,
-        initializer_range=INIT_STD,
-        tie_word_embeddings=False,
     )
     save_random_weights(folder, config, Qwen2ForCausalLM)
     weights, settings = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
@@ -125,9 +133,7 @@ def build_mtp_latents(folder: Path) -> None:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     config = DeepseekV3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
+        **_shared_shape(),
         num_hidden_layers=MLA_LAYERS + 1,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
@@ -143,10 +149,7 @@ def build_mtp_latents(folder: Path) -> None:
         moe_intermediate_size=64,
         n_group=1,
         topk_group=1,
-        max_position_embeddings=MAX_POSITIONS,
-        initializer_range=INIT_STD,
         rope_parameters=dict(MLA_POSITIONS),
-        tie_word_embeddings=False,
     )
     save_random_weights(folder, config, DeepseekV3ForCausalLM)
     weights, settings = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
@@ -167,9 +170,7 @@ def build_mtp_windows(folder: Path) -> None:
     from transformers import ExaoneMoeConfig, ExaoneMoeForCausalLM
 
     config = ExaoneMoeConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
+        **_shared_shape(),
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
@@ -184,9 +185,6 @@ def build_mtp_windows(folder: Path) -> None:
         moe_intermediate_size=64,
         n_group=1,
         topk_group=1,
-        max_position_embeddings=MAX_POSITIONS,
-        initializer_range=INIT_STD,
-        tie_word_embeddings=False,
     )
     save_random_weights(folder, config, ExaoneMoeForCausalLM)
     weights, settings = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
