@@ -23,8 +23,8 @@ from benchmarks.ground.virtual_copy import LINK_RATE
 from benchmarks.ground.virtual_memory import map_tensors
 from kvoffload.cache import GroupRule, needed_blocks
 from kvoffload.cache.boundary import find_reach
-from kvoffload.connector import vllm_compat
-from kvoffload.connector.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.kvspec import ReuseRule
 
 

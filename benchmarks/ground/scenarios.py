@@ -166,8 +166,10 @@ def carry_backlog(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 def _time_decoding(model: Model, asks: Sequence[Ask], pool_bytes: int) -> float:
-    """The scheduler's thread in a step, in the mean, while all requests that fit decode and none begins or ends. Of some
-    models a prompt's backlog is saved after 50 such steps, so only the first ones count."""
+    """The scheduler's thread in a step, in the mean, while all requests that fit decode and none begins or ends.
+
+    Of some models a prompt's backlog is saved after 50 such steps, so only the first ones count.
+    """
     with open_ours(model, EngineTerms(), pool_bytes=pool_bytes) as engine:
         run = engine.serve(asks)
     steps = [step for step in run.steps if step.tokens == step.requests]

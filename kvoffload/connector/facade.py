@@ -24,18 +24,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.config import load_settings
-from kvoffload.connector import vllm_compat
-from kvoffload.connector.engine_stats import ConnectorProm, ConnectorStats
-from kvoffload.connector.geometry import EngineCache, describe_cache, with_scale_views
-from kvoffload.connector.identity import describe_engine
-from kvoffload.connector.layer_dtypes import check_layer_dtypes
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache, with_scale_views
+from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
+from kvoffload.connector.engine.start_up import EngineStart
+from kvoffload.connector.engine.stats import ConnectorProm, ConnectorStats
+from kvoffload.connector.identity.engine import describe_engine
+from kvoffload.connector.identity.pages import refuse_ruined_scales
+from kvoffload.connector.identity.weight_watch import WeightWatch
+from kvoffload.connector.identity.weights import find_weights
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.model_weights import find_weights
-from kvoffload.connector.page_content import refuse_ruined_scales
 from kvoffload.connector.scheduler_side import SchedulerSide
-from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import UNASKED, SaveJob, StepPlan, WorkerFacts, WorkerReport
-from kvoffload.connector.weight_watch import WeightWatch
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.errors import UnsupportedError, find_code
 

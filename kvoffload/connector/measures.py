@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvoffload.connector.engine_stats import ConnectorStats
+from kvoffload.connector.engine.stats import ConnectorStats
 
 HAND_OVER_S = 1.0
 """A busy engine asks after each of its steps, and is answered so often."""

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from kvoffload.connector.agreement import EngineFacts, Rank, SharingTerms, agree, make_register
 from kvoffload.connector.cache_client import CacheClient
-from kvoffload.connector.cache_events import CacheEvents
-from kvoffload.connector.eviction_watch import Auto, EvictionWatch
+from kvoffload.connector.engine.events import CacheEvents
+from kvoffload.connector.engine.traces import open_traces
 from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.kept_prefixes import KeptPrefixes
-from kvoffload.connector.load_judge import LoadJudge
-from kvoffload.connector.look_out import ROUND_STEPS, LookOut
+from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingTerms, agree, make_register
+from kvoffload.connector.loads.judge import LoadJudge
+from kvoffload.connector.loads.prompt_notes import PromptNotes
+from kvoffload.connector.loads.restores import Restores, RestoreTerms
+from kvoffload.connector.loads.step_times import StepTimes
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.pins import BlockPins
-from kvoffload.connector.prompt_notes import PromptNotes
 from kvoffload.connector.rank_places import RankPlaces
-from kvoffload.connector.restores import Restores, RestoreTerms
-from kvoffload.connector.save_policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
-from kvoffload.connector.save_worth import GATHERED_TOKENS, SaveWorth
-from kvoffload.connector.saves import Saves, SaveTerms
+from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
+from kvoffload.connector.saves.kept_prefixes import KeptPrefixes
+from kvoffload.connector.saves.look_out import ROUND_STEPS, LookOut
+from kvoffload.connector.saves.pins import BlockPins
+from kvoffload.connector.saves.policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
+from kvoffload.connector.saves.saves import Saves, SaveTerms
+from kvoffload.connector.saves.worth import GATHERED_TOKENS, SaveWorth
 from kvoffload.connector.step_plan import WorkerFacts
-from kvoffload.connector.step_times import StepTimes
-from kvoffload.connector.traces import open_traces
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
 from kvoffload.protocol.message import Event

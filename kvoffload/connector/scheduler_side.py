@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from kvoffload.connector import vllm_compat
-from kvoffload.connector.agreement import Rank, refuse_changes
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
-from kvoffload.connector.engine_prefix import find_branch
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.identity.agreement import Rank, refuse_changes
+from kvoffload.connector.identity.masks import RequestMasks
+from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
+from kvoffload.connector.loads.engine_prefix import find_branch
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.request_masks import RequestMasks
 from kvoffload.connector.request_terms import read_terms
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import (
@@ -26,7 +27,6 @@ from kvoffload.connector.step_plan import (
     WorkerReport,
 )
 from kvoffload.connector.tracked_request import TrackedRequest
-from kvoffload.connector.weight_proof import Verdict, WeightProof
 from kvoffload.errors import IdentityError
 
 if TYPE_CHECKING:

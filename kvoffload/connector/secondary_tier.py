@@ -29,13 +29,13 @@ from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManag
 
 from kvoffload.cache import GroupRule
 from kvoffload.config import load_settings
-from kvoffload.connector import vllm_compat
-from kvoffload.connector.agreement import SharingTerms, make_register
 from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.identity.agreement import SharingTerms, make_register
+from kvoffload.connector.secondary.identity import describe_tier, find_prefix_groups, names_are_private
+from kvoffload.connector.secondary.lookups import TierLookups
+from kvoffload.connector.secondary.transfers import ROWS, TierTransfers, TransferTerms, map_rows
 from kvoffload.connector.step_plan import GroupFacts
-from kvoffload.connector.tier_identity import describe_tier, find_prefix_groups, names_are_private
-from kvoffload.connector.tier_lookups import TierLookups
-from kvoffload.connector.tier_transfers import ROWS, TierTransfers, TransferTerms, map_rows
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role

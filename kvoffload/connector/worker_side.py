@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
-from kvoffload.connector.agreement import SharingTerms, add_report, describe_weights, make_register
 from kvoffload.connector.cache_client import CopyPlaces
-from kvoffload.connector.host_memory import HostMemory, RegisteringEngine
-from kvoffload.connector.pipeline import Exchange, Pipeline, Stage, combine_weights, name_pipeline
+from kvoffload.connector.engine.host_memory import HostMemory, RegisteringEngine
+from kvoffload.connector.engine.pipeline import Exchange, Pipeline, Stage, combine_weights, name_pipeline
+from kvoffload.connector.identity.agreement import SharingTerms, add_report, describe_weights, make_register
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,

@@ -156,7 +156,7 @@ def test_every_model_is_noted_where_we_look_for_it() -> None:
     import torch
     from vllm.model_executor.model_loader.reload import layerwise
 
-    from kvoffload.connector.vllm_compat import loaded_modules
+    from kvoffload.connector.engine.vllm_compat import loaded_modules
 
     path = "model_executor/model_loader/utils.py"
     (source,) = read_sources(vllm_folder(), {path}).values()

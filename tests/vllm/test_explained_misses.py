@@ -20,7 +20,7 @@ pytestmark = pytest.mark.vllm
 
 TOKENS = 1000
 WAIT_S = 30.0
-LOGGER = "kvoffload.connector.prompt_notes"
+LOGGER = "kvoffload.connector.loads.prompt_notes"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload.client.inspector import Inspector
-from kvoffload.connector.pipeline import combine_weights, name_pipeline
+from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from tests.vllm import connector_probe as probe
 from tests.vllm import pool_probe
 from tests.vllm.engine import EnginePool, make_prompt

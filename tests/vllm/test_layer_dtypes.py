@@ -64,8 +64,8 @@ def _list_dtypes(worker: object) -> Json:
 
 def _register_with(worker: object, name: str, dtype: str) -> Json:
     """What the check at registration says while one layer has another dtype."""
-    from kvoffload.connector.layer_dtypes import check_layer_dtypes
-    from kvoffload.connector.vllm_compat import find_layers
+    from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
+    from kvoffload.connector.engine.vllm_compat import find_layers
     from kvoffload.errors import DtypeError
 
     config = worker.vllm_config  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector import weight_watch
+from kvoffload.connector.identity import weight_watch
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
 from tests.vllm.sleeping import TakenMemory, sleepy, tells_connectors

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector.misses import MissReason
-from kvoffload.connector.saves import REPORT_WAIT_S
+from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.saves.saves import REPORT_WAIT_S
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.test_equality import answer, restored_answer

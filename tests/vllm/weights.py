@@ -58,7 +58,7 @@ def scale_all(worker: Any, factor: float) -> Json:
 
 def compare_with_the_model(worker: Any) -> Json:
     """Names of parameters that our worker side does not find, and whether it finds any that the model has not."""
-    from kvoffload.connector.model_weights import find_weights
+    from kvoffload.connector.identity.weights import find_weights
 
     found = {id(tensor) for _, tensor in find_weights(worker.vllm_config).tensors}
     model = worker.get_model()

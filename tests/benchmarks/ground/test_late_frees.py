@@ -17,7 +17,7 @@ from benchmarks.ground.engine_config import EngineTerms
 from benchmarks.ground.models import GEMMA_3_27B, GPT_OSS_120B, LLAMA_8B, QWEN3_NEXT_80B, Model
 from benchmarks.ground.trial import open_bare, open_ideal
 from benchmarks.ground.work import make_fresh
-from kvoffload.connector.vllm_compat import frees_after_steps
+from kvoffload.connector.engine.vllm_compat import frees_after_steps
 
 pytestmark = pytest.mark.vllm
 

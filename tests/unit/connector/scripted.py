@@ -24,11 +24,11 @@ from vllm.v1.request import Request
 
 from kvoffload.cache import CacheTerms, GroupRule
 from kvoffload.connector import facade
-from kvoffload.connector.agreement import agree, make_register
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.geometry import EngineCache, describe_cache
+from kvoffload.connector.identity.agreement import agree, make_register
 from kvoffload.connector.scheduler_side import SchedulerSide
-from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import (
     GroupFacts,
     LoadJob,

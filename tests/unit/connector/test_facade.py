@@ -22,8 +22,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm.v1.outputs import KVConnectorOutput
 
+from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan, WantedDigests, WorkerReport
 from kvoffload.errors import BlockAlignmentError, ConfigError, UnsupportedError
 from tests.unit.connector.engine_configs import (

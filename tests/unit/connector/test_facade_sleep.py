@@ -13,10 +13,10 @@ from vllm.config import KVTransferConfig
 
 from kvoffload.connector import facade
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.model_weights import ModelWeights
+from kvoffload.connector.identity.weight_proof import PROOF_WAIT_S
+from kvoffload.connector.identity.weight_watch import PAUSE_S, WeightWatch
+from kvoffload.connector.identity.weights import ModelWeights
 from kvoffload.connector.step_plan import UNASKED, StepPlan, WeightDigests, WorkerFacts, WorkerReport
-from kvoffload.connector.weight_proof import PROOF_WAIT_S
-from kvoffload.connector.weight_watch import PAUSE_S, WeightWatch
 from kvoffload.errors import RegistrationError
 from tests.unit.connector.engine_configs import full
 from tests.unit.connector.scripted import ScriptedEngine

@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import AcquireOutcome
+from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.restores import READY_WAIT_S
 from kvoffload.connector.measures import HAND_OVER_S, Measures
-from kvoffload.connector.misses import MissReason
-from kvoffload.connector.restores import READY_WAIT_S
 from kvoffload.connector.step_plan import WorkerReport
+from tests.unit.connector.loads.test_restores import warm_engine
+from tests.unit.connector.saves.test_saves import DENSE, make_engine
 from tests.unit.connector.scripted import STEP_S, Admission, ScriptedEngine
-from tests.unit.connector.test_restores import warm_engine
-from tests.unit.connector.test_saves import DENSE, make_engine
 
 RECORD_BYTES = 256
 

@@ -11,17 +11,17 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.core.block_pool import BlockPool
 
-from kvoffload.connector import vllm_compat
-from kvoffload.connector.agreement import EngineFacts, SharingTerms
-from kvoffload.connector.eviction_watch import Auto, EvictionWatch
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.save_policy import Eager, SecondUse
+from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
+from kvoffload.connector.saves.policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import Place
 from kvoffload.protocol import Register
 from tests.unit.connector.local_client import MEMORY, LocalClient
+from tests.unit.connector.saves.test_saves import DENSE, make_engine
 from tests.unit.connector.scripted import ScriptedEngine
-from tests.unit.connector.test_saves import DENSE, make_engine
 from tests.unit.connector.test_scheduler_side import facts
 
 NUM_BLOCKS = 32

@@ -11,9 +11,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from kvoffload.connector.agreement import EngineFacts, SharingTerms
-from kvoffload.connector.geometry import EngineCache, describe_cache
-from kvoffload.connector.pipeline import name_pipeline
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.pipeline import name_pipeline
+from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
 from kvoffload.connector.step_plan import Place, StepPlan, WorkerFacts
 from kvoffload.errors import BlockAlignmentError, IdentityError, ServerError

@@ -18,7 +18,9 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_o
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
-from kvoffload.connector import cache_access, tier_transfers, vllm_compat
+from kvoffload.connector import cache_access
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.secondary import transfers as tier_transfers
 from kvoffload.connector.secondary_tier import KVOffloadTier
 from kvoffload.errors import ConfigError, UnsupportedError
 from tests.children import child

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import CacheTerms
-from kvoffload.connector import restores
-from kvoffload.connector.admission import LoadAdmission
+from kvoffload.connector.loads import restores
+from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import StepPlan
 from tests.unit.connector.engine_configs import chunked, full, recurrent, window

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload import connector
-from kvoffload.connector.look_out import ROUND_STEPS
-from kvoffload.connector.save_worth import GATHERED_TOKENS
+from kvoffload.connector.saves.look_out import ROUND_STEPS
+from kvoffload.connector.saves.worth import GATHERED_TOKENS
 from tests.unit.connector.engine_configs import full
+from tests.unit.connector.saves.test_saves import make_engine
 from tests.unit.connector.scripted import ScriptedEngine
-from tests.unit.connector.test_saves import make_engine
 
 DENSE = ((["a"], full(16)),)
 REQUESTS = 32

@@ -12,8 +12,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
-from kvoffload.connector.agreement import agree, make_register
-from kvoffload.connector.pipeline import Stage, decode_stage, encode_stage, name_pipeline
+from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, name_pipeline
+from kvoffload.connector.identity.agreement import agree, make_register
 from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.errors import RegistrationError
 from kvoffload.native import digest_record

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import torch
 
 from kvoffload.connector import worker_side
-from kvoffload.connector.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.step_plan import WorkerReport
 from kvoffload.errors import IdentityError, NativeError, RegistrationError, SelfTestError, ServerError
 from kvoffload.keys.identity import Identity

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
-from kvoffload.connector.tier_transfers import ROWS, EndedJob, TierTransfers, TransferTerms, map_rows
+from kvoffload.connector.secondary.transfers import ROWS, EndedJob, TierTransfers, TransferTerms, map_rows
 from kvoffload.kvspec import ReuseRule
 from kvoffload.native import sha256
 from kvoffload.protocol import Role

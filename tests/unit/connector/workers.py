@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from kvoffload.cache import ReservedSlots
-from kvoffload.connector.agreement import SharingTerms
-from kvoffload.connector.geometry import EngineCache, describe_cache
-from kvoffload.connector.identity import describe_engine
-from kvoffload.connector.pipeline import Exchange
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.pipeline import Exchange
+from kvoffload.connector.identity.agreement import SharingTerms
+from kvoffload.connector.identity.engine import describe_engine
 from kvoffload.connector.step_plan import (
     BlockMoves,
     LoadJob,

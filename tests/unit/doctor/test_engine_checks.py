@@ -41,5 +41,5 @@ def test_a_remedy_keeps_the_other_plugins() -> None:
 
 def test_the_names_and_versions_are_those_of_the_project() -> None:
     assert PLUGIN in {point.name for point in metadata.entry_points(group=PLUGIN_GROUP)}
-    compat = (ROOT / "kvoffload/connector/vllm_compat.py").read_text()
+    compat = (ROOT / "kvoffload/connector/engine/vllm_compat.py").read_text()
     assert f"({OLDEST_VLLM[0]}.{OLDEST_VLLM[1]} to {NEWEST_VLLM[0]}.{NEWEST_VLLM[1]})" in compat

@@ -1,0 +1,204 @@
+"""An engine's start: what its configuration means for us, what cannot be served, and how it comes to its cache."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from math import ceil
+from typing import TYPE_CHECKING
+
+from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.saves.look_out import MAX_LOOKS
+from kvoffload.connector.saves.worth import GATHERED_TOKENS
+from kvoffload.connector.scheduler_parts import SchedulerTerms
+from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
+from kvoffload.protocol import Role
+from kvoffload.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from kvoffload.cache import GroupRule
+    from kvoffload.client import Client
+    from kvoffload.config import Settings
+    from kvoffload.connector.step_plan import GroupFacts
+    from kvoffload.protocol import Register
+    from kvoffload.protocol.message import Event
+
+logger = logging.getLogger(__name__)
+
+WINDOWS = 8
+"""Whole windows for which slots are held ready: prompts that end in one step."""
+_LITTLE_SHARE = 0.5
+
+_DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
+"""What vLLM puts after the name that the engines of one deployment share."""
+
+
+class EngineStart:
+    """Of one process of an engine. UnsupportedError: what we cannot serve, and what to do instead."""
+
+    def __init__(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig) -> None:
+        _refuse_unsupported(config)
+        assert config.kv_transfer_config is not None
+        self._settings = settings
+        self._config = config
+        self._cache = cache
+        engine = str(config.kv_transfer_config.engine_id)
+        self._access = CacheAccess(
+            settings=settings,
+            engine=engine,
+            machine_key=_DATA_PARALLEL_RANK.sub("", engine),
+            engine_bytes=self._cached_bytes(sum(tensor.size for tensor in cache.kv_cache_tensors[:1])),
+        )
+        self._starting: threading.Thread | None = None
+
+    def begin_for_worker(self) -> None:
+        """A private server begins to start, beside what the engine does until its caches are registered."""
+        if not self._settings.server and self._starting is None:
+            self._starting = threading.Thread(target=self._start_private, name="kvoffload-start", daemon=True)
+            self._starting.start()
+
+    def scheduler_terms(self) -> SchedulerTerms:
+        return SchedulerTerms(
+            sharing=self._sharing_terms(),
+            hit_alignment=vllm_compat.hit_alignment(self._config, self._cache),
+            verify_always=self._settings.verify == "always",
+            load_always=self._settings.load_policy == "always",
+            promote_wait_s=self._settings.promote_deadline,
+            has_events=vllm_compat.wants_events(self._config),
+            save_policy=self._settings.save_policy,
+            traces_endpoint=self._config.observability_config.otlp_traces_endpoint,
+            has_prefix_cache=bool(self._config.cache_config.enable_prefix_caching),
+            whole_prompts=self._settings.whole_prompts,
+            drops_last_block=vllm_compat.drops_last_block(self._config),
+            step_tokens=self._config.scheduler_config.max_num_batched_tokens,
+            max_requests=self._config.scheduler_config.max_num_seqs,
+            steps_under_way=vllm_compat.steps_under_way(self._config),
+            decoded_tokens=1 + vllm_compat.draft_tokens(self._config),
+            retention_interval=vllm_compat.retention_interval(self._config),
+        )
+
+    def worker_terms(self) -> WorkerTerms:
+        return WorkerTerms(
+            rank=self._config.parallel_config.rank,
+            sharing=self._sharing_terms(),
+            has_self_test=self._settings.self_test,
+            copy_threads=self._settings.copy_threads,
+            has_late_frees=vllm_compat.frees_after_steps(self._config, self._cache),
+        )
+
+    def open_for_worker(self, register: Register) -> Client:
+        """The first rank of an engine without a shared server starts its private one, or has begun to."""
+        if self._starting is not None:
+            self._starting.join()
+        return self._access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
+
+    def exchange(self, frame: bytes) -> Sequence[bytes]:
+        """See `pipeline.Exchange`."""
+        return vllm_compat.exchange_between_ranks(self._config, frame)
+
+    def open_for_scheduler(
+        self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
+    ) -> Client:
+        stock_slots = plan_stock(
+            engine.groups,
+            step_tokens=self._config.scheduler_config.max_num_batched_tokens,
+            steps_under_way=vllm_compat.steps_under_way(self._config),
+        )
+        client = self._access.open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
+        if on_event is not None:
+            client.subscribe()
+        self._tell(client, engine)
+        return client
+
+    def _start_private(self) -> None:
+        # Who opens it meets what is wrong again, and then it is the engine's to hear.
+        with contextlib.suppress(KVOffloadError, OSError):
+            self._access.start_private()
+
+    def _tell(self, client: Client, engine: EngineFacts) -> None:
+        """One line that says what is kept, and where."""
+        shards = self._sharing_terms().shards
+        per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
+        own = self._cached_bytes(engine.cache_bytes // self._sharing_terms().ranks)
+        share = None
+        try:
+            pool = client.stats().capacity_bytes
+            share = pool / own if own else None
+            where = f"{format_size(pool)} ({pool / per_token:,.0f} tokens)"
+        except ServerError:
+            where = "a server that is not there yet"
+        logger.info(
+            "kvoffload keeps KV cache of %s in %s of %s: %s; %.0f bytes per token, which adds %s to what the engines "
+            "that share it cache themselves, %s",
+            self._config.model_config.model,
+            where,
+            self._settings.server or "a private server",
+            ", ".join(
+                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, "
+                f"{group.record_bytes * shards:,} bytes)"
+                for group in engine.groups
+            ),
+            per_token,
+            "what it has" if share is None else f"{share:.0%}",
+            format_size(own),
+        )
+        if share is not None and share < _LITTLE_SHARE:
+            logger.warning(
+                "kvoffload's memory is %.0f%% of what the engines that share it cache themselves: little will be found "
+                "in it that they do not have; set `memory` to more, or give this process more",
+                100 * share,
+            )
+
+    def _cached_bytes(self, rank_bytes: int) -> int:
+        """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once."""
+        return rank_bytes * self._sharing_terms().shards * max(self._config.parallel_config.data_parallel_size_local, 1)
+
+    def _sharing_terms(self) -> SharingTerms:
+        parallel = self._config.parallel_config
+        return SharingTerms(
+            hash_block_size=vllm_compat.hash_block_size(self._config, self._cache),
+            hash_algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
+            hash_seed=vllm_compat.hash_seed(self._config),
+            tensor_ranks=parallel.tensor_parallel_size,
+            pipeline_ranks=parallel.pipeline_parallel_size,
+            replicas=vllm_compat.kv_replicas(self._cache),
+        )
+
+
+def plan_stock(groups: Sequence[GroupFacts], *, step_tokens: int, steps_under_way: int) -> tuple[int, ...]:
+    """How many slots of each group are held ready: for all that the steps under way can fill, and as many while more
+    are asked for."""
+    return tuple(2 * steps_under_way * _count_filled(group.rule, step_tokens) for group in groups)
+
+
+def _count_filled(rule: GroupRule, step_tokens: int) -> int:
+    """Blocks that a step can fill with prompts, and those that the requests have gathered that are looked at in it; or
+    whole windows, if these are more."""
+    filled = ceil(step_tokens / rule.block_size) + MAX_LOOKS * max(GATHERED_TOKENS // rule.block_size, 1)
+    return max(filled, WINDOWS * (ceil(rule.window / rule.block_size) + 1))
+
+
+def _refuse_unsupported(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    wrong: list[tuple[bool, str, str]] = [
+        (parallel.decode_context_parallel_size > 1, "decode context parallel engines", "use tensor parallelism"),
+        (
+            getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+            "prefill context parallel engines",
+            "use tensor parallelism",
+        ),
+        (getattr(parallel, "nnodes", 1) > 1, "engines with ranks on several machines", "keep an engine on one machine"),
+    ]
+    for is_wrong, what, remedy in wrong:
+        if is_wrong:
+            raise UnsupportedError(f"KVOffloadConnector does not serve {what} yet", remedy=remedy)

@@ -1,0 +1,1 @@
+"""Who may share blocks: what the model, its weights, pages and adapters hold."""

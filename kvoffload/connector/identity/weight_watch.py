@@ -1,0 +1,116 @@
+"""A worker's look at the weights in its memory. It looks, and never keeps the engine from anything."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from weakref import ReferenceType, ref
+
+import torch
+
+from kvoffload.connector.identity.weight_sample import WeightSample, sample_tensors
+from kvoffload.connector.identity.weights import ModelWeights
+from kvoffload.connector.step_plan import WeightDigests
+
+logger = logging.getLogger(__name__)
+
+SHOWN_DIGITS = 12
+LOOKED_AT = 16
+"""Parameters between two steps. An update changes nearly all of them."""
+PAUSE_S = 1.0
+"""Without a step; an update takes as long."""
+
+
+class WeightWatch:
+    """Owned by the worker's thread. Keeps no weight alive."""
+
+    def __init__(self, find: Callable[[], ModelWeights], clock: Callable[[], float] = time.monotonic) -> None:
+        self._find = find
+        self._clock = clock
+        self._looked_at: list[tuple[str, ReferenceType[torch.Tensor]]] = []
+        self._former: Mapping[str, bytes] | None = None
+        """Of these, as they were seen last. None: nothing to compare with."""
+        self._stepped_s: float | None = None
+        self._said: str | None = None
+        self.seconds = 0.0
+        """That the last look took."""
+
+    def take(self) -> WeightDigests:
+        """Looks at every weight. What cannot be looked at is told once and is no proof."""
+        begun_s = time.monotonic()
+        self._former = self._stepped_s = None
+        try:
+            weights = self._find()
+            sample = None if weights.complaint else sample_tensors(weights.tensors)
+        except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
+            weights, sample = ModelWeights(complaint=str(fault) or type(fault).__name__), None
+        self.seconds = time.monotonic() - begun_s
+        if sample is None:
+            self._tell(weights, None, b"")
+            return WeightDigests()
+        shared = [name for name in sample.digests if not _is_of(name, weights.apart)] if weights.apart else None
+        name = sample.digest(shared)
+        self._tell(weights, sample, name)
+        return WeightDigests(name=name, proof=b"" if weights.hidden else sample.digest())
+
+    def has_changed(self) -> bool:
+        """Before a step that computes: after a pause a few weights are looked at, and compared with the last time."""
+        now_s = self._clock()
+        is_due = self._stepped_s is None or now_s - self._stepped_s >= PAUSE_S
+        self._stepped_s = now_s
+        if not is_due:
+            return False
+        former = self._former
+        try:
+            self._former = sample_tensors(self._choose()).digests
+        except Exception as fault:  # noqa: BLE001  (as in `take`)
+            self._former = None
+            logger.debug("no weight can be looked at: %s", fault)
+        return None not in (former, self._former) and former != self._former
+
+    def _choose(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters all over the model. One that is gone was replaced: then they are looked for again."""
+        chosen = [(name, found) for name, tensor in self._looked_at if (found := tensor()) is not None]
+        if not chosen or len(chosen) < len(self._looked_at):
+            weights = self._find()
+            known: list[tuple[str, torch.Tensor]] = [
+                (name, tensor)
+                for name, tensor in weights.tensors
+                if isinstance(tensor, torch.nn.Parameter) and tensor.numel() and name not in weights.apart
+            ]
+            chosen = (
+                [known[at * len(known) // LOOKED_AT] for at in range(LOOKED_AT)] if len(known) > LOOKED_AT else known
+            )
+            self._looked_at = [(name, ref(tensor)) for name, tensor in chosen]
+        return chosen
+
+    def _tell(self, weights: ModelWeights, sample: WeightSample | None, name: bytes) -> None:
+        """`name`: equal in engines that share, whatever experts each of them has."""
+        said = weights.complaint or weights.hidden
+        if self._said == said:
+            return
+        self._said = said
+        if sample is None:
+            logger.info(
+                "the weights cannot be looked at (%s): engines are told apart by where their model lies, and this one "
+                "finds nothing after a sleep that was saved before it",
+                weights.complaint,
+            )
+            return
+        logger.info(
+            "weights %s: sampled %d of %.4g elements of %d tensors in %.0f ms%s",
+            name.hex()[:SHOWN_DIGITS],
+            sample.sampled,
+            sample.elements,
+            len(sample.digests),
+            1000 * self.seconds,
+            f"; {weights.hidden} is packed where nobody can see it: nothing proves after a sleep that all are the same"
+            if weights.hidden
+            else "",
+        )
+
+
+def _is_of(name: str, tensors: frozenset[str]) -> bool:
+    """One of them, or a part of one."""
+    return name in tensors or any(name.startswith(f"{tensor}.") for tensor in tensors)

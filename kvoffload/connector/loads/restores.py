@@ -1,0 +1,484 @@
+"""Loads: from the question how much of a prompt can be restored to the last byte in the engine's blocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvoffload.cache import AcquiredBlocks, AcquireOutcome, needed_blocks
+from kvoffload.client import FarTerms, PendingAcquire
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.loads.admission import LoadAdmission
+from kvoffload.connector.loads.engine_prefix import EnginePrefix
+from kvoffload.connector.loads.judge import LoadJudge
+from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import PromptNotes
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.saves.saves import REPORT_WAIT_S
+from kvoffload.connector.saves.worth import NULL_BLOCK
+from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
+from kvoffload.connector.tracked_request import TrackedRequest
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+
+logger = logging.getLogger(__name__)
+
+MAX_EARLY = 32
+"""Requests that were asked for at their arrival and not planned yet: what they hold is not for others."""
+READY_WAIT_S = 1.0
+"""How long a hit may wait for workers that join the memory it lies in, and for other loads to end."""
+PARKED_SHARE = 2
+"""With one block in so many waiting for loads, no further load is begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreTerms:
+    """What one engine's loads go by."""
+
+    shards: int
+    verify_always: bool = False
+    always: bool = False
+    """Whatever is there, also where computing it takes less time."""
+    promote_wait_s: float = 0.0
+    """How long a request waits for what lies below the server's memory."""
+
+
+@dataclass(eq=False)
+class _Question:
+    """What was asked of the cache for a request: at which number of tokens, and what it brought."""
+
+    tracked: TrackedRequest
+    local: int
+    num_tokens: int
+    version: int
+    pending: PendingAcquire
+    waits_since_s: float | None = None
+    room_until_s: float | None = None
+    """How long it waits for room, from when the engine had none first."""
+    reported: int = 0
+    """Tokens that the engine was told last that a load would bring."""
+    miss: MissReason | None = None
+    """Why there is nothing to report, once that is known."""
+
+
+@dataclass(eq=False)
+class _Load:
+    """A load from its allocation to the report of every rank. `found` is None where it was doomed from the start."""
+
+    found: AcquiredBlocks | None
+    names: tuple[tuple[int, bytes], ...] = ()
+    """By group: the entries that it reads."""
+    blocks: int = 0
+    size_bytes: int = 0
+    """Of all shards."""
+    begun_s: float = 0.0
+    trace: Mapping[str, str] | None = None
+    copied_s: float = 0.0  # by the slowest rank so far
+
+
+class Restores:
+    """Owned by the scheduler's thread. A request is loaded once at a time; after a failed load it is never loaded."""
+
+    def __init__(
+        self,
+        cache: CacheClient,
+        groups: GroupTable,
+        *,
+        pool: BlockPool,
+        terms: RestoreTerms,
+        judge: LoadJudge,
+        notes: PromptNotes,
+        is_ready: Callable[[Place], bool],
+        measures: Measures | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_ready`: whether every rank may copy there."""
+        self._measures = measures or Measures()
+        self._clock = clock
+        self._cache = cache
+        self._groups = groups
+        self._pool = pool
+        self._terms = terms
+        self._judge = judge
+        self._notes = notes
+        self._is_ready = is_ready
+        self._engine_prefix = EnginePrefix(pool, groups)
+        self._admission = LoadAdmission([rule.block_size for rule in groups.rules])
+        self._questions: dict[str, _Question] = {}
+        self._loads: dict[str, _Load] = {}
+        self._unsent: list[LoadJob] = []
+        self._doomed: list[str] = []
+        self._failed: set[str] = set()
+        self._next: _Question | None = None
+        """Whose request waits for room in the engine: nobody takes that before it."""
+
+    @property
+    def pending(self) -> int:
+        """Loads that have not been reported by all ranks."""
+        return len(self._loads)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Some load may still be reported. For one that a rank never reports the engine need not step for ever."""
+        if not self._loads:
+            return False
+        overdue_s = self._clock() - REPORT_WAIT_S
+        return any(load.begun_s > overdue_s for load in self._loads.values())
+
+    @property
+    def is_quiet(self) -> bool:
+        """A step has nothing to settle or to send."""
+        return not (self._loads or self._questions or self._unsent or self._doomed or self._admission.reserved)
+
+    @property
+    def blocks(self) -> int:
+        """Of the engine, that wait for loads."""
+        return sum(load.blocks for load in self._loads.values())
+
+    @property
+    def memories(self) -> set[int]:
+        """That loads come from now, or may be planned from."""
+        found = [*(load.found for load in self._loads.values()), *(q.pending.found for q in self._questions.values())]
+        return {one.lease.memory_id for one in found if one is not None and one.lease is not None}
+
+    def expect(self, tracked: TrackedRequest) -> None:
+        """A request has arrived: what is there for it is asked for already, so that the answer is there in time."""
+        if not tracked.may_load or len(self._questions) >= MAX_EARLY:
+            return
+        limit = self._find_limit(tracked, 0)
+        if self._cache.has_tiers:
+            local = self._engine_prefix.find(tracked.request.block_hashes, limit)
+            if local < limit:
+                self._ask(tracked, local, limit=limit, version=-1)
+            return
+        boundary = self._cache.find_boundary(tracked.chain.data, local=0, limit=limit, alignment=self._groups.alignment)
+        if boundary and not self._engine_prefix.has(tracked.request.block_hashes, boundary):
+            self._ask(tracked, 0, limit=boundary, version=-1)
+
+    def match(self, tracked: TrackedRequest, local: int, *, version: int) -> int | None:
+        """Tokens beyond `local` that a load would bring, 0 for a miss, None: not known yet. Asked any number of times;
+        a miss holds as long as `version` and the request are the same."""
+        request_id = tracked.request.request_id
+        if self._is_behind(tracked):
+            return None
+        if request_id in self._failed or request_id in self._loads or not self._is_wanted(tracked, local):
+            return 0
+        question = self._questions.get(request_id)
+        if question is None or not self._holds(question, tracked, local, version):
+            question = self._ask_anew(tracked, local, version)
+        if not self._is_answered(question, tracked, local, version):
+            return None
+        if not self._holds(question, tracked, local, version):
+            # The engine has come beyond it by itself while it was asked for.
+            question = self._ask_anew(tracked, local, version)
+            if not self._is_answered(question, tracked, local, version):
+                return None
+        if question.miss is not None:
+            return 0
+        return self._promise(question, tracked, local)
+
+    def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
+        """The engine has allocated blocks for the hit that `match` reported, or for the beginning of it: the job is
+        queued. Where a shorter hit needs what was not acquired, a window or a state, it fails."""
+        request_id = tracked.request.request_id
+        question = self._questions[request_id]
+        found = question.pending.found
+        assert found is not None
+        assert found.lease is not None
+        boundary = found.boundary - max(question.reported - external, 0)
+        local = boundary - external
+        if boundary != self._groups.align(boundary):
+            self._doom_unplanned(request_id)
+            return
+        groups, blocks, addresses, names, digests = [], [], [], [], []
+        for group, leased in enumerate(found.groups):
+            positions = needed_blocks(self._groups.rules[group], local=local, boundary=boundary)
+            part = slice(positions.start - leased.first, positions.stop - leased.first)
+            table = block_ids[self._groups.facts[group].index]
+            targets = table[positions.start : positions.stop]
+            if len(targets) < len(positions) or part.start < 0 or NULL_BLOCK in targets:
+                self._doom_unplanned(request_id)
+                return
+            groups.append(np.full(len(positions), group, np.int64))
+            blocks.append(np.array(targets, np.int64))
+            addresses.append(leased.addresses[part])
+            digests.append(leased.digests[:, part])
+            names.append((group, tracked.chain.names(group, positions)))
+        moves = BlockMoves(np.concatenate(groups), np.concatenate(blocks), np.concatenate(addresses))
+        wanted = None
+        if self._terms.verify_always:
+            wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
+        self._admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
+        limit = self._find_limit(tracked, local)
+        self._notes.note(
+            tracked,
+            local=local,
+            boundary=boundary,
+            limit=limit,
+            reason=self._explain_rest(boundary, found.boundary, limit),
+            lower=max(boundary - max(question.pending.in_memory, local), 0),
+        )
+        size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
+        self._loads[request_id] = _Load(
+            found, tuple(names), len(moves), size_bytes, self._clock(), tracked.request.trace_headers
+        )
+        del self._questions[request_id]  # its lease is the load's
+        place = Place(found.lease.memory_id, found.lease.session)
+        self._unsent.append(LoadJob(request_id, place, moves, wanted))
+
+    def doom(self, request_id: str) -> None:
+        """A hit was reported that cannot be planned: it can only fail now, and the engine recomputes the request."""
+        self._drop(request_id)
+        self._loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
+        self._doomed.append(request_id)
+
+    def take_jobs(self) -> tuple[tuple[LoadJob, ...], tuple[str, ...]]:
+        """Jobs and doomed requests to send with this step's plan, each once."""
+        if not (self._unsent or self._doomed):
+            return (), ()
+        jobs, self._unsent = tuple(self._unsent), []
+        doomed, self._doomed = tuple(self._doomed), []
+        return tuple(job for job in jobs if job.request_id not in doomed), doomed
+
+    def settle(self, running: Container[str]) -> None:
+        """These requests run now: what was promised to them is the engine's business again."""
+        if not (self._questions or self._admission.reserved):
+            return
+        for request_id in self._admission.reserved:
+            if request_id in running:
+                self._admission.settle(request_id)
+        for request_id, question in list(self._questions.items()):
+            if request_id in running:
+                found = question.pending.found
+                if question.miss is None and found is not None and found.is_hit:
+                    # The engine did not take it, or the guard refused it.
+                    reason = MissReason.SKIPPED if question.reported else MissReason.NO_ROOM
+                    self._note_miss(question.tracked, question.tracked.reused_tokens, reason)
+                self._drop(request_id)
+
+    def note_copies(self, copied_s: Mapping[str, float]) -> None:
+        """How long ranks took to copy these loads, each told before or with the load's end."""
+        for request_id in copied_s.keys() & self._loads.keys():
+            self._loads[request_id].copied_s = max(self._loads[request_id].copied_s, copied_s[request_id])
+
+    def end_loads(self, finished: Iterable[str], failed: Collection[str], *, alive: Container[str]) -> None:
+        """Every rank has reported these. Bad entries are forgotten before the engine asks again for one that is
+        `alive`."""
+        self._measures.count("kvoffload_failed_loads_total", len(failed))
+        for request_id in failed:
+            load = self._loads.get(request_id)
+            for group, names in load.names if load is not None else ():
+                self._cache.invalidate(group, names)
+            # Its blocks are given back, and it asks again. With the policy `fail` it has ended before this report.
+            self._admission.settle(request_id)
+            if request_id in alive:
+                self._failed.add(request_id)
+        for request_id in finished:
+            load = self._loads.pop(request_id, None)
+            if load is not None and load.found is not None and load.found.lease is not None:
+                self._cache.release(load.found.lease)
+                seconds = self._clock() - load.begun_s
+                self._measures.observe("kvoffload_load_seconds", seconds)
+                if request_id not in failed:
+                    self._notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
+                    self._judge.note_load(load.size_bytes, load.copied_s)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended. A load on its way is kept until it is reported."""
+        self._admission.settle(request_id)
+        self._drop(request_id)
+        self._failed.discard(request_id)
+
+    def drop_answers(self) -> None:
+        """What was found so far is not to be reported any more."""
+        for request_id in list(self._questions):
+            self._drop(request_id)
+
+    # ---- inside ----
+
+    def _doom_unplanned(self, request_id: str) -> None:
+        logger.warning("request %s: a reported hit could not be planned and is recomputed", request_id)
+        self.doom(request_id)
+
+    @staticmethod
+    def _explain_rest(boundary: int, found: int, limit: int) -> MissReason:
+        """Why what lies beyond a load's boundary is not loaded."""
+        if boundary < found:
+            return MissReason.SKIPPED
+        return MissReason.TOO_SHORT if boundary >= limit else MissReason.NEVER_SEEN
+
+    def _is_wanted(self, tracked: TrackedRequest, local: int) -> bool:
+        is_wanted = tracked.may_load
+        if not is_wanted and not tracked.was_skipped:
+            tracked.was_skipped = True
+            self._note_miss(tracked, local, MissReason.SKIPPED)
+        return is_wanted
+
+    def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
+        tracked.chain.follow(tracked.request.block_hashes)
+        limit = min(self._groups.longest_hit(tracked.request.num_tokens), self._groups.align(tracked.chain.tokens))
+        most = tracked.terms.max_load_tokens
+        return limit if most is None else min(limit, local + self._groups.align(most))
+
+    def _note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
+        self._notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
+
+    def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
+        tracked.asked_s = tracked.asked_s or self._clock()
+        if self._groups.dropped_tokens:
+            limit = self._drop_last(tracked, limit)
+        far = None
+        if self._cache.has_tiers and self._terms.promote_wait_s and not tracked.was_promoted:
+            far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)
+            tracked.was_promoted = True
+        pending = self._cache.start_acquire(
+            tracked.chain.data,
+            local=local,
+            limit=limit,
+            alignment=self._groups.alignment,
+            shards=range(self._terms.shards) if self._terms.verify_always else (),
+            far=far,
+        )
+        question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
+        self._questions[tracked.request.request_id] = question
+        return question
+
+    def _drop_last(self, tracked: TrackedRequest, limit: int) -> int:
+        """Where the engine's own hit would end: what is dropped has to be there. A tier's blocks are not known yet, and
+        windows and states are kept where hits end, not where they match."""
+        if self._cache.has_tiers or not self._groups.is_all_prefix:
+            return limit
+        chain, most = tracked.chain.data, limit + self._groups.dropped_tokens
+        matched = self._cache.find_boundary(chain, local=0, limit=most, alignment=self._groups.alignment)
+        return min(limit, self._groups.drop(matched))
+
+    def _ask_anew(self, tracked: TrackedRequest, local: int, version: int) -> _Question:
+        self._drop(tracked.request.request_id)
+        return self._ask(tracked, local, limit=self._find_limit(tracked, local), version=version)
+
+    def _is_answered(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
+        """Whether it is known that there is a hit that may be reported if it still holds, or why there is none."""
+        if question.miss is not None:
+            return True
+        found = self._cache.poll(question.pending) or self._cache.wait_for(question.pending)
+        if found is None:
+            return False
+        if found.is_hit and found.boundary <= local:
+            return True
+        if found.lease is not None and not self._is_ready(Place(found.lease.memory_id, found.lease.session)):
+            # Workers join a new server's memory by themselves, and say so with the next steps.
+            if self._may_wait(question):
+                return False
+            question.miss = MissReason.NOT_SERVED
+        else:
+            question.miss = self._judge_hit(tracked, question, local)
+        if question.miss is not None:
+            # Judged once, also if it was asked for early.
+            question.local, question.version = local, version
+            self._note_miss(tracked, local, question.miss)
+            self._cache.cancel(question.pending)
+        return True
+
+    def _may_wait(self, question: _Question) -> bool:
+        """From when the engine first wanted to schedule the request, not from its arrival."""
+        if question.waits_since_s is None:
+            question.waits_since_s = self._clock()
+        return self._clock() < question.waits_since_s + READY_WAIT_S
+
+    def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
+        """What to report of a hit: nothing where the engine has no room for it, None while others may make some."""
+        assert question.pending.found is not None
+        if self._loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
+            # They come free for work as their loads end; a copy that hangs is not waited for.
+            return None if self._may_wait(question) else 0
+        boundary = question.pending.found.boundary
+        question.reported = boundary - local if self._admits(tracked, boundary) else 0
+        if question.reported or not self._waits_for_room(question, tracked, boundary - local):
+            return question.reported
+        return None
+
+    def _waits_for_room(self, question: _Question, tracked: TrackedRequest, tokens: int) -> bool:
+        """Others end, and their blocks come free. Whoever waits as long as computing the tokens would take, and has to
+        compute them then, has lost no more than that; whoever computes them at once has lost it for certain."""
+        assert question.pending.found is not None
+        first_blocks = self._list_first_blocks(question.pending.found.boundary)
+        if self._admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
+            return False  # the null block is nobody's
+        if question.room_until_s is None:
+            question.room_until_s = self._clock() + tokens * self._judge.token_ns / 1e9
+        if self._clock() >= question.room_until_s:
+            return False
+        self._next = self._next or question
+        return True
+
+    def _is_behind(self, tracked: TrackedRequest) -> bool:
+        """Another request waits for room. The engine itself lets nobody pass whose prompt does not fit."""
+        first = self._next
+        if first is None or first.tracked is tracked:
+            return False
+        is_waiting = self._questions.get(first.tracked.request.request_id) is first and not first.reported
+        if is_waiting and first.room_until_s is not None and self._clock() < first.room_until_s:
+            return True
+        self._next = None
+        return False
+
+    def _holds(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
+        """Whether what was asked before is still the answer."""
+        if question.num_tokens != tracked.request.num_tokens or local < question.local:
+            return False
+        if question.pending.found is None:
+            return True
+        if question.miss is None and question.pending.found.is_hit:
+            # Leased: it stays true, unless the engine has come beyond it by itself.
+            return question.pending.found.boundary > local
+        return question.version == version and question.local == local
+
+    def _judge_hit(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason | None:
+        found = question.pending.found
+        assert found is not None
+        if not found.is_hit:
+            return self._explain_miss(tracked, question, local)
+        if self._terms.always:
+            return None
+        size_bytes = 0
+        for leased, facts in zip(found.groups, self._groups.facts, strict=True):
+            needed = needed_blocks(facts.rule, local=local, boundary=found.boundary)
+            size_bytes += self._terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
+        rest = question.num_tokens - found.boundary
+        is_faster = self._judge.favours_load(found.boundary - local, size_bytes, rest=rest)
+        return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
+
+    def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason:
+        pending = question.pending
+        if pending.found is not None and pending.found.outcome in (AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM):
+            return MissReason.REFUSED
+        if not self._cache.is_served:
+            return MissReason.NOT_SERVED
+        if pending.came_late:
+            return MissReason.TIER_TOO_SLOW
+        if pending.request is not None and pending.request.answer is None:
+            return MissReason.SLOW_TO_ANSWER
+        return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
+
+    def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
+        return self._admission.admits(
+            num_tokens=tracked.request.num_tokens,
+            first_blocks=self._list_first_blocks(boundary),
+            free_blocks=self._pool.get_num_free_blocks(),
+        )
+
+    def _list_first_blocks(self, boundary: int) -> list[int]:
+        """By group: what is before it will be null."""
+        return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
+
+    def _drop(self, request_id: str) -> None:
+        question = self._questions.pop(request_id, None)
+        if question is not None:
+            self._cache.cancel(question.pending)

@@ -1,0 +1,185 @@
+"""The policies `on_evict` and `auto`: a block is saved when the engine is about to lose it.
+
+The engine takes new blocks from the head of its free queue, so whatever is cached there goes next. Every step looks at
+as many blocks as the next few steps may take. What is being saved is not in the queue, and returns to its head: saving
+a block is no use of it. Until then the engine takes what stands behind, so what is under way counts as looked at: else
+all of a window would be under way at once, and the engine would take what nobody has looked at yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.connector.block_chain import fill_hash
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.saves.named_blocks import NamedBlocks
+from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates
+from kvoffload.types import HASH_BYTES
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+Rows = npt.NDArray[np.uint8]
+_NOBODY = -1
+
+
+class EvictionWatch:
+    """A `SavePolicy`. Remembers of each of the engine's blocks the name under which its content is to be saved."""
+
+    def __init__(self, pool: BlockPool, groups: GroupTable, *, look_ahead: int) -> None:
+        """`look_ahead`: how many blocks of the queue the next steps may take."""
+        self._pool = pool
+        self._groups = groups
+        self._look_ahead = look_ahead
+        blocks = len(pool.blocks)
+        # A page of these has memory when it is first written.
+        self._names: Rows = np.zeros((blocks, HASH_BYTES), np.uint8)
+        self._parents: Rows = np.zeros((blocks, HASH_BYTES), np.uint8)
+        self._hashes: Rows = np.zeros((blocks, HASH_BYTES), np.uint8)
+        """The engine's own, which show whether a block still holds what it held."""
+        self._group = np.full(blocks, _NOBODY, np.int16)
+        """`_NOBODY`: it holds nothing that is worth saving, or that is not saved."""
+        self._tenant = np.zeros(blocks, np.int32)
+        self._tenants: dict[str, int] = {}
+        self._count = 0
+        """Blocks that were noted and not settled: an upper bound, since the engine has taken some of them."""
+        self._head: tuple[int, int] = (-1, -1)
+
+    @property
+    def is_watching(self) -> bool:
+        return self._count > 0
+
+    @property
+    def saves_at_once(self) -> bool:
+        return False
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        """What is to be kept for a while has to be there first; what an adapter holds is known only now."""
+        at_once = []
+        for one in candidates:
+            if _cannot_wait(one):
+                at_once.append(one)
+            else:
+                self._note(one)
+        return at_once
+
+    def keep(self, candidates: Sequence[Candidates]) -> bool:
+        """Notes them, if they can wait: what is saved already is found to be so later."""
+        if any(map(_cannot_wait, candidates)):
+            return False
+        for one in candidates:
+            self._note(one)
+        return True
+
+    def settle(self, blocks: npt.NDArray[np.int64]) -> None:
+        """They are saved now, or were before."""
+        self._count -= int(np.count_nonzero(self._group[blocks] != _NOBODY))
+        self._group[blocks] = _NOBODY
+
+    def forget_all(self) -> None:
+        self._group[:] = _NOBODY
+        self._count = 0
+
+    def look_again(self) -> None:
+        """What is saved returns to the head, which looks the same then."""
+        self._head = (-1, -1)
+
+    def find(self, under_way: int) -> list[NamedBlocks]:
+        """What the engine takes next, of what is worth saving; by group, in the order in which it takes them."""
+        if not self._count or under_way >= self._look_ahead:
+            return []
+        free = vllm_compat.next_free_blocks(self._pool, self._look_ahead - under_way)
+        head = (free[0].block_id, free[-1].block_id) if free else (-1, -1)
+        if head == self._head:
+            return []
+        self._head = head
+        return self._list_known(free)
+
+    def find_all(self) -> list[NamedBlocks]:
+        """Whatever the engine still holds of what is worth saving, whoever uses it."""
+        blocks = self._pool.blocks
+        return self._list_known([blocks[block] for block in np.flatnonzero(self._group != _NOBODY).tolist()])
+
+    def _list_known(self, blocks: Sequence[KVCacheBlock]) -> list[NamedBlocks]:
+        ids = np.array([block.block_id for block in blocks], np.int64)
+        known = np.flatnonzero(self._group[ids] != _NOBODY)
+        holds = np.array([self._holds(blocks[at]) for at in known.tolist()], np.bool_)
+        self.settle(ids[known[~holds]])
+        ids = ids[known[holds]]
+        return list(self._name_all(ids))
+
+    def _name_all(self, ids: npt.NDArray[np.int64]) -> Iterator[NamedBlocks]:
+        tenants = list(self._tenants)
+        keys = self._group[ids].astype(np.int64) << 32 | self._tenant[ids]
+        for key in np.unique(keys).tolist():
+            mine = ids[keys == key]
+            yield NamedBlocks(
+                key >> 32,
+                self._names[mine].tobytes(),
+                self._parents[mine].tobytes(),
+                mine,
+                tenants[key & 0xFFFFFFFF],
+            )
+
+    def _holds(self, block: KVCacheBlock) -> bool:
+        """Whether it still holds what was noted."""
+        key = vllm_compat.full_block_key(block, self._groups.block_size_of_table)
+        if key is None:
+            return False
+        table, name = key
+        at = block.block_id
+        is_same_group = self._groups.of_table[table] == int(self._group[at])
+        return is_same_group and fill_hash(name) == self._hashes[at].tobytes()
+
+    def _note(self, one: Candidates) -> None:
+        is_there = one.blocks != NULL_BLOCK
+        blocks = one.blocks[is_there]
+        self.settle(blocks)
+        names = _rows(one.tracked.chain.names(one.group, one.positions))[is_there]
+        self._names[blocks] = names
+        self._parents[blocks] = _rows(one.tracked.chain.parents(one.group, one.positions))[is_there]
+        self._hashes[blocks] = names ^ _rows(one.tracked.chain.mask)
+        self._tenant[blocks] = self._tenants.setdefault(one.tracked.terms.tenant, len(self._tenants))
+        self._group[blocks] = one.group
+        self._count += len(blocks)
+
+
+class Auto(EvictionWatch):
+    """While the pool has room, whatever is worth saving is saved at once: that displaces nothing, and whoever comes
+    after a restart, or beside this engine, finds it. When it is full, what is used a second time goes in at once, and
+    the rest when the engine is about to lose it."""
+
+    def __init__(self, pool: BlockPool, groups: GroupTable, *, look_ahead: int, has_room: Callable[[], bool]) -> None:
+        super().__init__(pool, groups, look_ahead=look_ahead)
+        self._has_room = has_room
+
+    @property
+    def saves_at_once(self) -> bool:
+        return self._has_room()
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        if self._has_room():
+            return candidates
+        return [*super().choose(candidates), *filter(None, map(self._choose_used, candidates))]
+
+    def _choose_used(self, one: Candidates) -> Candidates | None:
+        """Of blocks that were noted just now those that the engine had already when the request came."""
+        used = one.tracked.reused_tokens // self._groups.rules[one.group].block_size - one.positions.start
+        if used <= 0 or _cannot_wait(one):
+            return None
+        return replace(one, positions=one.positions[:used], blocks=one.blocks[:used], is_noted=True)
+
+
+def _cannot_wait(one: Candidates) -> bool:
+    return one.tracked.terms.pin_s > 0 or one.tracked.request.lora_request is not None
+
+
+def _rows(names: bytes) -> Rows:
+    return np.frombuffer(names, np.uint8).reshape(-1, HASH_BYTES)

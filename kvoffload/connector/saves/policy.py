@@ -1,0 +1,120 @@
+"""When a block that is worth saving is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.connector.saves.named_blocks import NamedBlocks
+from kvoffload.connector.saves.seen_blocks import SeenBlocks
+from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates
+from kvoffload.types import HASH_BYTES
+
+PolicyName = Literal["auto", "eager", "on_evict", "second_use"]
+
+
+class SavePolicy(Protocol):
+    """Owned by the scheduler's thread."""
+
+    @property
+    def is_watching(self) -> bool:
+        """`find` has to be asked in every step."""
+        ...
+
+    @property
+    def saves_at_once(self) -> bool:
+        """What is offered now takes slots now."""
+        ...
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Of blocks that are worth saving those that are saved now. Each is offered once, and again when it is put
+        back."""
+        ...
+
+    def find(self, under_way: int) -> Sequence[NamedBlocks]:
+        """What has to be saved now of what was offered before; by group. So many blocks that were found are being
+        saved."""
+        ...
+
+    def find_all(self) -> Sequence[NamedBlocks]:
+        """What was offered before and is neither saved nor lost; by group. The engine ends."""
+        ...
+
+    def look_again(self) -> None:
+        """There was no room for some of what was found."""
+        ...
+
+    def keep(self, candidates: Sequence[Candidates]) -> bool:
+        """There was no room for some of these, and they are not offered again. Whether they are found later."""
+        ...
+
+    def settle(self, blocks: npt.NDArray[np.int64]) -> None:
+        """What was offered in these blocks is saved now, or was before."""
+        ...
+
+    def forget_all(self) -> None:
+        """What was offered so far means nothing any more."""
+        ...
+
+
+class Eager:
+    """Whatever is worth saving, at once."""
+
+    is_watching = False
+    saves_at_once = True
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        return candidates
+
+    def find(self, under_way: int) -> Sequence[NamedBlocks]:
+        return ()
+
+    def find_all(self) -> Sequence[NamedBlocks]:
+        return ()
+
+    def look_again(self) -> None:
+        """What there was no room for is offered again."""
+
+    def keep(self, candidates: Sequence[Candidates]) -> bool:
+        return False
+
+    def settle(self, blocks: npt.NDArray[np.int64]) -> None:
+        """There is nothing to remember of them."""
+
+    def forget_all(self) -> None:
+        """There is nothing."""
+
+
+class SecondUse(Eager):
+    """What a second request uses, and what is to be kept for a while: that has to be there first."""
+
+    def __init__(self, *, limit: int) -> None:
+        """Remembers at most so many blocks."""
+        self._seen = SeenBlocks(limit)
+
+    def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
+        return [chosen for one in candidates if (chosen := self._choose(one)) is not None]
+
+    def forget_all(self) -> None:
+        self._seen.forget_all()
+
+    def _choose(self, one: Candidates) -> Candidates | None:
+        names = one.tracked.chain.names(one.group, one.positions)
+        user = one.tracked.request.request_id
+        is_wanted = [
+            self._seen.see(one.group, names[at : at + HASH_BYTES], user) for at in range(0, len(names), HASH_BYTES)
+        ]
+        if all(is_wanted) or one.tracked.terms.pin_s > 0:
+            return one
+        return replace(one, blocks=np.where(is_wanted, one.blocks, NULL_BLOCK)) if any(is_wanted) else None
+
+
+def choose_policy(wish: PolicyName, *, has_prefix_cache: bool) -> PolicyName:
+    """An engine that caches nothing itself has nothing to lose: its blocks are saved at once."""
+    if has_prefix_cache or wish == "second_use":
+        return wish
+    return "eager"

@@ -1,0 +1,569 @@
+"""Saves: which blocks are saved in this step, and what becomes of them until every rank has their bytes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import ReservedSlots
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.saves.look_out import LookOut
+from kvoffload.connector.saves.named_blocks import NamedBlocks
+from kvoffload.connector.saves.pins import BlockPins
+from kvoffload.connector.saves.policy import SavePolicy
+from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
+from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
+from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.native import finish_digests
+from kvoffload.types import HASH_BYTES, Fingerprint
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import KVConnectorBlockState
+
+logger = logging.getLogger(__name__)
+
+REPORT_WAIT_S = 60.0
+"""How long a save waits for the reports of all ranks. vLLM can go on without what a rank had to say in a step that
+failed."""
+MAX_STEPS_WAITED = 200
+"""Steps after which the engine is no longer asked to wait for what a save has pinned."""
+_DIGEST_BYTES = 16
+"""Of a record's digest sum, as workers report it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _GroupSave:
+    """With the slots that they go to."""
+
+    named: NamedBlocks
+    words: list[int]
+    slots: ReservedSlots
+    is_next: bool = False
+    """The engine was about to take these blocks."""
+    begin: int = 0
+    """Its digests begin there among those of its job."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A save on its way: what to publish and unpin when `waiting_ranks` have reported."""
+
+    parts: list[_GroupSave]
+    told: list[_GroupSave]
+    """These are the same parts in the order in which they are published."""
+    waiting_ranks: int
+    begun_s: float
+    begun_step: int
+    is_dropped: bool = False
+    """It failed somewhere, or nobody wants it any more."""
+    digests: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Look:
+    """What a step found: blocks to save, how far each request was looked at, and who has to wait for room."""
+
+    candidates: list[Candidates] = field(default_factory=list)
+    looked_at: list[tuple[TrackedRequest, int]] = field(default_factory=list)
+    waiting: list[TrackedRequest] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveTerms:
+    """What one engine's saves go by."""
+
+    fingerprint: Fingerprint
+    ranks: int
+    shards: int
+    report_wait_s: float = REPORT_WAIT_S
+
+
+class Saves:
+    """Owned by the scheduler's thread. A block is saved once, when it is worth it, whoever computed it."""
+
+    def __init__(
+        self,
+        cache: CacheClient,
+        groups: GroupTable,
+        worth: SaveWorth,
+        *,
+        pins: BlockPins,
+        terms: SaveTerms,
+        policy: SavePolicy,
+        is_ready: Callable[[Place], bool],
+        is_known: Callable[[TrackedRequest], bool],
+        look_out: LookOut | None = None,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_ready`: whether every rank may copy there. `is_known`: whether the blocks of a request with an adapter
+        still hold what their names say."""
+        self._is_ready = is_ready
+        self._is_known = is_known
+        self._policy = policy
+        self.look_out = look_out or LookOut()
+        self._measures = measures or Measures()
+        self._clock = clock
+        self._cache = cache
+        self.groups = groups
+        self._worth = worth
+        self._pins = pins
+        self._terms = terms
+        self._jobs: dict[int, _Job] = {}
+        """In the order in which they began."""
+        self._overdue: dict[int, _Job] = {}
+        """Jobs that are not waited for any more. Their slots stay theirs: a copy may still write to them."""
+        self._numbers = count(1)
+        self._on_the_way: list[set[int]] = [set() for _ in groups.facts]
+        """By group: first words of the names of what is being saved."""
+        self._ended: list[Candidates] = []
+        """Of requests that have ended since the last plan; their blocks are pinned, and share its slots."""
+        self.version = 0
+        """Changes when something was published."""
+        self._next_under_way = 0
+        """Blocks on their way that the engine was about to take."""
+        self.step = 0
+        """Counts the engine's steps while something is pending; the caller's to set."""
+
+    @property
+    def pending(self) -> int:
+        """Save jobs that some rank has not reported, and what waits for the next plan."""
+        return len(self._jobs) + bool(self._ended)
+
+    @property
+    def has_left(self) -> bool:
+        """Blocks of requests that have ended are to be saved as soon as there are slots for them."""
+        return self._policy.is_watching and self._policy.saves_at_once
+
+    @property
+    def will_free_blocks(self) -> bool:
+        """A block that the engine could use comes free when a save ends. One that has not ended for many steps is not
+        waited for, whatever other saves do: a copy may hang for ever."""
+        if any(self._pins.holds_alone(one.list_blocks()) for one in self._ended):
+            return True
+        return any(
+            self._pins.holds_alone(part.named.blocks.tolist())
+            for job in self._jobs.values()
+            if self.step < job.begun_step + MAX_STEPS_WAITED
+            for part in job.parts
+        )
+
+    @property
+    def memories(self) -> set[int]:
+        """That saves go to now."""
+        jobs = [*self._jobs.values(), *self._overdue.values()]
+        return {part.slots.memory_id for job in jobs for part in job.parts}
+
+    def plan_step(
+        self,
+        requests: Mapping[str, TrackedRequest],
+        scheduled: Mapping[str, int],
+        state: KVConnectorBlockState,
+        *,
+        is_ending: bool = False,
+    ) -> tuple[SaveJob, ...]:
+        """One job for all blocks that are to be saved after this step, or none. `is_ending`: there may be no time later
+        for what the engine still holds."""
+        room = self._find_room() if self.look_out.has_waiting or self._policy.is_watching else None
+        has_room = room is None or not room.is_used_up
+        # While the pool has room, what was left is saved at once; so is what there may be no time for later.
+        takes_all = is_ending or self._policy.saves_at_once
+        found: Sequence[NamedBlocks] = ()
+        if has_room and self._policy.is_watching:
+            found = self._policy.find_all() if takes_all else self._policy.find(self._next_under_way)
+        due = self.look_out.begin_step(scheduled, has_room=has_room)
+        if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
+            # Nobody could take anything: they are looked at once in a round until somebody can.
+            for one in due:
+                self.look_out.put_off(one)
+            due = []
+        if not (due or self._ended or found or state.boundary_state_offloads):
+            return ()
+        parts: list[_GroupSave] = []
+        look = _Look()
+        ended = self._take_ended() if self._ended else []
+        try:
+            if ended:
+                self._reserve(ended, parts, is_last=True)
+            # States first: they are offered once, while a full block can be saved in a later step too.
+            for request_id, offers in state.boundary_state_offloads.items():
+                tracked = requests.get(request_id)
+                if tracked is not None and self._may_save(tracked):
+                    if tracked not in due and request_id in scheduled:
+                        due.append(tracked)
+                    self._reserve(self._policy.choose(list(self._find_states(tracked, offers))), parts, is_last=True)
+            if not self._policy.saves_at_once:
+                room = None
+            elif due and (room is None or ended):
+                room = self._find_room()
+            self._look_at(due, scheduled, state, room, look)
+            self._reserve(self._policy.choose(look.candidates), parts)
+            for tracked in look.waiting:
+                self.look_out.wait(tracked)
+            for tracked, full in look.looked_at:
+                self.look_out.note(tracked, full)
+            for named in found:
+                parts += self._reserve_named(named, self._look_again, is_next=not takes_all)
+        except BaseException:
+            # Nobody will report what is not sent: its pins and slots must not wait for that.
+            self._give_up(parts)
+            _put_back(look.candidates, 0)
+            for tracked in due:
+                self.look_out.wait(tracked)
+            self._policy.look_again()
+            raise
+        return self._make_jobs(parts) if parts else ()
+
+    def end_request(self, tracked: TrackedRequest, tables: Sequence[Sequence[int]]) -> None:
+        """Its blocks are about to be freed; what is worth saving of them is pinned now, and saved with the next plan,
+        with that of all others. Without `tables` they are worth nothing."""
+        self.look_out.forget(tracked.request.request_id)
+        if not tables or not self._may_save(tracked):
+            return
+        computed = tracked.request.num_computed_tokens
+        tracked.chain.follow(tracked.request.block_hashes)
+        self._worth.note_end(tracked.progress, min(computed, tracked.chain.tokens))
+        if computed >= tracked.progress.due:
+            for one in self._policy.choose(self._collect(tracked, computed, tables)):
+                self._pin_ended(one)
+
+    def end_jobs(self, report: WorkerReport) -> None:
+        """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
+        for number, ranks in report.saved.items():
+            job = self._jobs.get(number) or self._overdue.get(number)
+            if job is None:
+                continue
+            job.waiting_ranks -= ranks
+            job.is_dropped |= number in report.failed
+            job.digests.update(report.digests.get(number, {}))
+            if job.waiting_ranks > 0:
+                continue
+            if self._overdue.pop(number, None) is not None:
+                self._give_up(job.parts)
+                continue
+            del self._jobs[number]
+            # Without the digests of every shard nobody could ever check these records.
+            size_bytes = _DIGEST_BYTES * sum(len(part.slots) for part in job.parts)
+            job.is_dropped |= any(len(job.digests.get(at, b"")) != size_bytes for at in range(self._terms.shards))
+            self._measures.count("kvoffload_failed_saves_total", number in report.failed)
+            if job.is_dropped:
+                self._give_up(job.parts)
+            else:
+                try:
+                    self._publish(job)
+                finally:
+                    self._forget(job.parts)
+
+    def end_overdue(self) -> None:
+        """Jobs that some rank has not reported for too long are dropped: the engine gets its blocks back."""
+        while self._jobs:
+            number, job = next(iter(self._jobs.items()))
+            waits_s = self._clock() - job.begun_s
+            if waits_s < self._terms.report_wait_s:
+                return
+            logger.warning(
+                "save job %d is dropped: after %.0f s %d of %d ranks have not reported it",
+                number,
+                waits_s,
+                job.waiting_ranks,
+                self._terms.ranks,
+            )
+            self._measures.count("kvoffload_failed_saves_total")
+            self._drop(job)
+            self._overdue[number] = self._jobs.pop(number)
+
+    def drop_all(self) -> None:
+        """The weights change: nothing on its way is published, and nothing is pinned for it any more."""
+        for job in self._jobs.values():
+            self._drop(job)
+        self._take_ended()
+        self.version += 1
+
+    # ---- inside ----
+
+    def _drop(self, job: _Job) -> None:
+        """Its copy may read blocks that are written anew meanwhile, into slots that nobody will read."""
+        job.is_dropped = True
+        self._forget(job.parts)
+        job.parts = [_without_blocks(part) for part in job.parts]
+
+    def _may_save(self, tracked: TrackedRequest) -> bool:
+        if tracked.request.lora_request is not None and not self._is_known(tracked):
+            tracked.is_tainted = True
+        return not (tracked.is_tainted or tracked.terms.skip_save)
+
+    def _look_at(
+        self,
+        due: Sequence[TrackedRequest],
+        scheduled: Mapping[str, int],
+        state: KVConnectorBlockState,
+        room: SaveRoom | None,
+        look: _Look,
+    ) -> None:
+        """As long as there is room: what a request has beyond it waits, and costs this step nothing."""
+        for tracked in due:
+            full = tracked.request.num_computed_tokens + scheduled[tracked.request.request_id]
+            if full >= tracked.progress.due and self._may_save(tracked):
+                if room is not None and room.is_used_up:
+                    look.waiting.append(tracked)
+                    continue
+                tables = vllm_compat.block_tables(state, tracked.request.request_id)
+                if tables is not None:
+                    look.candidates += self._collect(tracked, full, tables, room)
+            look.looked_at.append((tracked, full))
+        if room is not None:
+            self._measures.count("kvoffload_dropped_saves_total", room.lost, reason="no_slot")
+
+    def _find_room(self) -> SaveRoom:
+        groups = range(len(self.groups))
+        return SaveRoom(
+            slots=self._cache.ready_slots(),
+            most_slots=[self._cache.most_slots(group) for group in groups],
+            pins=self._pins.room,
+        )
+
+    def _collect(
+        self,
+        tracked: TrackedRequest,
+        full_tokens: int,
+        tables: Sequence[Sequence[int]],
+        room: SaveRoom | None = None,
+    ) -> list[Candidates]:
+        # Tokens without a hash are drafts or placeholders; what a hash covers is computed by the end of this step.
+        tracked.chain.follow(tracked.request.block_hashes)
+        return self._worth.collect(tracked, min(full_tokens, tracked.chain.tokens), tables, room)
+
+    def _find_states(self, tracked: TrackedRequest, offers: Iterable[tuple[int, int, int]]) -> Iterator[Candidates]:
+        """A recurrent state may be saved only from the block and at the boundary that the engine hands off."""
+        tracked.chain.follow(tracked.request.block_hashes)
+        for table, block, boundary in offers:
+            group = self.groups.of_table.get(table)
+            if group is None or boundary > tracked.chain.tokens:
+                continue
+            block_size = self.groups.rules[group].block_size
+            if boundary % block_size == 0:
+                self._worth.note_state(tracked.progress, boundary)
+                end = boundary // block_size
+                yield Candidates(tracked, group, range(end - 1, end), np.array([block], np.int64))
+
+    def _pin_ended(self, candidates: Candidates) -> None:
+        """As far as there are pins; the rest is not offered again."""
+        room, blocks = self._pins.room, candidates.list_blocks()
+        if len(blocks) > room:
+            if not self._policy.keep([candidates]):
+                self._measures.count("kvoffload_dropped_saves_total", len(blocks) - room, reason="no_pin")
+            candidates = candidates.keep_first(room)
+            blocks = blocks[:room]
+        if blocks:
+            self._pins.pin(blocks)
+            self._ended.append(candidates)
+
+    def _take_ended(self) -> list[Candidates]:
+        """Without their pins: nothing takes a block before this returns to the engine."""
+        ended, self._ended = self._ended, []
+        for one in reversed(ended):
+            # Apart: requests may share blocks, and not every vLLM need take a block twice in one call.
+            self._pins.unpin(one.list_blocks())
+        return ended
+
+    def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave], *, is_last: bool = False) -> None:
+        """Pins and slots for what the policy has chosen, as far as there is room. They are the caller's as soon as they
+        are had. With `is_last` they are not offered again."""
+        for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
+            mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
+            named = NamedBlocks(
+                group,
+                b"".join(one.tracked.chain.names(group, one.positions) for one in mine),
+                b"".join(one.tracked.chain.parents(group, one.positions) for one in mine),
+                np.concatenate([one.blocks for one in mine]),
+                tenant,
+            )
+            keep = partial(self._keep, mine) if is_last else partial(_put_back, mine)
+            parts += self._reserve_named(named, keep)
+
+    def _reserve_named(
+        self, named: NamedBlocks, put_back: Callable[[int], bool], *, is_next: bool = False
+    ) -> list[_GroupSave]:
+        """`put_back` hears of the first block that there is no room for, and says whether it is offered again: if not,
+        it and those after it are dropped, and counted."""
+        group = named.group
+        wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
+        is_watching = self._policy.is_watching
+        if is_watching:
+            self._policy.settle(named.blocks[~wanted])
+        if not wanted.any():
+            return []
+        if not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
+            put_back(int(wanted.argmax()))
+            return []
+        index, words = self._choose_new(named, np.flatnonzero(wanted))
+        if not len(index):
+            return []
+        room = min(len(index), self._pins.room)
+        slots = self._cache.take(group, room)
+        if len(slots) < len(index):
+            self._on_the_way[group].difference_update(words[len(slots) :])
+            if not put_back(int(index[len(slots)])):
+                self._measures.count("kvoffload_dropped_saves_total", len(index) - room, reason="no_pin")
+                self._measures.count("kvoffload_dropped_saves_total", room - len(slots), reason="no_slot")
+        if not len(slots):
+            return []
+        chosen = named.choose(index[: len(slots)])
+        self._pins.pin(chosen.blocks.tolist())
+        self._next_under_way += len(slots) if is_next else 0
+        if is_watching:
+            self._policy.settle(chosen.blocks)
+        return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+
+    def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
+        return self._policy.keep(candidates)
+
+    def _look_again(self, _index: int) -> bool:
+        self._policy.look_again()
+        return True
+
+    def _choose_new(self, named: NamedBlocks, index: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
+        """Those that nobody saves already, each once; they are on the way from now on, by the first words of their
+        names."""
+        on_the_way = self._on_the_way[named.group]
+        firsts = np.frombuffer(named.hashes, np.uint64)[:: HASH_BYTES // 8]
+        words: list[int] = firsts[index].tolist()
+        if on_the_way.isdisjoint(words):
+            before = len(on_the_way)
+            on_the_way.update(words)
+            if len(on_the_way) == before + len(words):
+                return index, words
+            on_the_way.difference_update(words)
+        chosen = []
+        for at, word in zip(index.tolist(), words, strict=True):
+            if word not in on_the_way:
+                on_the_way.add(word)
+                chosen.append((at, word))
+        return np.array([at for at, _ in chosen], np.intp), [word for _, word in chosen]
+
+    def _make_jobs(self, parts: list[_GroupSave]) -> tuple[SaveJob, ...]:
+        """One for each place: a server may have been followed by another between two parts."""
+        jobs = []
+        places = dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts])
+        for place in places:
+            mine = told = parts
+            if len(places) > 1:
+                mine = told = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
+            if len(mine) > 1:
+                mine = _join_parts(mine)
+                told = sorted(_place(mine), key=self._is_published_later)
+            number = next(self._numbers)
+            self._jobs[number] = _Job(mine, told, self._terms.ranks, self._clock(), self.step)
+            moves = BlockMoves(
+                np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
+                np.concatenate([part.named.blocks for part in mine]),
+                np.concatenate([part.slots.addresses for part in mine]),
+            )
+            jobs.append(SaveJob(number, place, moves))
+        return tuple(jobs)
+
+    def _is_published_later(self, part: _GroupSave) -> bool:
+        """The cache takes a window or a state whose block it does not have yet for useless, and it would go first: so
+        blocks of full attention come before them."""
+        return part.named.group not in self.groups.prefixes
+
+    def _publish(self, job: _Job) -> None:
+        shards, fingerprint = self._terms.shards, self._terms.fingerprint
+        self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
+        for part in job.told:
+            named, records = part.named, len(part.slots)
+            record_bytes = self.groups.facts[named.group].record_bytes
+            digests = b"".join(
+                finish_digests(
+                    job.digests.get(shard, b"")[part.begin : part.begin + records * _DIGEST_BYTES],
+                    record_bytes,
+                    fingerprint=fingerprint,
+                    block_hashes=named.hashes,
+                    group=named.group,
+                    shard=shard,
+                )
+                for shard in range(shards)
+            )
+            is_told = self._cache.publish(
+                part.slots,
+                hashes=named.hashes,
+                parents=named.parents,
+                digests=np.frombuffer(digests, np.uint64),
+                shard=0,
+                shards=shards,
+                tenant=named.tenant,
+            )
+            if is_told:
+                self._measures.count("kvoffload_saved_bytes_total", records * record_bytes * shards)
+            else:
+                self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
+        self.version += 1
+
+    def _give_up(self, parts: Sequence[_GroupSave]) -> None:
+        for part in parts:
+            self._cache.abort(part.slots)
+        self._forget(parts)
+
+    def _forget(self, parts: Sequence[_GroupSave]) -> None:
+        # The last one first: what the engine takes next is put before what was put there already.
+        for part in reversed(parts):
+            self._on_the_way[part.named.group].difference_update(part.words)
+            self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
+            self._next_under_way -= len(part.named.blocks) if part.is_next else 0
+
+
+def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
+    """Of one place; what is published together is one part, whichever requests it is of."""
+    alike: dict[tuple[int, str, bool], list[_GroupSave]] = {}
+    for part in parts:
+        alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)
+    return [_join(some) if len(some) > 1 else some[0] for some in alike.values()]
+
+
+def _place(parts: Sequence[_GroupSave]) -> Iterator[_GroupSave]:
+    """The parts of a job, with where their digests begin among its own."""
+    begin = 0
+    for part in parts:
+        yield replace(part, begin=begin)
+        begin += len(part.slots) * _DIGEST_BYTES
+
+
+def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
+    first = parts[0]
+    named = replace(
+        first.named,
+        hashes=b"".join([part.named.hashes for part in parts]),
+        parents=b"".join([part.named.parents for part in parts]),
+        blocks=np.concatenate([part.named.blocks for part in parts]),
+    )
+    slots = replace(
+        first.slots,
+        tickets=np.concatenate([part.slots.tickets for part in parts]),
+        addresses=np.concatenate([part.slots.addresses for part in parts]),
+    )
+    return _GroupSave(named, [word for part in parts for word in part.words], slots, first.is_next)
+
+
+def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
+    """`index` counts over all of them."""
+    for one in candidates:
+        if index < len(one.blocks):
+            one.put_back(max(index, 0))
+        index -= len(one.blocks)
+    return True
+
+
+def _without_blocks(part: _GroupSave) -> _GroupSave:
+    named = part.named
+    return _GroupSave(NamedBlocks(named.group, b"", b"", named.blocks[:0]), [], part.slots)

@@ -1,0 +1,1 @@
+"""What a secondary tier of vLLM's own offloading consists of."""

@@ -1,0 +1,124 @@
+"""Which chunks the cache has, for requests that ask vLLM's tiers again every step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+
+from kvoffload.client import FarTerms, PendingAcquire
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.secondary.transfers import GROUP, SHARD, TransferTerms
+
+QUESTION_LIMIT = 1024
+"""So many questions of all requests wait for tiers below memory; beyond it these are not asked, which is a miss."""
+WINDOW_LIMIT = 64
+"""Chunks of a window's or state's group that are asked for at once, from the end of a prompt on. Where the last window
+lies before that, it is not found below memory."""
+
+
+@dataclass(eq=False)
+class _Request:
+    asked: set[bytes] = field(default_factory=set)
+    """Each is asked for once."""
+    unanswered: set[bytes] = field(default_factory=set)
+    unsent: defaultdict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    """These are by group, and go out at the end of the step."""
+    questions: list[tuple[list[bytes], PendingAcquire]] = field(default_factory=list)
+    lost: set[bytes] = field(default_factory=set)
+
+
+class TierLookups:
+    """Same thread as the transfers; never waits.
+
+    What is in memory is known at once. Tiers below it are asked once for each request and chunk, and waited for as long
+    as the terms say.
+    """
+
+    def __init__(self, cache: CacheClient, terms: TransferTerms, *, prefix_groups: Set[int]) -> None:
+        """`prefix_groups`: whose chunks mean nothing without all those before them. vLLM looks them up from the first
+        one on, those of other groups from the last one back, whose neighbours may not be there."""
+        self._cache = cache
+        self._prefix_groups = prefix_groups
+        self._terms = terms
+        self._requests: dict[str, _Request] = {}
+        self._questions = 0
+
+    @property
+    def questions(self) -> int:
+        """How many the tiers have not answered yet."""
+        return self._questions
+
+    def look(self, request_id: str, group: int, name: bytes) -> bool | None:
+        """Tells whether the cache can load a chunk; None says that it is not known yet."""
+        request = self._requests.get(request_id)
+        if request is None:
+            request = self._requests[request_id] = _Request()
+        if not self._cache.is_served or name in request.lost:
+            return False
+        if name in request.unanswered:
+            return None
+        if self._cache.lookup(GROUP, name)[0]:
+            return True
+        if not (self._cache.has_tiers and self._terms.promote_wait_s):
+            return False
+        if name in request.asked:
+            return False
+        request.asked.add(name)
+        request.unanswered.add(name)
+        request.unsent[group].append(name)
+        return None
+
+    def send(self) -> None:
+        """At the end of a step: asks for all that the step's look-ups have not found."""
+        for request in self._requests.values():
+            for group, names in request.unsent.items():
+                self._ask(request, [names] if group in self._prefix_groups else [[name] for name in names])
+            request.unsent.clear()
+
+    def harvest(self) -> None:
+        """At the beginning of a step: what has come up is looked up again, and loaded. The server keeps it for half a
+        second."""
+        for request in self._requests.values() if self._questions else ():
+            for names, pending in list(request.questions):
+                if self._cache.poll(pending) is not None:
+                    self._end(request, names, pending)
+
+    def note_lost(self, request_id: str, names: Iterable[bytes]) -> None:
+        """A load of these has failed: this request does not try again, if it is still there."""
+        if request_id in self._requests:
+            self._requests[request_id].lost.update(names)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        request = self._requests.pop(request_id, None)
+        for names, pending in list(request.questions) if request is not None else ():
+            assert request is not None
+            self._end(request, names, pending)
+
+    def clear(self) -> None:
+        """Names are others from here on."""
+        for request_id in list(self._requests):
+            self.forget(request_id)
+
+    def _ask(self, request: _Request, chains: list[list[bytes]]) -> None:
+        for place, names in enumerate(chains):
+            if self._questions >= QUESTION_LIMIT or place >= WINDOW_LIMIT:
+                request.unanswered.difference_update(names)
+                continue
+            pending = self._cache.start_acquire(
+                b"".join(names),
+                local=0,
+                limit=len(names) * self._terms.block_tokens,
+                alignment=self._terms.block_tokens,
+                shards=(SHARD,),
+                far=FarTerms(wait_s=self._terms.promote_wait_s),
+            )
+            request.questions.append((names, pending))
+            self._questions += 1
+
+    def _end(self, request: _Request, names: list[bytes], pending: PendingAcquire) -> None:
+        self._cache.cancel(pending)
+        request.questions.remove((names, pending))
+        request.unanswered.difference_update(names)
+        self._questions -= 1

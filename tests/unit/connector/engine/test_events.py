@@ -1,0 +1,159 @@
+"""What a server tells of its blocks, as vLLM's routers hear it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+
+from kvoffload.connector.block_chain import NO_MASK
+from kvoffload.connector.engine import events as cache_events
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine.events import CacheEvents
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
+from tests.unit.connector.saves.test_saves import DENSE
+from tests.unit.connector.scripted import ScriptedEngine
+from tests.unit.connector.test_group_table import facts
+
+OURS, OTHERS = 7, 8
+A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
+MASK = bytes(range(32))
+
+
+def told(name: bytes) -> Any:
+    """A hash as vLLM's events say it."""
+    return maybe_convert_block_hash(BlockHash(name))
+
+
+def masked(names: bytes, mask: bytes) -> bytes:
+    return bytes(byte ^ mask[at % 32] for at, byte in enumerate(names))
+
+
+def hearing() -> CacheEvents:
+    groups = GroupTable([facts(1, block_size=8), facts(3, ReuseRule.WINDOW, window=6)], hash_block_size=4, alignment=8)
+    events = CacheEvents(b"f" * 32, groups)
+    events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
+    events.hear(NamespaceOpened(name_space=OTHERS, fingerprint=b"g" * 32), 1)
+    return events
+
+
+def stored(name_space: int = OURS, **changes: Any) -> Stored:
+    given = {"medium": Medium.MEMORY, "group": 0, "hashes": A + B, "parents": bytes(32) + A}
+    return Stored(name_space=name_space, **{**given, **changes})
+
+
+def removed(name_space: int = OURS, **changes: Any) -> Removed:
+    return Removed(name_space=name_space, **{"medium": Medium.MEMORY, "group": 1, "hashes": A + B, **changes})
+
+
+def take(events: CacheEvents, mask: bytes = NO_MASK) -> list[Any]:
+    return list(events.take(mask))
+
+
+@pytest.mark.parametrize(("group", "index", "block_size"), [(0, 1, 8), (1, 3, 4)])
+def test_a_stored_block_is_told_with_the_engines_group_its_medium_and_its_parent(
+    group: int, index: int, block_size: int
+) -> None:
+    events = hearing()
+    events.hear(stored(group=group), 2)
+    first, second = take(events)
+    assert isinstance(first, BlockStored)
+    assert (first.block_hashes, first.parent_block_hash) == ([told(A)], None)
+    assert (second.block_hashes, second.parent_block_hash) == ([told(B)], told(A))
+    for one in (first, second):
+        assert (one.group_idx, one.block_size, one.medium) == (index, block_size, MEDIUM_CPU)
+        assert (one.token_ids, one.lora_id, one.lora_name) == ([], None, None)
+    assert take(events) == []
+
+
+def test_blocks_without_parents_have_none() -> None:
+    events = hearing()
+    events.hear(stored(parents=b""), 2)
+    assert [one.parent_block_hash for one in take(events)] == [None, None]
+
+
+def test_removed_blocks_are_told_in_their_order_with_what_was_stored() -> None:
+    events = hearing()
+    events.hear(stored(hashes=C, parents=bytes(32)), 2)
+    events.hear(removed(), 3)
+    first, second = take(events)
+    assert first.block_hashes == [told(C)]
+    assert isinstance(second, BlockRemoved)
+    assert (second.block_hashes, second.medium, second.group_idx) == ([told(A), told(B)], MEDIUM_CPU, 3)
+
+
+def test_names_are_told_as_the_engines_own_hashes() -> None:
+    events = hearing()
+    parents = bytes(32) + masked(A, MASK)
+    events.hear(stored(hashes=masked(A + B, MASK), parents=parents), 2)
+    events.hear(removed(hashes=masked(A, MASK)), 3)
+    first, second, third = take(events, MASK)
+    assert (first.block_hashes, first.parent_block_hash) == ([told(A)], None)
+    assert (second.block_hashes, second.parent_block_hash) == ([told(B)], told(A))
+    assert third.block_hashes == [told(A)]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(stored(OTHERS), id="of another identity"),
+        pytest.param(removed(OTHERS), id="removed of another identity"),
+        pytest.param(stored(99), id="of a namespace that nobody opened"),
+        pytest.param(stored(medium=Medium.DISK), id="on disk"),
+        pytest.param(removed(medium=Medium.REMOTE), id="removed elsewhere"),
+        pytest.param(stored(group=2), id="of a group that there is not"),
+    ],
+)
+def test_what_is_no_block_of_ours_in_memory_is_not_told(event: Stored | Removed) -> None:
+    events = hearing()
+    events.hear(event, 2)
+    assert take(events) == []
+
+
+def test_a_server_that_came_later_counts_anew() -> None:
+    events = hearing()
+    events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"g" * 32), 0)
+    events.hear(NamespaceOpened(name_space=OTHERS, fingerprint=b"f" * 32), 1)
+    events.hear(stored(OURS, hashes=A, parents=b""), 2)
+    events.hear(stored(OTHERS, hashes=B, parents=b""), 3)
+    assert [one.block_hashes for one in take(events)] == [[told(B)]]
+
+
+def test_so_many_wait_and_the_oldest_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_events, "MAX_EVENTS", 2)
+    events = hearing()
+    for name in (A, B, C):
+        events.hear(stored(hashes=name, parents=b""), 2)
+    assert [one.block_hashes for one in take(events)] == [[told(B)], [told(C)]]
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_what_an_engine_saves_is_told_as_its_own_hashes_before_and_after_a_reset(
+    monkeypatch: pytest.MonkeyPatch, is_reset: bool
+) -> None:
+    monkeypatch.setattr(vllm_compat, "wants_events", lambda config: True)
+    engine = ScriptedEngine(*DENSE)
+    if is_reset:
+        engine.connector.reset_cache()
+    hashes = list(engine.arrive("a", range(30)).block_hashes)
+    engine.admit(engine.requests["a"])
+    engine.report(engine.step())
+    engine.parts.events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
+    names, parents = (b"".join(getattr(one, which) for one in engine.cache.published) for which in ("name", "parent"))
+    engine.parts.events.hear(stored(hashes=names, parents=parents), 1)
+    heard: list[Any] = list(engine.connector.take_events())
+    assert [one.block_hashes for one in heard] == [[told(name)] for name in hashes]
+    assert [one.parent_block_hash for one in heard] == [None, *map(told, hashes[:-1])]
+
+
+def test_nothing_is_heard_for_an_engine_that_tells_nobody() -> None:
+    engine = ScriptedEngine(*DENSE)
+    assert engine.parts.events is None
+    assert list(engine.connector.take_events()) == []

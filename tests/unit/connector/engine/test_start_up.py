@@ -1,0 +1,222 @@
+"""An engine's start: its configuration in our terms, refusals before anything is opened, and one line for its log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from kvoffload.config import Settings
+from kvoffload.connector.engine.start_up import EngineStart, plan_stock
+from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register
+from kvoffload.connector.scheduler_side import SchedulerTerms
+from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import Role
+from tests.unit.connector.engine_configs import full, make_config, make_vllm_config, window
+from tests.unit.connector.identity.test_agreement import facts
+from tests.unit.connector.test_group_table import facts as group_facts
+
+BEGIN = EngineStart.begin_for_worker
+"""Itself: no test of this folder has a private server."""
+REGISTER = make_register(
+    b"f" * 32, (), SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
+)
+
+
+def make_start(config: Any = None, *, replicas: int = 1, **settings: Any) -> EngineStart:
+    cache = make_config((["a"], full(8)), (["c"], window(4, head_size=16)), num_blocks=8)
+    cache.kv_tp_replicas = replicas
+    return EngineStart(Settings(memory="64MiB", **settings), config or make_vllm_config(), cache)  # type: ignore[arg-type]
+
+
+def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
+    config = make_vllm_config()
+    config.cache_config.prefix_cache_retention_interval = 64
+    terms = make_start(config, verify="always", whole_prompts=True, promote_deadline="7s").scheduler_terms()
+    assert terms == SchedulerTerms(
+        sharing=terms.sharing,
+        hit_alignment=8,
+        verify_always=True,
+        retention_interval=64,
+        whole_prompts=True,
+        promote_wait_s=7.0,
+    )
+    assert (terms.sharing.hash_block_size, terms.sharing.hash_algorithm, terms.sharing.ranks) == (4, "sha256", 1)
+    assert make_start().scheduler_terms().verify_always is False
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 6)])
+def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int, shards: int) -> None:
+    config = make_vllm_config()
+    config.parallel_config.tensor_parallel_size = tensor
+    config.parallel_config.pipeline_parallel_size = pipeline
+    config.parallel_config.rank = 1
+    start = make_start(config, replicas=replicas, self_test=False, copy_threads=3)
+    sharing = start.scheduler_terms().sharing
+    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.shards) == (tensor, pipeline, shards)
+    assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
+
+
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"])
+def test_what_is_not_served_yet_is_refused(what: str) -> None:
+    config = make_vllm_config()
+    setattr(config.parallel_config, what, 2)
+    with pytest.raises(UnsupportedError, match="does not serve"):
+        make_start(config)
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"), [("abc", "abc"), ("abc_dp0", "abc"), ("abc_dp13", "abc"), ("abc_dp1_x", "abc_dp1_x")]
+)
+def test_engines_of_one_deployment_have_a_name_in_common(engine: str, key: str) -> None:
+    config = make_vllm_config()
+    config.kv_transfer_config.engine_id = engine
+    access = make_start(config)._access
+    assert (access.engine, access.machine_key) == (engine, key)
+
+
+class FakeAccess:
+    """Hands out clients that say how much memory there is; None: nobody can be asked."""
+
+    def __init__(self, capacity_bytes: int | None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.opened: list[tuple[Role, int]] = []
+        self.starts = 0
+        self.may_start = threading.Event()
+        self.problem: ServerError | None = None
+
+    def open(
+        self,
+        register: Any,
+        *,
+        role: Role,
+        rank: int = 0,
+        on_event: object = None,
+        stock_slots: tuple[int, ...] = (),
+    ) -> FakeAccess:
+        assert register is REGISTER
+        assert bool(stock_slots) == (role is Role.SCHEDULER), "only the scheduler gives slots away"
+        self.opened.append((role, rank))
+        return self
+
+    def start_private(self) -> None:
+        assert self.may_start.wait(60)
+        self.starts += 1
+        if self.problem is not None:
+            raise self.problem
+
+    def stats(self) -> Any:
+        if self.capacity_bytes is None:
+            raise ServerError("stats: did not answer", remedy="")
+        return SimpleNamespace(capacity_bytes=self.capacity_bytes)
+
+
+def test_each_process_joins_as_what_it_is() -> None:
+    config = make_vllm_config()
+    config.parallel_config.rank = 3
+    start = make_start(config)
+    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
+    assert start.open_for_worker(REGISTER) is access
+    assert start.open_for_scheduler(REGISTER, engine, None) is access
+    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
+
+
+@pytest.mark.parametrize("problem", [None, ServerError("the private server did not start", remedy="")])
+def test_a_workers_private_server_starts_before_it_is_wanted(problem: ServerError | None) -> None:
+    """What goes wrong is for `open` to say, which tries again."""
+    start = make_start()
+    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    access.problem = problem
+    for _ in range(2):
+        BEGIN(start)
+    assert (access.starts, access.opened) == (0, [])
+    opening = threading.Thread(target=start.open_for_worker, args=(REGISTER,))
+    opening.start()
+    assert access.opened == []
+    access.may_start.set()
+    opening.join(60)
+    assert (access.starts, access.opened) == (1, [(Role.WORKER, 0)])
+
+
+def test_a_shared_server_is_nobodys_to_start() -> None:
+    start = make_start(server="kv.socket")
+    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    access.may_start.set()
+    BEGIN(start)
+    assert start.open_for_worker(REGISTER) is access
+    assert access.starts == 0
+
+
+@pytest.mark.parametrize(
+    ("capacity_bytes", "server", "line"),
+    [
+        # 16 bytes per token of the first group's 64-byte blocks, 8 of the second's.
+        (24 << 20, "", "of acme/tiny in 24MiB (1,048,576 tokens) of a private server: "),
+        (None, "kv.socket", "of acme/tiny in a server that is not there yet of kv.socket: "),
+    ],
+)
+def test_one_line_says_what_is_kept_and_where(
+    capacity_bytes: int | None, server: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvoffload")
+    start = make_start(server=server)
+    start._access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
+    (message,) = [
+        record.getMessage() for record in caplog.records if record.name == "kvoffload.connector.engine.start_up"
+    ]
+    assert line in message
+    assert "group 0 (prefix, 4 tokens, 64 bytes), group 2 (window, 8 tokens, 64 bytes)" in message
+    added = "what it has" if capacity_bytes is None else "2516582%"
+    assert message.endswith(
+        f"24 bytes per token, which adds {added} to what the engines that share it cache themselves, 1000B"
+    )
+
+
+def test_little_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = make_vllm_config()
+    config.parallel_config.data_parallel_size_local = 2
+    for capacity_bytes, is_little in ((1000, False), (980, True)):
+        caplog.clear()
+        start = make_start(config)
+        start._access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
+        start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warnings) == is_little
+        assert not is_little or "is 49% of what the engines that share it cache themselves" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "replicas", "engines", "times"), [(1, 1, 1, 1), (4, 1, 1, 4), (8, 8, 1, 1), (8, 1, 2, 16), (1, 1, 0, 1)]
+)
+def test_what_engines_cache_themselves_counts_blocks_that_differ(
+    tensor: int, replicas: int, engines: int, times: int
+) -> None:
+    config = make_vllm_config()
+    config.parallel_config.tensor_parallel_size = tensor
+    config.parallel_config.data_parallel_size_local = engines
+    one = make_start()._access.engine_bytes
+    assert one > 0
+    assert make_start(config, replicas=replicas)._access.engine_bytes == times * one
+
+
+def test_slots_are_held_ready_for_all_that_the_steps_under_way_can_fill() -> None:
+    """A prompt of 8,192 tokens fills 512 blocks in one step; and whole windows are a matter of their own."""
+    groups = (
+        group_facts(0, block_size=16),
+        group_facts(1, ReuseRule.WINDOW, block_size=16, window=4096),
+        group_facts(2, ReuseRule.EXACT_BOUNDARY, block_size=1056),
+    )
+    prefix, windows, states = plan_stock(groups, step_tokens=8192, steps_under_way=1)
+    assert prefix >= 2 * 512
+    assert windows >= 8 * 257
+    assert states >= 2 * 8
+    assert plan_stock(groups, step_tokens=8192, steps_under_way=2) == (2 * prefix, 2 * windows, 2 * states)

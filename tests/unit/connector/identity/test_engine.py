@@ -1,0 +1,156 @@
+"""What makes two engines different to the cache, from vLLM's resolved configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import torch
+from vllm.v1.kv_cache_interface import KVQuantMode
+
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.identity.engine import describe_engine
+from kvoffload.kvspec import KVGeometry
+from tests.unit.connector.engine_configs import (
+    AttentionLayer,
+    HfConfig,
+    full,
+    make_config,
+    make_tensors,
+    make_vllm_config,
+)
+
+Change = Callable[[Any], None]
+
+
+FP8 = {"dtype": torch.uint8, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR}
+
+
+def geometry_of(*, num_blocks: int = 8, layout: str = "LBHNC", **spec: Any) -> KVGeometry:
+    config = make_config((["a", "b"], full(**spec)), num_blocks=num_blocks, layout=layout)
+    return describe_cache(
+        EngineCache(config=config, tensors=make_tensors(config), sharing={}, layout=layout, hash_block_size=4)
+    )
+
+
+def fingerprint(change: Change | None = None, *, layer: AttentionLayer | None = None, **geometry: Any) -> bytes:
+    config = make_vllm_config(layers={"a": AttentionLayer(), "b": layer or AttentionLayer()})
+    if change is not None:
+        change(config)
+    return bytes(describe_engine(config, geometry_of(**geometry)).fingerprint())
+
+
+def set_hf(**values: Any) -> Change:
+    return lambda config: setattr(config.model_config, "hf_config", HfConfig(**values))
+
+
+def set_in(part: str, **values: Any) -> Change:
+    return lambda config: vars(getattr(config, part)).update(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(set_in("model_config", model="acme/other"), id="model"),
+        pytest.param(set_in("model_config", revision="1" * 40), id="revision"),
+        pytest.param(set_hf(_commit_hash="2" * 40), id="commit"),
+        pytest.param(set_hf(rope_theta=50000.0), id="rope"),
+        pytest.param(set_hf(text_config={"sliding_window": 512}), id="nested configuration"),
+        pytest.param(set_hf(layer_types=["full", "window"]), id="layer types"),
+        pytest.param(set_in("model_config", dtype=torch.float16), id="model dtype"),
+        pytest.param(set_in("model_config", quantization="fp8"), id="weights quantised as they are loaded"),
+        pytest.param(set_in("parallel_config", tensor_parallel_size=2), id="tensor parallel"),
+        pytest.param(set_in("parallel_config", pipeline_parallel_size=2), id="pipeline parallel"),
+        pytest.param(set_in("parallel_config", decode_context_parallel_size=2), id="decode context parallel"),
+        pytest.param(set_in("parallel_config", prefill_context_parallel_size=2), id="prefill context parallel"),
+        pytest.param(set_in("cache_config", prefix_caching_hash_algo="sha256_cbor"), id="hash algorithm"),
+        pytest.param(set_in("load_config", load_format="dummy"), id="random weights"),
+    ],
+)
+def test_engines_that_differ_share_nothing(change: Change) -> None:
+    assert fingerprint(change) != fingerprint()
+
+
+def test_engines_with_other_hash_seeds_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    one = fingerprint()
+    assert fingerprint() == one
+    monkeypatch.setenv("PYTHONHASHSEED", "2")
+    assert fingerprint() != one
+
+
+def test_engines_that_drew_their_hash_seeds_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own engine id, which all its ranks know."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    algorithm = set_in("cache_config", prefix_caching_hash_algo="xxhash")
+    assert fingerprint(algorithm) != fingerprint(algorithm)
+
+
+def test_engines_of_two_versions_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = fingerprint()
+    monkeypatch.setattr("vllm.__version__", "0.99.0")
+    assert fingerprint() != one
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        AttentionLayer(dtype="fp8_e5m2"),
+        AttentionLayer(dtype="turboquant_3bit_nc"),
+        AttentionLayer(dtype="fp8", scales=(0.5, 1.0)),
+        AttentionLayer(dtype="fp8", scales=(1.0, 0.5)),
+        AttentionLayer(dtype="fp8", scales=([1.0, 1.0], [1.0, 1.0])),
+        AttentionLayer(dtype="fp8", backend="FLASHINFER"),
+        AttentionLayer(dtype="fp8", isa="amx"),
+    ],
+    ids=lambda layer: str(vars(layer)),
+)
+def test_pages_of_one_shape_with_another_content_share_nothing(layer: AttentionLayer) -> None:
+    """Their specifications are equal: a byte for each value, one scale for each layer."""
+    assert fingerprint(layer=layer, **FP8) != fingerprint(layer=AttentionLayer(dtype="fp8"), **FP8)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {"dtype": torch.float16},
+        {"dtype": torch.float8_e4m3fn, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR},
+        {"kv_quant_mode": KVQuantMode.NVFP4, "state_content_bytes": 32},
+        {"block_size": 8},
+        {"num_kv_heads": 4},
+        {"layout": "LBNHC"},
+        {"layout": "BLHNC"},
+    ],
+    ids=str,
+)
+def test_caches_of_other_bytes_share_nothing(geometry: dict[str, Any]) -> None:
+    assert fingerprint(**geometry) != fingerprint()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(set_hf(_name_or_path="/somewhere/else"), id="where it was loaded from"),
+        pytest.param(set_hf(transformers_version="9.9.9"), id="who wrote the file"),
+        pytest.param(set_hf(torch_dtype="float32"), id="the checkpoint's dtype, which was resolved"),
+    ],
+)
+def test_names_of_the_moment_do_not_matter(change: Change) -> None:
+    assert fingerprint(change) == fingerprint()
+
+
+def test_names_of_the_moment_do_not_matter_in_nested_configurations_either() -> None:
+    assert fingerprint(set_hf(text_config={"_name_or_path": "x"})) == fingerprint(set_hf(text_config={}))
+
+
+def test_more_memory_is_the_same_cache() -> None:
+    assert fingerprint(num_blocks=80) == fingerprint(num_blocks=8)
+
+
+def test_the_same_settings_have_the_same_fingerprint_in_any_order() -> None:
+    one, other = set_hf(a=1, b={"x": 1, "y": {"p", "q"}}), set_hf(b={"y": {"q", "p"}, "x": 1}, a=1)
+    assert fingerprint(one) == fingerprint(other)

@@ -1,0 +1,93 @@
+"""Each prompt is told to the server once, with what it had, what it lacked and what that saved."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from kvoffload.client import PromptNote
+from kvoffload.protocol import Explanation, Miss
+from tests.unit.connector.loads.test_restores import DENSE, warm_engine
+from tests.unit.connector.scripted import ScriptedEngine
+from tests.unit.connector.test_measures import measured_engine, take
+
+
+def noted(engine: ScriptedEngine) -> PromptNote:
+    (note,) = engine.cache.notes
+    engine.cache.notes.clear()
+    return note
+
+
+def test_a_hit_is_told_with_what_it_lacked() -> None:
+    engine = warm_engine(DENSE)
+    engine.cache.notes.clear()
+    engine.admit(engine.arrive("second", [*range(16), *range(100, 120)]))
+    note = noted(engine)
+    assert (note.local, note.boundary, note.tokens, note.miss) == (0, 16, 36, Miss.NEVER_SEEN)
+    assert note.boundary < note.limit
+
+
+def test_a_prompt_that_was_there_to_its_end_lacks_nothing_that_could_be() -> None:
+    engine = warm_engine(DENSE)
+    engine.cache.notes.clear()
+    engine.admit(engine.arrive("second", range(30)))
+    note = noted(engine)
+    assert (note.boundary, note.limit, note.miss) == (28, 28, Miss.TOO_SHORT)
+
+
+def test_a_miss_is_told_once_however_often_it_is_asked() -> None:
+    engine = warm_engine(DENSE)
+    engine.cache.notes.clear()
+    request = engine.arrive("second", range(500, 560))
+    for _ in range(3):
+        assert engine.match(request) == 0
+    note = noted(engine)
+    assert (note.boundary, note.miss, note.saved_us) == (0, Miss.NEVER_SEEN, 0)
+
+
+def test_what_computing_would_have_taken_is_saved() -> None:
+    engine = measured_engine()
+    for _ in range(4):
+        engine.parts.judge.note_prefill(1000, 0.07)
+    engine.cache.notes.clear()
+    engine.admit(engine.arrive("second", range(30)))
+    assert noted(engine).saved_us == 28 * 70
+    assert take(engine)["kvoffload_saved_seconds_total"] == {"": pytest.approx(28 * 70e-6)}
+
+
+@pytest.mark.parametrize(
+    ("explanation", "line"),
+    [
+        (Explanation(miss=Miss.NEVER_SEEN), "never_seen"),
+        (
+            Explanation(miss=Miss.EVICTED, seconds_ago=12, missing_bytes=3 << 30),
+            "evicted 12 s ago; 3GiB more memory would have kept it",
+        ),
+        (Explanation(miss=Miss.CLEARED, seconds_ago=1), "cleared 1 s ago"),
+        (
+            Explanation(miss=Miss.OTHER_IDENTITY, differs="layers, salt"),
+            "other_identity; differs: layers, salt",
+        ),
+    ],
+)
+def test_the_log_says_what_the_server_knows(
+    caplog: pytest.LogCaptureFixture, explanation: Explanation, line: str
+) -> None:
+    engine = warm_engine(DENSE)
+    engine.cache.notes.clear()
+    with caplog.at_level(logging.DEBUG, "kvoffload.connector.loads.prompt_notes"):
+        engine.match(engine.arrive("second", range(500, 560)))
+        note = noted(engine)
+        assert note.on_explained is not None
+        note.on_explained(explanation)
+    assert caplog.messages[-1] == f"request second: the server says of its first missing block: {line}"
+
+
+def test_without_debug_nobody_listens() -> None:
+    engine = warm_engine(DENSE)
+    engine.cache.notes.clear()
+    engine.match(engine.arrive("second", range(500, 560)))
+    assert noted(engine).on_explained is None
