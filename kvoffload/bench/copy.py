@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
+from kvoffload.bench.copied_blocks import LAYERS, finish, make_geometry, scatter_items
 from kvoffload.bench.limits import Limit, limit_copy_by_threads
 from kvoffload.bench.measure import measure_pair, measure_timed_pair, time_calls
-from kvoffload.errors import BenchmarkError
-from kvoffload.kvspec import Allocation, GroupSpec, KVGeometry, attention_layer, build_page_map, place_strided
-from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, HostEngine
+from kvoffload.kvspec import KVGeometry, build_page_map
+from kvoffload.transfer import CopyDirection, CopyItems, HostEngine
 
-LAYERS = 61
 THREADS = 2
 PAGE_BYTES = (4 << 10, 64 << 10, 256 << 10)
 GOALS = {4 << 10: 0.7, 64 << 10: 0.9, 256 << 10: 0.9}
@@ -26,7 +25,6 @@ POOL_BYTES = 512 << 20
 SUBMIT_BLOCKS = 1_000
 SUBMIT_PAGE_BYTES = 256
 SUBMIT_GOAL_S = 300e-6
-TIMEOUT_S = 120.0
 
 
 class CopyBenchmark:
@@ -141,33 +139,6 @@ def make_pool(page_bytes: int, size_bytes: int) -> Pool:
     return Pool(page_bytes, make_geometry(page_bytes, num_blocks), pages, slots, items)
 
 
-def scatter_items(num_blocks: int, record_bytes: int, slots: int) -> CopyItems:
-    """Half of the blocks, and as many slots in a row from this address, each in no order."""
-    random = np.random.default_rng(3)
-    block = random.permutation(num_blocks)[: num_blocks // 2]
-    order = random.permutation(len(block)).astype(np.uint64)
-    return CopyItems(group=np.zeros(len(block), np.uint32), block=block, slot=slots + order * np.uint64(record_bytes))
-
-
-def make_geometry(page_bytes: int, num_blocks: int) -> KVGeometry:
-    """One group of equal layers, one behind the other in one allocation."""
-    layers = tuple(
-        attention_layer(f"layers.{index}", block_size=1, num_kv_heads=1, head_size=page_bytes // 4, dtype="bfloat16")
-        for index in range(LAYERS)
-    )
-    placements = tuple(
-        place_strided(layer, allocation="kv", block_stride=page_bytes, offset=index * page_bytes * num_blocks)
-        for index, layer in enumerate(layers)
-    )
-    return KVGeometry(
-        num_blocks=num_blocks,
-        hash_block_size=1,
-        groups=(GroupSpec(name="attention", layers=layers, block_size=1),),
-        allocations=(Allocation(name="kv", size_bytes=LAYERS * num_blocks * page_bytes),),
-        placements=placements,
-    )
-
-
 @contextmanager
 def _choose_limit(pool: Pool, direction: CopyDirection) -> Iterator[Limit]:
     pages, slots = pool.pages[: pool.copied_bytes], pool.slots
@@ -177,12 +148,3 @@ def _choose_limit(pool: Pool, direction: CopyDirection) -> Iterator[Limit]:
         limit_copy_by_threads(source, target, threads=THREADS, streams=True) as around_caches,
     ):
         yield min(through_caches, around_caches, key=lambda limit: min(time_calls(limit.call, 1) for _ in range(5)))
-
-
-def finish(engine: CopyEngine) -> None:
-    """Waits for all that was submitted, which has to end well."""
-    if not engine.fence(TIMEOUT_S):
-        raise BenchmarkError(f"a copy did not end within {TIMEOUT_S:.0f} s", remedy="run on an idle machine")
-    for finished in engine.poll():
-        if finished.fault:
-            raise BenchmarkError(f"a copy failed: {finished.fault}", remedy="")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
-from kvoffload.bench.copy import LAYERS, finish, make_geometry, scatter_items
+from kvoffload.bench.copied_blocks import LAYERS, finish, make_geometry, scatter_items
 from kvoffload.bench.limits import Limit
 from kvoffload.bench.measure import Pair, measure_pair, measure_timed_pair
 from kvoffload.errors import BenchmarkError

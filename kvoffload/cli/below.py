@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config import Settings
 from kvoffload.daemon.server_config import ServerConfig
 from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
@@ -17,9 +18,7 @@ from kvoffload.setting_types import split_folders
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms
-from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB, format_size
-from kvoffload.valkey_address import parse_valkey_address
 
 if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
@@ -70,21 +69,6 @@ def _plan_valkey(settings: Settings) -> TierPlan | None:
         return None
     terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
     return TierPlan(place=make_valkey(settings, settings.valkey), terms=terms)
-
-
-def make_valkey(settings: Settings, address: str) -> ValkeyTerms:
-    """How a server is reached, by the files of the settings. ConfigError: one of them cannot be read."""
-    password = read_private_text(Path(settings.valkey_password_file)) if settings.valkey_password_file else ""
-    return ValkeyTerms(
-        address=parse_valkey_address(address),
-        password=password.strip(),
-        ca_file=settings.valkey_ca_file,
-        cert_file=settings.valkey_cert_file,
-        key_file=settings.valkey_key_file,
-        call_timeout_s=settings.remote_timeout,
-        connections=settings.remote_connections,
-        ttl_s=round(settings.valkey_ttl),
-    )
 
 
 def _plan_s3(settings: Settings) -> TierPlan | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvoffload.cli.below import make_valkey
+from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config import Settings
 from kvoffload.daemon import Guest
 from kvoffload.daemon.peer_office import PeeringPlan

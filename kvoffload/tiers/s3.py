@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from kvoffload.s3_address import S3Address
-from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.record_store import Key, StoreFacts, Value
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.s3_bucket import Ranges, S3Bucket
+from kvoffload.tiers.s3_bucket import Ranges, S3Access, S3Bucket
 from kvoffload.tiers.s3_index import READ_BYTES, PackIndex, PackPlace, SectionKind, read_sections
 from kvoffload.tiers.s3_packs import S3Packs, SmallRecord, is_blank, pack_path
 from kvoffload.units import KIB
@@ -36,18 +34,9 @@ Rows = list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class S3Terms:
-    """How it is reached."""
+class S3Terms(S3Access):
+    """How a tier reaches it."""
 
-    address: S3Address
-    endpoint: str = ""
-    """Of the store; empty for the one of the region."""
-    region: str = ""
-    keys: S3Keys | None = None
-    """None: what the environment or the machine has."""
-    ca_certificates: str = field(default="", repr=False)
-    """PEM; trusted beside those that the library brings."""
-    call_timeout_s: float = 1.0
     connections: int = 4
 
     def describe(self) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from kvoffload.s3_address import S3Address
+from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.record_store import StoreFaultError, Value
 from kvoffload.tiers.s3_index import ListedIndex
 from kvoffload.units import MIB
-
-if TYPE_CHECKING:
-    from kvoffload.tiers.s3 import S3Terms
 
 REQUESTS: Final = 16
 """Under way at once, for one connection."""
@@ -36,6 +35,21 @@ _PAUSE_S = 0.1
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Access:
+    """How a connection reaches the bucket."""
+
+    address: S3Address
+    endpoint: str = ""
+    """Of the store; empty for the one of the region."""
+    region: str = ""
+    keys: S3Keys | None = None
+    """None: what the environment or the machine has."""
+    ca_certificates: str = field(default="", repr=False)
+    """PEM; trusted beside those that the library brings."""
+    call_timeout_s: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +95,7 @@ class Level:
 class S3Bucket:
     """Of one thread. Its calls raise StoreFaultError where the store cannot be asked now."""
 
-    def __init__(self, terms: S3Terms) -> None:
+    def __init__(self, terms: S3Access) -> None:
         try:
             import obstore
             from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, PreconditionError
@@ -278,7 +292,7 @@ class S3Bucket:
         return answers  # type: ignore[return-value]
 
 
-def _options(terms: S3Terms) -> dict[str, Any]:
+def _options(terms: S3Access) -> dict[str, Any]:
     one_try_s, retry_s, pause_s = (share * terms.call_timeout_s for share in _SHARES)
     pause_s = min(pause_s, _PAUSE_S)
     client: dict[str, Any] = {

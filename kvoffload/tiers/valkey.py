@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -28,10 +28,9 @@ from kvoffload.tiers.envelope import (
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command
-from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes, as_bytes, check_answer
+from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyAccess, ValkeyNodes, as_bytes, check_answer
 from kvoffload.tiers.valkey_slots import NODE_LIMIT
 from kvoffload.types import HASH_BYTES
-from kvoffload.valkey_address import ValkeyAddress
 
 PREFIX = b"kvoffload:1:"
 """Of every key; the number is that of the envelope's layout."""
@@ -46,17 +45,9 @@ _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValkeyTerms:
-    """How it is reached."""
+class ValkeyTerms(ValkeyAccess):
+    """How a tier reaches it."""
 
-    address: ValkeyAddress
-    password: str = field(default="", repr=False)
-    ca_file: str = ""
-    """Whose certificates are trusted; empty for those that the machine trusts."""
-    cert_file: str = ""
-    key_file: str = ""
-    """What this client shows, where the server asks for it."""
-    call_timeout_s: float = 1.0
     connections: int = 4
     ttl_s: int = 0
     """0: records stay until the server evicts them."""

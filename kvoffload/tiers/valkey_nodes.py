@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import Answer, ErrorAnswer, RespConnection
 from kvoffload.tiers.valkey_slots import Node, SlotMap, read_slots, slot_of
+from kvoffload.valkey_address import ValkeyAddress
 
-if TYPE_CHECKING:
-    from kvoffload.tiers.valkey import ValkeyTerms
+
+@dataclass(frozen=True, kw_only=True)
+class ValkeyAccess:
+    """How a connection reaches the server, or the first node of a cluster."""
+
+    address: ValkeyAddress
+    password: str = field(default="", repr=False)
+    ca_file: str = ""
+    """Whose certificates are trusted; empty for those that the machine trusts."""
+    cert_file: str = ""
+    key_file: str = ""
+    """What this client shows, where the server asks for it."""
+    call_timeout_s: float = 1.0
 
 
 @dataclass(eq=False)
@@ -25,7 +36,7 @@ class ClusterView:
 class ValkeyNodes:
     """Of one thread, but `interrupt`."""
 
-    def __init__(self, terms: ValkeyTerms, view: ClusterView) -> None:
+    def __init__(self, terms: ValkeyAccess, view: ClusterView) -> None:
         """Connects. StoreFaultError."""
         self._terms = terms
         self._view = view

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.bench import copy
+from kvoffload.bench.copied_blocks import LAYERS
 from kvoffload.bench.copy import CopyBenchmark, make_pool
 from kvoffload.kvspec import build_page_map
 
 
 def test_a_pool_is_scattered_pages_and_half_as_many_slots() -> None:
-    pool = make_pool(4096, 40 * 4096 * copy.LAYERS)
+    pool = make_pool(4096, 40 * 4096 * LAYERS)
     (pages,) = build_page_map(pool.geometry).groups
-    assert (pages.num_runs, set(pages.length.tolist())) == (copy.LAYERS, {4096})
+    assert (pages.num_runs, set(pages.length.tolist())) == (LAYERS, {4096})
     assert pool.pages.nbytes == 2 * pool.copied_bytes == 40 * pages.record_bytes
     assert len(set(pool.items.block.tolist())) == 20
     offsets = sorted(int(slot) - pool.slots.ctypes.data for slot in pool.items.slot)

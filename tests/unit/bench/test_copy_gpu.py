@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvoffload.bench import copy_gpu
-from kvoffload.bench.copy import LAYERS, scatter_items
+from kvoffload.bench.copied_blocks import LAYERS
 from kvoffload.bench.copy_gpu import _Background, measure_gpu
 from kvoffload.units import KIB, MIB
 
@@ -20,13 +20,6 @@ def test_a_background_runs_beside_the_block_and_ends_with_it() -> None:
         assert has_called.wait(60)
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
-
-
-def test_items_are_half_of_the_blocks_in_slots_of_their_own() -> None:
-    items = scatter_items(40, 100, 1 << 20)
-    assert len(set(items.block.tolist())) == len(items) == 20
-    assert sorted(items.slot.tolist()) == [(1 << 20) + 100 * index for index in range(20)]
-    assert sorted(items.block.tolist()) != items.block.tolist()
 
 
 @pytest.mark.gpu
