@@ -29,11 +29,6 @@ def cut_batches(chosen: npt.NDArray[np.bool_], *, values: int = 1) -> Iterator[n
         yield positions[start : start + batch]
 
 
-def choose_rows(hashes: Buffer, part: npt.NDArray[np.intp]) -> bytes:
-    rows = np.frombuffer(memoryview(hashes), np.uint8).reshape(-1, HASH_BYTES)
-    return rows.tobytes() if len(part) == len(rows) else rows[part].tobytes()
-
-
 def read_numbers(blob: bytes) -> npt.NDArray[np.uint64]:
     return np.frombuffer(blob, _WIRE).astype(np.uint64, copy=False)
 

@@ -21,12 +21,13 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client.blobs import choose_rows, count_hashes, cut_batches, read_numbers, to_blob
+from kvoffload.client.blobs import count_hashes, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import CreditStock, fit_stocks
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import SharedMemory
 from kvoffload.client.pending import AcquireAsk, FarTerms, Pending, PendingAcquire, PendingSlots
 from kvoffload.client.terms import LinkTerms
+from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
     Abort,
     Acquire,

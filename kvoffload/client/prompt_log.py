@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.pending import Pending
+from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Explain, Explained, Explanation, Miss, Query, Register, Reuse
 from kvoffload.protocol.insight import MAX_TAGS, TAG_BYTES
 from kvoffload.protocol.limits import MAX_QUERIES
@@ -78,7 +77,7 @@ class PromptLog:
 
     def _describe(self, note: PromptNote, age_ns: int) -> Query:
         first = note.local // self._hash_block_size
-        hashes = np.frombuffer(note.chain, np.uint8).reshape(-1, HASH_BYTES)[first : first + MAX_TAGS]
+        hashes = as_rows(note.chain)[first : first + MAX_TAGS]
         return Query(
             asked=_fit(note.tokens - note.local),
             promised=_fit(note.boundary - note.local),

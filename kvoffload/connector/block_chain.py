@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.hash_rows import as_rows
 from kvoffload.types import HASH_BYTES
 
 NO_MASK = bytes(HASH_BYTES)
@@ -40,7 +41,7 @@ class BlockChain:
             new = b"".join(fill_hash(name) for name in hashes[self._count :])
         if self.mask != NO_MASK:
             mask = np.frombuffer(self.mask, np.uint8)
-            new = (np.frombuffer(new, np.uint8).reshape(-1, HASH_BYTES) ^ mask).tobytes()
+            new = (as_rows(new) ^ mask).tobytes()
         self.data += new
         self._count = count
 
@@ -66,7 +67,7 @@ class BlockChain:
     def _pick(self, per_block: int, positions: range) -> bytes:
         if per_block == 1:
             return self.data[positions.start * HASH_BYTES : positions.stop * HASH_BYTES]
-        rows = np.frombuffer(self.data, np.uint8).reshape(-1, HASH_BYTES)
+        rows = as_rows(self.data)
         return rows[(positions.start + 1) * per_block - 1 : positions.stop * per_block : per_block].tobytes()
 
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from kvoffload.cache import SegmentMap
 from kvoffload.connector.step_plan import BlockMoves, LoadJob
+from kvoffload.hash_rows import as_rows
 from kvoffload.native import finish_digests
 from kvoffload.transfer.copy_engine import RunDigests
-from kvoffload.types import HASH_BYTES
 
 
 class RankRecords:
@@ -48,7 +48,7 @@ class RankRecords:
     def compare(self, job: LoadJob, totals: RunDigests) -> str:
         """What is wrong with the first loaded record whose bytes are not those that were saved; empty: all are."""
         assert job.wanted is not None
-        names = np.frombuffer(job.wanted.hashes, np.uint8).reshape(-1, HASH_BYTES)
+        names = as_rows(job.wanted.hashes)
         wanted = job.wanted.digests[self._shard]
         for group, slot_bytes in enumerate(self._slot_bytes):
             mine = np.flatnonzero(job.moves.groups == group)

@@ -13,6 +13,7 @@ from kvoffload.cache import CommitOutcome, LeaseId, SessionId
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.session import Registration
+from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -30,7 +31,6 @@ from kvoffload.protocol import (
     Release,
 )
 from kvoffload.protocol.limits import FRAME_BYTES
-from kvoffload.types import HASH_BYTES
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 
@@ -127,7 +127,7 @@ def publish(
         )
         is_stored = outcomes == CommitOutcome.READABLE
         if is_stored.any():
-            on_stored(_choose_hashes(message.hashes, is_stored), _choose_hashes(message.parents, is_stored))
+            on_stored(choose_rows(message.hashes, is_stored), choose_rows(message.parents, is_stored))
     return None
 
 
@@ -186,12 +186,6 @@ def _collect_digests(
             of_group.append(other.groups[at].digests if same else np.zeros_like(of_group[0]))
         cache.release(session, other.lease)
     return [b"".join(map(_to_blob, of_group)) for of_group in digests]
-
-
-def _choose_hashes(hashes: bytes, chosen: npt.NDArray[np.bool_]) -> bytes:
-    if not hashes or chosen.all():
-        return hashes
-    return np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)[chosen].tobytes()
 
 
 def _to_blob(numbers: Numbers) -> bytes:

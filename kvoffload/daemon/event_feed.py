@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import ServerLimits
+from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Cleared, EventsLost, Medium, NamespaceOpened, Removed, Stored
 from kvoffload.protocol.message import Event
 from kvoffload.types import HASH_BYTES
@@ -158,7 +157,7 @@ class EventFeed:
     def _check(self, domain: str, watch: _Watch, key: tuple[int, int], hashes: bytes, cache: ServedCache) -> bytes:
         """Those that are still there; subscribers hear of the others."""
         name_space, group = key
-        rows = np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
+        rows = as_rows(hashes)
         is_there = cache.lookup(name_space, group, hashes)
         if not is_there.all():
             gone = rows[~is_there].tobytes()

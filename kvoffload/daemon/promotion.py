@@ -14,7 +14,8 @@ from kvoffload.daemon.promotion_parts import Answer, AskedFor, Keep, PartOf, Pie
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_looks import Found, Then, TierLooks
 from kvoffload.daemon.tier_rate import TierRate
-from kvoffload.daemon.tier_terms import FindSpace, Rows, TierCounts, TierSpace, TierTerms, as_names, as_rows, cut_pieces
+from kvoffload.daemon.tier_terms import FindSpace, TierCounts, TierSpace, TierTerms, as_names, cut_pieces
+from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.metrics.histogram import WAIT_BOUNDS_S, Histogram
 from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier

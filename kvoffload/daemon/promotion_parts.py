@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import LeaseId
-from kvoffload.daemon.tier_terms import Rows, TierSpace
+from kvoffload.daemon.tier_terms import TierSpace
+from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Promote, Promoted
 
 Answer = Callable[[Promoted], None]

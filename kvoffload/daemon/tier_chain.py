@@ -13,8 +13,9 @@ from kvoffload.cache import CacheGeometry, find_reach, needed_blocks
 from kvoffload.daemon.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_looks import Found
-from kvoffload.daemon.tier_terms import TierPlan, TierSpace, as_rows
+from kvoffload.daemon.tier_terms import TierPlan, TierSpace
 from kvoffload.daemon.tier_traffic import PREFETCH_WAIT_MS, TierTraffic
+from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
 from kvoffload.tiers import RecordNames
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.daemon.tier_terms import Rows, TierSpace
+from kvoffload.daemon.tier_terms import TierSpace
+from kvoffload.hash_rows import Rows
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
 LOOK_TIMEOUT_S = 1.0

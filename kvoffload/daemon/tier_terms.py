@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, GroupRule
+from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.kvspec import ReuseRule
 from kvoffload.tiers import RecordNames, Tier
 from kvoffload.types import HASH_BYTES
@@ -168,12 +169,7 @@ class TierSpace:
         return before
 
 
-Rows = npt.NDArray[np.uint8]
 """Hashes, one a row."""
-
-
-def as_rows(hashes: bytes) -> Rows:
-    return np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
 
 
 def as_names(rows: Rows) -> list[bytes]:

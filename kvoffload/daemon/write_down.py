@@ -11,16 +11,8 @@ from kvoffload.cache import LeasedGroup, LeaseId, SessionId
 from kvoffload.daemon.bad_records import BadRecords
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.tier_rate import TierRate
-from kvoffload.daemon.tier_terms import (
-    FindSpace,
-    Rows,
-    TierCounts,
-    TierSpace,
-    TierTerms,
-    WriteRule,
-    as_rows,
-    cut_pieces,
-)
+from kvoffload.daemon.tier_terms import FindSpace, TierCounts, TierSpace, TierTerms, WriteRule, cut_pieces
+from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 from kvoffload.types import HASH_BYTES
 

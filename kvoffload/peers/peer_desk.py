@@ -12,6 +12,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, Acquired, CacheStats, CommitOutcome, LeaseId, Reservation, SessionId
+from kvoffload.hash_rows import as_rows
 from kvoffload.peers.space_book import PeerSpace, SpaceBook
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.types import HASH_BYTES
@@ -184,7 +185,7 @@ class PeerDesk:
         group = None if space is None else space.find_group(names.group, record_bytes)
         if space is None or group is None or names.shard >= group.shards:
             return nothing
-        rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
+        rows = as_rows(names.hashes)
         lacking = ~self._cache.lookup(space.number, names.group, names.hashes)
         if wait_s and lacking.any():
             below = lacking & self._loop.find_below(names)
@@ -240,8 +241,8 @@ class PeerDesk:
         self._give_back(room, names, ~is_good)
         if not is_good.any():
             return outcomes
-        rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)[at[is_good]]
-        before = np.frombuffer(parents, np.uint8).reshape(-1, HASH_BYTES)[at[is_good]]
+        rows = as_rows(names.hashes)[at[is_good]]
+        before = as_rows(parents)[at[is_good]]
         ended = self._cache.commit(
             self._session,
             room.space.number,

@@ -18,6 +18,7 @@ import numpy as np
 
 from kvoffload import native
 from kvoffload.errors import ConfigError
+from kvoffload.hash_rows import choose_rows
 from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.peers.link_hello import (
     HELLO_BYTES,
@@ -352,12 +353,11 @@ def _wait_s(request: LinkRequest) -> float:
 
 def _receive_wanted(link: native.RecordLink, request: LinkRequest, room: Room) -> np.ndarray:
     names = request.names
-    rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, 32)[room.wanted]
     digests = link.receive_records(
         np.ascontiguousarray(room.slots).data,
         request.record_bytes,
         fingerprint=names.fingerprint,
-        block_hashes=rows.tobytes(),
+        block_hashes=choose_rows(names.hashes, room.wanted),
         group=names.group,
         shard=names.shard,
         timeout_ms=int(STEP_TIMEOUT_S * 1000),

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import native
+from kvoffload.hash_rows import choose_rows
 from kvoffload.peers.control_link import ControlLink, LinkTicket
 from kvoffload.peers.link_hello import (
     ANSWER_BYTES,
@@ -101,12 +102,11 @@ class PeerStore(SlotStore):
                 return _find_nothing(len(names))
             outcomes = told.outcomes.copy()
             found = outcomes == RecordOutcome.FOUND
-            rows = np.frombuffer(names.hashes, np.uint8).reshape(-1, HASH_BYTES)
             came = self._link.receive_records(
                 np.ascontiguousarray(slots[found]).data,
                 record_bytes,
                 fingerprint=names.fingerprint,
-                block_hashes=rows[found].tobytes(),
+                block_hashes=choose_rows(names.hashes, found),
                 group=names.group,
                 shard=names.shard,
                 timeout_ms=self._timeout_ms,

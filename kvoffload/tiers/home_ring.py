@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.errors import ConfigError, TierError
+from kvoffload.hash_rows import as_rows
 from kvoffload.tiers.base import FinishedBatch, RecordNames, RecordOutcome, Ticket
 from kvoffload.types import HASH_BYTES
 
@@ -186,7 +187,7 @@ def join_homes(
         if len(finished.digests):
             digests[batch.places] = finished.digests
         if finished.parents:
-            rows[batch.places] = np.frombuffer(finished.parents, np.uint8).reshape(-1, HASH_BYTES)
+            rows[batch.places] = as_rows(finished.parents)
     return FinishedBatch(ticket=ticket, outcomes=outcomes, digests=digests, parents=rows.tobytes())
 
 

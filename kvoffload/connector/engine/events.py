@@ -10,6 +10,7 @@ from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KV
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
 from kvoffload.protocol.message import Event
 from kvoffload.types import HASH_BYTES
@@ -73,5 +74,5 @@ class CacheEvents:
 
 
 def _unmask(rows: bytes, mask: bytes) -> list[bytes]:
-    bare = np.frombuffer(rows, np.uint8).reshape(-1, HASH_BYTES) ^ np.frombuffer(mask, np.uint8)
+    bare = as_rows(rows) ^ np.frombuffer(mask, np.uint8)
     return [row.tobytes() for row in bare]

@@ -20,13 +20,13 @@ from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates
+from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-Rows = npt.NDArray[np.uint8]
 _NOBODY = -1
 
 
@@ -142,10 +142,10 @@ class EvictionWatch:
         is_there = one.blocks != NULL_BLOCK
         blocks = one.blocks[is_there]
         self.settle(blocks)
-        names = _rows(one.tracked.chain.names(one.group, one.positions))[is_there]
+        names = as_rows(one.tracked.chain.names(one.group, one.positions))[is_there]
         self._names[blocks] = names
-        self._parents[blocks] = _rows(one.tracked.chain.parents(one.group, one.positions))[is_there]
-        self._hashes[blocks] = names ^ _rows(one.tracked.chain.mask)
+        self._parents[blocks] = as_rows(one.tracked.chain.parents(one.group, one.positions))[is_there]
+        self._hashes[blocks] = names ^ as_rows(one.tracked.chain.mask)
         self._tenant[blocks] = self._tenants.setdefault(one.tracked.terms.tenant, len(self._tenants))
         self._group[blocks] = one.group
         self._count += len(blocks)
@@ -179,7 +179,3 @@ class Auto(EvictionWatch):
 
 def _cannot_wait(one: Candidates) -> bool:
     return one.tracked.terms.pin_s > 0 or one.tracked.request.lora_request is not None
-
-
-def _rows(names: bytes) -> Rows:
-    return np.frombuffer(names, np.uint8).reshape(-1, HASH_BYTES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.types import HASH_BYTES
+from kvoffload.hash_rows import choose_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +23,5 @@ class NamedBlocks:
 
     def choose(self, index: npt.NDArray[np.intp]) -> NamedBlocks:
         """Some of them, in this order."""
-        return replace(
-            self, hashes=_choose(self.hashes, index), parents=_choose(self.parents, index), blocks=self.blocks[index]
-        )
-
-
-def _choose(rows: bytes, index: npt.NDArray[np.intp]) -> bytes:
-    if len(index) * HASH_BYTES == len(rows):
-        return rows
-    return np.frombuffer(rows, np.uint8).reshape(-1, HASH_BYTES)[index].tobytes()
+        hashes, parents = choose_rows(self.hashes, index), choose_rows(self.parents, index)
+        return replace(self, hashes=hashes, parents=parents, blocks=self.blocks[index])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvoffload.client.blobs import choose_rows, count_hashes, cut_batches, read_numbers, to_blob
+from kvoffload.client.blobs import count_hashes, cut_batches, read_numbers, to_blob
 from kvoffload.protocol.limits import MAX_BATCH
 
 
@@ -24,12 +24,6 @@ def test_what_is_chosen_fits_messages() -> None:
     assert [len(part) for part in parts] == [MAX_BATCH, 2]
     assert np.concatenate(parts).tolist() == [0, *range(2, MAX_BATCH + 3)]
     assert list(cut_batches(np.zeros(5, np.bool_))) == []
-
-
-def test_rows_are_hashes() -> None:
-    hashes = b"".join(bytes([at]) * 32 for at in range(4))
-    assert choose_rows(hashes, np.array([0, 3])) == bytes(32) + bytes([3]) * 32
-    assert choose_rows(hashes, np.arange(4)) == hashes
 
 
 def test_numbers_are_little_endian() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvoffload.daemon.promotion_parts import Keep, Piece, Promotion
-from kvoffload.daemon.tier_terms import TierSpace, as_names, as_rows
+from kvoffload.daemon.tier_terms import TierSpace, as_names
+from kvoffload.hash_rows import as_rows
 from tests.unit.cache.cache_model import HYBRID, fingerprint, make_chain
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)

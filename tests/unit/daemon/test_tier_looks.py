@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvoffload.daemon.tier_looks import TierLooks
-from kvoffload.daemon.tier_terms import TierSpace, as_rows
+from kvoffload.daemon.tier_terms import TierSpace
+from kvoffload.hash_rows import as_rows
 from kvoffload.tiers import RecordOutcome
 from tests.unit.cache.cache_model import HYBRID, fingerprint
 from tests.unit.tiers.faulty_tier import FaultyTier

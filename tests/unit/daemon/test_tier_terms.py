@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.daemon.tier_terms import PIECE_BLOCKS, TierSpace, as_names, as_rows, cut_pieces
+from kvoffload.daemon.tier_terms import PIECE_BLOCKS, TierSpace, as_names, cut_pieces
+from kvoffload.hash_rows import as_rows
 from tests.unit.cache.cache_model import HYBRID, block_hashes, fingerprint, make_chain
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)

@@ -1,0 +1,39 @@
+"""Hashes of many blocks are rows of the same bytes, and some of them are chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvoffload.hash_rows import as_rows, choose_rows
+from kvoffload.types import HASH_BYTES
+
+NAMES = [bytes([number] * HASH_BYTES) for number in range(4)]
+HASHES = b"".join(NAMES)
+
+
+@pytest.mark.parametrize("hashes", [HASHES, bytearray(HASHES), memoryview(HASHES)])
+def test_each_hash_is_a_row(hashes: bytes) -> None:
+    assert [row.tobytes() for row in as_rows(hashes)] == NAMES
+    assert len(as_rows(b"")) == 0
+
+
+def test_rows_are_not_copied() -> None:
+    room = bytearray(HASHES)
+    rows = as_rows(room)
+    room[0] = 7
+    assert rows[0, 0] == 7
+
+
+def test_half_a_hash_is_refused() -> None:
+    with pytest.raises(ValueError, match="reshape"):
+        as_rows(HASHES[:-1])
+
+
+@pytest.mark.parametrize("hashes", [HASHES, memoryview(HASHES), np.frombuffer(HASHES, np.uint8).reshape(4, -1)])
+def test_some_are_chosen_by_place_or_by_truth(hashes: bytes) -> None:
+    assert choose_rows(hashes, np.array([1, 3])) == NAMES[1] + NAMES[3]
+    assert choose_rows(hashes, np.array([True, False, False, True])) == NAMES[0] + NAMES[3]
+    assert choose_rows(hashes, np.arange(4)) == choose_rows(hashes, np.ones(4, np.bool_)) == HASHES
+    assert choose_rows(hashes, np.arange(0)) == choose_rows(hashes, np.zeros(4, np.bool_)) == b""
+    assert choose_rows(b"", np.zeros(0, np.bool_)) == b""
