@@ -404,13 +404,6 @@ class Settings(BaseModel):
         ge=0,
         le=256,
     )
-    hash_seed: str = _setting(
-        "",
-        room="keys",
-        allowed="text of at most 256 characters",
-        description="Seed of our own block hashes, for engines that have none. Different seeds never share blocks.",
-        max_length=256,
-    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info",
         room="cli",

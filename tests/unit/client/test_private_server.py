@@ -224,7 +224,7 @@ NOT_SERVED = {
         "acquire_deadline",
         "step_budget",
     ),
-    *("copy_threads", "hash_seed", "log_level"),
+    *("copy_threads", "log_level"),
 }
 CHANGED: dict[str, object] = {
     "memory": "128MiB",
