@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.config import load_settings
+from kvoffload.connector.degrade import degrade
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache, with_scale_views
 from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
@@ -62,30 +63,6 @@ _MISS: tuple[int | None, bool] = (0, False)
 _FREE_NOW: tuple[bool, dict[str, Any] | None] = (False, None)
 _NOT_RESET: bool | None = False
 _NOBODY: Set[str] = frozenset()
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _degrade(
-    otherwise: Callable[[KVOffloadConnector], R],
-) -> Callable[[Callable[Concatenate[KVOffloadConnector, P], R]], Callable[Concatenate[KVOffloadConnector, P], R]]:
-    """A fault of this hook is a miss: `otherwise` is the answer, and the first fault of each kind is logged."""
-
-    def decorate(
-        hook: Callable[Concatenate[KVOffloadConnector, P], R],
-    ) -> Callable[Concatenate[KVOffloadConnector, P], R]:
-        @functools.wraps(hook)
-        def guarded(self: KVOffloadConnector, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return hook(self, *args, **kwargs)
-            except Exception as fault:  # noqa: BLE001  (the engine must live, whatever this is)
-                self.note_fault(hook.__name__, fault)
-                return otherwise(self)
-
-        return guarded
-
-    return decorate
 
 
 class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
@@ -194,13 +171,13 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """vLLM 0.33 asks the class whether it can follow, before there is an engine."""
         return True
 
-    @_degrade(lambda self: None)
+    @degrade(lambda: None)
     def unregister_kv_caches(self) -> None:
         """vLLM 0.33: the engine is about to sleep or to discard its cache. It may say so more than once."""
         assert self._worker is not None
         self._worker.unregister()
 
-    @_degrade(lambda self: None)
+    @degrade(lambda: None)
     def restore_kv_caches(self) -> None:
         """vLLM 0.33: the tensors that were registered have memory again, at the same addresses.
 
@@ -253,7 +230,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Nothing: whole blocks are saved after the forward."""
 
-    @_degrade(lambda self: KVConnectorTransferResults())
+    @degrade(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that ended; what ended of saves goes with the worker's report."""
         assert self._worker is not None
@@ -308,12 +285,12 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 raise
             self.note_fault("set_xfer_handshake_metadata_pp_aware", fault)
 
-    @_degrade(lambda self: None)
+    @degrade(lambda: None)
     def on_new_request(self, request: Request) -> None:
         assert self._scheduler is not None
         self._scheduler.add_request(request)
 
-    @_degrade(lambda self: _MISS)
+    @degrade(lambda: _MISS)
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Always asynchronous: a synchronous load that fails has already spoilt the engine's own cache."""
         assert self._scheduler is not None
@@ -332,22 +309,22 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         try:
             self._scheduler.admit(request)
-        except Exception as fault:  # noqa: BLE001  (as in _degrade)
+        except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("update_state_after_alloc", fault)
         if num_external_tokens > 0:
             try:
                 self._scheduler.plan_load(request, blocks.get_block_ids(), num_external_tokens)
-            except Exception as fault:  # noqa: BLE001  (as in _degrade)
+            except Exception as fault:  # noqa: BLE001  (as in degrade)
                 self.note_fault("update_state_after_alloc", fault)
                 self._scheduler.doom_load(request)
 
-    # The engine calls these four in every step, with cold caches: `_degrade` would make them a quarter dearer.
+    # The engine calls these four in every step, with cold caches: `degrade` would make them a quarter dearer.
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         assert self._scheduler is not None
         try:
             return self._scheduler.plan_step(scheduler_output)
-        except Exception as fault:  # noqa: BLE001  (as in _degrade)
+        except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("build_connector_meta", fault)
             return self._scheduler.rescue_plan(scheduler_output)
 
@@ -361,10 +338,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 getattr(connector_output, "failed_recving", None) or _NOBODY,
                 report,
             )
-        except Exception as fault:  # noqa: BLE001  (as in _degrade)
+        except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("update_connector_output", fault)
 
-    @_degrade(lambda self: _FREE_NOW)
+    @degrade(lambda: _FREE_NOW)
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -384,7 +361,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Keeps an idle engine stepping until every pin is undone."""
         return self._scheduler is not None and self._scheduler.has_pending_work
 
-    @_degrade(lambda self: _NOT_RESET)
+    @degrade(lambda: _NOT_RESET)
     def reset_cache(self) -> bool | None:
         """The weights have changed, or somebody wants a cold cache: nothing saved so far is used again.
 
@@ -402,7 +379,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             if self._scheduler is not None:
                 self._scheduler.note_gauges()
             return self._measures.take()
-        except Exception as fault:  # noqa: BLE001  (as in _degrade)
+        except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("get_kv_connector_stats", fault)
             return None
 
@@ -424,7 +401,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Blocks that came into the server's memory, and that left it. Made here: later nobody would catch a fault."""
         try:
             return tuple(self._scheduler.take_events()) if self._scheduler is not None else ()
-        except Exception as fault:  # noqa: BLE001  (as in _degrade)
+        except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("take_events", fault)
             return ()
 

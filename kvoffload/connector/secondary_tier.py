@@ -6,14 +6,13 @@ wrong here after the start may reach the engine, and every job is answered.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable
 from math import ceil
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import vllm
@@ -30,6 +29,7 @@ from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManag
 from kvoffload.cache import GroupRule
 from kvoffload.config import load_settings
 from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.connector.degrade import degrade
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import SharingTerms, make_register
 from kvoffload.connector.secondary.identity import describe_tier, find_prefix_groups, names_are_private
@@ -57,30 +57,6 @@ logger = logging.getLogger(__name__)
 SPARE_SLOTS = 16
 """So many slots are held ready beyond what the chunks of two steps take."""
 _DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _degrade(
-    otherwise: R,
-) -> Callable[[Callable[Concatenate[KVOffloadTier, P], R]], Callable[Concatenate[KVOffloadTier, P], R]]:
-    """A fault of this hook is counted, and `otherwise` is the answer; the first of each hook is logged."""
-
-    def decorate(
-        hook: Callable[Concatenate[KVOffloadTier, P], R],
-    ) -> Callable[Concatenate[KVOffloadTier, P], R]:
-        @functools.wraps(hook)
-        def guarded(self: KVOffloadTier, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return hook(self, *args, **kwargs)
-            except Exception:  # noqa: BLE001  (the engine must live, whatever this is)
-                self.note_fault(hook.__name__)
-                return otherwise
-
-        return guarded
-
-    return decorate
 
 
 class KVOffloadTier(SecondaryTierManager):
@@ -144,11 +120,12 @@ class KVOffloadTier(SecondaryTierManager):
         """How often each hook turned a fault into a miss."""
         return dict(self._faults)
 
-    def note_fault(self, hook: str) -> None:
-        """While it is handled. The first of a hook is logged with its trace, the rest are counted only."""
+    def note_fault(self, hook: str, fault: Exception) -> None:
+        """The first of a hook is logged with its trace, the rest are counted only."""
         self._faults[hook] = self._faults.get(hook, 0) + 1
         if self._faults[hook] == 1:
-            logger.exception("kvoffload's tier: a fault in %s is a miss; more of them are counted only", hook)
+            line = "kvoffload's tier: a fault in %s is a miss; more of them are counted only"
+            logger.error(line, hook, exc_info=fault)
 
     # ---- what vLLM asks ----
 
@@ -156,7 +133,7 @@ class KVOffloadTier(SecondaryTierManager):
         """Chunks are stored as they become full, and what is in the CPU tier already was stored with it."""
         return RequestOffloadingContext()
 
-    @_degrade(LookupResult.MISS)
+    @degrade(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Reads mapped memory; the answer is RETRY while tiers below the server's memory are asked."""
         found = self._lookups.look(req_context.req_id, get_offload_group_idx(key), self._name(key))
@@ -178,11 +155,11 @@ class KVOffloadTier(SecondaryTierManager):
         results, self._results = self._results, []
         return results
 
-    @_degrade(None)
+    @degrade(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._lookups.forget(req_context.req_id)
 
-    @_degrade(None)
+    @degrade(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         self._lookups.send()
 
@@ -261,14 +238,14 @@ class KVOffloadTier(SecondaryTierManager):
             self._jobs.pop(job.job_id, None)
             self._results.append(JobResult(job_id=job.job_id, success=False))
 
-    @_degrade(False)
+    @degrade(lambda: False)
     def _begin(self, job: TransferJob, begin: Callable[[JobId, list[bytes], Any], None]) -> bool:
         names = [self._name(key) for key in job.keys]
         self._jobs[job.job_id] = job
         begin(job.job_id, names, job.chunk_ids)
         return True
 
-    @_degrade(None)
+    @degrade(lambda: None)
     def _collect(self) -> None:
         self._lookups.harvest()
         for ended in self._transfers.poll():

@@ -262,7 +262,7 @@ def cache_shapes(engine: Engine) -> list[CacheShape]:
 
 
 def _describe_cache(worker: Any) -> Json:
-    from kvoffload.connector import vllm_compat
+    from kvoffload.connector.engine import vllm_compat
 
     config = worker.model_runner.kv_cache_config
     return {

@@ -137,7 +137,8 @@ def test_every_hook_is_called_where_and_as_we_think() -> None:
 def test_what_the_connector_hands_over_has_the_shapes_of_the_installed_vllm(kind: str) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1 import base, metrics
 
-    from kvoffload.connector import engine_stats, step_plan
+    from kvoffload.connector import step_plan
+    from kvoffload.connector.engine import stats as engine_stats
 
     ours, theirs, inherited = {
         "step plan": (step_plan.StepPlan, base.KVConnectorMetadata, ()),

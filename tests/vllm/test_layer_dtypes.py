@@ -53,7 +53,7 @@ def test_a_layer_that_the_engine_gave_another_dtype_is_refused(engines: EnginePo
 
 def _list_dtypes(worker: object) -> Json:
     """Of the attention layers that the rule is asked about."""
-    from kvoffload.connector import layer_dtypes, vllm_compat
+    from kvoffload.connector.engine import layer_dtypes, vllm_compat
 
     config = worker.vllm_config  # type: ignore[attr-defined]
     geometry = probe.worker_side().registration.geometry

@@ -34,7 +34,7 @@ RESTORABLE = 640
 MAX_ASKS = 200
 """How often a prompt is asked for until what it saved is found: an adapter is read meanwhile."""
 
-_SOURCES = [file.read_text() for file in Path(kvoffload.connector.__file__).parent.glob("*.py")]
+_SOURCES = [file.read_text() for file in Path(kvoffload.connector.__file__).parent.rglob("*.py")]
 needs_server = pytest.mark.skipif(
     not any("from kvoffload.client import" in source for source in _SOURCES),
     reason="the connector keeps its cache in the engine",
