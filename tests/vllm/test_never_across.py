@@ -15,7 +15,6 @@ from unittest import mock
 
 import pytest
 
-import kvoffload.connector
 from tests.children import child
 from tests.vllm import connector_probe as probe
 from tests.vllm import tiny_models
@@ -33,16 +32,6 @@ PROMPT = make_prompt(seed=30, length=700)
 RESTORABLE = 640
 MAX_ASKS = 200
 """How often a prompt is asked for until what it saved is found: an adapter is read meanwhile."""
-
-_SOURCES = [file.read_text() for file in Path(kvoffload.connector.__file__).parent.rglob("*.py")]
-needs_server = pytest.mark.skipif(
-    not any("from kvoffload.client import" in source for source in _SOURCES),
-    reason="the connector keeps its cache in the engine",
-)
-needs_adapters = pytest.mark.skipif(
-    not any("connector.adapter_content import" in source for source in _SOURCES),
-    reason="the connector does not look into adapters",
-)
 
 
 @dataclass(frozen=True)
@@ -201,7 +190,6 @@ def first_answers(shop: Shop) -> Mapping[str, tuple[Answer, Answer]]:
     return answers
 
 
-@needs_server
 @pytest.mark.parametrize("name", [setting.name for setting in SETTINGS])
 def test_an_engine_finds_nothing_of_engines_that_differ_in_one_thing(
     first_answers: Mapping[str, tuple[Answer, Answer]], name: str
@@ -210,7 +198,6 @@ def test_an_engine_finds_nothing_of_engines_that_differ_in_one_thing(
     assert (cold.cached, local.cached) == (0, RESTORABLE)
 
 
-@needs_server
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_an_equal_engine_finds_everything_and_says_the_same(
     shop: Shop, first_answers: Mapping[str, tuple[Answer, Answer]], setting: Setting
@@ -223,7 +210,6 @@ def test_an_equal_engine_finds_everything_and_says_the_same(
     assert restored == local
 
 
-@needs_server
 @pytest.mark.parametrize("setting", SAME, ids=lambda setting: setting.name)
 def test_what_does_not_change_bytes_does_not_part_engines(
     shop: Shop, first_answers: Mapping[str, tuple[Answer, Answer]], setting: Setting
@@ -235,7 +221,6 @@ def test_what_does_not_change_bytes_does_not_part_engines(
 # ---- requests ----
 
 
-@needs_server
 def test_salts_keep_requests_apart_on_every_engine(shop: Shop) -> None:
     with shop.open() as engine:
         for salt in ("one", "two"):
@@ -250,8 +235,6 @@ def helper(folder: Path, number: int = 1) -> LoRARequest:
     return LoRARequest(lora_name="helper", lora_int_id=number, lora_path=str(folder))
 
 
-@needs_server
-@needs_adapters
 def test_an_adapter_that_changed_under_its_name_finds_nothing_of_the_old_one(shop: Shop, tmp_path: Path) -> None:
     """In a new engine, which reads it under the same id as the one before did."""
     answers = []
@@ -270,8 +253,6 @@ def test_an_adapter_that_changed_under_its_name_finds_nothing_of_the_old_one(sho
         assert again.content == answers[0]
 
 
-@needs_server
-@needs_adapters
 def test_an_adapter_that_changed_while_the_engine_runs_spoils_nothing(shop: Shop, tmp_path: Path) -> None:
     """Loaded again under an id of its own, as vLLM's server does after an unload: vLLM's own prefix cache takes the old
     one's blocks for it, and they must not be saved as the new one's."""
@@ -290,8 +271,6 @@ def test_an_adapter_that_changed_while_the_engine_runs_spoils_nothing(shop: Shop
         assert ask_until_restored(engine, adapter=helper(folder)).content == new.content
 
 
-@needs_server
-@needs_adapters
 def test_the_model_itself_and_its_adapters_are_apart(shop: Shop, tmp_path: Path) -> None:
     folders = [write_adapter(tmp_path / f"helper{seed}", seed=seed) for seed in (5, 6)]
     adapters = [None, *(helper(folder, number) for number, folder in enumerate(folders, start=1))]
