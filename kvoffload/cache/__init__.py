@@ -27,11 +27,21 @@ from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
 from kvoffload.cache.local_session import LocalSession
 from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, Placed, ReservedSlots
 from kvoffload.cache.segment_map import SegmentMap
-from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheGroup, CacheTerms, HugePages
+from kvoffload.cache.terms import (
+    TENANT_LIMIT,
+    TENANT_NAME_BYTES,
+    CacheFiles,
+    CacheGeometry,
+    CacheGroup,
+    CacheTerms,
+    HugePages,
+)
 
 __all__ = [
     "NO_ADDRESS",
     "NO_LIMIT",
+    "TENANT_LIMIT",
+    "TENANT_NAME_BYTES",
     "AcquireOutcome",
     "Acquired",
     "AcquiredBlocks",

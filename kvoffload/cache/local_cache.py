@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -133,9 +133,12 @@ class LocalCache:
         return self._core.ready_bytes()
 
     @classmethod
-    def adopt(cls, files: CacheFiles, terms: CacheTerms) -> Self:
+    def adopt(cls, files: CacheFiles, terms: CacheTerms, *, tenants: Mapping[str, int] | None = None) -> Self:
         """Takes over the memory of a process that has ended, as far as it had grown, with everything whole in it. Takes
         the descriptors.
+
+        `tenants` share the pool from then on, each with its quota in bytes, 0 for none; blocks of those that are not
+        among them are nobody's. None: whoever shared it before.
 
         Of `terms` nothing counts that is the files' own. CacheMemoryError: the process lives, or the files are no use.
         """
@@ -149,6 +152,7 @@ class LocalCache:
                 threads=terms.threads,
                 keep_free_bytes=terms.keep_free_bytes,
                 step_bytes=terms.step_bytes,
+                tenants=None if tenants is None else list(tenants.items()),
             )
         except (RuntimeError, ValueError) as fault:
             raise CacheMemoryError(f"the cache cannot be adopted: {fault}", remedy="start with new memory") from fault
@@ -387,7 +391,9 @@ class LocalCache:
         found = self._core.stats()
         counts: dict[str, Any] = {name: value for name, value in found.items() if isinstance(value, int)}
         tenants = tuple(
-            TenantUsage(name=name, quota_bytes=quota, used_bytes=used) for name, quota, used in found["tenants"]
+            TenantUsage(name=name, quota_bytes=quota, used_bytes=used)
+            for number, (name, quota, used) in enumerate(found["tenants"])
+            if name or number == 0
         )
         bounds, buckets, sum_s = found["residence"]
         residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)

@@ -15,6 +15,11 @@ Verify = Literal["tiers", "always"]
 
 DEFAULT_POLICY = "prefix"
 
+TENANT_LIMIT = 63
+"""Tenants with a name that a pool has at most, as the native core has it."""
+TENANT_NAME_BYTES = 55
+"""Of a tenant's name, at most."""
+
 # As the native core numbers them.
 RULE_NUMBERS = {
     ReuseRule.PREFIX: 0,

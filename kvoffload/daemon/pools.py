@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 
 from kvoffload import native
 from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
@@ -20,10 +21,13 @@ logger = logging.getLogger(__name__)
 class Pools:
     """Belongs to the thread of the event loop."""
 
-    def __init__(self, wanted: Mapping[str, CacheTerms]) -> None:
-        """By domain."""
+    def __init__(
+        self, wanted: Mapping[str, CacheTerms], tenants: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    ) -> None:
+        """By domain: its memory, and the quotas of those who share it."""
         self.caches: dict[str, LocalCache] = {}
         self._wanted = wanted
+        self._tenants = tenants
         self._taking: dict[str, Future[LocalCache]] = {}
         self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
         self._growths: dict[str, PoolGrowth] = {}
@@ -61,7 +65,11 @@ class Pools:
             close_all(files)
             return verdict
         try:
-            cache = LocalCache.adopt(CacheFiles(lock=lock, index=index, segments=tuple(segments)), self._wanted[domain])
+            cache = LocalCache.adopt(
+                CacheFiles(lock=lock, index=index, segments=tuple(segments)),
+                self._wanted[domain],
+                tenants=self._tenants.get(domain),
+            )
         except CacheMemoryError as fault:
             logger.warning("memory of an old server was not adopted: %s", fault)
             return AdoptVerdict.NOT_USABLE

@@ -106,7 +106,10 @@ class CacheServer:
         self._clock_ns = clock_ns
         self._boot_id = secrets.randbits(63) | 1
         self._poller = zmq.Poller()
-        self._pools = Pools(plan.memory)
+        tenants = {
+            domain.name: {tenant.name: tenant.quota_bytes for tenant in domain.tenants} for domain in plan.domains
+        }
+        self._pools = Pools(plan.memory, tenants)
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
         self._is_over = False

@@ -34,26 +34,35 @@ from pydantic import (
     ValidationError,
 )
 
-from kvoffload.cache import NO_LIMIT
+from kvoffload.cache import NO_LIMIT, TENANT_LIMIT, TENANT_NAME_BYTES
 from kvoffload.daemon.domain import DomainTerms, TenantTerms
 from kvoffload.daemon.session import Guest
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KEY_FORM, is_public_key, read_private_text
 from kvoffload.peers.fleet_member import MAX_MEMBERS
-from kvoffload.protocol.limits import MAX_TENANTS, NAME_BYTES
+from kvoffload.protocol.limits import NAME_BYTES
 from kvoffload.tcp_address import TCP_FORM, parse_tcp_address
 from kvoffload.units import MIB, SIZE_FORM, format_size, parse_size
 
 MAX_DOMAINS = 64
+MAX_MEMORY_BYTES = 1 << 56
+"""More than any machine has."""
 MAX_PEERS = MAX_MEMBERS
 MIN_TOKEN_LETTERS = 16
 _NAME_FORM = f"a name of 1 to {NAME_BYTES} bytes in one line"
+_TENANT_NAME_FORM = f"a name of 1 to {TENANT_NAME_BYTES} bytes in one line"
 _USER_FORM = "the name of a user of this machine, or a number from 0 to 4294967294"
 _LIST_FORM = "a list"
 
 
 def _name(value: str) -> str:
     if not value or not value.isprintable() or len(value.encode()) > NAME_BYTES:
+        raise ValueError("not a name")
+    return value
+
+
+def _tenant_name(value: str) -> str:
+    if len(value.encode()) > TENANT_NAME_BYTES:
         raise ValueError("not a name")
     return value
 
@@ -99,17 +108,17 @@ class _Table(BaseModel):
 
 
 class _Tenant(_Table):
-    name: _Name = _field(_NAME_FORM)
+    name: Annotated[_Name, AfterValidator(_tenant_name)] = _field(_TENANT_NAME_FORM)
     quota: _Size = _field(SIZE_FORM, 0)
     users: _Users = _field(_USER_FORM, None)
 
 
 class _Domain(_Table):
     name: _Name = _field(_NAME_FORM)
-    memory: _Size = _field(f"{SIZE_FORM}, at least 64MiB", ge=64 * MIB)
+    memory: _Size = _field(f"{SIZE_FORM}, at least 64MiB", ge=64 * MIB, le=MAX_MEMORY_BYTES)
     users: _Users = _field(_USER_FORM, None)
     held_limit: _Size = _field(SIZE_FORM, NO_LIMIT, ge=1, le=NO_LIMIT)
-    tenants: tuple[_Tenant, ...] = _field(f"{_LIST_FORM} of at most {MAX_TENANTS} tables", (), max_length=MAX_TENANTS)
+    tenants: tuple[_Tenant, ...] = _field(f"{_LIST_FORM} of at most {TENANT_LIMIT} tables", (), max_length=TENANT_LIMIT)
 
 
 class _Client(_Table):

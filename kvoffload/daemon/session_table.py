@@ -8,6 +8,7 @@ OPEN ──one-way messages out of order──► QUARANTINED ──all its proc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from kvoffload.cache import SessionId
@@ -25,6 +26,8 @@ from kvoffload.daemon.session import (
     Process,
 )
 from kvoffload.protocol import Agreement, Error, ErrorCode, Greeting, InboundSequence, Role
+
+logger = logging.getLogger(__name__)
 
 
 class SessionTable:
@@ -157,7 +160,13 @@ class SessionTable:
         """The domain has its memory: sessions that came earlier get theirs of it. All processes that wait for it."""
         waiting = [session for session in self if session.domain is domain and not session.is_observer]
         for session in waiting:
-            self._open_in_cache(session)
+            try:
+                self._open_in_cache(session)
+            except RuntimeError as fault:
+                # Of adopted memory others may have all places. Its engine comes again.
+                logger.warning("session %x ends: the memory has no place for it: %s", session.number, fault)
+                self.quarantine(session)
+                continue
             for process in session.processes.values():
                 pidfd, process.pidfd = process.pidfd, None
                 if pidfd is not None and session.is_open:

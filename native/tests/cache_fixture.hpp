@@ -145,6 +145,7 @@ public:
 
     CacheCore& operator*() { return *core_; }
     CacheCore* operator->() { return core_.get(); }
+    CacheOptions& successors_options() { return options_; }
     std::unique_ptr<CacheCore>& owner() { return core_; }
 
     Space open(const Geometry& geometry = plain_geometry(), std::uint8_t name = 1) {

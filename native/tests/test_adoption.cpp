@@ -387,3 +387,53 @@ TEST(the_order_of_going_is_that_of_use_and_hints_in_a_circle_do_no_harm) {
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }
+
+TEST(blocks_of_tenants_that_are_none_any_more_are_nobodys) {
+    for (const std::string_view policy : policy_names()) {
+        SmallCache cache(small_options(1, std::string(policy)));
+        const Space space = cache.open();
+        const SessionId session = own_session(cache);
+        const TenantNumber gone = value_of(cache->open_tenant("gone", 1 << 20));
+        const TenantNumber kept = value_of(cache->open_tenant("kept", 0));
+        CHECK_EQUAL(cache.put(session, space, chain(1, 5), gone), 5u);
+        CHECK_EQUAL(cache.put(session, space, chain(2, 7), kept), 7u);
+        const std::vector<Ticket> reserved = cache.reserve(session, space, chain(3, 2), gone);
+        cache.successors_options().tenants = {{"new", 1 << 20}, {"kept", 2 << 20}};
+        cache.restart();
+
+        const auto tenants = cache->stats().tenants;
+        CHECK_EQUAL(tenants.size(), 3u);
+        CHECK_EQUAL(tenants[0].used_bytes, 7u * 4096);
+        CHECK_EQUAL(tenants[gone].name, "new");
+        CHECK_EQUAL(tenants[gone].used_bytes, 0u);
+        CHECK_EQUAL(tenants[kept].quota_bytes, 2u << 20);
+        CHECK_EQUAL(tenants[kept].used_bytes, 7u * 4096);
+        CHECK_EQUAL(cache.count_readable(space, chain(1, 5)) + cache.count_readable(space, chain(2, 7)), 12u);
+        CHECK_EQUAL(cache->abort(session, reserved), 2u);
+        while (cache->evict(4096) != 0) {
+        }
+        for (const auto& tenant : cache->stats().tenants) {
+            CHECK_EQUAL(tenant.used_bytes, 0u);
+        }
+    }
+}
+
+TEST(a_successor_with_as_many_tenants_of_other_names_has_them_all) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = own_session(cache);
+    std::vector<TenantTerms> others;
+    for (std::uint64_t i = 1; i < kTenantLimit; ++i) {
+        const TenantNumber tenant = value_of(cache->open_tenant("old " + std::to_string(i), i << 12));
+        CHECK(cache.put_one(session, space, i, tenant));
+        others.push_back({"new " + std::to_string(i), i % 2 << 12});
+    }
+    cache.successors_options().tenants = others;
+    cache.restart();
+    CHECK_EQUAL(cache->stats().tenants.size(), kTenantLimit);
+    CHECK_EQUAL(cache->stats().tenants[0].used_bytes, (kTenantLimit - 1) * std::uint64_t{4096});
+    CHECK_EQUAL(cache->stats().tenants[1].name, "new 1");
+
+    cache.successors_options().tenants->push_back({"one more", 0});
+    CHECK_EQUAL(cache.try_restart([](const IndexView&) {}).message(), "there are 64 tenants, more are not served");
+}

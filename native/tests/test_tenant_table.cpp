@@ -6,12 +6,19 @@ using namespace kvo;
 
 namespace {
 
+template <typename T>
+T value_of(Result<T> result) {
+    CHECK(result.ok());
+    return std::move(result.value());
+}
+
 // The records of an index and a table over them.
 struct Tenants {
     explicit Tenants(const std::string& policy = "lru") : table(open(policy)) {}
 
-    TenantTable open(const std::string& policy) {
-        auto made = TenantTable::create(records.data(), policy, {.entry_limit = 1000, .capacity_bytes = 1 << 20});
+    TenantTable open(const std::string& policy, const std::optional<std::vector<TenantTerms>>& wanted = {}) {
+        auto made =
+            TenantTable::create(records.data(), policy, {.entry_limit = 1000, .capacity_bytes = 1 << 20}, wanted);
         CHECK(made.ok());
         return std::move(made.value());
     }
@@ -65,6 +72,40 @@ TEST(a_name_has_one_number_and_its_quota_may_change) {
     CHECK_EQUAL(successor.usage()[a].quota_bytes, 50u);
     CHECK_EQUAL(successor.usage()[b].name, "b");
     CHECK_EQUAL(successor.usage()[b].quota_bytes, 0u);
+}
+
+TEST(a_successor_has_the_tenants_that_it_is_told_of) {
+    Tenants tenants;
+    const TenantNumber a = tenants.tenant("a", 100);
+    const TenantNumber b = tenants.tenant("b", 0);
+    const TenantNumber c = tenants.tenant("c", 7);
+    TenantTable successor = tenants.open("lru", {{{"c", 0}, {"b", 5}}});
+    CHECK(!successor.is_known(a) && successor.is_known(b) && successor.is_known(c) && !successor.is_known(c + 1));
+    CHECK_EQUAL(successor.usage()[b].quota_bytes, 5u);
+    CHECK_EQUAL(successor.usage()[c].quota_bytes, 0u);
+    CHECK(successor.share_policy(0, c) && !successor.share_policy(0, b));
+    CHECK_EQUAL(tenants.open("lru").usage()[b].quota_bytes, 5u);
+    CHECK(!tenants.open("lru").is_known(a));
+
+    // A number that is nobody's is the next one's.
+    CHECK_EQUAL(value_of(successor.open("new", 3)), a);
+    CHECK_EQUAL(value_of(successor.open("last", 3)), c + 1);
+    CHECK_EQUAL(tenants.open("lru").usage()[a].name, "new");
+
+    const TenantTable nobodys = tenants.open("lru", {std::vector<TenantTerms>{}});
+    CHECK_EQUAL(nobodys.usage().size(), 1u);
+    CHECK(nobodys.is_known(0) && !nobodys.is_known(a));
+}
+
+TEST(a_record_that_stands_twice_is_one_tenants) {
+    Tenants tenants;
+    const TenantNumber a = tenants.tenant("a", 100);
+    const TenantNumber b = tenants.tenant("b", 100);
+    tenants.records[b] = tenants.records[a];
+    TenantTable successor = tenants.open("lru", {{{"a", 50}}});
+    CHECK_EQUAL(successor.usage().size(), 2u);
+    CHECK_EQUAL(value_of(successor.open("a", 60)), a);
+    CHECK_EQUAL(value_of(successor.open("b", 60)), b);
 }
 
 TEST(there_is_a_bound_of_tenants) {

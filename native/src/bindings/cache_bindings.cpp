@@ -26,6 +26,8 @@ namespace {
 
 using GroupTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
+using TenantTuple = std::tuple<std::string, std::uint64_t>;  // name, quota
+
 template <typename Number>
 std::span<const Number> numbers_of(const BufferView& buffer, const char* name) {
     const auto bytes = buffer.bytes();
@@ -82,15 +84,21 @@ std::unique_ptr<Cache> create_cache(std::uint64_t pool_bytes, std::uint64_t segm
 
 std::unique_ptr<Cache> adopt_cache(int lock, int index, const std::vector<int>& segments, const std::string& policy,
                                    bool verifies_always, unsigned threads, std::uint64_t keep_free_bytes,
-                                   std::uint64_t step_bytes) {
+                                   std::uint64_t step_bytes, const std::optional<std::vector<TenantTuple>>& tenants) {
     CacheFiles files{FileDescriptor(lock), FileDescriptor(index), {}};
     for (const int segment : segments) {
         files.segments.emplace_back(segment);
     }
+    CacheOptions options = make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes);
+    if (tenants) {
+        options.tenants.emplace();
+        for (const auto& [name, quota_bytes] : *tenants) {
+            options.tenants->push_back({.name = name, .quota_bytes = quota_bytes});
+        }
+    }
     auto core = [&] {
         const WithoutGil unlocked;
-        return CacheCore::adopt(std::move(files),
-                                make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes));
+        return CacheCore::adopt(std::move(files), options);
     }();
     return std::make_unique<Cache>(share(take(std::move(core))));
 }
@@ -398,7 +406,8 @@ void bind_cache(nb::module_& module) {
                nb::arg("entry_limit"), nb::arg("policy"), nb::arg("verifies_always"), nb::arg("huge_pages"),
                nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"), nb::arg("is_sparse"));
     module.def("adopt_cache", adopt_cache, nb::arg("lock"), nb::arg("index"), nb::arg("segments"), nb::arg("policy"),
-               nb::arg("verifies_always"), nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"));
+               nb::arg("verifies_always"), nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"),
+               nb::arg("tenants").none());
     module.def(
         "find_lock_owner", [](int lock) { return take(find_lock_owner(lock)); }, nb::arg("lock"),
         "The process that owns the memory of this lock: 0 if none or this one, -1 in another PID namespace.");

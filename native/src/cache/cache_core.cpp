@@ -269,8 +269,9 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(FileLock lock, IndexFile 
     if (Status status = arena.value().add_extents(ready_extents); !status.ok()) {
         return status;
     }
-    auto tenants = TenantTable::create(index.view().tenants, options.policy,
-                                       {.entry_limit = header.entry_limit, .capacity_bytes = capacity});
+    auto tenants =
+        TenantTable::create(index.view().tenants, options.policy,
+                            {.entry_limit = header.entry_limit, .capacity_bytes = capacity}, options.tenants);
     if (!tenants.ok()) {
         return tenants.fault();
     }
@@ -316,6 +317,12 @@ Status CacheCore::take_over() {
         return report.fault();
     }
     adoption_ = report.value();
+    // Not before: by now no entry has a number that was another tenant's.
+    for (const TenantTerms& tenant : options_.tenants.value_or(std::vector<TenantTerms>{})) {
+        if (const auto opened = store_.tenants().open(tenant.name, tenant.quota_bytes); !opened.ok()) {
+            return opened.fault();
+        }
+    }
     for (EntryNumber entry = 0; entry < entries; ++entry) {
         const EntryWord word(view_.entries[entry].word.load());
         if (word.state() == EntryState::reserved) {

@@ -46,6 +46,9 @@ struct CacheOptions {
     PopulateTerms populate;
     std::uint64_t step_bytes = 128ULL << 20;  // the pool's first part, and how much it grows at once
     bool is_sparse = false;  // pages come at the first touch: for tests of pools larger than the machine
+    // Of a successor: who shares the pool from then on. What others had left is nobody's. None: whoever shared it
+    // before.
+    std::optional<std::vector<TenantTerms>> tenants = {};
 };
 
 // A cache's files. Whoever holds them keeps the memory alive, and may hand it to a successor of the process that

@@ -9,18 +9,34 @@
 
 namespace kvo {
 
-Result<TenantTable> TenantTable::create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds) {
+Result<TenantTable> TenantTable::create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds,
+                                        const std::optional<std::vector<TenantTerms>>& wanted) {
     auto shared = make_policy(policy, bounds);
     if (!shared.ok()) {
         return shared.fault();
     }
     TenantTable table(records, policy, bounds, std::move(shared.value()));
-    for (std::uint32_t number = 1; number < kTenantLimit && records[number].name.front() != 0; ++number) {
-        const TenantRecord& record = records[number];
+    for (std::uint32_t number = 1; number < kTenantLimit; ++number) {
+        TenantRecord& record = records[number];
         const std::string name(record.name.data(), strnlen(record.name.data(), record.name.size()));
-        if (Status status = table.add(name, record.quota_bytes); !status.ok()) {
-            return status;
+        const bool is_double = std::ranges::find(table.tenants_, name, &Tenant::name) != table.tenants_.end();
+        if (wanted && !is_double) {
+            const auto terms = std::ranges::find(*wanted, name, &TenantTerms::name);
+            record.name.front() = terms == wanted->end() ? '\0' : record.name.front();
+            record.quota_bytes = terms == wanted->end() ? 0 : terms->quota_bytes;
         }
+        if (is_double || record.name.front() == 0) {
+            table.tenants_.push_back({});
+            continue;
+        }
+        auto tenant = table.make(name, record.quota_bytes);
+        if (!tenant.ok()) {
+            return tenant.fault();
+        }
+        table.tenants_.push_back(std::move(tenant.value()));
+    }
+    while (table.tenants_.size() > 1 && table.tenants_.back().name.empty()) {
+        table.tenants_.pop_back();
     }
     return table;
 }
@@ -38,21 +54,28 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
                                          " bytes and no zero among them");
     }
     const auto known = std::ranges::find(tenants_, name, &Tenant::name);
-    const auto number = static_cast<TenantNumber>(known - tenants_.begin());
     if (known != tenants_.end()) {
         if ((known->quota_bytes == 0) != (quota_bytes == 0)) {
             return Status(Code::invalid, "tenant '" + name + "' cannot get or lose its quota while the cache runs");
         }
         known->quota_bytes = quota_bytes;
+        const auto number = static_cast<TenantNumber>(known - tenants_.begin());
         records_[number].quota_bytes = quota_bytes;
         return number;
     }
-    if (tenants_.size() == kTenantLimit) {
+    // Whoever had a number that is nobody's has no block any more.
+    const auto unused =
+        std::find_if(tenants_.begin() + 1, tenants_.end(), [](const Tenant& tenant) { return tenant.name.empty(); });
+    const auto number = static_cast<TenantNumber>(unused - tenants_.begin());
+    if (number == kTenantLimit) {
         return Status(Code::failed, "there are " + std::to_string(kTenantLimit) + " tenants, more are not served");
     }
-    if (Status status = add(name, quota_bytes); !status.ok()) {
-        return status;
+    auto tenant = make(name, quota_bytes);
+    if (!tenant.ok()) {
+        return tenant.fault();
     }
+    tenants_.resize(std::max<std::size_t>(tenants_.size(), number + std::size_t{1}));
+    tenants_[number] = std::move(tenant.value());
     records_[number].quota_bytes = quota_bytes;
     records_[number].name[name.size()] = 0;
     // From the last byte to the first: the record is valid once the first one stands.
@@ -63,7 +86,7 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
     return number;
 }
 
-Status TenantTable::add(const std::string& name, std::uint64_t quota_bytes) {
+Result<TenantTable::Tenant> TenantTable::make(const std::string& name, std::uint64_t quota_bytes) {
     Tenant tenant{.name = name, .quota_bytes = quota_bytes};
     if (quota_bytes != 0) {
         auto own = make_policy(policy_, bounds_);
@@ -73,8 +96,7 @@ Status TenantTable::add(const std::string& name, std::uint64_t quota_bytes) {
         tenant.policy = policies_.size();
         policies_.push_back(std::move(own.value()));
     }
-    tenants_.push_back(std::move(tenant));
-    return {};
+    return tenant;
 }
 
 std::vector<TenantTable::Usage> TenantTable::usage() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,20 +14,31 @@ namespace kvo {
 
 using TenantNumber = std::uint16_t;
 
+// Who is to share a pool; `quota_bytes` 0: no share of its own.
+struct TenantTerms {
+    std::string name;
+    std::uint64_t quota_bytes = 0;
+};
+
 // Under the writer's lock. Tenants without a quota share one policy; one with a quota has its own, so that it can lose
 // its own entries first.
 class TenantTable {
 public:
     static constexpr std::size_t kPolicyLimit = kTenantLimit;
 
-    // `policy` is one that make_policy knows. Tenants that stand in the records are there at once.
-    static Result<TenantTable> create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds);
+    // `policy` is one that make_policy knows. Tenants that stand in the records are there at once, with their quotas;
+    // or, of those that `wanted` names, with the quotas that stand there. The others' records are emptied: their
+    // numbers are nobody's, and given again only to who is opened later.
+    static Result<TenantTable> create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds,
+                                      const std::optional<std::vector<TenantTerms>>& wanted = {});
 
     // The number of this tenant, whose name has 1 to 55 bytes; `quota_bytes` 0: no share of its own. Calling again
     // changes the quota, but not whether there is one.
     Result<TenantNumber> open(const std::string& name, std::uint64_t quota_bytes);
 
-    bool is_known(TenantNumber tenant) const noexcept { return tenant < tenants_.size(); }
+    bool is_known(TenantNumber tenant) const noexcept {
+        return tenant == 0 || (tenant < tenants_.size() && !tenants_[tenant].name.empty());
+    }
     EvictionPolicy& policy_of(TenantNumber tenant) { return *policies_[tenants_[tenant].policy]; }
     bool has_one_policy() const noexcept { return policies_.size() == 1; }
     bool share_policy(TenantNumber tenant, TenantNumber other) const noexcept {
@@ -61,7 +73,7 @@ public:
     EvictionPolicy& policy(std::size_t number) { return *policies_[number]; }
 
     struct Usage {
-        std::string name;
+        std::string name;  // empty: whoever has none, and numbers that are nobody's
         std::uint64_t quota_bytes = 0;
         std::uint64_t used_bytes = 0;
     };
@@ -77,13 +89,13 @@ private:
 
     TenantTable(TenantRecord* records, std::string policy, const PolicyBounds& bounds,
                 std::unique_ptr<EvictionPolicy> shared);
-    Status add(const std::string& name, std::uint64_t quota_bytes);
+    Result<Tenant> make(const std::string& name, std::uint64_t quota_bytes);
     std::size_t choose_over_quota(std::uint64_t spent);
 
     TenantRecord* records_;  // by number
     std::string policy_;
     PolicyBounds bounds_;
-    std::vector<Tenant> tenants_;  // 0: whoever has no name
+    std::vector<Tenant> tenants_;  // 0: whoever has no name; another without one is a number that is nobody's
     std::vector<std::unique_ptr<EvictionPolicy>> policies_;
 };
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 import zmq
 
 from kvoffload import native
-from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.cache import TENANT_LIMIT, CacheTerms, LocalCache
+from kvoffload.daemon import DomainTerms, TenantTerms
 from kvoffload.daemon.control import ControlSocket
 from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.daemon.unix_listener import UnixListener
@@ -61,9 +63,12 @@ import sys
 from pathlib import Path
 from kvoffload import native
 from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.daemon import DomainTerms, TenantTerms
 from kvoffload.daemon.server import CacheServer, ServerPlan
 terms = CacheTerms(memory_bytes=int(sys.argv[2]), segment_bytes=int(sys.argv[2]))
-server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": terms}))
+named = (one.split("=") for one in sys.argv[3:])
+domain = DomainTerms(name="", tenants=tuple(TenantTerms(name=name, quota_bytes=int(quota)) for name, quota in named))
+server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": terms}, domains=(domain,)))
 print("serves", flush=True)
 server.run()
 """
@@ -417,6 +422,48 @@ def test_a_killed_servers_memory_is_adopted_by_the_next(tmp_path: Path) -> None:
     again.close()
     client.close()
     server.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param({"a": 0}, {"a": 8 * MIB}, id="quota given"),
+        pytest.param({"a": 8 * MIB}, {"a": 0}, id="quota taken"),
+        pytest.param({"b": 0, "a": 8 * MIB}, {"a": 4 * MIB, "c": MIB}, id="one gone, one new"),
+        pytest.param(
+            {f"old {i}": MIB * (i % 2) for i in range(TENANT_LIMIT)},
+            {f"new {i}": MIB * (i % 3) for i in range(TENANT_LIMIT)},
+            id="as many others",
+        ),
+        pytest.param({"a": MIB}, {}, id="none left"),
+    ],
+)
+def test_a_successor_with_other_tenants_adopts_the_memory(
+    tmp_path: Path, before: dict[str, int], after: dict[str, int]
+) -> None:
+    """Who shares a pool is what the configuration says now, not what it said to a server that has ended."""
+    named = [f"{name}={quota}" for name, quota in before.items()]
+    with child(["-c", SERVER, str(tmp_path / "s"), str(64 * MIB), *named], says="serves") as old:
+        client = RawClient(tmp_path / "s", register_of())
+        hashes = hashes_of(4)
+        save(client, hashes, 9)
+        old.send_signal(signal.SIGKILL)
+        old.wait()
+    tenants = tuple(TenantTerms(name=name, quota_bytes=quota) for name, quota in after.items())
+    plan = ServerPlan(
+        socket=tmp_path / "s", memory={"": MEMORY}, domains=(DomainTerms(name="", tenants=tenants),), adopt_wait_s=60
+    )
+    with closing(client), closing(CacheServer(plan)) as server:
+        again = RawClient(tmp_path / "s", register_of(), former=client.held, turn=lambda: server.turn(0.001))
+        with closing(again):
+            assert again.joining.keeps_former
+            assert acquire(again, hashes).outcome is Outcome.HIT
+            counts = again.ask(Stats())
+    assert isinstance(counts, Counts)
+    assert {one.name: one.quota_bytes for one in counts.tenants} == {"": 0, **after}
+    assert sum(one.used_bytes for one in counts.tenants) == 4 * RECORD_BYTES
+    payer = next(iter(before))
+    assert {one.name for one in counts.tenants if one.used_bytes} == {payer if payer in after else ""}
 
 
 def test_engines_that_came_first_do_not_wait_for_something_else_to_happen(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cache import NO_LIMIT
+from kvoffload.cache import NO_LIMIT, TENANT_LIMIT, TENANT_NAME_BYTES, LocalCache
 from kvoffload.daemon import DomainTerms, Guest, TenantTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import ConfigError
 from kvoffload.units import GIB
+from tests.unit.cache.cache_model import SMALL
 from tests.unit.daemon.remote_client import make_keys
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -155,6 +156,21 @@ USER = "the name of a user of this machine, or a number from 0 to 4294967294"
             "tenants[1].name = 'batch' in file x.toml is that of domains[0].tenants[0].name",
         ),
         (
+            'name = "live"',
+            f'name = "{"x" * 56}"',
+            f"tenants[1].name = '{'x' * 56}' in file x.toml: not a name; allowed is a name of 1 to 55 bytes in",
+        ),
+        (
+            'name = "live"',
+            'name = "' + "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 28 + '"',
+            "in file x.toml: not a name; allowed is a name of 1 to 55 bytes in one line",
+        ),
+        (
+            'memory = "4GiB"',
+            'memory = "131072TiB"',
+            f"input should be less than or equal to {1 << 56}; allowed is {SIZE}",
+        ),
+        (
             'name = "research"',
             'name = "chat"',
             "domains[1].name = 'chat' in file x.toml is that of domains[0].name too",
@@ -195,6 +211,21 @@ def test_what_is_wrong_is_one_line(old: str, new: str, line: str) -> None:
         read(FULL.replace(old, new, 1))
     assert line in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_a_domain_has_as_many_tenants_as_a_pool_has() -> None:
+    """One more, or a longer name, would be refused by the cache, when a server serves already."""
+    table = "[[domains]]\nname = 'd'\nmemory = '1GiB'\n"
+    names = ["x" * TENANT_NAME_BYTES, *(f"tenant {at}" for at in range(1, TENANT_LIMIT))]
+    tenants = [f"[[domains.tenants]]\nname = {name!r}\nquota = 4096\n" for name in names]
+    (domain,) = read(table + "".join(tenants)).make_domains()
+    with LocalCache.create(SMALL) as cache:
+        for tenant in domain.tenants:
+            cache.open_tenant(tenant.name, quota_bytes=tenant.quota_bytes)
+        with pytest.raises(RuntimeError, match="more are not served"):
+            cache.open_tenant("one more")
+    with pytest.raises(ConfigError, match="allowed is a list of at most 63 tables"):
+        read(table + "".join(tenants) + "[[domains.tenants]]\nname = 'one more'\n")
 
 
 @pytest.mark.parametrize("text", ["domains = 5", "domains = [5]", "operators = []", 'clients = "x"'])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvoffload.cache import LocalCache
+from kvoffload.cache import NO_LIMIT, LocalCache, SessionId
 from kvoffload.daemon import Peer, ServerLimits
 from kvoffload.protocol import Abort, Bye, Credits, Done, Error, ErrorCode, Greeting, Role, Stats, Welcome
 from tests.children import child
@@ -197,6 +197,23 @@ def test_a_forged_pidfd_that_had_to_wait_costs_its_session() -> None:
         assert server.memory_sent == []
         server.core.tick()
         assert len(server.core.sessions) == 0
+
+
+def test_a_session_that_adopted_memory_has_no_place_for_ends_alone() -> None:
+    class Full(CacheWithoutProcesses):
+        def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
+            if len(self.members) == 1:
+                raise RuntimeError("there are too many sessions")
+            return super().open_session(held_limit_bytes=held_limit_bytes)
+
+    with Server(memory=None) as server:
+        first, second = server.process("a"), server.process("b")
+        first.greet()
+        second.greet()
+        server.attach("main", Full.create(SMALL))
+        assert [sent.lifeline for sent in server.memory_sent] == [first.lifeline]
+        assert len(server.core.sessions) == 1
+        assert second.pidfd.is_closed
 
 
 def test_a_session_that_breaks_before_the_memory_is_there_holds_nothing() -> None:
