@@ -45,7 +45,7 @@ std::vector<RecordNumber> CacheCalls::reserve(std::size_t place, TenantNumber te
         const std::uint64_t before = used_bytes();
         sync_all();
         if (may_hold && before - used_bytes() < 2 * slot_bytes) {
-            check_nothing_to_evict();
+            check_nothing_to_evict(tenant, slot_bytes);
         }
     }
     return reserved;
@@ -240,10 +240,25 @@ std::uint64_t CacheCalls::used_bytes() const {
     return bytes;
 }
 
-void CacheCalls::check_nothing_to_evict() {
-    sync_all();
+bool CacheCalls::is_over_quota(TenantNumber tenant, std::uint64_t more_bytes) const {
+    std::uint64_t bytes = more_bytes;
     for (std::uint32_t i = 0; i < model_.record_end; ++i) {
         const ModelRecord& record = model_.records[i];
+        const bool is_its_own = record.state != ModelRecord::State::none && record.tenant == tenant;
+        bytes += is_its_own ? model_.slot_bytes(record) : 0;
+    }
+    return model_.quotas[tenant] != 0 && bytes > model_.quotas[tenant];
+}
+
+// Of a tenant beyond its quota, nobody gives way who is within theirs.
+void CacheCalls::check_nothing_to_evict(TenantNumber wanting, std::uint64_t wanted_bytes) {
+    sync_all();
+    const bool is_over = is_over_quota(wanting, wanted_bytes);
+    for (std::uint32_t i = 0; i < model_.record_end; ++i) {
+        const ModelRecord& record = model_.records[i];
+        if (is_over && record.tenant != wanting && !is_over_quota(record.tenant)) {
+            continue;
+        }
         CHECK(record.state != ModelRecord::State::readable || record.leases != 0 || may_carry_leased(record));
     }
 }

@@ -100,7 +100,8 @@ private:
     // No two records that may not move lie in the same bytes.
     void check_apart(RecordNumber number);
     std::uint64_t used_bytes() const;
-    void check_nothing_to_evict();
+    bool is_over_quota(TenantNumber tenant, std::uint64_t more_bytes = 0) const;
+    void check_nothing_to_evict(TenantNumber wanting = 0, std::uint64_t wanted_bytes = 0);
     bool may_carry_leased(const ModelRecord& record) const;
     // The block before, or for windows and states the prefix group's block that ends at the same token.
     void append_parent(std::vector<std::uint8_t>& parents, KeyNumber key) const;

@@ -227,6 +227,42 @@ TEST(whoever_would_pass_its_quota_makes_the_room) {
     CHECK_EQUAL(made.store->counts().used_bytes.load(), kSegmentBytes);
 }
 
+// As many entries as slots, or fewer: it is a slot or a number that is short.
+TEST(whoever_is_beyond_its_quota_and_has_nothing_to_lose_is_refused) {
+    for (const std::string_view policy : policy_names()) {
+        for (const EntryNumber entry_limit : {4000u, 900u}) {
+            Store made(entry_limit, std::string(policy));
+            const Space space = made.open(plain_geometry());
+            const std::uint64_t room = std::min<std::uint64_t>(kSegmentBytes / 4096, entry_limit);
+            const TenantNumber greedy = value_of(made.store->tenants().open("greedy", 100 * 4096));
+            const TenantNumber modest = value_of(made.store->tenants().open("modest", 600 * 4096));
+            std::vector<EntryNumber> held;
+            for (std::uint64_t key = 0; key < 200; ++key) {
+                held.push_back(made.add(space, key, greedy));
+                made.word(held.back()).fetch_add(1);
+            }
+            for (std::uint64_t key = 1000; key < 1600; ++key) {
+                made.add(space, key, modest);
+            }
+            for (std::uint64_t key = 2000; key < 2000 + room - 800; ++key) {
+                made.add(space, key);
+            }
+            for (int i = 0; i < 20; ++i) {
+                CHECK_EQUAL(made.reserve(space, greedy), kNoEntry);
+            }
+            CHECK_EQUAL(made.store->counts().evicted.load(), 0u);
+            CHECK_EQUAL(made.store->tenants().usage()[greedy].used_bytes, 200u * 4096);
+
+            // Others find room as before, and so does this one when it has something to lose.
+            CHECK(made.add(space, 3000) != kNoEntry);
+            made.word(held[7]).fetch_sub(1);
+            CHECK(made.add(space, 3001, greedy) != kNoEntry);
+            CHECK(made.find(space, 7) == kNoEntry);
+            CHECK_EQUAL(made.store->counts().evicted.load(), 2u);
+        }
+    }
+}
+
 TEST(a_full_pool_refuses_and_keeps_its_counts) {
     Store made(4000);
     const Space space = made.open(plain_geometry());

@@ -32,8 +32,8 @@ struct Tenants {
         table.add_bytes(number, bytes);
     }
     // The entry that would go; smaller numbers are older.
-    EntryNumber victim(std::uint64_t spent = 0) {
-        const std::size_t policy = table.choose_policy([](EntryNumber entry) { return 1000 - entry; }, spent);
+    EntryNumber victim(std::uint64_t spent = 0, TenantNumber wanting = 0) {
+        const std::size_t policy = table.choose_policy([](EntryNumber entry) { return 1000 - entry; }, wanting, spent);
         return policy == TenantTable::kNoPolicy ? kNoEntry : table.policy(policy).choose_victim();
     }
 
@@ -145,7 +145,7 @@ TEST(whoever_is_furthest_over_its_quota_loses_first) {
     // Those asked in vain are left out, then whoever is oldest goes.
     const std::size_t of_b = tenants.table.choose_policy([](EntryNumber) { return 0u; });
     CHECK_EQUAL(tenants.victim(1ull << of_b), 2u);
-    const std::size_t of_a = tenants.table.choose_policy([](EntryNumber) { return 0u; }, 1ull << of_b);
+    const std::size_t of_a = tenants.table.choose_policy([](EntryNumber) { return 0u; }, 0, 1ull << of_b);
     CHECK_EQUAL(tenants.victim(1ull << of_a | 1ull << of_b), 1u);
     CHECK_EQUAL(tenants.victim(~0ull), kNoEntry);
 }
@@ -157,6 +157,9 @@ TEST(one_over_its_quota_with_nothing_to_lose_spares_nobody) {
     CHECK_EQUAL(tenants.victim(), kNoEntry);
     tenants.admit(0, 9);
     CHECK_EQUAL(tenants.victim(), 9u);
+    CHECK_EQUAL(tenants.victim(0, a), kNoEntry);  // but for itself
+    tenants.table.subtract_bytes(a, 80);
+    CHECK_EQUAL(tenants.victim(0, a), 9u);  // it is at its quota, not over it
 }
 
 TEST(tenants_without_quota_share_one_policy) {

@@ -53,22 +53,21 @@ Result<ClassNumber> EntryStore::open_class(Space space) { return arena_.class_fo
 EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
                                 Effort& effort) {
     const bool has_shards = namespaces_.find(namespace_of(space))->has_shards;
-    EntryNumber number = take_number(has_shards);
-    const bool is_full =
-        first_free_ == kNoEntry && view_.header->entry_count.load(kRelaxed) == view_.header->entry_limit;
-    if (number == kNoEntry && is_full && evict_one()) {
-        number = take_number(has_shards);
-    }
-    if (number == kNoEntry) {
-        return kNoEntry;
-    }
     // Counted before room is made: whoever this brings over the quota makes the room for it.
     const std::uint64_t bytes = facts_of(space).slot_bytes;
     tenants_.add_bytes(tenant, bytes);
-    const std::optional<Slot> slot = make_slot(size_class, number, effort);
+    EntryNumber number = take_number(has_shards);
+    const bool is_full =
+        first_free_ == kNoEntry && view_.header->entry_count.load(kRelaxed) == view_.header->entry_limit;
+    if (number == kNoEntry && is_full && evict_one(tenant)) {
+        number = take_number(has_shards);
+    }
+    const std::optional<Slot> slot = number == kNoEntry ? std::nullopt : make_slot(size_class, number, tenant, effort);
     if (!slot) {
         tenants_.subtract_bytes(tenant, bytes);
-        free_number(number);
+        if (number != kNoEntry) {
+            free_number(number);
+        }
         return kNoEntry;
     }
     Entry& entry = view_.entries[number];

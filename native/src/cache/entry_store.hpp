@@ -106,7 +106,7 @@ public:
     Result<ClassNumber> open_class(Space space);
 
     // An entry with a slot of this class, reserved for a session. kNoEntry: everything that could go is in use, or
-    // memory for the index is short.
+    // memory for the index is short, or the tenant is over its quota and has nothing of its own that could go.
     EntryNumber reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
                         Effort& effort);
 
@@ -139,8 +139,9 @@ public:
     // For so many seconds whoever finds no room is refused: room is about to come, and then nobody has to go for it.
     void expect_room(std::uint32_t seconds);
 
-    // One entry goes, whichever the policies choose. False: nobody can, or none of the many that were tried.
-    bool evict_one();
+    // One entry goes, whichever the policies choose: of nobody within its quota where a tenant wants room that is over
+    // its own. False: nobody can, or none of the many that were tried.
+    bool evict_one(TenantNumber wanting = 0);
 
     void touch(std::span<const EntryNumber> entries, std::vector<EntryNumber>& known);
 
@@ -182,14 +183,14 @@ private:
     bool change_word(EntryNumber entry, EntryWord expected, EntryWord word);
     EntryNumber take_number(bool has_shards);
     void free_number(EntryNumber entry);
-    std::optional<Slot> make_slot(ClassNumber size_class, EntryNumber owner, Effort& effort);
+    std::optional<Slot> make_slot(ClassNumber size_class, EntryNumber owner, TenantNumber tenant, Effort& effort);
     std::uint64_t eviction_bound(ClassNumber size_class) const;
     bool is_room_coming() const;
     bool make_room(ClassNumber size_class);
     bool move(const Move& record_move);
     void prefetch_next(EntryNumber victim) const;
     bool try_evict(EntryNumber victim);
-    bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age);
+    bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age, TenantNumber wanting);
     void count_used(Space space, std::uint64_t bytes);
     void unlink(EntryNumber entry, bool was_evicted);
     void note_departure(EntryNumber entry, Leaving why);

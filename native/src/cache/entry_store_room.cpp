@@ -13,15 +13,15 @@ constexpr auto kRelease = std::memory_order_release;
 
 }  // namespace
 
-bool EntryStore::evict_one() {
+bool EntryStore::evict_one(TenantNumber wanting) {
     const std::uint32_t clock = view_.header->clock.load(kRelaxed);
     const auto age = [&](EntryNumber entry) { return clock - view_.entries[entry].recency.load(kRelaxed); };
-    const std::size_t policy = tenants_.choose_policy(age);
+    const std::size_t policy = tenants_.choose_policy(age, wanting);
     if (policy == TenantTable::kNoPolicy) {
         return false;
     }
     if (!try_evict(tenants_.policy(policy).choose_victim())) {
-        return evict_around(age);
+        return evict_around(age, wanting);
     }
     prefetch_next(tenants_.policy(policy).expect_victim());
     return true;
@@ -53,7 +53,7 @@ bool EntryStore::try_evict(EntryNumber victim) {
 
 // Past candidates that are in use. A policy that comes round to the first of them, again and again, has nobody else,
 // and another one is asked: what one tenant holds must not keep the others from giving way.
-bool EntryStore::evict_around(const std::function<std::uint32_t(EntryNumber)>& age) {
+bool EntryStore::evict_around(const std::function<std::uint32_t(EntryNumber)>& age, TenantNumber wanting) {
     struct Round {
         EntryNumber first = kNoEntry;
         int returns = 0;
@@ -64,7 +64,7 @@ bool EntryStore::evict_around(const std::function<std::uint32_t(EntryNumber)>& a
     std::array<Round, TenantTable::kPolicyLimit> rounds;
     std::uint64_t spent = 0;
     for (;;) {
-        const std::size_t chosen = tenants_.choose_policy(age, spent);
+        const std::size_t chosen = tenants_.choose_policy(age, wanting, spent);
         if (chosen == TenantTable::kNoPolicy) {
             return false;
         }
@@ -83,7 +83,8 @@ bool EntryStore::evict_around(const std::function<std::uint32_t(EntryNumber)>& a
     }
 }
 
-std::optional<Slot> EntryStore::make_slot(ClassNumber size_class, EntryNumber owner, Effort& effort) {
+std::optional<Slot> EntryStore::make_slot(ClassNumber size_class, EntryNumber owner, TenantNumber tenant,
+                                          Effort& effort) {
     effort.is_unfinished = false;
     for (int evicted = 0;; ++evicted) {
         if (const std::optional<Slot> slot = arena_.allocate(size_class, owner)) {
@@ -104,7 +105,7 @@ std::optional<Slot> EntryStore::make_slot(ClassNumber size_class, EntryNumber ow
             continue;
         }
         const std::uint64_t before = counts_.used_bytes.load(kRelaxed);
-        if (!evict_one()) {
+        if (!evict_one(tenant)) {
             break;
         }
         effort.evicted_bytes += before - counts_.used_bytes.load(kRelaxed);

@@ -47,18 +47,24 @@ public:
 
     void add_bytes(TenantNumber tenant, std::uint64_t bytes) { tenants_[tenant].used_bytes += bytes; }
     void subtract_bytes(TenantNumber tenant, std::uint64_t bytes) { tenants_[tenant].used_bytes -= bytes; }
+    bool is_over_quota(TenantNumber tenant) const noexcept {
+        return tenants_[tenant].quota_bytes != 0 && tenants_[tenant].used_bytes > tenants_[tenant].quota_bytes;
+    }
 
     // Whose entry goes next: of the tenants over their quotas the one furthest over; where nobody is, or none of them
-    // has anything to lose, whoever's candidate was used least recently, as `age(entry)` says. None of those whose bit
-    // is in `spent`. kNoPolicy: nobody has a candidate.
+    // has anything to lose, whoever's candidate was used least recently, as `age(entry)` says; but nobody's within its
+    // quota for one who is over its own. None of those whose bit is in `spent`. kNoPolicy: nobody has a candidate.
     static constexpr std::size_t kNoPolicy = ~std::size_t{0};
     template <typename Age>
-    std::size_t choose_policy(Age age, std::uint64_t spent = 0) {
+    std::size_t choose_policy(Age age, TenantNumber wanting = 0, std::uint64_t spent = 0) {
         if (has_one_policy()) {
             return spent != 0 || policies_.front()->choose_victim() == kNoEntry ? kNoPolicy : 0;
         }
         if (const std::size_t over = choose_over_quota(spent); over != kNoPolicy) {
             return over;
+        }
+        if (is_over_quota(wanting)) {
+            return kNoPolicy;
         }
         std::size_t oldest = kNoPolicy;
         for (std::size_t i = 0; i < policies_.size(); ++i) {
