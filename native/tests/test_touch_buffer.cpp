@@ -58,6 +58,30 @@ TEST(what_comes_beyond_the_bound_is_refused_and_the_rest_kept) {
     CHECK(buffer.add(some));
 }
 
+TEST(what_is_drained_in_parts_comes_out_in_its_order_and_once) {
+    TouchBuffer buffer;
+    Touches wanted;
+    for (EntryNumber i = 0; i < 100; ++i) {
+        wanted.push_back(numbers(30, i));
+        CHECK(buffer.add(wanted.back()));
+    }
+    Touches drained;
+    const auto note = [&](std::span<const EntryNumber> entries) {
+        drained.emplace_back(entries.begin(), entries.end());
+    };
+    for (std::size_t part = 1; part <= 33; ++part) {
+        buffer.drain(note, 90);
+        CHECK_EQUAL(drained.size(), part * 3);
+        CHECK(buffer.is_filling());  // somebody should go on
+    }
+    CHECK(buffer.add(numbers(5)));
+    wanted.push_back(numbers(5));
+    buffer.drain(note, 90);
+    CHECK(drained == wanted);
+    CHECK(!buffer.is_filling());
+    CHECK(drain(buffer).empty());
+}
+
 TEST(one_acquire_larger_than_the_bound_is_not_lost) {
     TouchBuffer buffer;
     const auto many = numbers(TouchBuffer::kStripeLimit + 1);

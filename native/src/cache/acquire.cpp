@@ -315,7 +315,8 @@ void CacheCore::note_touches(const Pinned& pinned) {
 }
 
 void CacheCore::drain_touches() {
-    touches_.drain([this](std::span<const EntryNumber> entries) { store_.touch(entries, known_); });
+    touches_.drain([this](std::span<const EntryNumber> entries) { store_.touch(entries, known_); },
+                   TouchBuffer::kAtOnce);
 }
 
 }  // namespace kvo

@@ -11,6 +11,16 @@ std::size_t own_stripe() {
 
 }  // namespace
 
+void TouchBuffer::take_stripe() {
+    drained_entries_.clear();
+    drained_ends_.clear();
+    next_ = 0;
+    Stripe& stripe = stripes_[stripe_++ % kStripes];
+    const std::lock_guard lock(stripe.mutex);
+    stripe.entries.swap(drained_entries_);
+    stripe.ends.swap(drained_ends_);
+}
+
 bool TouchBuffer::add(std::span<const EntryNumber> entries) {
     Stripe& stripe = stripes_[own_stripe()];
     const std::lock_guard lock(stripe.mutex);

@@ -16,6 +16,7 @@ class TouchBuffer {
 public:
     static constexpr std::size_t kStripes = 8;
     static constexpr std::size_t kStripeLimit = 1u << 16;  // entries; what comes beyond is not remembered
+    static constexpr std::size_t kAtOnce = 1u << 14;       // entries drained under one hold of a lock
 
     // False if the stripe is full and these touches are lost: it costs order, not bytes.
     bool add(std::span<const EntryNumber> entries);
@@ -23,24 +24,26 @@ public:
     // Whether somebody should drain before long.
     bool is_filling() const noexcept { return is_filling_.load(std::memory_order_relaxed); }
 
-    // Calls `touch(entries)` for each acquire, in the order of its thread. Under the writer's lock.
+    // Calls `touch(entries)` for each acquire, in the order of its thread, until at least `limit` entries were touched;
+    // what is left comes the next time. Under the writer's lock.
     template <typename Touch>
-    void drain(Touch touch) {
+    void drain(Touch touch, std::size_t limit = SIZE_MAX) {
         is_filling_.store(false, std::memory_order_relaxed);
-        for (Stripe& stripe : stripes_) {
-            {
-                const std::lock_guard lock(stripe.mutex);
-                stripe.entries.swap(drained_entries_);
-                stripe.ends.swap(drained_ends_);
+        std::size_t touched = 0;
+        for (std::size_t taken = 0; touched < limit;) {
+            if (next_ == drained_ends_.size()) {
+                if (taken++ == kStripes) {
+                    return;
+                }
+                take_stripe();
+                continue;
             }
-            std::size_t begin = 0;
-            for (const std::size_t end : drained_ends_) {
-                touch(std::span<const EntryNumber>(drained_entries_).subspan(begin, end - begin));
-                begin = end;
-            }
-            drained_entries_.clear();
-            drained_ends_.clear();
+            const std::size_t begin = next_ == 0 ? 0 : drained_ends_[next_ - 1];
+            const std::size_t count = drained_ends_[next_++] - begin;
+            touch(std::span<const EntryNumber>(drained_entries_).subspan(begin, count));
+            touched += count;
         }
+        is_filling_.store(true, std::memory_order_relaxed);
     }
 
 private:
@@ -52,8 +55,12 @@ private:
 
     std::array<Stripe, kStripes> stripes_;
     std::atomic<bool> is_filling_ = false;
-    std::vector<EntryNumber> drained_entries_;
+    void take_stripe();
+
+    std::vector<EntryNumber> drained_entries_;  // of the stripe before `stripe_`
     std::vector<std::size_t> drained_ends_;
+    std::size_t next_ = 0;    // of `drained_ends_`
+    std::size_t stripe_ = 0;  // whose turn it is
 };
 
 }  // namespace kvo

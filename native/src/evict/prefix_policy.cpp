@@ -38,10 +38,11 @@ void PrefixPolicy::touch(std::span<const EntryNumber> entries) {
     count_time(entries.size());
     run_end_ = kNoEntry;
     EntryNumber before = kNoEntry;
+    std::uint64_t steps = entries.size() * kStepsToAncestor;
     for (const EntryNumber entry : entries) {
         const PrefixNode& node = nodes_[entry];
         if (before != kNoEntry && (node.parent != before || node.parent_parity != nodes_[before].parity)) {
-            adopt(entry, before);
+            adopt(entry, before, steps);
         }
         touch_one(entry);
         before = entry;

@@ -11,11 +11,14 @@
 //  4. Sizes do not enter: what a hit saves grows with the bytes it serves. Time is counted in entries admitted and
 //     touched. Nothing is set for a workload, nothing is drawn at random.
 //
-// A state costs as many steps as it has blocks in its window or before the last state (256 at most where there are no
-// windows), an end without states those of its window when it goes, all else constant time; what is learned is looked
-// at once in a sixty-fourth of a turnover. Memory: a node of 24 bytes an entry and two ghosts of 4 bytes.
+// Whatever is published in whatever order, a touch visits 16 entries for each of its own at most, and a block's windows
+// and states are no more than a model has groups, a window's length 1,024 blocks. A state costs as many steps as it has
+// blocks in its window or before the last state (256 at most where there are no windows), an end without states those
+// of its window when it goes, all else constant time; what is learned is looked at once in a sixty-fourth of a
+// turnover. Memory: a node of 24 bytes an entry and two ghosts of 4 bytes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <unordered_map>
@@ -41,6 +44,10 @@ public:
     void keep(EntryNumber entry) override;
     void remove(EntryNumber entry, bool was_evicted) override;
 
+    // Entries visited by walks up a sequence or along what hangs on a block, in all: work that needs no clock to be
+    // seen.
+    std::uint64_t walked() const noexcept { return walked_; }
+
 private:
     static constexpr std::uint32_t kEpochsPerTurnover = 64;
     static constexpr std::uint64_t kLeastEpoch = 16;  // in entries: in a small cache a look at all lists costs more
@@ -51,13 +58,16 @@ private:
     static constexpr std::uint32_t kStepsToPassed = 256;  // up to the state before
     static constexpr std::uint32_t kStepsToState = 64;    // of blocks behind the last state
     static constexpr std::size_t kReaches = 8;
+    static constexpr std::uint32_t kReachLimit = 1024;     // blocks of a window that stay together
+    static constexpr std::uint32_t kAttachedLimit = 64;    // windows and states of one block
+    static constexpr std::uint64_t kStepsToAncestor = 16;  // for each entry of a touch, on average
 
     // The tree.
     EntryNumber parent_of(const PrefixNode& node) const noexcept;
     void hang(EntryNumber entry, EntryNumber parent);
     EntryNumber unhang(EntryNumber entry);
     void unhang_attached(EntryNumber entry, EntryNumber parent) noexcept;
-    void adopt(EntryNumber entry, EntryNumber parent);
+    void adopt(EntryNumber entry, EntryNumber parent, std::uint64_t& steps);
     void forget_left_behind(const PrefixNode& node);
     void renew_parity(EntryNumber entry);
     void orphan_children(EntryNumber entry);
@@ -74,6 +84,7 @@ private:
     EntryNumber find_stranded() const noexcept;
     bool is_growing(EntryNumber entry) const noexcept;
     std::uint32_t count_continuations(EntryNumber block) const noexcept;
+    std::uint32_t count_attached(const PrefixNode& block) const noexcept;
     EntryNumber state_at(EntryNumber block) const noexcept;
     void need_windows(EntryNumber block) noexcept;
     void release_windows(EntryNumber block, std::uint32_t states) noexcept;
@@ -88,7 +99,9 @@ private:
     void end_run_at(EntryNumber end) noexcept;
     EntryNumber find_window(EntryNumber attached, std::uint16_t mark) const noexcept;
     void file_useless(EntryNumber entry) noexcept;
-    std::uint32_t reach_of(const PrefixNode& window) const noexcept { return window_blocks_[window.mark]; }
+    std::uint32_t reach_of(const PrefixNode& window) const noexcept {
+        return std::min(window_blocks_[window.mark], kReachLimit);
+    }
 
     // Classes and queues.
     EntryClass class_of(const Admission& admission);
@@ -126,6 +139,7 @@ private:
     PrefixGhosts ghosts_;
     std::array<std::array<std::uint32_t, AgeLadder::kSlots>, kClassCount> followed_{};
 
+    mutable std::uint64_t walked_ = 0;
     std::uint64_t known_count_ = 0;
     std::uint64_t admitted_count_ = 0;
     std::uint64_t admitted_bytes_ = 0;

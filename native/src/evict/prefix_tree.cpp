@@ -28,6 +28,9 @@ void PrefixPolicy::hang(EntryNumber entry, EntryNumber parent) {
     unfile(parent);
     PrefixNode& node = nodes_[entry];
     PrefixNode& above = nodes_[parent];
+    if (!node.is(Reuse::prefix) && above.older >= kAttachedLimit && count_attached(above) >= kAttachedLimit) {
+        return;  // no model has so many groups
+    }
     node.parent = parent;
     node.parent_parity = above.parity;
     above.older += 1;
@@ -51,17 +54,21 @@ EntryNumber PrefixPolicy::unhang(EntryNumber entry) {
     return --nodes_[parent].older == 0 ? parent : kNoEntry;
 }
 
-// A block came before `entry` in an acquire and was not known when that was admitted.
-void PrefixPolicy::adopt(EntryNumber entry, EntryNumber parent) {
+// A block came before `entry` in an acquire and was not known when that was admitted. Where `steps` do not suffice to
+// see that the block is not one of those behind it, nothing changes.
+void PrefixPolicy::adopt(EntryNumber entry, EntryNumber parent, std::uint64_t& steps) {
     PrefixNode& node = nodes_[entry];
     const PrefixNode& above = nodes_[parent];
     if (!node.is(Reuse::prefix) || !above.is(Reuse::prefix) || node.mark != above.mark || parent_of(node) != kNoEntry) {
         return;
     }
-    for (EntryNumber at = parent; at != kNoEntry; at = parent_of(nodes_[at])) {
-        if (at == entry) {
+    const bool has_children = node.is_queued == 0 && node.older > 0;
+    for (EntryNumber at = parent; has_children && at != kNoEntry; at = parent_of(nodes_[at])) {
+        if (at == entry || steps == 0) {
             return;
         }
+        --steps;
+        ++walked_;
     }
     forget_left_behind(node);
     node.parent = kNoEntry;
@@ -82,6 +89,7 @@ void PrefixPolicy::forget_left_behind(const PrefixNode& node) {
 void PrefixPolicy::unhang_attached(EntryNumber entry, EntryNumber parent) noexcept {
     EntryNumber* link = &nodes_[parent].newer;
     while (*link != entry) {
+        ++walked_;
         link = &nodes_[*link].extra;
     }
     *link = nodes_[entry].extra;
@@ -144,6 +152,7 @@ void PrefixPolicy::orphan_children(EntryNumber entry) {
 }
 
 void PrefixPolicy::note_window(std::uint32_t blocks) noexcept {
+    blocks = std::min(blocks, kReachLimit);
     if (blocks > reaches_[reach_] && reach_ + 1 < kReaches) {
         reaches_[++reach_] = blocks;
     }
@@ -153,6 +162,7 @@ EntryNumber PrefixPolicy::state_at(EntryNumber block) const noexcept {
     const PrefixNode& node = nodes_[block];
     EntryNumber attached = node.is_queued == 0 && node.older > 0 ? node.newer : kNoEntry;
     while (attached != kNoEntry && !nodes_[attached].is(Reuse::exact)) {
+        ++walked_;
         attached = nodes_[attached].extra;
     }
     return attached;
@@ -165,6 +175,7 @@ PrefixPolicy::PassedState PrefixPolicy::announce_state(EntryNumber state) {
     PassedState passed;
     EntryNumber block = nodes_[state].parent;
     for (std::uint32_t step = 0; block != kNoEntry; ++step) {
+        ++walked_;
         if (step < reach) {
             need_windows(block);
         }
@@ -186,6 +197,7 @@ void PrefixPolicy::withdraw_state(EntryNumber state) {
     const std::uint32_t reach = reaches_[nodes_[state].mark % kReaches];
     EntryNumber block = parent_of(nodes_[state]);
     for (std::uint32_t step = 0; step < reach && block != kNoEntry; ++step) {
+        ++walked_;
         release_windows(block, 1);
         block = parent_of(nodes_[block]);
     }
@@ -211,6 +223,7 @@ void PrefixPolicy::file_windows(EntryNumber block) noexcept {
     const PrefixNode& node = nodes_[block];
     EntryNumber attached = node.is_queued == 0 && node.older > 0 ? node.newer : kNoEntry;
     for (; attached != kNoEntry; attached = nodes_[attached].extra) {
+        ++walked_;
         if (nodes_[attached].is(Reuse::window) && nodes_[attached].kind == kNoClass) {
             unfile(attached);
             file(attached, QueueEnd::newest);
@@ -227,6 +240,7 @@ EntryNumber PrefixPolicy::window_before(EntryNumber window) const noexcept {
 
 EntryNumber PrefixPolicy::find_window(EntryNumber attached, std::uint16_t mark) const noexcept {
     while (attached != kNoEntry && !(nodes_[attached].is(Reuse::window) && nodes_[attached].mark == mark)) {
+        ++walked_;
         attached = nodes_[attached].extra;
     }
     return attached;
@@ -254,6 +268,7 @@ void PrefixPolicy::end_boundary(EntryNumber window) noexcept {
         return;
     }
     for (EntryNumber other = nodes_[block].newer; other != kNoEntry; other = nodes_[other].extra) {
+        ++walked_;
         if (other != window && nodes_[other].is(Reuse::window) && nodes_[other].is_held == 0) {
             file_useless(other);
         }
@@ -277,6 +292,7 @@ void PrefixPolicy::end_run_at(EntryNumber end) noexcept {
     std::uint32_t count = 1;
     EntryNumber first = end;
     for (EntryNumber before = window_before(end); before != kNoEntry && count < reach; ++count) {
+        ++walked_;
         first = before;
         before = window_before(before);
     }
@@ -321,9 +337,15 @@ bool PrefixPolicy::is_growing(EntryNumber entry) const noexcept {
 
 // Of a block with children, those that are blocks.
 std::uint32_t PrefixPolicy::count_continuations(EntryNumber block) const noexcept {
-    std::uint32_t count = nodes_[block].older;
-    for (EntryNumber attached = nodes_[block].newer; attached != kNoEntry; attached = nodes_[attached].extra) {
-        count -= 1;
+    return nodes_[block].older - count_attached(nodes_[block]);
+}
+
+// Of a block with children, its windows and states.
+std::uint32_t PrefixPolicy::count_attached(const PrefixNode& block) const noexcept {
+    std::uint32_t count = 0;
+    for (EntryNumber attached = block.newer; attached != kNoEntry; attached = nodes_[attached].extra) {
+        ++walked_;
+        count += 1;
     }
     return count;
 }
