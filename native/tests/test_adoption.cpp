@@ -437,3 +437,30 @@ TEST(a_successor_with_as_many_tenants_of_other_names_has_them_all) {
     cache.successors_options().tenants->push_back({"one more", 0});
     CHECK_EQUAL(cache.try_restart([](const IndexView&) {}).message(), "there are 64 tenants, more are not served");
 }
+
+TEST(what_the_table_has_no_place_for_is_dropped_and_the_rest_adopted) {
+    constexpr EntryNumber kForged = 40;
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = own_session(cache);
+    CHECK_EQUAL(cache.put(session, space, chain(1, 100)), 100u);
+    cache.restart([&](const IndexView& view) {
+        // Keys of one chain and one tag: nobody's hashes are like that unless they were chosen.
+        std::uint64_t number = 0;
+        for (EntryNumber entry = 0; entry < kForged; ++number) {
+            const Key key{{mix(number), mix(number + 1), 0, 0}, space};
+            const std::uint64_t mixed = mix_key(key, view.header->seed);
+            if (mixed % 64 == 3 && tag_of(mixed) == 200) {
+                for (std::size_t i = 0; i < key.hash.size(); ++i) {
+                    view.entries[entry].hash[i] = key.hash[i];
+                }
+                ++entry;
+            }
+        }
+    });
+    const AdoptionReport report = cache->adoption();
+    CHECK_EQUAL(report.readable + report.dropped, 100u);
+    CHECK(report.dropped > 0 && report.dropped < kForged);
+    CHECK_EQUAL(cache.count_readable(space, chain(1, 60, kForged)), 60u);
+    CHECK_EQUAL(cache->stats().used_bytes, report.readable * 4096);
+}

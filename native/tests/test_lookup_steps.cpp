@@ -252,7 +252,7 @@ TEST(in_the_middle_of_a_look_up_its_chain_may_change) {
 
 // The number of an entry that goes is given to the very key that is looked for: it is found as it is now, or not yet.
 TEST(in_the_middle_of_a_look_up_an_entry_may_become_another) {
-    const std::vector<Key> keys = make_colliding_keys(300, 0, 6);
+    const std::vector<Key> keys = make_colliding_keys(2'000, 0, 6);
     const auto tag = [](const Key& key) { return tag_of(mix_key(key, kSeed)); };
     const auto twin =
         std::find_if(keys.begin() + 1, keys.end(), [&](const Key& key) { return tag(key) == tag(keys[0]); });

@@ -220,7 +220,7 @@ TEST(a_split_without_memory_for_the_new_chain_is_left_out) {
     for (const Key& key : keys) {
         model.add(key);
     }
-    std::uint64_t number = 0;
+    std::uint64_t number = 1'000;
     while (model.size() * 10 <= 64u * Bucket::kCapacity * 6) {
         const Key key = make_key(++number);
         if ((mix_key(key, kSeed) & 63) != 0) {
@@ -261,6 +261,87 @@ TEST(a_chain_that_fills_the_whole_region_for_overflow_is_refused) {
         CHECK_EQUAL(find_entry(whole, keys[number]).entry, status.ok() ? number : kNoEntry);
     }
     CHECK_EQUAL(table.size(), 3u * Bucket::kCapacity);
+}
+
+// What a look-up of this key visits: buckets of its chain, and entries in them that have its tag.
+std::size_t count_probes(const IndexView& view, const Key& key) {
+    const std::uint64_t mixed = mix_key(key, view.header->seed);
+    std::size_t probes = 0;
+    for (std::uint32_t number = bucket_of(mixed, view.header->bucket_count); number != kNoBucket;) {
+        const Bucket& bucket = view.buckets[number];
+        ++probes;
+        for (std::size_t position = 0; position < Bucket::kCapacity; ++position) {
+            const std::uint64_t tags = position < 8 ? bucket.low_tags.load() : bucket.high_tags.load();
+            probes += static_cast<std::uint8_t>(tags >> (position % 8 * 8)) == tag_of(mixed);
+        }
+        number = bucket.overflow;
+    }
+    return probes;
+}
+
+TEST(no_word_of_a_hash_takes_the_others_out) {
+    constexpr std::uint64_t kAll = ~0ull;
+    std::mt19937_64 random(1);
+    for (int round = 0; round < 20; ++round) {
+        const std::uint64_t seed = random();
+        for (const std::uint64_t word : {std::uint64_t{0}, kAll, std::uint64_t{0x9e3779b97f4a7c15},
+                                         std::uint64_t{0xd1b54a32d192ed03}, std::uint64_t{0x8bb84b93962eacc9}}) {
+            for (const std::uint64_t other : {word, std::uint64_t{0xd1b54a32d192ed03}}) {
+                for (std::size_t varied = 0; varied < 4; ++varied) {
+                    std::vector<std::uint64_t> mixes;
+                    for (int i = 0; i < 100; ++i) {
+                        Key key{{word, word, other, other}, make_space(1, 0)};
+                        key.hash[varied] = random();
+                        mixes.push_back(mix_key(key, seed));
+                    }
+                    std::ranges::sort(mixes);
+                    CHECK(std::ranges::adjacent_find(mixes) == mixes.end());
+                }
+            }
+        }
+    }
+}
+
+// Whoever has the index mapped knows its seed, and can choose.
+TEST(keys_that_share_a_chain_are_refused_before_it_gets_long) {
+    IndexFixture index(20'000);
+    const std::vector<Key> keys = make_colliding_keys(3'000, 3, 10);
+    index.refuse(index.view().regions.buckets);
+    std::size_t added = 0;
+    for (const Key& key : keys) {
+        added += index.add(key) != kNoEntry;
+        CHECK(count_probes(index.view(), key) <= 160);
+    }
+    CHECK(added >= 1'000 && added < keys.size());
+    CHECK_EQUAL(index.table().size(), added);
+    CHECK(index.add(make_colliding_keys(1, 4, 10).front()) != kNoEntry);
+}
+
+TEST(keys_that_share_a_tag_too_are_refused_sooner) {
+    IndexFixture index(20'000);
+    std::vector<Key> keys;
+    for (std::uint64_t part = 0; keys.size() < 200; ++part) {
+        for (const Key& key : make_colliding_keys(300, 3, 6, part)) {
+            if (tag_of(mix_key(key, kSeed)) == 77) {
+                keys.push_back(key);
+            }
+        }
+    }
+    index.refuse(index.view().regions.buckets);
+    std::vector<EntryNumber> added;
+    for (const Key& key : keys) {
+        const EntryNumber entry = index.add(key);
+        if (entry != kNoEntry) {
+            added.push_back(entry);
+        }
+        CHECK(count_probes(index.view(), key) <= 48);
+    }
+    CHECK(added.size() >= 20 && added.size() < keys.size());
+    // Those that are there are found, and when one goes there is room for one.
+    index.remove(added.front());
+    CHECK(index.add(keys.back()) != kNoEntry);
+    CHECK(find_entry(index.view(), keys.back()).entry != kNoEntry);
+    CHECK_EQUAL(index.add(keys[keys.size() - 2]), kNoEntry);
 }
 
 TEST(a_reset_table_is_empty_and_can_be_filled_again) {

@@ -33,9 +33,7 @@ Result<AdoptionReport> EntryStore::adopt(const std::function<std::uint32_t(Entry
         view_.entries[number].word.store(word(number).next(EntryState::free).bits(), kRelease);
         free_number(number);
     }
-    if (Status status = adopt_survivors(survivors, report); !status.ok()) {
-        return status;
-    }
+    adopt_survivors(survivors, report);
     report.readable = counts_.readable.load(kRelaxed);
     report.reserved = counts_.reserved.load(kRelaxed);
     view_.header->version_counter.fetch_add(1, kRelease);
@@ -82,7 +80,7 @@ bool EntryStore::adopt_entry(EntryNumber number, std::uint32_t leases,
 }
 
 // Names them again, and tells the policies, the least recently used first, parents before their children.
-Status EntryStore::adopt_survivors(std::vector<Survivor>& survivors, AdoptionReport& report) {
+void EntryStore::adopt_survivors(std::vector<Survivor>& survivors, AdoptionReport& report) {
     const std::uint32_t clock = view_.header->clock.load(kRelaxed);
     std::ranges::stable_sort(survivors, std::greater{}, [&](const Survivor& s) { return clock - s.recency; });
     std::vector<bool> is_waiting(view_.header->entry_count.load(kRelaxed));
@@ -93,10 +91,8 @@ Status EntryStore::adopt_survivors(std::vector<Survivor>& survivors, AdoptionRep
         }
         // Of two with one name, the first has it; the other goes when its leases end.
         const bool is_double = find_entry(view_, key).entry != kNoEntry;
-        if (!is_double) {
-            if (Status status = table_.insert(survivor.entry); !status.ok()) {
-                return status;
-            }
+        // One that the table refuses goes likewise: its key was chosen, or memory is short.
+        if (!is_double && table_.insert(survivor.entry).ok()) {
             is_waiting[survivor.entry] = true;
             continue;
         }
@@ -109,7 +105,6 @@ Status EntryStore::adopt_survivors(std::vector<Survivor>& survivors, AdoptionRep
         end_quarantine(survivor.entry);
     }
     admit_in_order(survivors, is_waiting);
-    return {};
 }
 
 void EntryStore::admit_in_order(const std::vector<Survivor>& survivors, std::vector<bool>& is_waiting) {

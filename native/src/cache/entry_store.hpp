@@ -200,7 +200,7 @@ private:
     void admit(EntryNumber entry);
     void admit_in_order(const std::vector<Survivor>& survivors, std::vector<bool>& is_waiting);
     bool adopt_entry(EntryNumber entry, std::uint32_t leases, const std::function<bool(std::uint16_t)>& may_write);
-    Status adopt_survivors(std::vector<Survivor>& survivors, AdoptionReport& report);
+    void adopt_survivors(std::vector<Survivor>& survivors, AdoptionReport& report);
 
     IndexFile& index_;
     const IndexView& view_;

@@ -25,7 +25,7 @@
 namespace kvo {
 
 constexpr std::uint64_t kIndexMagic = 0x3158444e494f564b;  // "KVOINDX1"
-constexpr std::uint32_t kIndexVersion = 2;
+constexpr std::uint32_t kIndexVersion = 3;
 constexpr std::size_t kHashBytes = 32;
 constexpr EntryNumber kEntryLimitMax = 1u << 30;
 

@@ -6,22 +6,6 @@
 namespace kvo {
 namespace {
 
-constexpr std::uint64_t kEachByte = 0x0101010101010101;
-
-// One bit for every byte of `tags` that may equal `tag`: each equal one, and rarely one above it.
-std::uint32_t match_tags(std::uint64_t tags, std::uint8_t tag) {
-    const std::uint64_t difference = tags ^ (kEachByte * tag);
-    const std::uint64_t high_bits = (difference - kEachByte) & ~difference & (kEachByte << 7);
-    return static_cast<std::uint32_t>((high_bits * 0x0002040810204081) >> 56);
-}
-
-// The positions of one bucket whose tag may be `tag`, one bit each.
-std::uint32_t match_bucket(const Bucket& bucket, std::uint8_t tag) {
-    const std::uint32_t low = match_tags(bucket.low_tags.load(std::memory_order_acquire), tag);
-    const std::uint32_t high = match_tags(bucket.high_tags.load(std::memory_order_acquire), tag);
-    return low | ((high & 7) << 8);
-}
-
 enum class Search : std::uint8_t { found, absent, changed };
 
 // Whether the entry is readable and has this key; both as of one moment.

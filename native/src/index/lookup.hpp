@@ -20,16 +20,17 @@ inline HashWords read_hash(const std::uint8_t* bytes) {
     return words;
 }
 
-// 64 well-mixed bits of a key. The seed is the index's own, so nobody can choose keys that share a bucket.
+// 64 well-mixed bits of a key. The seed is the index's own and in each factor, so that nobody can choose words which
+// take the others out, nor keys that share a bucket. Who has the index mapped can: such keys are refused (table.hpp).
 inline std::uint64_t mix_key(const Key& key, std::uint64_t seed) {
     const auto fold = [](std::uint64_t left, std::uint64_t right) {
         __extension__ using Wide = unsigned __int128;
         const Wide product = static_cast<Wide>(left) * right;
         return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
     };
-    const std::uint64_t first = fold(key.hash[0] ^ seed, key.hash[1] ^ 0x9e3779b97f4a7c15);
-    const std::uint64_t second = fold(key.hash[2] ^ (seed >> 32) ^ (static_cast<std::uint64_t>(key.space) << 32),
-                                      key.hash[3] ^ 0xd1b54a32d192ed03);
+    const std::uint64_t first = fold(key.hash[0] ^ seed, key.hash[1] ^ std::rotl(seed, 29) ^ 0x9e3779b97f4a7c15);
+    const std::uint64_t second = fold(key.hash[2] ^ std::rotl(seed, 43) ^ (static_cast<std::uint64_t>(key.space) << 32),
+                                      key.hash[3] ^ std::rotl(seed, 11) ^ 0xd1b54a32d192ed03);
     return fold(first ^ std::rotl(seed, 17), second ^ 0x8bb84b93962eacc9);
 }
 
@@ -43,6 +44,21 @@ inline std::uint32_t bucket_of(std::uint64_t mixed, std::uint32_t count) {
 inline std::uint8_t tag_of(std::uint64_t mixed) {
     const auto tag = static_cast<std::uint8_t>(mixed >> 56);
     return tag == 0 ? 1 : tag;
+}
+
+// One bit for every byte of `tags` that may equal `tag`: each equal one, and rarely one above it.
+inline std::uint32_t match_tags(std::uint64_t tags, std::uint8_t tag) {
+    constexpr std::uint64_t kEachByte = 0x0101010101010101;
+    const std::uint64_t difference = tags ^ (kEachByte * tag);
+    const std::uint64_t high_bits = (difference - kEachByte) & ~difference & (kEachByte << 7);
+    return static_cast<std::uint32_t>((high_bits * 0x0002040810204081) >> 56);
+}
+
+// The positions of one bucket whose tag may be `tag`, one bit each.
+inline std::uint32_t match_bucket(const Bucket& bucket, std::uint8_t tag) {
+    const std::uint32_t low = match_tags(bucket.low_tags.load(std::memory_order_acquire), tag);
+    const std::uint32_t high = match_tags(bucket.high_tags.load(std::memory_order_acquire), tag);
+    return low | ((high & 7) << 8);
 }
 
 struct Found {

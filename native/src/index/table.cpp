@@ -67,7 +67,7 @@ Status Table::reset() {
 Status Table::insert(EntryNumber entry) {
     const std::uint64_t mixed = mix(entry);
     const std::uint32_t count = view_.header->bucket_count.load(kRelaxed);
-    if (Status status = put(bucket_of(mixed, count), entry, tag_of(mixed)); !status.ok()) {
+    if (Status status = put(bucket_of(mixed, count), entry, tag_of(mixed), Chain::bounded); !status.ok()) {
         return status;
     }
     ++size_;
@@ -110,14 +110,19 @@ std::uint64_t Table::mix(EntryNumber number) const {
 }
 
 // No reader can have missed what was not there before, so nothing is announced.
-Status Table::put(std::uint32_t first, EntryNumber entry, std::uint8_t tag) {
+Status Table::put(std::uint32_t first, EntryNumber entry, std::uint8_t tag, Chain chain) {
     constexpr std::uint32_t kAllFilled = (1u << Bucket::kCapacity) - 1;
     std::uint32_t number = first;
-    for (;;) {
+    std::uint32_t alike = 0;
+    for (std::uint32_t length = 1;; ++length) {
         Bucket& bucket = view_.buckets[number];
         if (const std::uint32_t filled = filled_positions(bucket); filled != kAllFilled) {
             set_item(bucket, static_cast<std::uint32_t>(std::countr_one(filled)), entry, tag);
             return {};
+        }
+        alike += static_cast<std::uint32_t>(std::popcount(match_bucket(bucket, tag)));
+        if (chain == Chain::bounded && (alike >= kAlikeLimit || length == kChainLimit)) {
+            return {Code::failed, "too many keys fall together"};
         }
         const std::uint32_t next = bucket.overflow.load(kRelaxed);
         if (next == kNoBucket) {
@@ -209,7 +214,7 @@ void Table::split_next() {
     for (const Place& place : leaving_) {
         const Bucket& bucket = view_.buckets[place.bucket];
         const EntryNumber entry = bucket.entries[place.position].load(kRelaxed);
-        if (!put(count, entry, tag_at(bucket, place.position)).ok()) {
+        if (!put(count, entry, tag_at(bucket, place.position), Chain::any).ok()) {
             free_chain(view_.buckets[count].overflow.load(kRelaxed));
             return;
         }

@@ -21,7 +21,8 @@ public:
     // Makes it empty, with few buckets: for a new index, and before an adopted one is filled again.
     Status reset();
 
-    // The entry's key stands in the entry already. Nothing changes if there is no memory for it.
+    // The entry's key stands in the entry already. Nothing changes if there is no memory for it, or if its chain is so
+    // long, or has so many with its tag, that only chosen keys make it so.
     Status insert(EntryNumber entry);
 
     // Asks for the memory where erasing this entry begins.
@@ -35,13 +36,20 @@ public:
 private:
     static constexpr std::uint32_t kFirstBuckets = 64;
 
+    // Full buckets of a chain, and entries with one tag in them, beyond which it gets no more. As a rule a chain has
+    // one or two buckets, and no two entries with one tag. It may have more for a while where a table has no memory to
+    // grow, and of keys that are inserted while it is still small.
+    static constexpr std::uint32_t kChainLimit = 128;
+    static constexpr std::uint32_t kAlikeLimit = 32;
+    enum class Chain : std::uint8_t { bounded, any };
+
     struct Place {
         std::uint32_t bucket;
         std::uint32_t position;
     };
 
     std::uint64_t mix(EntryNumber entry) const;
-    Status put(std::uint32_t first, EntryNumber entry, std::uint8_t tag);
+    Status put(std::uint32_t first, EntryNumber entry, std::uint8_t tag, Chain chain);
     Result<std::uint32_t> take_overflow();
     void clear_bucket(std::uint32_t number);
     void list_chain(std::uint32_t first);
