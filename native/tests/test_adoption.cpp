@@ -464,3 +464,37 @@ TEST(what_the_table_has_no_place_for_is_dropped_and_the_rest_adopted) {
     CHECK_EQUAL(cache.count_readable(space, chain(1, 60, kForged)), 60u);
     CHECK_EQUAL(cache->stats().used_bytes, report.readable * 4096);
 }
+
+TEST(identities_without_blocks_make_place_for_others_at_adoption) {
+    SmallCache cache;
+    const SessionId session = own_session(cache);
+    const auto open = [&](std::uint32_t name) {
+        Fingerprint bytes{};
+        std::memcpy(bytes.data(), &name, sizeof(name));
+        return cache->open_namespace(bytes, plain_geometry());
+    };
+    const Space kept = cache.open(plain_geometry(), 200);
+    for (std::uint32_t name = 1; name < kNamespaceLimit; ++name) {
+        CHECK_EQUAL(value_of(open(name)), name);
+    }
+    CHECK_EQUAL(cache.put(session, kept, chain(1, 3)), 3u);
+    CHECK(!open(kNamespaceLimit).ok());
+    cache.restart();
+
+    CHECK_EQUAL(cache->stats().namespaces, 1u);
+    CHECK_EQUAL(cache.count_readable(kept, chain(1, 3)), 3u);
+    CHECK_EQUAL(cache->shards_of(make_space(7, 0)), 0u);
+    std::set<std::uint32_t> numbers;
+    for (std::uint32_t name = 10'000; name < 10'000 + kNamespaceLimit - 1; ++name) {
+        numbers.insert(value_of(open(name)));
+    }
+    CHECK_EQUAL(numbers.size(), kNamespaceLimit - 1);
+    CHECK(!numbers.contains(namespace_of(kept)));
+    CHECK_EQUAL(value_of(open(10'000)), *numbers.begin());
+    CHECK(!open(77).ok());
+    const Space reused = make_space(*numbers.begin(), 0);
+    cache.open(plain_geometry(), 200);
+    cache.restart();
+    CHECK_EQUAL(cache.count_readable(kept, chain(1, 3)), 3u);
+    CHECK_EQUAL(cache->shards_of(reused), 0u);
+}

@@ -12,6 +12,12 @@ using namespace kvo;
 
 namespace {
 
+template <typename T>
+T value_of(Result<T> result) {
+    CHECK(result.ok());
+    return std::move(result.value());
+}
+
 constexpr std::uint64_t kKiB = 1024;
 constexpr std::uint64_t kMiB = 1024 * kKiB;
 
@@ -201,8 +207,9 @@ TEST(a_size_has_one_class) {
     for (std::uint64_t bytes = 100'000; arena.class_count() < 4096; ++bytes) {
         CHECK(arena.class_for(bytes).ok());
     }
-    CHECK(arena.class_for(7).fault().code() == Code::unavailable);
     CHECK_EQUAL(arena.class_for(5000).value(), number);
+    CHECK(arena.class_for(7).ok());  // none of the others has a record
+    CHECK_EQUAL(arena.class_count(), 4096u);
 }
 
 TEST(slots_have_addresses) {
@@ -381,4 +388,39 @@ TEST(records_lie_in_what_is_there_and_more_can_come) {
         }
     }
     CHECK(count >= 40 && records_of(arena).size() == count);
+}
+
+TEST(a_record_size_without_records_makes_place_for_another) {
+    Arena arena = value_of(Arena::create({.segment_bytes = 64 << 20, .extent_bytes = 16 << 10}));
+    CHECK(arena.add_segment().ok());
+    // Many more sizes than are served, each with a record for a while.
+    for (std::uint64_t size = 1; size <= 10'000; ++size) {
+        const ClassNumber number = value_of(arena.class_for(size * 8));
+        const auto slot = arena.allocate(number, static_cast<EntryNumber>(size));
+        CHECK(slot.has_value());
+        CHECK_EQUAL(arena.size_class(number).record_bytes, size * 8);
+        arena.free(*slot);
+    }
+    CHECK_EQUAL(arena.class_count(), 4096u);
+    CHECK_EQUAL(arena.stats().free_extents, 4096u);
+}
+
+TEST(more_record_sizes_than_are_served_are_refused_as_long_as_all_have_records) {
+    Arena arena = value_of(Arena::create({.segment_bytes = 64 << 20, .extent_bytes = 16 << 10}));
+    for (int i = 0; i < 8; ++i) {
+        CHECK(arena.add_segment().ok());
+    }
+    std::vector<Slot> slots;
+    for (std::uint64_t size = 1; size <= 4096; ++size) {
+        const auto slot = arena.allocate(value_of(arena.class_for(size)), static_cast<EntryNumber>(size));
+        CHECK(slot.has_value());
+        slots.push_back(*slot);
+    }
+    CHECK(arena.class_for(5000).fault().code() == Code::unavailable);
+    const ClassNumber seven = value_of(arena.class_for(7));
+    arena.free(slots[6]);
+    CHECK_EQUAL(value_of(arena.class_for(5000)), seven);
+    CHECK(arena.allocate(seven, 1).has_value());
+    CHECK(arena.class_for(7).fault().code() == Code::unavailable);
+    CHECK_EQUAL(arena.owner_at(slots[7]), 8u);
 }

@@ -97,6 +97,29 @@ TEST(a_successor_knows_the_same_identities) {
     CHECK_EQUAL(value_of(successor.open(fingerprint(3), plain_geometry())), 2u);
 }
 
+TEST(a_number_that_was_forgotten_is_another_identitys_where_there_is_no_other) {
+    Namespaces namespaces;
+    NamespaceTable reader(namespaces.index.view(), reserve_in(namespaces.index));
+    Fingerprint name{};
+    for (std::uint32_t i = 0; i < kNamespaceLimit; ++i) {
+        std::memcpy(name.data(), &i, sizeof(i));
+        CHECK_EQUAL(value_of(namespaces.table.open(name, plain_geometry())), i);
+    }
+    namespaces.table.forget([](std::uint32_t number) { return number == 5 || number == 9; });
+    CHECK_EQUAL(namespaces.table.known(), kNamespaceLimit - 2);
+    CHECK(namespaces.table.find(5) == nullptr && namespaces.table.find(6) != nullptr);
+    reader.adopt();
+    CHECK(reader.find(5) == nullptr && reader.find(kNamespaceLimit - 1) != nullptr);
+
+    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(0xff), hybrid_geometry())), 5u);
+    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(0xfe), plain_geometry())), 9u);
+    CHECK(namespaces.table.open(fingerprint(0xfd), plain_geometry()).fault().code() == Code::failed);
+    reader.adopt();
+    CHECK(reader.find(5)->geometry == hybrid_geometry());
+    CHECK(reader.find(9)->fingerprint == fingerprint(0xfe));
+    CHECK_EQUAL(reader.known(), kNamespaceLimit);
+}
+
 TEST(damaged_records_are_not_believed) {
     std::mt19937_64 random(5);
     for (int round = 0; round < 500; ++round) {

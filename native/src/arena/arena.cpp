@@ -59,13 +59,21 @@ Result<ClassNumber> Arena::class_for(std::uint64_t record_bytes) {
         return Status(Code::invalid, "a record of " + std::to_string(record_bytes) + " bytes fits no segment of " +
                                          std::to_string(shape_.segment_bytes));
     }
-    if (classes_.size() == kMaxClasses) {
+    if (classes_.size() < kMaxClasses) {
+        const ClassNumber number = pool_.spans.add_class(record_bytes, slot_bytes, span);
+        classes_.emplace(record_bytes, number);
+        asks_again_at_.push_back(0);
+        return number;
+    }
+    const std::optional<ClassNumber> unused = pool_.spans.find_unused_class();
+    if (!unused) {
         return Status(Code::unavailable, "the pool serves 4096 record sizes already");
     }
-    const ClassNumber number = pool_.spans.add_class(record_bytes, slot_bytes, span);
-    classes_.emplace(record_bytes, number);
-    asks_again_at_.push_back(0);
-    return number;
+    classes_.erase(pool_.spans.size_class(*unused).record_bytes);
+    pool_.spans.change_class(*unused, record_bytes, slot_bytes, span);
+    classes_.emplace(record_bytes, *unused);
+    asks_again_at_[*unused] = 0;
+    return *unused;
 }
 
 std::optional<Slot> Arena::allocate(ClassNumber number, EntryNumber owner) {

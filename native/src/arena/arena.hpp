@@ -59,7 +59,8 @@ public:
     Status add_extents(std::uint32_t count);
     Status add_segment() { return add_extents(pool_.extents_per_segment); }
 
-    // The size's number, the same for the same size; at most 4096. Code::invalid: no segment can hold such a record.
+    // The size's number, the same for the same size as long as it has records; at most 4096 sizes have them at once.
+    // Code::invalid: no segment can hold such a record.
     Result<ClassNumber> class_for(std::uint64_t record_bytes);
 
     // None: the size has no hole and no free run of extents is long enough.

@@ -25,11 +25,27 @@ void SpanTable::add_extents(std::uint32_t count) {
 }
 
 ClassNumber SpanTable::add_class(std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape) {
-    Class& size = classes_.emplace_back();
+    classes_.emplace_back();
+    const auto number = static_cast<ClassNumber>(classes_.size() - 1);
+    change_class(number, record_bytes, slot_bytes, shape);
+    return number;
+}
+
+// One that is being drained has records, or is gone.
+std::optional<ClassNumber> SpanTable::find_unused_class() const noexcept {
+    const auto unused =
+        std::ranges::find_if(classes_, [](const Class& size) { return size.facts.spans == 0 && size.facts.live == 0; });
+    return unused == classes_.end() ? std::nullopt : std::optional(static_cast<ClassNumber>(unused - classes_.begin()));
+}
+
+void SpanTable::change_class(ClassNumber unused, std::uint64_t record_bytes, std::uint64_t slot_bytes,
+                             SpanShape shape) {
+    Class& size = classes_[unused];
+    assert(size.facts.spans == 0 && size.facts.live == 0 && size.facts.spare_spans == 0);
+    size = {};
     size.facts = {.record_bytes = record_bytes, .slot_bytes = slot_bytes, .shape = shape};
     size.lists.fill(kNoSpan);
     count_spare(size);
-    return static_cast<ClassNumber>(classes_.size() - 1);
 }
 
 void SpanTable::add(ClassNumber number, ExtentNumber first) {

@@ -49,6 +49,10 @@ public:
     void reserve(std::uint32_t extents);
     void add_extents(std::uint32_t count);
     ClassNumber add_class(std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape);
+    // One without spans. Looks at all of them.
+    std::optional<ClassNumber> find_unused_class() const noexcept;
+    // The number of such a one is another size's from now on.
+    void change_class(ClassNumber unused, std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape);
 
     // A span without records at extents that serve none.
     void add(ClassNumber number, ExtentNumber first);

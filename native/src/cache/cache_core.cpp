@@ -317,6 +317,10 @@ Status CacheCore::take_over() {
         return report.fault();
     }
     adoption_ = report.value();
+    // Engines name their identities anew to a successor, so those of nobody's blocks may go before they are too many.
+    if (namespaces_.known() > kNamespaceLimit / 2) {
+        namespaces_.forget([this](std::uint32_t number) { return store_.counts().used_by[number].load() == 0; });
+    }
     // Not before: by now no entry has a number that was another tenant's.
     for (const TenantTerms& tenant : options_.tenants.value_or(std::vector<TenantTerms>{})) {
         if (const auto opened = store_.tenants().open(tenant.name, tenant.quota_bytes); !opened.ok()) {

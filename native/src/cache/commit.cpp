@@ -39,7 +39,7 @@ Result<std::size_t> CacheCore::reserve(SessionId session, TenantNumber tenant, S
         if (!store_.tenants().is_known(tenant)) {
             return Status(Code::invalid, "no tenant has number " + std::to_string(tenant));
         }
-        const auto size_class = store_.open_class(space);
+        auto size_class = store_.open_class(space);
         if (!size_class.ok()) {
             return size_class.fault();
         }
@@ -56,11 +56,18 @@ Result<std::size_t> CacheCore::reserve(SessionId session, TenantNumber tenant, S
                 while (entry == kNoEntry && effort.is_unfinished) {
                     lock.unlock();
                     lock.lock();
+                    size_class = store_.open_class(space);  // its number may be another size's by now
+                    if (!size_class.ok()) {
+                        break;
+                    }
                     entry = store_.reserve(space, size_class.value(), tenant, place, effort);
                 }
                 if (entry == kNoEntry) {
                     sessions_.discharge(session, slot_bytes);
                 }
+            }
+            if (!size_class.ok()) {
+                return size_class.fault();
             }
             if (entry == kNoEntry) {
                 refused_.fetch_add(1, kRelaxed);
@@ -336,7 +343,7 @@ CacheStats CacheCore::stats() const {
     stats.moved_bytes = counts.moved_bytes.load(kRelaxed);
     stats.leases = leases_.count();
     stats.sessions = sessions_.count();
-    stats.namespaces = namespaces_.count();
+    stats.namespaces = namespaces_.known();
     stats.hits = hits_.load(kRelaxed);
     stats.misses = misses_.load(kRelaxed);
     stats.refused = refused_.load(kRelaxed);

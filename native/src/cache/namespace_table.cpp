@@ -63,7 +63,7 @@ Result<std::uint32_t> NamespaceTable::open(const Fingerprint& fingerprint, const
             return Status(Code::invalid, "the identity is known with another geometry of its groups");
         }
     }
-    const std::uint32_t number = count();
+    const std::uint32_t number = choose_number();
     if (number == kNamespaceLimit) {
         return Status(Code::failed,
                       "there are " + std::to_string(kNamespaceLimit) + " identities, more are not served");
@@ -71,8 +71,10 @@ Result<std::uint32_t> NamespaceTable::open(const Fingerprint& fingerprint, const
     if (Status status = reserve_(view_.regions.namespaces, number + 1); !status.ok()) {
         return status;
     }
+    // Nobody's as long as it is not whole.
     NamespaceRecord& record = view_.namespaces[number];
-    record.group_count = static_cast<std::uint32_t>(geometry.groups.size());
+    const std::atomic_ref<std::uint32_t> group_count(record.group_count);
+    group_count.store(0, std::memory_order_release);
     record.hash_block_size = geometry.hash_block_size;
     record.fingerprint = fingerprint;
     for (std::size_t i = 0; i < geometry.groups.size(); ++i) {
@@ -84,7 +86,8 @@ Result<std::uint32_t> NamespaceTable::open(const Fingerprint& fingerprint, const
                             static_cast<std::uint8_t>(group.rule),
                             {}};
     }
-    view_.header->namespace_count.store(number + 1, std::memory_order_release);
+    group_count.store(static_cast<std::uint32_t>(geometry.groups.size()), std::memory_order_release);
+    view_.header->namespace_count.store(std::max(number + 1, count()), std::memory_order_release);
     publish(number, fingerprint, geometry);
     return number;
 }
@@ -96,13 +99,21 @@ const Namespace* NamespaceTable::find(std::uint32_t number) const noexcept {
 void NamespaceTable::adopt() {
     const std::lock_guard lock(mutex_);
     const std::uint32_t end = std::min(view_.header->namespace_count.load(std::memory_order_acquire), kNamespaceLimit);
-    for (std::uint32_t number = count(); number < end; ++number) {
-        const NamespaceRecord& record = view_.namespaces[number];
-        if (record.group_count > kGroupLimit) {
+    for (std::uint32_t number = 0; number < end; ++number) {
+        if (find(number) != nullptr) {
+            continue;
+        }
+        NamespaceRecord& record = view_.namespaces[number];
+        const std::uint32_t group_count =
+            std::atomic_ref<std::uint32_t>(record.group_count).load(std::memory_order_acquire);
+        if (group_count == 0) {
+            continue;
+        }
+        if (group_count > kGroupLimit) {
             break;
         }
         Geometry geometry{.hash_block_size = record.hash_block_size, .groups = {}};
-        for (std::uint32_t i = 0; i < record.group_count; ++i) {
+        for (std::uint32_t i = 0; i < group_count; ++i) {
             const GroupRecord& group = record.groups[i];
             geometry.groups.push_back({.record_bytes = group.record_bytes,
                                        .block_size = group.block_size,
@@ -115,6 +126,31 @@ void NamespaceTable::adopt() {
         }
         publish(number, record.fingerprint, std::move(geometry));
     }
+}
+
+void NamespaceTable::forget(const std::function<bool(std::uint32_t)>& is_it) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(owned_, [&](const std::unique_ptr<const Namespace>& known) {
+        if (!is_it(known->number)) {
+            return false;
+        }
+        by_number_[known->number].store(nullptr, std::memory_order_release);
+        std::atomic_ref<std::uint32_t>(view_.namespaces[known->number].group_count).store(0, std::memory_order_release);
+        known_.fetch_sub(1, std::memory_order_relaxed);
+        return true;
+    });
+}
+
+// The next one, or the first that is nobody's; `kNamespaceLimit`: there is none.
+std::uint32_t NamespaceTable::choose_number() const noexcept {
+    std::uint32_t number = count();
+    if (number == kNamespaceLimit && known() < number) {
+        number = 0;
+        while (by_number_[number].load(std::memory_order_relaxed) != nullptr) {
+            ++number;
+        }
+    }
+    return number;
 }
 
 Status NamespaceTable::check(const Geometry& geometry) const {
@@ -136,7 +172,8 @@ Status NamespaceTable::check(const Geometry& geometry) const {
 void NamespaceTable::publish(std::uint32_t number, const Fingerprint& fingerprint, Geometry geometry) {
     owned_.push_back(derive(number, fingerprint, std::move(geometry)));
     by_number_[number].store(owned_.back().get(), std::memory_order_release);
-    count_.store(number + 1, std::memory_order_release);
+    known_.fetch_add(1, std::memory_order_relaxed);
+    count_.store(std::max(number + 1, count()), std::memory_order_release);
 }
 
 }  // namespace kvo

@@ -53,10 +53,18 @@ public:
     // Reads records that another process wrote and that are not known here, up to the first that makes no sense.
     void adopt();
 
+    // Numbers of these identities are nobody's, and given again where all others are taken. None of them has an entry,
+    // and nobody looks for one meanwhile.
+    void forget(const std::function<bool(std::uint32_t)>& is_it);
+
+    // Numbers below were ever given.
     std::uint32_t count() const noexcept { return count_.load(std::memory_order_acquire); }
+    // Identities that have one now.
+    std::uint32_t known() const noexcept { return known_.load(std::memory_order_relaxed); }
 
 private:
     Status check(const Geometry& geometry) const;
+    std::uint32_t choose_number() const noexcept;
     void publish(std::uint32_t number, const Fingerprint& fingerprint, Geometry geometry);
 
     const IndexView view_;
@@ -65,6 +73,7 @@ private:
     std::vector<std::unique_ptr<const Namespace>> owned_;
     std::array<std::atomic<const Namespace*>, kNamespaceLimit> by_number_{};
     std::atomic<std::uint32_t> count_ = 0;
+    std::atomic<std::uint32_t> known_ = 0;
 };
 
 }  // namespace kvo
