@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -76,6 +77,8 @@ class Domain:
         """Accepted ones by fingerprint."""
         self.fingerprints: dict[int, bytes] = {}
         """By namespace."""
+        self.brought: Counter[int] = Counter()
+        """How many of them engines of a user were the first to name, by user."""
         self.geometries: dict[int, CacheGeometry] = {}
         self._tenants: dict[str, int] = {}
 

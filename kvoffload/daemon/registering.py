@@ -11,7 +11,7 @@ from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register,
 from kvoffload.types import Fingerprint
 
 
-def register(connection: Connection, message: Register, *, namespace_limit: int) -> Registered | Error:
+def register(connection: Connection, message: Register, *, namespace_limit: int, user_limit: int) -> Registered | Error:
     """The namespace of the session's blocks, the same for all its processes. A refusal changes nothing."""
     session, domain = connection.session, connection.session.domain
     if session.is_observer:
@@ -21,12 +21,15 @@ def register(connection: Connection, message: Register, *, namespace_limit: int)
     agreed = _compare(connection, message)
     if isinstance(agreed, Error):
         return agreed
-    tenant = domain.choose_tenant(message, session.uid)
+    is_new = message.fingerprint not in domain.fingerprints.values()
+    refusal = _check_share(domain, message, session.uid, user_limit) if is_new else None
+    tenant = refusal or domain.choose_tenant(message, session.uid)
     if isinstance(tenant, Error):
         return tenant
     name_space = open_namespace(domain, message, namespace_limit)
     if isinstance(name_space, Error):
         return name_space
+    domain.brought[session.uid] += is_new
     connection.agreed = agreed
     tenants = domain.list_tenants(session.uid)
     session.registration = Registration(name_space=name_space, register=message, tenant=tenant, tenants=tenants)
@@ -58,6 +61,13 @@ def open_express(session: EngineSession) -> list[OpenExpress]:
     ]
 
 
+def _check_share(domain: Domain, message: Register, uid: int, user_limit: int) -> Error | None:
+    """Whether engines of this user may bring another identity."""
+    if domain.brought[uid] < user_limit:
+        return None
+    return refuse(message, ErrorCode.BUSY, f"engines of user {uid} have brought {user_limit} identities")
+
+
 def _compare(connection: Connection, message: Register) -> Agreement | Error:
     """With what this session said before, or else anybody with this fingerprint."""
     domain, before = connection.session.domain, connection.session.registration
@@ -76,6 +86,9 @@ def open_namespace(domain: Domain, message: Register | Introduce, namespace_limi
         name_space = domain.cache.open_namespace(Fingerprint(message.fingerprint), geometry)
     except ValueError as fault:
         return refuse(message, ErrorCode.MISMATCH, str(fault))
+    except RuntimeError as fault:
+        # Adopted memory has identities that nobody has named to this server.
+        return refuse(message, ErrorCode.BUSY, str(fault))
     if isinstance(message, Register):
         domain.registers.setdefault(message.fingerprint, message)
     domain.fingerprints[name_space] = message.fingerprint

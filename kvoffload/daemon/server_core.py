@@ -390,7 +390,13 @@ class ServerCore:
 
     def _register(self, connection: Connection, message: Register) -> ServerMessage:
         self._survey.keep_report(connection.session, message)
-        return register(connection, replace(message, report=b""), namespace_limit=self._terms.limits.namespaces)
+        limits = self._terms.limits
+        return register(
+            connection,
+            replace(message, report=b""),
+            namespace_limit=limits.namespaces,
+            user_limit=limits.user_namespaces,
+        )
 
     def _adopt(self, connection: Connection, message: Adopt) -> ServerMessage:
         if connection.session.is_observer:

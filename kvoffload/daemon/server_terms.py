@@ -25,6 +25,9 @@ class ServerLimits:
     guests: int = 2 * MAX_MEMBERS
     """Observers over TCP, peers among them. Beyond it the one that was silent longest has to say hello again."""
     namespaces: int = 4096
+    """Identities of a domain."""
+    user_namespaces: int = 1024
+    """Of them, those that engines of one user brought."""
     subscribers: int = 64
     queued_events: int = 1024
     """Of one subscriber. Beyond it events are dropped, and counted in an `events_lost`."""

@@ -11,7 +11,7 @@ from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.to_send import OpenExpress
 from kvoffload.protocol import Error, ErrorCode, Register, Registered
 from tests.unit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
-from tests.unit.daemon.harness import Client, Server, register_of
+from tests.unit.daemon.harness import UID, Client, Server, register_of
 
 
 def greeted(server: Server, name: str, *, wants_express: bool = False) -> Client:
@@ -87,6 +87,33 @@ def test_identities_are_bounded() -> None:
         assert isinstance(answer, Error)
         assert answer.code is ErrorCode.BUSY
         server.process("c").join()
+
+
+def test_one_user_does_not_take_the_identities_of_others() -> None:
+    with Server(limits=ServerLimits(namespaces=4, user_namespaces=2)) as server:
+        for name in ("a", "b"):
+            assert isinstance(greeted(server, name).ask(register_of(name=name)), Registered)
+        answer = greeted(server, "c").ask(register_of(name="c"))
+        assert isinstance(answer, Error)
+        assert answer.code is ErrorCode.BUSY
+        assert "engines of user" in answer.message
+        # Known ones are served, and so are those of others.
+        assert isinstance(greeted(server, "d").ask(register_of(name="b")), Registered)
+        for name in ("e", "f"):
+            other = server.process(name, uid=UID + 1)
+            other.greet()
+            other.connect()
+            assert isinstance(other.ask(register_of(name=name)), Registered)
+
+
+def test_identities_of_adopted_memory_count_too(server: Server) -> None:
+    """They have numbers, though nobody has named them to this server yet."""
+    for at in range(4096):
+        server.cache.open_namespace(fingerprint(f"model {at}"), PLAIN)
+    answer = greeted(server, "engine").ask(register_of(name="another"))
+    assert isinstance(answer, Error)
+    assert answer.code is ErrorCode.BUSY
+    assert isinstance(greeted(server, "known").ask(register_of(PLAIN, name="model 7")), Registered)
 
 
 def test_an_express_channel_is_opened_once_all_of_a_session_is_known(server: Server) -> None:
