@@ -68,6 +68,7 @@ def serve(
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from kvoffload.cli.prompt_recorder import PromptRecorder
     from kvoffload.daemon.ending import EndingTerms
+    from kvoffload.daemon.open_files import raise_limit
     from kvoffload.daemon.private_life import PrivateTerms
     from kvoffload.daemon.server import CacheServer, ServerPlan
     from kvoffload.private_files import PrivateFiles
@@ -97,6 +98,7 @@ def serve(
         peering=None if fleet is None else fleet.peering,
         on_prompt=None if recorder is None else recorder.note,
     )
+    raise_limit()
     server = CacheServer(plan)
     try:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import zmq
 
-from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlSocket
+from kvoffload.daemon.control import FRAMES_AT_ONCE, ControlLimits, ControlSocket
 from kvoffload.daemon.lifelines import Watcher
 from kvoffload.daemon.long_calls import LongCalls
 from kvoffload.daemon.remote_control import RemoteControl
@@ -39,6 +39,8 @@ class ChannelTerms:
     """For a server of several domains: nobody speaks for a session of another user, even one that knows its number."""
     remote: RemoteTerms | None = None
     """None: nobody comes over TCP."""
+    limits: ControlLimits = field(default_factory=ControlLimits)
+    """Of the Unix socket."""
 
 
 class ControlChannels:
@@ -47,7 +49,7 @@ class ControlChannels:
     def __init__(self, terms: ChannelTerms, watcher: Watcher) -> None:
         """ConfigError: a path or an address cannot be used."""
         self._boot_id = terms.boot_id
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._tells_users = terms.tells_users
         self._local: ControlSocket | None = None
         self._remote: RemoteControl | None = None
         self._watcher = watcher
@@ -55,9 +57,7 @@ class ControlChannels:
         watcher.watch(self.long_file, writes=False)
         try:
             path = terms.socket.with_name(terms.socket.name + ".control")
-            self._local = ControlSocket(
-                self._context, path, mode=terms.mode, group=terms.group, tells_users=terms.tells_users
-            )
+            self._local = ControlSocket(path, mode=terms.mode, group=terms.group, limits=terms.limits)
             if terms.remote is not None:
                 inner = terms.socket.with_name(terms.socket.name + ".tcp")
                 self._remote = RemoteControl(terms.remote, inner, watcher)
@@ -77,14 +77,19 @@ class ControlChannels:
         return "" if self._remote is None else self._remote.endpoint
 
     @property
+    def local_file(self) -> int:
+        """For a poller; it is for `serve` when it is readable."""
+        assert self._local is not None
+        return self._local.fileno()
+
+    @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """For a poller; one that is readable is for `serve`."""
-        assert self._local is not None
-        return [self._local.socket, *(() if self._remote is None else self._remote.sockets)]
+        return list(() if self._remote is None else self._remote.sockets)
 
     def serve(self, ready: object, core: ServerCore, send: Send, clock_ns: Clock) -> None:
-        """What has come on a socket, up to a bound."""
-        if self._local is not None and ready is self._local.socket:
+        """What has come on a socket or the local file, up to a bound."""
+        if self._local is not None and ready == self._local.fileno():
             self._serve_local(self._local, core, send, clock_ns)
         elif self._remote is not None:
             self._serve_remote(self._remote, core, send, clock_ns)
@@ -116,6 +121,8 @@ class ControlChannels:
 
     def tick(self) -> None:
         """To be called now and then."""
+        if self._local is not None:
+            self._local.tick()
         if self._remote is not None:
             self._remote.gate.tick()
 
@@ -136,7 +143,6 @@ class ControlChannels:
         self._long.close()
         if self._local is not None:
             self._local.close()
-        self._context.term()
         if self._remote is not None:
             self._remote.close()
 
@@ -150,15 +156,19 @@ class ControlChannels:
         for _ in range(FRAMES_AT_ONCE):
             received = local.receive()
             if received is None:
-                return
+                break
+            connection, _ = received
             self._serve_frame(*received, core, send, clock_ns)
-            if not local.is_readable:
-                return
+            if local.is_unknown(connection) and core.sessions.find_connection(connection) is not None:
+                local.trust(connection)
+        local.leave()
+        for connection in local.take_ended():
+            core.close_connection(connection)
 
     def _serve_frame(self, connection: bytes, frame: bytes, core: ServerCore, send: Send, clock_ns: Clock) -> None:
         assert self._local is not None
         is_busy = self._long.is_busy(connection)
-        if is_busy and self._long.wait(connection, frame):
+        if is_busy and self._long.wait(connection, frame, owner=self._local.find_user(connection)):
             return
         call = CODEC.decode_call(frame)
         if isinstance(call, ProtocolFault):
@@ -166,7 +176,7 @@ class ControlChannels:
         elif is_busy:
             send(core.overflow(connection, call))
         else:
-            uid = self._local.find_user(connection) if self._local.tells_users else None
+            uid = self._local.find_user(connection) if self._tells_users else None
             send(core.handle(connection, call, clock_ns(), uid=uid))
 
     def _serve_remote(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from kvoffload.daemon.shares import has_share
 from kvoffload.daemon.to_send import Later
 from kvoffload.protocol import ServerMessage
 from kvoffload.units import MIB
@@ -15,6 +16,8 @@ from kvoffload.units import MIB
 MAX_WAITING = 1024
 MAX_WAITING_BYTES = 64 * MIB
 """In frames of one connection behind its long call."""
+ALL_WAITING_BYTES = 4 * MAX_WAITING_BYTES
+"""Of all; no user gets all of it."""
 
 
 class LongCalls:
@@ -28,6 +31,9 @@ class LongCalls:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._running: dict[bytes, tuple[Later, Future[ServerMessage]]] = {}
         self._waiting: dict[bytes, deque[bytes]] = {}
+        self._owners: dict[bytes, int] = {}
+        self._bytes: Counter[int] = Counter()
+        """By user."""
 
     def __len__(self) -> int:
         """Connections that have one."""
@@ -47,11 +53,15 @@ class LongCalls:
     def is_busy(self, connection: bytes) -> bool:
         return connection in self._running
 
-    def wait(self, connection: bytes, frame: bytes) -> bool:
-        """Keeps a frame that came behind. False: there are too many."""
+    def wait(self, connection: bytes, frame: bytes, *, owner: int = 0) -> bool:
+        """Keeps a frame that came behind. False: there are too many of the connection, or of its owner."""
         waiting = self._waiting.setdefault(connection, deque())
+        owner = self._owners.setdefault(connection, owner)
         if len(waiting) >= MAX_WAITING or sum(map(len, waiting)) + len(frame) > MAX_WAITING_BYTES:
             return False
+        if not has_share(self._bytes[owner], total=self._bytes.total() + len(frame) - 1, limit=ALL_WAITING_BYTES):
+            return False
+        self._bytes[owner] += len(frame)
         waiting.append(frame)
         return True
 
@@ -67,8 +77,15 @@ class LongCalls:
         waiting = self._waiting.get(connection)
         if not waiting:
             self._waiting.pop(connection, None)
+            self._owners.pop(connection, None)
             return None
-        return None if connection in self._running else waiting.popleft()
+        if connection in self._running:
+            return None
+        frame = waiting.popleft()
+        self._bytes[self._owners[connection]] -= len(frame)
+        # Who has nothing here costs nothing.
+        self._bytes += Counter()
+        return frame
 
     def close(self) -> None:
         """Waits for what runs. Once more does nothing."""

@@ -162,7 +162,7 @@ class CacheServer:
         for socket in self._channels.sockets:
             self._poller.register(socket, zmq.POLLIN)
         peers = () if self._peers is None else (self._peers.fileno(),)
-        for file in (self._express.fileno(), *self._core.tiers.files(), *peers):
+        for file in (self._channels.local_file, self._express.fileno(), *self._core.tiers.files(), *peers):
             self._poller.register(file, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
@@ -246,7 +246,9 @@ class CacheServer:
         """False: nothing was ready."""
         found = self._poller.poll(int(timeout_s * 1000))
         for ready, flags in found:
-            if isinstance(ready, int) and ready == self._channels.long_file:
+            if isinstance(ready, int) and ready == self._channels.local_file:
+                self._channels.serve(ready, self._core, self._send, self._clock_ns)
+            elif isinstance(ready, int) and ready == self._channels.long_file:
                 self._channels.finish_long(self._core, self._send, self._clock_ns)
             elif isinstance(ready, int) and ready == self._express.fileno():
                 core = self._core

@@ -31,12 +31,15 @@ class Both:
     def __init__(self, server: Server, tmp_path: Path, *, tells_users: bool = False) -> None:
         self.server = server
         self.loop = Loop()
+        self.last = b""
+        """The connection that was answered last."""
         terms = ChannelTerms(socket=tmp_path / "s", boot_id=BOOT_ID, remote=REMOTE, tells_users=tells_users)
         self.channels = ControlChannels(terms, self.loop)
 
     def turn(self) -> None:
         for file, flags in self.loop.poll.poll(1):
             self.channels.on_ready(file, reads=bool(flags & ~zmq.POLLOUT), writes=bool(flags & zmq.POLLOUT))
+        self.channels.serve(self.channels.local_file, self.server.core, self.send, lambda: 1)
         for socket in self.channels.sockets:
             if socket.poll(0):
                 self.channels.serve(socket, self.server.core, self.send, lambda: 1)
@@ -44,6 +47,7 @@ class Both:
     def send(self, messages: list[Sendable]) -> None:
         for one in messages:
             assert isinstance(one, ToConnection)
+            self.last = one.connection
             self.channels.send(one.connection, one.message, one.number)
 
 
@@ -118,13 +122,10 @@ def test_where_users_are_told_apart_the_kernel_says_who_asks(
 def test_an_answer_that_does_not_fit_is_a_fault_of_ours(
     both: Both, local: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    local.setsockopt(zmq.ROUTING_ID, b"name")
     local.connect(both.channels.endpoint)
     wrong = NamespaceOpened(name_space=-1, fingerprint=b"")
-    local.send(b"")
-    while not both.channels.sockets[0].poll(0):
-        pass
-    assert both.channels.send(b"name", wrong, 7)
+    ask(both, local, Stats(), 1)
+    assert both.channels.send(both.last, wrong, 7)
     assert local.poll(30_000)
     answer = CODEC.decode_answer(local.recv())
     assert isinstance(answer, Answer)
