@@ -6,13 +6,16 @@ not greet makes room for others, and who does not read is let go.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvoffload.daemon.open_files import is_of_reserve
+from kvoffload.daemon.shares import has_share
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.errors import PacketError
 from kvoffload.packets import Credentials, Packet, PacketSocket, close_all
@@ -34,8 +37,9 @@ from kvoffload.protocol import (
 logger = logging.getLogger(__name__)
 
 MAX_LIFELINES = 8192
+"""Of all users. None gets all of them."""
 MAX_UNGREETED = 64
-"""Connections that have not greeted; the oldest goes for a newer one."""
+"""Connections that have not greeted; for a newer one goes the oldest of whoever has most."""
 MAX_QUEUED = 512
 """Packets that a process has not read: the memory of 100,000 segments."""
 ACCEPTS_AT_ONCE = 64
@@ -104,6 +108,7 @@ class Lifelines:
         self._lines: dict[int, _Line] = {}
         self._by_file: dict[int, _Line] = {}
         self._ungreeted: dict[int, _Line] = {}
+        self._users: Counter[int] = Counter()
         self._is_full = False
         """The listener is not watched: this process has no descriptor left."""
         watcher.watch(listener.fileno(), writes=False)
@@ -187,13 +192,17 @@ class Lifelines:
             return True
         self._last += 1
         line = _Line(self._last, end, credentials)
-        if len(self._lines) >= MAX_LIFELINES:
+        has_room = has_share(self._users[credentials.uid], total=len(self._lines), limit=MAX_LIFELINES)
+        if not has_room or is_of_reserve(end.fileno()):
             full = Error(code=ErrorCode.BUSY, message=f"greeting: there are {len(self._lines)} lifelines")
-            end.send(self._encode(full, 0))
+            with contextlib.suppress(PacketError):
+                end.send(self._encode(full, 0))
             end.close()
             return True
         if len(self._ungreeted) >= MAX_UNGREETED:
-            self._end(next(iter(self._ungreeted.values())))
+            ((uid, _),) = Counter(one.credentials.uid for one in self._ungreeted.values()).most_common(1)
+            self._end(next(one for one in self._ungreeted.values() if one.credentials.uid == uid))
+        self._users[credentials.uid] += 1
         self._lines[line.number] = self._by_file[end.fileno()] = self._ungreeted[line.number] = line
         self._watcher.watch(end.fileno(), writes=False)
         return True
@@ -268,6 +277,9 @@ class Lifelines:
         if self._lines.pop(line.number, None) is None:
             return
         self._ungreeted.pop(line.number, None)
+        self._users[line.credentials.uid] -= 1
+        # A user who is gone costs nothing.
+        self._users += Counter()
         del self._by_file[line.end.fileno()]
         self._watcher.unwatch(line.end.fileno())
         line.end.close()

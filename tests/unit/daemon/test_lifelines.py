@@ -249,6 +249,58 @@ def test_a_full_server_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> N
     assert late.is_ended()
 
 
+def of_user(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+    """Whoever is let in from here on."""
+    monkeypatch.setattr(PacketSocket, "credentials", lambda _: Credentials(os.getpid(), uid, os.getgid()))
+
+
+def connect_some(loop: Loop, count: int) -> list[Process]:
+    made = [Process(loop) for _ in range(count)]
+    for _ in range(count):
+        loop.turn()
+    return made
+
+
+def test_no_user_gets_all_lifelines(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifelines_module, "MAX_LIFELINES", 8)
+    of_user(monkeypatch, 8)
+    many = connect_some(loop, 9)
+    assert len(loop.lines) == 6
+    of_user(monkeypatch, os.getuid())
+    (other,) = connect_some(loop, 1)
+    other.greet()
+    for one in many:
+        one.end.close()
+    while len(loop.lines) > 1:
+        loop.turn()
+    of_user(monkeypatch, 8)
+    again = connect_some(loop, 2)
+    assert len(loop.lines) == 3
+    other.greet()
+    del again
+
+
+def test_of_those_who_do_not_greet_one_of_whoever_has_most_goes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifelines_module, "MAX_UNGREETED", 3)
+    (slow,) = connect_some(loop, 1)
+    of_user(monkeypatch, 8)
+    many = connect_some(loop, 9)
+    assert len(loop.lines) == 3
+    slow.greet()
+    del many
+
+
+def test_the_last_descriptors_are_for_nobody_new(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Process(loop)
+    known.greet()
+    monkeypatch.setattr(lifelines_module, "is_of_reserve", lambda _: True)
+    answer, _ = (late := Process(loop)).receive()
+    assert isinstance(answer.message, Error)
+    assert answer.message.code is ErrorCode.BUSY
+    assert late.is_ended()
+    known.greet()
+
+
 def test_without_descriptors_nobody_new_is_let_in_until_somebody_leaves(loop: Loop) -> None:
     known = Process(loop)
     known.greet()
