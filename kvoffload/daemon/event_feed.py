@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import ServerLimits
+from kvoffload.daemon.shares import has_shares
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Cleared, EventsLost, Medium, NamespaceOpened, Removed, Stored
 from kvoffload.protocol.message import Event
@@ -29,6 +30,7 @@ class Space:
 @dataclass(kw_only=True)
 class _Subscriber:
     domain: str
+    owner: str
     name_spaces: frozenset[int]
     """Empty: all."""
     queue: deque[Event] = field(default_factory=deque)
@@ -67,11 +69,11 @@ class EventFeed:
         self._subscribers: dict[bytes, _Subscriber] = {}
         self._watches: dict[str, _Watch] = {}
 
-    def subscribe(self, key: bytes, domain: str, name_spaces: tuple[int, ...]) -> bool:
-        """Replaces the connection's earlier subscription. False: there are too many."""
-        if key not in self._subscribers and len(self._subscribers) >= self._limits.subscribers:
+    def subscribe(self, key: bytes, domain: str, name_spaces: tuple[int, ...], *, owner: str = "") -> bool:
+        """Replaces the connection's earlier subscription. False: there are too many, or too many of its owner's."""
+        if key not in self._subscribers and not self._has_room(domain, owner):
             return False
-        self._subscribers[key] = _Subscriber(domain=domain, name_spaces=frozenset(name_spaces))
+        self._subscribers[key] = _Subscriber(domain=domain, owner=owner, name_spaces=frozenset(name_spaces))
         self._on_heard(True)
         self._watches.setdefault(domain, _Watch())
         return True
@@ -191,6 +193,13 @@ class EventFeed:
         for subscriber in self._subscribers.values():
             if subscriber.domain == domain:
                 subscriber.lost += count
+
+    def _has_room(self, domain: str, owner: str) -> bool:
+        """No owner gets all of them, and no domain."""
+        total, limit = len(self._subscribers), self._limits.subscribers
+        of_owner = sum(one.owner == owner for one in self._subscribers.values())
+        of_domain = sum(one.domain == domain for one in self._subscribers.values())
+        return has_shares(of_owner, of_domain, total=total, limit=limit)
 
     def _is_heard(self, domain: str) -> bool:
         return any(subscriber.domain == domain for subscriber in self._subscribers.values())

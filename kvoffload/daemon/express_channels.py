@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from kvoffload import native
 from kvoffload.daemon.event_feed import Space
+from kvoffload.daemon.shares import has_shares
 from kvoffload.daemon.to_send import OpenExpress
 from kvoffload.protocol import limits
 from kvoffload.units import MIB
 
-MAX_CHANNELS = 64
-"""At a time, a thread each. Whoever comes later is served over the control channel."""
+MAX_CHANNELS = 96
+"""At a time, a thread each; no user and no domain gets all. Whoever comes later is served over the control channel."""
 MAX_LOGGED = 65_536
 """Blocks that were stored and not told yet. Beyond it they are only counted."""
 _SOCKET_BYTES = MIB
@@ -33,7 +34,7 @@ class ExpressChannels:
             channels=MAX_CHANNELS,
             logged=MAX_LOGGED,
         )
-        self._by_lifeline: dict[int, int] = {}
+        self._by_lifeline: dict[int, tuple[int, OpenExpress]] = {}
         self._owners: dict[Space, int] = {}
 
     def fileno(self) -> int:
@@ -41,7 +42,9 @@ class ExpressChannels:
         return self._server.log_file()
 
     def open(self, wanted: OpenExpress, cache: native.Cache) -> int | None:
-        """The process's end, which is the caller's from here on. None: there are too many."""
+        """The process's end, which is the caller's from here on. None: there are too many, of all or of its owner."""
+        if not self._has_room(wanted):
+            return None
         try:
             ours, theirs = socket.socketpair()
         except OSError:
@@ -61,12 +64,12 @@ class ExpressChannels:
         if not channel:
             theirs.close()
             return None
-        self._by_lifeline[wanted.lifeline] = channel
+        self._by_lifeline[wanted.lifeline] = channel, wanted
         return theirs.detach()
 
     def end(self, lifeline: int) -> None:
         """The process is served nothing more this way."""
-        channel = self._by_lifeline.pop(lifeline, None)
+        channel, _ = self._by_lifeline.pop(lifeline, (None, None))
         if channel is not None:
             self._server.end(channel)
 
@@ -106,6 +109,12 @@ class ExpressChannels:
                 tell(spaces[owner], group, hashes, parents)
         if lost:
             tell_lost(lost)
+
+    def _has_room(self, wanted: OpenExpress) -> bool:
+        others = [other for _, other in self._by_lifeline.values()]
+        of_owner = sum(other.owner == wanted.owner for other in others)
+        of_domain = sum(other.space.domain == wanted.space.domain for other in others)
+        return has_shares(of_owner, of_domain, total=len(others), limit=MAX_CHANNELS)
 
     def close(self) -> None:
         """Waits for what is being served."""

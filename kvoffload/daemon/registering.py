@@ -56,7 +56,7 @@ def open_express(session: EngineSession) -> list[OpenExpress]:
     for process in wanting:
         process.wants_express = False
     return [
-        OpenExpress(process.lifeline, session.number, cache_session, registration.tenant, tenants, space)
+        OpenExpress(process.lifeline, session.number, cache_session, registration.tenant, tenants, space, session.owner)
         for process in wanting
     ]
 

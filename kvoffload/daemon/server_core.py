@@ -404,7 +404,8 @@ class ServerCore:
         return AdoptAnswer(verdict=self._adoption.judge(connection.session, message))
 
     def _subscribe(self, connection: Connection, message: Subscribe) -> ServerMessage:
-        if not self._feed.subscribe(connection.key, connection.session.domain.name, message.name_spaces):
+        session = connection.session
+        if not self._feed.subscribe(connection.key, session.domain.name, message.name_spaces, owner=session.owner):
             return refuse(message, ErrorCode.BUSY, "there are too many subscribers")
         return Subscribed()
 

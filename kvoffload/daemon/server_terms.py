@@ -16,8 +16,9 @@ from kvoffload.tcp_address import TcpAddress
 class ServerLimits:
     """At each of them the newcomer is refused with BUSY, unless it says something else."""
 
-    sessions: int = 1024
-    """Open and quarantined ones, observers among them. The native core has room for 4096."""
+    sessions: int = 2048
+    """Open and quarantined ones, observers among them; no user and no domain gets all. The native core has room for
+    4096."""
     session_processes: int = 60
     """Lifelines of one session. The native core watches 63 processes each."""
     session_connections: int = 240
@@ -28,7 +29,8 @@ class ServerLimits:
     """Identities of a domain."""
     user_namespaces: int = 1024
     """Of them, those that engines of one user brought."""
-    subscribers: int = 64
+    subscribers: int = 96
+    """No user and no domain gets all."""
     queued_events: int = 1024
     """Of one subscriber. Beyond it events are dropped, and counted in an `events_lost`."""
     queued_hashes: int = 1 << 18

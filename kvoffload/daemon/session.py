@@ -94,6 +94,8 @@ class EngineSession:
     """What the engine's session was called in an old server's memory; it may be adopted."""
     processes: dict[int, Process] = field(default_factory=dict)
     """By lifeline."""
+    only_pid: int = 0
+    """The one process that it ever had, by the kernel's word; 0: it had others, too, or none."""
     joined: int = 0
     """Greetings of its processes so far."""
     parted: int = 0
@@ -111,6 +113,16 @@ class EngineSession:
     def has_parted(self) -> bool:
         """Nobody is left who could come back to it."""
         return not self.processes and self.joined == self.parted
+
+    def note_process(self, pid: int) -> None:
+        """One more greeting."""
+        self.only_pid = pid if self.joined == 0 or self.only_pid == pid else 0
+        self.joined += 1
+
+    @property
+    def owner(self) -> str:
+        """Whose share of what is for all it uses: a user's of this machine, or that of a key."""
+        return f"user {self.uid}" if self.guest is None else f"guest {self.guest.name}"
 
     @property
     def key(self) -> tuple[str, int, str]:

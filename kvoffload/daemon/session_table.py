@@ -25,6 +25,7 @@ from kvoffload.daemon.session import (
     Peer,
     Process,
 )
+from kvoffload.daemon.shares import has_shares
 from kvoffload.protocol import Agreement, Error, ErrorCode, Greeting, InboundSequence, Role
 
 logger = logging.getLogger(__name__)
@@ -218,10 +219,11 @@ class SessionTable:
         self.close_lifeline(lifeline)
         session = self._find_to_join(domain, greeting, peer.uid)
         if session is None:
-            refusal = self._refuse_new(greeting, may_open)
+            spent = self._take_spent(domain, peer) if may_open and not is_observer else None
+            refusal = None if spent is not None else self._refuse_new(domain, greeting, peer.uid, may_open)
             if refusal is not None:
                 return refusal
-            session = self._open(domain, greeting, peer.uid)
+            session = self._open(domain, greeting, peer.uid, spent)
         elif len(session.processes) >= self._limits.session_processes:
             return refuse(greeting, ErrorCode.BUSY, f"the session has {len(session.processes)} processes")
         try:
@@ -230,7 +232,7 @@ class SessionTable:
             if not session.processes:
                 self.quarantine(session)
             return refuse(greeting, ErrorCode.MALFORMED, str(fault))
-        session.joined += 1
+        session.note_process(peer.pid)
         session.processes[lifeline] = Process(
             lifeline=lifeline,
             role=greeting.role,
@@ -242,11 +244,28 @@ class SessionTable:
         self._by_lifeline[lifeline] = session
         return session, self._is_former(session, greeting)
 
-    def _refuse_new(self, greeting: Greeting, may_open: bool) -> Error | None:
+    def _refuse_new(self, domain: Domain, greeting: Greeting, uid: int, may_open: bool) -> Error | None:
         if not may_open:
             return refuse(greeting, ErrorCode.DRAINING, "there is no session to come back to")
-        if len(self._by_number) >= self._limits.sessions:
-            return refuse(greeting, ErrorCode.BUSY, f"there are {len(self._by_number)} sessions")
+        of_user = sum(session.uid == uid for session in self)
+        of_domain = sum(session.domain is domain for session in self)
+        if not has_shares(of_user, of_domain, total=len(self), limit=self._limits.sessions):
+            line = f"there are {len(self)} sessions, {of_user} of user {uid} and {of_domain} of the domain"
+            return refuse(greeting, ErrorCode.BUSY, line)
+        return None
+
+    def _take_spent(self, domain: Domain, peer: Peer) -> SessionId | None:
+        """What the cache calls a session that was this process's alone, is over and holds nothing. It is gone: the
+        process has another one from here on, and may greet as often as it likes.
+        """
+        for session in list(self):
+            is_its_own = session.domain is domain and session.uid == peer.uid and session.only_pid == peer.pid != 0
+            number = session.cache_session
+            if session.is_open or not is_its_own or number is None or _cache_of(session).held_bytes(number):
+                continue
+            if _reopen_in_cache(session):
+                self._drop(session)
+                return number
         return None
 
     def _find_to_join(self, domain: Domain, greeting: Greeting, uid: int) -> EngineSession | None:
@@ -277,13 +296,18 @@ class SessionTable:
             return next((one for one in self if one.domain is domain and one.cache_session == number), None)
         return None
 
-    def _open(self, domain: Domain, greeting: Greeting, uid: int) -> EngineSession:
+    def _open(
+        self, domain: Domain, greeting: Greeting, uid: int, cache_session: SessionId | None = None
+    ) -> EngineSession:
+        """With `cache_session`, which the cache has opened, or else one of its own."""
         is_observer = greeting.role is Role.OBSERVER
         session = EngineSession(number=0, domain=domain, engine=greeting.engine, uid=uid, is_observer=is_observer)
         if greeting.former_boot_id != self._boot_id and not is_observer:
             session.former_boot_id = greeting.former_boot_id
             session.former_cache_session = greeting.former_session % (1 << CACHE_SESSION_BITS)
-        if domain.cache is not None and not is_observer:
+        if cache_session is not None:
+            session.cache_session = cache_session
+        elif domain.cache is not None and not is_observer:
             self._open_in_cache(session)
         self._number(session, session.cache_session or session.former_cache_session)
         if not is_observer:

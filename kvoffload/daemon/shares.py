@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-PARTS = 3
+PARTS, DOMAIN_PARTS = 3, 7
 
 
-def has_share(count: int, *, total: int, limit: int) -> bool:
-    """Whether somebody who has `count` may have one more: at most three times what would be left for others.
+def has_share(count: int, *, total: int, limit: int, parts: int = PARTS) -> bool:
+    """Whether somebody who has `count` may have one more: at most so many times what would be left for others.
 
-    One alone gets three quarters of the limit, the next one three quarters of what is left, and nobody takes the rest.
+    With three parts one alone gets three quarters of the limit, the next one three quarters of what is left, and nobody
+    takes the rest.
     """
-    return total < limit and count < PARTS * (limit - total)
+    return total < limit and count < parts * (limit - total)
+
+
+def has_shares(of_user: int, of_domain: int, *, total: int, limit: int) -> bool:
+    """Likewise of a user and its domain: one user gets three quarters, all users of one domain seven eighths."""
+    return has_share(of_user, total=total, limit=limit) and has_share(
+        of_domain, total=total, limit=limit, parts=DOMAIN_PARTS
+    )

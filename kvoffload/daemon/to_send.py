@@ -53,6 +53,8 @@ class OpenExpress(NamedTuple):
     tenant: int
     tenants: tuple[int, ...]
     space: Space
+    owner: str = ""
+    """Whose share of all channels it is of."""
 
 
 Sendable: TypeAlias = ToConnection | Later | ToLifeline | SendMemory | OpenExpress

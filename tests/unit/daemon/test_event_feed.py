@@ -260,6 +260,18 @@ def test_subscribers_are_bounded() -> None:
         assert refused.code is ErrorCode.BUSY
 
 
+def test_no_user_and_no_domain_gets_all_subscriptions() -> None:
+    domains = tuple(DomainTerms(name=name) for name in ("red", "blue"))
+    with Server(domains=domains, limits=ServerLimits(subscribers=8)) as server:
+
+        def subscribe(uid: int, domain: str) -> bool:
+            return bool(server.process("router", uid=uid, domain=domain).watch().ask(Subscribe()) == Subscribed())
+
+        assert [subscribe(1, "red") for _ in range(7)] == [True] * 6 + [False]
+        assert [subscribe(uid, "red") for uid in (2, 3)] == [True, False]
+        assert subscribe(4, "blue")
+
+
 def make_feed() -> tuple[EventFeed, list[bool]]:
     heard: list[bool] = []
     return EventFeed(ServerLimits(subscribers=3), heard.append), heard

@@ -50,8 +50,10 @@ class Served:
         name_space = self.cache.open_namespace(fingerprint(model), PLAIN)
         return Space(domain="main", name_space=name_space, fingerprint=fingerprint(model))
 
-    def open(self, lifeline: int = 1, model: str = "model", session: int = SESSION) -> ExpressPeer | None:
-        wanted = OpenExpress(lifeline, session, self.session, 0, (), self.space(model))
+    def open(
+        self, lifeline: int = 1, model: str = "model", session: int = SESSION, owner: str = ""
+    ) -> ExpressPeer | None:
+        wanted = OpenExpress(lifeline, session, self.session, 0, (), self.space(model), owner)
         end = self.channels.open(wanted, self.cache.core)
         return None if end is None else ExpressPeer(end, session=session)
 
@@ -134,6 +136,17 @@ def test_there_are_so_many_and_room_again_when_one_has_ended(served: Served, mon
     while (third := served.open(3)) is None:
         pass  # the thread of the first ends by itself
     assert third.ask(Mark()) == peers[1].ask(Mark()) == Done()
+
+
+def test_no_user_gets_all(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(express_channels, "MAX_CHANNELS", 4)
+    served.channels.close()
+    served.channels = ExpressChannels(boot_id=9)
+    peers = [served.open(lifeline, owner="first") for lifeline in range(4)]
+    assert [peer is not None for peer in peers] == [True] * 3 + [False]
+    other = served.open(5, owner="second")
+    assert other is not None
+    assert other.ask(Mark()) == Done()
 
 
 def test_without_descriptors_there_is_none(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,9 @@ def test_an_express_channel_is_opened_once_all_of_a_session_is_known(server: Ser
     (session,) = server.core.sessions
     assert session.cache_session is not None
     space = Space(domain="main", name_space=0, fingerprint=fingerprint("model"))
-    assert server.opened == [OpenExpress(process.lifeline, process.session, session.cache_session, 0, (), space)]
+    assert server.opened == [
+        OpenExpress(process.lifeline, process.session, session.cache_session, 0, (), space, session.owner)
+    ]
     # One is enough.
     process.ask(larger(register_of()))
     process.connect()

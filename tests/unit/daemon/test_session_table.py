@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvoffload.cache import NO_LIMIT, LocalCache, SessionId
-from kvoffload.daemon import Peer, ServerLimits
+from kvoffload.daemon import DomainTerms, Peer, ServerLimits
 from kvoffload.protocol import Abort, Bye, Credits, Done, Error, ErrorCode, Greeting, Role, Stats, Welcome
 from tests.children import child
 from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
@@ -119,6 +119,7 @@ def test_a_dead_engine_is_not_joined_though_its_lifeline_is_open(server: Server)
 
 def test_a_second_greeting_on_a_lifeline_is_a_new_process(server: Server) -> None:
     engine = server.process().join()
+    reserve(engine)
     assert isinstance(engine.greet(is_new=False), Welcome)
     sessions = list(server.core.sessions)
     assert [session.is_open for session in sessions] == [False, True]
@@ -350,3 +351,113 @@ def test_a_closed_descriptor_is_no_pidfd_of_a_real_cache() -> None:
         server.core.tick()
         assert cache.stats.sessions == 0
     os.close(write)
+
+
+def leave(client: Client) -> None:
+    """The lifeline ends, and the process lives on."""
+    client.server.core.close_lifeline(client.lifeline)
+
+
+class Process:
+    """One that greets again and again, each time as another engine."""
+
+    def __init__(self, server: Server, *, uid: int = UID) -> None:
+        self.client = server.process("first", uid=uid)
+        self.pid = self.client.lifeline
+        self.count = 0
+
+    def greet(self) -> object:
+        self.count += 1
+        self.client.engine = f"engine {self.count}"
+        self.client.lifeline = next(self.client.server.numbers)
+        self.client.pidfd = FakePidfd(self.client.pidfd.number)
+        greeting = Greeting(protocol_min=1, protocol_max=1, engine=self.client.engine, role=Role.WORKER)
+        answer = self.client.server.greet(
+            greeting,
+            lifeline=self.client.lifeline,
+            peer=Peer(pid=self.pid, uid=self.client.uid),
+            pidfd=self.client.pidfd,
+        )
+        if isinstance(answer, Welcome):
+            self.client.session = answer.session
+        return answer
+
+
+def test_a_process_that_greets_anew_gives_back_the_session_in_which_it_holds_nothing() -> None:
+    with Server(limits=ServerLimits(sessions=4)) as server:
+        process = Process(server)
+        numbers = set()
+        for _ in range(10):
+            welcome = process.greet()
+            assert isinstance(welcome, Welcome)
+            assert not welcome.is_reopened
+            numbers.add(welcome.session)
+            assert len(server.core.sessions) == 1
+            leave(process.client)
+        # What was said of a former one is not of this.
+        assert len(numbers) == 10
+        assert server.cache.stats.sessions == 1
+        server.exit_process(process.client)
+        assert (len(server.core.sessions), server.cache.stats.sessions) == (0, 0)
+
+
+def test_the_session_in_which_it_holds_something_stays() -> None:
+    with Server(limits=ServerLimits(sessions=8)) as server:
+        process = Process(server)
+        assert isinstance(process.greet(), Welcome)
+        process.client.connect()
+        process.client.name_space = process.client.ask(register_of()).name_space
+        reserve(process.client)
+        former = process.client.session
+        leave(process.client)
+        assert isinstance(process.greet(), Welcome)
+        assert (len(server.core.sessions), server.cache.stats.reserved) == (2, 2)
+        leave(process.client)
+        process.client.engine = "engine 1"
+        welcome = process.client.greet(former_session=former, former_boot_id=BOOT_ID)
+        assert isinstance(welcome, Welcome)
+        assert (welcome.session, welcome.is_reopened) == (former, True)
+
+
+def test_another_process_does_not_get_it() -> None:
+    with Server(limits=ServerLimits(sessions=8)) as server:
+        process, other = Process(server), Process(server)
+        assert isinstance(process.greet(), Welcome)
+        leave(process.client)
+        assert isinstance(other.greet(), Welcome)
+        assert len(server.core.sessions) == 2
+
+
+def test_of_an_engine_of_several_processes_it_stays() -> None:
+    with Server(limits=ServerLimits(sessions=8)) as server:
+        process = Process(server)
+        assert isinstance(process.greet(), Welcome)
+        other = server.process("engine 1").join()
+        leave(process.client)
+        leave(other)
+        assert isinstance(process.greet(), Welcome)
+        assert len(server.core.sessions) == 2
+
+
+def test_no_user_gets_all_sessions() -> None:
+    with Server(limits=ServerLimits(sessions=8)) as server:
+        greeted = [server.process(f"engine {at}", uid=1).greet() for at in range(9)]
+        assert [isinstance(one, Welcome) for one in greeted] == [True] * 6 + [False] * 3
+        assert isinstance(server.process("other", uid=2).greet(), Welcome)
+
+
+def test_no_user_gets_all_sessions_of_a_domain() -> None:
+    domains = (DomainTerms(name="red", uids=frozenset({1, 2})), DomainTerms(name="blue"))
+    with Server(domains=domains, limits=ServerLimits(sessions=8)) as server:
+        greeted = [server.process(f"engine {at}", uid=1, domain="red").greet() for at in range(9)]
+        assert [isinstance(one, Welcome) for one in greeted] == [True] * 6 + [False] * 3
+        for uid, domain in ((2, "red"), (3, "blue")):
+            assert isinstance(server.process("other", uid=uid, domain=domain).greet(), Welcome)
+
+
+def test_no_domain_gets_all_sessions() -> None:
+    domains = (DomainTerms(name="red", uids=frozenset(range(20))), DomainTerms(name="blue"))
+    with Server(domains=domains, limits=ServerLimits(sessions=8)) as server:
+        greeted = [server.process(f"engine {uid}", uid=uid, domain="red").greet() for uid in range(9)]
+        assert [isinstance(one, Welcome) for one in greeted] == [True] * 7 + [False] * 2
+        assert isinstance(server.process("other", uid=100, domain="blue").greet(), Welcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.daemon.shares import has_share
+from kvoffload.daemon.shares import has_share, has_shares
 
 
 def fill(users: int, limit: int) -> list[int]:
@@ -27,3 +27,12 @@ def test_few_are_taken_whole() -> None:
 def test_the_limit_is_one() -> None:
     assert not has_share(0, total=5, limit=5)
     assert not has_share(0, total=6, limit=5)
+
+
+def test_a_domain_gets_more_than_a_user_and_not_all() -> None:
+    users = [0, 0]
+    for at in range(2):
+        while has_shares(users[at], sum(users), total=sum(users), limit=64):
+            users[at] += 1
+    assert users == [48, 8]
+    assert has_shares(0, 0, total=sum(users), limit=64)
