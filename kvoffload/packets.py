@@ -118,10 +118,25 @@ class PacketSocket:
             raise PacketError(f"a packet cannot be sent: {fault.strerror}") from fault
         return True
 
-    def receive(self, most_descriptors: int = MAX_DESCRIPTORS) -> Packet | None:
-        """The next packet; None: there is none yet. PacketError: the other end is gone, or sent what it may not."""
+    def peek(self) -> bytes | None:
+        """The bytes of the next packet, which stays; None: there is none yet. No bytes: `receive` says why."""
+        try:
+            return self._socket.recv(MAX_PACKET_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def receive(self, most_descriptors: int = MAX_DESCRIPTORS, *, drops_rest: bool = False) -> Packet | None:
+        """The next packet; None: there is none yet. PacketError: the other end is gone, or sent what it may not.
+
+        With `drops_rest` more descriptors than there may be are no fault: the kernel lets go of them, and they were
+        never this process's.
+        """
         # One byte more shows a packet that is too long. All descriptors have room, or the kernel would drop some.
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT)
+        if drops_rest:
+            room = socket.CMSG_LEN(most_descriptors * _INT) if most_descriptors else 0
         try:
             data, beside, flags, _ = self._socket.recvmsg(
                 MAX_PACKET_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
@@ -133,7 +148,7 @@ class PacketSocket:
         packet = Packet(data, _read_descriptors(beside))
         if not data and not packet.descriptors:
             raise PacketError("the other end has closed the connection")
-        wrong = _find_fault(packet, flags, most_descriptors)
+        wrong = _find_fault(packet, flags & ~socket.MSG_CTRUNC if drops_rest else flags, most_descriptors)
         if wrong:
             packet.close()
             raise PacketError(wrong)
@@ -148,6 +163,11 @@ def spare_file(descriptor: int) -> None:
     the lock that it holds on it, whoever sent that descriptor.
     """
     _SPARED.add(_name_file(descriptor))
+
+
+def is_spared(descriptor: int) -> bool:
+    """Whether it is of such a file, and so stays open for good."""
+    return _name_file(descriptor) in _SPARED
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -18,6 +18,8 @@ class AdoptionDesk:
     def __init__(self) -> None:
         self._wanted: dict[str, tuple[EngineSession, int]] = {}
         """By domain: the session that was asked for its memory, and the boot id of it."""
+        self._segments: dict[str, int] = {}
+        """By domain: of how many segments that memory is said to be."""
         self._refused: dict[int, AdoptVerdict] = {}
         """By boot id: what was tried, and was not to be had."""
 
@@ -33,11 +35,16 @@ class AdoptionDesk:
         if not _is_usable(domain.terms.memory_bytes, message):
             return AdoptVerdict.NOT_USABLE
         self._wanted[domain.name] = (session, message.former_boot_id)
+        self._segments[domain.name] = len(message.segment_sizes) // 8
         return AdoptVerdict.WANTED
 
     def is_wanted(self, session: EngineSession, former_boot_id: int) -> bool:
         """Whether an offer is the one that was asked for."""
         return session.is_open and self._wanted.get(session.domain.name) == (session, former_boot_id)
+
+    def count_segments(self, domain: Domain) -> int:
+        """Of the memory that is wanted."""
+        return self._segments.get(domain.name, 0)
 
     def give_up(self, domain: Domain, verdict: AdoptVerdict | None = None) -> None:
         """What was wanted did not come; with a verdict it came and was no use, and is not asked for again."""

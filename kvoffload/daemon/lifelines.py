@@ -18,7 +18,7 @@ from kvoffload.daemon.open_files import is_of_reserve
 from kvoffload.daemon.shares import has_share
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.errors import PacketError
-from kvoffload.packets import Credentials, Packet, PacketSocket, close_all
+from kvoffload.packets import MAX_DESCRIPTORS, Credentials, Packet, PacketSocket, close_all
 from kvoffload.protocol import (
     CODEC,
     Call,
@@ -64,6 +64,10 @@ class LifelineHandler(Protocol):
 
     def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
         """Of a greeting. Takes the pidfd."""
+        ...
+
+    def wants_offer(self, lifeline: int, offer: Offer) -> bool:
+        """Else its descriptors are not taken."""
         ...
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
@@ -211,18 +215,40 @@ class Lifelines:
         for _ in range(PACKETS_AT_ONCE):
             if line.number not in self._lines:
                 return
+            data = line.end.peek()
+            if data is None:
+                return
+            call = CODEC.decode_call(data, channel=Channel.LIFELINE)
+            pidfd = self._open_pidfd(line, call)
             try:
-                packet = line.end.receive()
+                packet = line.end.receive(self._count_wanted(line, call, pidfd), drops_rest=True)
             except PacketError:
+                close_all([] if pidfd is None else [pidfd])
                 self._end(line)
                 return
-            if packet is None:
-                return
+            assert packet is not None
             with packet:
-                self._serve(line, packet)
+                self._serve(line, call, packet, pidfd)
 
-    def _serve(self, line: _Line, packet: Packet) -> None:
-        call = CODEC.decode_call(packet.data, channel=Channel.LIFELINE)
+    def _open_pidfd(self, line: _Line, call: Call | ProtocolFault) -> int | None:
+        """Of a process that greets, where the kernel can tell who it is."""
+        if isinstance(call, ProtocolFault) or not isinstance(call.message, Greeting):
+            return None
+        return line.end.open_pidfd() or _open_pidfd(line.credentials.pid)
+
+    def _count_wanted(self, line: _Line, call: Call | ProtocolFault, pidfd: int | None) -> int:
+        """How many descriptors of its packet are taken. What is not wanted never is: it could be our own lock's file,
+        and to close that would drop the lock.
+        """
+        if isinstance(call, ProtocolFault):
+            return 0
+        if isinstance(call.message, Greeting):
+            return int(pidfd is None)
+        if not line.has_greeted or not isinstance(call.message, Offer):
+            return 0
+        return MAX_DESCRIPTORS if self._handler.wants_offer(line.number, call.message) else 0
+
+    def _serve(self, line: _Line, call: Call | ProtocolFault, packet: Packet, pidfd: int | None) -> None:
         if isinstance(call, ProtocolFault):
             self._send(line, answer_fault(call), call.number)
             if not line.has_greeted:
@@ -230,7 +256,7 @@ class Lifelines:
             return
         message = call.message
         if isinstance(message, Greeting):
-            self._greet(line, call, packet)
+            self._greet(line, call, packet, pidfd)
         elif not line.has_greeted:
             self._send(line, _refuse(message.op, "greet first"), call.number)
             self._end(line)
@@ -241,9 +267,8 @@ class Lifelines:
         elif isinstance(message, Farewell):
             self._handler.on_farewell(line.number, message)
 
-    def _greet(self, line: _Line, call: Call, packet: Packet) -> None:
+    def _greet(self, line: _Line, call: Call, packet: Packet, pidfd: int | None) -> None:
         sent = packet.take()
-        pidfd = line.end.open_pidfd() or _open_pidfd(line.credentials.pid)
         if pidfd is None and sent and _is_pidfd(sent[0]):
             # The process has another pid namespace, and the kernel is too old to tell us.
             pidfd = sent.pop(0)

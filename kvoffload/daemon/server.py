@@ -20,6 +20,7 @@ from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
 from kvoffload.daemon.express_channels import ExpressChannels
 from kvoffload.daemon.lifelines import Lifelines
+from kvoffload.daemon.open_files import is_of_reserve
 from kvoffload.daemon.peer_office import PeeringPlan, open_office
 from kvoffload.daemon.pools import Pools
 from kvoffload.daemon.private_life import PrivateLife, PrivateTerms
@@ -30,7 +31,7 @@ from kvoffload.daemon.tier_chain import open_chains
 from kvoffload.daemon.tier_terms import TierPlan
 from kvoffload.daemon.to_send import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
-from kvoffload.packets import Credentials, close_all
+from kvoffload.packets import Credentials, close_all, is_spared
 from kvoffload.protocol import (
     CAPABILITIES,
     AdoptVerdict,
@@ -111,6 +112,8 @@ class CacheServer:
         }
         self._pools = Pools(plan.memory, tenants)
         self._offered: dict[int, _Offered] = {}
+        self._deceivers: set[int] = set()
+        """Users who offered what is ours."""
         self._is_stopping = False
         self._is_over = False
         self._next_tick_ns = 0
@@ -306,15 +309,34 @@ class CacheServer:
         if self._life is not None:
             self._is_due(self._life)
 
+    def wants_offer(self, lifeline: int, offer: Offer) -> bool:
+        session = self._core.sessions.find_lifeline(lifeline)
+        if session is None or session.uid in self._deceivers:
+            return False
+        # One process of the engine sends it.
+        others = self._offered.keys() - {lifeline}
+        is_others = any(self._domain_of(other) == session.domain.name for other in others)
+        return not is_others and self._core.is_offer_wanted(lifeline, offer.former_boot_id)
+
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
-        if not self._core.is_offer_wanted(lifeline, offer.former_boot_id):
+        if not self.wants_offer(lifeline, offer):
             close_all(descriptors)
             return
         offered = self._offered.setdefault(lifeline, _Offered())
         beside = 0 if offered.files else 2
         is_next = offer.first == len(offered.files) - (2 - beside)
         offered.files += descriptors
-        if not is_next or len(descriptors) != beside + len(offer.segment_sizes) // 8:
+        is_ours = any(map(is_spared, descriptors))
+        if is_ours:
+            # These copies stay open for good: it is not to send more.
+            session = self._core.sessions.find_lifeline(lifeline)
+            assert session is not None
+            self._deceivers.add(session.uid)
+        is_whole = len(descriptors) == beside + len(offer.segment_sizes) // 8
+        is_too_much = len(offered.files) - 2 > self._core.count_offered(lifeline) or any(
+            map(is_of_reserve, descriptors)
+        )
+        if is_ours or not is_next or not is_whole or is_too_much:
             self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
         elif offer.is_last:
             self._adopt(lifeline, offer.former_boot_id)
@@ -350,6 +372,9 @@ class CacheServer:
             self._pools.limit(name, self._core.count_former(name, self._pools.memory_id(name)))
 
     def _attach(self, domain: str, adopted_boot_id: int) -> None:
+        for lifeline in [lifeline for lifeline in self._offered if self._domain_of(lifeline) == domain]:
+            # It did not end in time.
+            self._offered.pop(lifeline).close()
         if self._peers is not None:
             self._peers.attach(domain, self._pools.caches[domain], self._core.tiers.find_chain(domain))
         self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
@@ -368,6 +393,10 @@ class CacheServer:
         self._offered.pop(lifeline).close()
         if session is not None:
             self._core.refuse_offer(session.domain.name, verdict)
+
+    def _domain_of(self, lifeline: int) -> str | None:
+        session = self._core.sessions.find_lifeline(lifeline)
+        return None if session is None else session.domain.name
 
     # ---- messages ----
 

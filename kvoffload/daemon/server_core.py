@@ -158,6 +158,11 @@ class ServerCore:
         session = self._sessions.find_lifeline(lifeline)
         return session is not None and self._adoption.is_wanted(session, former_boot_id)
 
+    def count_offered(self, lifeline: int) -> int:
+        """Of how many segments the memory is that this process was asked for."""
+        session = self._sessions.find_lifeline(lifeline)
+        return 0 if session is None else self._adoption.count_segments(session.domain)
+
     def greet(
         self, lifeline: int, call: Call, peer: Peer, pidfd: OwnedDescriptor | None, now_ns: int
     ) -> list[Sendable]:

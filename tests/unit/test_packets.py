@@ -213,6 +213,39 @@ def test_a_lock_is_not_lost_by_receiving_its_file(ends: Ends, tmp_path: Path) ->
             os.close(number)
 
 
+def test_descriptors_that_are_not_taken_were_never_here(ends: Ends, tmp_path: Path) -> None:
+    script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    path = tmp_path / "lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    before = open_descriptors()
+    for most in (0, 1, 2):
+        assert ends.here.send(b"x", [0] * most + [lock] * 5)
+        assert ends.there.peek() == b"x"
+        packet = ends.there.receive(most, drops_rest=True)
+        assert packet is not None
+        with packet:
+            assert (packet.data, len(packet.descriptors)) == (b"x", most)
+        assert open_descriptors() == before
+    other = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, check=False)
+    assert other.returncode != 0
+    os.close(lock)
+
+
+def test_what_was_looked_at_stays(ends: Ends) -> None:
+    assert ends.there.peek() is None
+    assert ends.here.send(b"first", [0])
+    assert ends.here.send(b"second")
+    assert (ends.there.peek(), ends.there.peek()) == (b"first", b"first")
+    with received(ends.there) as packet:
+        assert (packet.data, len(packet.descriptors)) == (b"first", 1)
+    assert received(ends.there).data == b"second"
+    ends.here.close()
+    assert ends.there.peek() == b""
+    with pytest.raises(PacketError):
+        ends.there.receive()
+
+
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.integers(0, 4)), max_size=20))
 def test_any_packets_arrive_as_they_were(packets: list[tuple[bytes, int]]) -> None:
     before = open_descriptors()

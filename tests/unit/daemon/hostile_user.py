@@ -12,8 +12,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import zmq
+
 from kvoffload.daemon.zmtp import GREETING, pack_command
-from kvoffload.protocol import Counts, Stats
+from kvoffload.packets import PacketSocket
+from kvoffload.protocol import (
+    CAPABILITIES,
+    CODEC,
+    Adopt,
+    AdoptAnswer,
+    AdoptVerdict,
+    Answer,
+    Channel,
+    ClientMessage,
+    Counts,
+    Greeting,
+    Hello,
+    Offer,
+    Role,
+    ServerMessage,
+    Stats,
+    Welcome,
+)
 from tests.children import child
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.test_server import hashes_of, register_of, save
@@ -51,6 +72,15 @@ class Beset:
     def connect_lifeline(self) -> socket.socket:
         return self._connect(socket.SOCK_SEQPACKET, self.path)
 
+    def say_on_lifeline(self, message: ClientMessage, descriptors: list[int]) -> None:
+        """On the honest client's, or a greeting on one of its own."""
+        data = CODEC.encode_call(message, number=1, session=0, channel=Channel.LIFELINE)
+        is_greeting = isinstance(message, Greeting)
+        end = PacketSocket(self.connect_lifeline()) if is_greeting else self.honest.lifeline
+        self.wait(lambda: end.send(data, descriptors))
+        if is_greeting:
+            self.wait(lambda: end.receive() is not None)
+
     def close(self) -> None:
         for one in self._opened:
             one.close()
@@ -86,6 +116,77 @@ class Beset:
             connected.sendall(said)
         connected.setblocking(False)
         return connected
+
+
+class Claimant:
+    """A process that says it has an old server's memory. Its descriptors are of no such thing."""
+
+    def __init__(self, path: Path, *, turn: Callable[[], object]) -> None:
+        self._turn = turn
+        self._numbers = 0
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connected.connect(str(path))
+        self._lifeline = PacketSocket(connected)
+        welcome = self.greet()
+        self._session = welcome.session
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = self._context.socket(zmq.DEALER)
+        self._control.connect(welcome.control)
+        self._ask(Hello(protocol_min=1, protocol_max=1, capabilities=tuple(sorted(CAPABILITIES))))
+
+    def greet(self) -> Welcome:
+        """What was sent on the lifeline before has been read then."""
+        greeting = Greeting(protocol_min=1, protocol_max=1, engine="claimant", role=Role.WORKER)
+        pidfd = os.pidfd_open(os.getpid())
+        self._tell(greeting, [pidfd])
+        os.close(pidfd)
+        return self._await_welcome()
+
+    def adopt(self, segments: int, *, boot_id: int = 5) -> AdoptVerdict:
+        sizes = np.full(segments, 64 << 20, "<u8").tobytes()
+        answer = self._ask(Adopt(former_boot_id=boot_id, index_bytes=4096, segment_sizes=sizes))
+        assert isinstance(answer, AdoptAnswer), answer
+        return answer.verdict
+
+    def offer(self, first: int, count: int, *, is_last: bool, boot_id: int = 5, file: int | None = None) -> None:
+        """Copies of one file."""
+        sizes = np.full(count, 64 << 20, "<u8").tobytes()
+        made = os.open(os.devnull, os.O_RDONLY)
+        beside = 0 if first else 2
+        offer = Offer(former_boot_id=boot_id, first=first, segment_sizes=sizes, is_last=is_last)
+        self._tell(offer, [made if file is None else file] * (count + beside))
+        os.close(made)
+
+    def close(self) -> None:
+        self._lifeline.close()
+        self._control.close(0)
+        self._context.term()
+
+    def _tell(self, message: ClientMessage, descriptors: list[int]) -> None:
+        data = CODEC.encode_call(message, number=1, session=0, channel=Channel.LIFELINE)
+        while not self._lifeline.send(data, descriptors):
+            self._turn()
+
+    def _await_welcome(self) -> Welcome:
+        end = time.monotonic() + TIMEOUT_S
+        while (packet := self._lifeline.receive()) is None:
+            assert time.monotonic() < end
+            self._turn()
+        answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
+        assert isinstance(answer, Answer)
+        assert isinstance(answer.message, Welcome)
+        return answer.message
+
+    def _ask(self, message: ClientMessage) -> ServerMessage:
+        self._numbers += 1
+        self._control.send(CODEC.encode_call(message, number=self._numbers, session=self._session))
+        end = time.monotonic() + TIMEOUT_S
+        while not self._control.poll(0):
+            assert time.monotonic() < end
+            self._turn()
+        answer = CODEC.decode_answer(self._control.recv())
+        assert isinstance(answer, Answer)
+        return answer.message
 
 
 @contextmanager

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from kvoffload.cache import CacheTerms
+from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.packets import spare_file
+from kvoffload.protocol import AdoptVerdict, Greeting, Holding, Offer, Role
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.units import MIB
-from tests.unit.daemon.hostile_user import HELLO_GREETING, beset, is_let_go, say
+from tests.open_files import count_open_files
+from tests.unit.daemon.hostile_user import HELLO_GREETING, Claimant, beset, is_let_go, say
 
 WITHOUT_HELLO = 40
+OBSERVER = Greeting(protocol_min=1, protocol_max=1, engine="hostile", role=Role.OBSERVER)
+UNWANTED = Offer(former_boot_id=1, first=0, segment_sizes=b"", is_last=True)
 
 
 def test_connections_without_hello_hold_next_to_nothing() -> None:
@@ -51,3 +63,79 @@ def test_who_opens_all_the_connections_there_can_be_ends_nothing() -> None:
 def test_what_is_measured_is_memory() -> None:
     with beset() as server:
         assert MIB < server.measure_rss_bytes() < 1024 * MIB
+
+
+@pytest.mark.parametrize("message", [OBSERVER, Holding(memories=()), UNWANTED])
+def test_copies_of_the_lock_cost_no_descriptors(message: Any) -> None:
+    """To close one would drop the lock, so none is taken."""
+    with beset() as server:
+        assert server.honest.held is not None
+        before = server.count_files()
+        for _ in range(3):
+            server.say_on_lifeline(message, [server.honest.held.lock] * 200)
+        server.check()
+        # An observer that greets has a lifeline and a pidfd.
+        assert server.count_files() <= before + 6
+
+
+def test_an_offer_that_does_not_end_is_let_go_when_there_is_memory(tmp_path: Path) -> None:
+    now_s = 0.0
+    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+    plan = ServerPlan(socket=tmp_path / "s", memory={"": terms}, adopt_wait_s=5)
+    server = CacheServer(plan, clock_ns=lambda: int(now_s * 1e9))
+    claimant = Claimant(tmp_path / "s", turn=lambda: server.turn(0.001))
+    try:
+        assert claimant.adopt(100) is AdoptVerdict.WANTED
+        before = count_open_files()
+        claimant.offer(0, 50, is_last=False)
+        while count_open_files() < before + 52:
+            server.turn(0.001)
+        now_s = 6.0
+        while not server.has_memory:
+            server.turn(0.001)
+        # Memory brings descriptors of its own: lock, index, and what is mapped.
+        assert count_open_files() < before + 20
+    finally:
+        claimant.close()
+        server.close()
+
+
+@pytest.mark.parametrize("count", [200, 101])
+def test_an_offer_of_more_than_was_told_is_of_no_use(tmp_path: Path, count: int) -> None:
+    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": terms}, adopt_wait_s=600))
+    claimant = Claimant(tmp_path / "s", turn=lambda: server.turn(0.001))
+    try:
+        assert claimant.adopt(100) is AdoptVerdict.WANTED
+        before = count_open_files()
+        claimant.offer(0, count, is_last=False)
+        while claimant.adopt(100) is not AdoptVerdict.NOT_USABLE:
+            pass
+        assert count_open_files() == before
+    finally:
+        claimant.close()
+        server.close()
+
+
+def test_who_offers_copies_of_a_lock_is_not_listened_to_again(tmp_path: Path) -> None:
+    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": terms}, adopt_wait_s=600))
+    claimant = Claimant(tmp_path / "s", turn=lambda: server.turn(0.001))
+    lock = os.memfd_create("lock")
+    spare_file(lock)
+    try:
+        assert claimant.adopt(8, boot_id=5) is AdoptVerdict.WANTED
+        before = count_open_files()
+        claimant.offer(0, 8, is_last=False, file=lock)
+        while claimant.adopt(100, boot_id=5) is not AdoptVerdict.NOT_USABLE:
+            pass
+        # They stay, for as long as the server does.
+        assert count_open_files() == before + 10
+        assert claimant.adopt(8, boot_id=6) is AdoptVerdict.WANTED
+        claimant.offer(0, 8, is_last=False, file=lock, boot_id=6)
+        claimant.greet()
+        # The new greeting ends the session, with its connection.
+        assert count_open_files() <= before + 10
+    finally:
+        claimant.close()
+        server.close()

@@ -49,6 +49,7 @@ class Loop:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.told: list[tuple[object, ...]] = []
+        self.wants = True
         self._waits: dict[int, bool] = {}
         self.listener = UnixListener(path)
         self.lines = Lifelines(self.listener, self, self, boot_id=BOOT_ID)
@@ -66,6 +67,9 @@ class Loop:
         os.close(pidfd)
         self.told.append(("greeting", lifeline, call.message))
         self.lines.send_reply(lifeline, WELCOME, call.number)
+
+    def wants_offer(self, lifeline: int, offer: Offer) -> bool:
+        return self.wants
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
         self.told.append(("offer", lifeline, offer, len(descriptors)))
