@@ -10,9 +10,11 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import struct
+import termios
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -74,6 +76,9 @@ class PacketSocket:
         """Takes the socket, which must be a connected SOCK_SEQPACKET one."""
         connected.setblocking(False)
         self._socket = connected
+        self.is_crowded = False
+        """What was sent the last time did not go for want of room elsewhere, though this can be written to: try again
+        after a while."""
 
     def fileno(self) -> int:
         """For a poller; -1 once closed."""
@@ -97,7 +102,8 @@ class PacketSocket:
         return int(descriptor)
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """False: the other end has not read what it was sent before; try again when this can be written to.
+        """False: the other end has not read what it was sent before; try again when this can be written to, unless it
+        `is_crowded`.
 
         The descriptors stay the caller's. PacketError: the other end is gone.
         """
@@ -107,6 +113,7 @@ class PacketSocket:
                 f"not {len(data)} and {len(descriptors)}"
             )
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        self.is_crowded = False
         try:
             self._socket.sendmsg([data], beside, socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -114,9 +121,16 @@ class PacketSocket:
         except OSError as fault:
             # ETOOMANYREFS: more descriptors are in flight than this user may have; they arrive, and then it works.
             if fault.errno in (errno.ENOBUFS, errno.ETOOMANYREFS):
+                self.is_crowded = True
                 return False
             raise PacketError(f"a packet cannot be sent: {fault.strerror}") from fault
         return True
+
+    def count_unread_bytes(self) -> int:
+        """Of what was sent: what the other end has not read yet, as the kernel counts it."""
+        found = array.array("i", [0])
+        fcntl.ioctl(self._socket, termios.TIOCOUTQ, found)
+        return found[0]
 
     def peek(self) -> bytes | None:
         """The bytes of the next packet, which stays; None: there is none yet. No bytes: `receive` says why."""

@@ -17,6 +17,7 @@ from typing import Protocol
 from kvoffload.daemon.open_files import is_of_reserve
 from kvoffload.daemon.shares import has_share
 from kvoffload.daemon.unix_listener import UnixListener
+from kvoffload.daemon.unread_descriptors import UnreadDescriptors
 from kvoffload.errors import PacketError
 from kvoffload.packets import MAX_DESCRIPTORS, Credentials, Packet, PacketSocket, close_all
 from kvoffload.protocol import (
@@ -42,6 +43,8 @@ MAX_UNGREETED = 64
 """Connections that have not greeted; for a newer one goes the oldest of whoever has most."""
 MAX_QUEUED = 512
 """Packets that a process has not read: the memory of 100,000 segments."""
+READ_S = 10.0
+"""Whoever has read nothing for so long is let go if others wait for descriptors."""
 ACCEPTS_AT_ONCE = 64
 PACKETS_AT_ONCE = 16
 """Of one process, before the others have their turn."""
@@ -94,6 +97,10 @@ class _Line:
     owned: set[int] = field(default_factory=set)
     """Descriptors that are closed once they are sent, or the line ends."""
 
+    @property
+    def uid(self) -> int:
+        return self.credentials.uid
+
     def close_owned(self, sent: Sequence[int]) -> None:
         done = self.owned.intersection(sent)
         self.owned -= done
@@ -113,6 +120,9 @@ class Lifelines:
         self._by_file: dict[int, _Line] = {}
         self._ungreeted: dict[int, _Line] = {}
         self._users: Counter[int] = Counter()
+        self._unread = UnreadDescriptors()
+        self._waiting: dict[int, _Line] = {}
+        """Whose next packet has descriptors that cannot be sent for now."""
         self._is_full = False
         """The listener is not watched: this process has no descriptor left."""
         watcher.watch(listener.fileno(), writes=False)
@@ -163,6 +173,17 @@ class Lifelines:
         line = self._lines.get(lifeline)
         if line is not None:
             self._end(line)
+
+    def tick(self, now_s: float) -> None:
+        """To be called now and then: what could not be sent is tried again."""
+        if not self._waiting:
+            return
+        for line in list(self._waiting.values()):
+            self._flush(line)
+        silent = self._unread.find_silent(now_s, silence_s=READ_S) if self._waiting else None
+        if silent is not None:
+            logger.warning("a process of user %d has not read its descriptors: it is let go", self._lines[silent].uid)
+            self.end(silent)
 
     def stop_listening(self) -> None:
         """Nobody new; what is there stays. The listener's path is its owner's to close."""
@@ -288,20 +309,36 @@ class Lifelines:
             self._flush(line)
 
     def _flush(self, line: _Line) -> None:
+        self._waiting.pop(line.number, None)
         try:
-            while line.queue and line.end.send(*line.queue[0]):
-                _, descriptors = line.queue.popleft()
-                line.close_owned(descriptors)
+            while line.queue and self._send_next(line):
+                pass
         except PacketError:
             self._end(line)
             return
         if line.number in self._lines:
-            self._watcher.watch(line.end.fileno(), writes=bool(line.queue))
+            self._watcher.watch(line.end.fileno(), writes=bool(line.queue) and line.number not in self._waiting)
+
+    def _send_next(self, line: _Line) -> bool:
+        """False: it is to be tried again, when the line can be written to or, if it waits, by the timer."""
+        data, descriptors = line.queue[0]
+        may_send = not descriptors or self._unread.may_send(line.uid, len(descriptors))
+        if not may_send or not line.end.send(data, descriptors):
+            if not may_send or line.end.is_crowded:
+                self._waiting[line.number] = line
+            return False
+        line.queue.popleft()
+        if descriptors:
+            self._unread.note_sent(line.number, line.uid, line.end, len(descriptors))
+            line.close_owned(descriptors)
+        return True
 
     def _end(self, line: _Line) -> None:
         if self._lines.pop(line.number, None) is None:
             return
         self._ungreeted.pop(line.number, None)
+        self._waiting.pop(line.number, None)
+        self._unread.forget(line.number)
         self._users[line.credentials.uid] -= 1
         # A user who is gone costs nothing.
         self._users += Counter()

@@ -214,6 +214,7 @@ class CacheServer:
             for part in (self._core, self._channels, self._express, self._peers):
                 if part is not None:
                     part.tick()
+            self._lifelines.tick(self._clock_ns() / 1e9)
             if self._life is not None:
                 self._life.bound_log()
         self._send_events()

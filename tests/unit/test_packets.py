@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import gc
 import os
@@ -257,3 +258,31 @@ def test_any_packets_arrive_as_they_were(packets: list[tuple[bytes, int]]) -> No
             assert (packet.data, len(packet.descriptors)) == (data, count)
     ends.close()
     assert open_descriptors() == before
+
+
+def test_what_is_unread_is_counted(ends: Ends) -> None:
+    assert ends.here.count_unread_bytes() == 0
+    assert ends.here.send(b"x" * 1000, [0])
+    assert ends.here.send(b"y" * 1000)
+    both = ends.here.count_unread_bytes()
+    assert both >= 2000
+    received(ends.there).close()
+    assert 1000 <= ends.here.count_unread_bytes() < both
+    received(ends.there).close()
+    assert ends.here.count_unread_bytes() == 0
+
+
+def test_too_many_under_way_is_no_want_of_room_here(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Crowded:
+        def sendmsg(self, *_: object) -> int:
+            raise OSError(errno.ETOOMANYREFS, "too many references")
+
+    while ends.here.send(b"x" * 1000):
+        pass
+    assert not ends.here.is_crowded
+    monkeypatch.setattr(ends.there, "_socket", Crowded())
+    assert not ends.there.send(b"x", [0])
+    assert ends.there.is_crowded
+    monkeypatch.undo()
+    assert ends.there.send(b"x", [0])
+    assert not ends.there.is_crowded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.daemon import lifelines as lifelines_module
+from kvoffload.daemon import unread_descriptors
 from kvoffload.daemon.lifelines import Lifelines
 from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.packets import Credentials, PacketSocket, close_all
@@ -50,6 +52,7 @@ class Loop:
         self.path = path
         self.told: list[tuple[object, ...]] = []
         self.wants = True
+        self.uid = os.getuid()
         self._waits: dict[int, bool] = {}
         self.listener = UnixListener(path)
         self.lines = Lifelines(self.listener, self, self, boot_id=BOOT_ID)
@@ -61,7 +64,7 @@ class Loop:
         del self._waits[file]
 
     def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
-        assert credentials == Credentials(os.getpid(), os.getuid(), os.getgid())
+        assert credentials == Credentials(os.getpid(), self.uid, os.getgid())
         assert pidfd is not None
         assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
         os.close(pidfd)
@@ -451,3 +454,97 @@ def test_nobody_new_comes_once_it_has_stopped_listening(loop: Loop) -> None:
     with pytest.raises(FileNotFoundError):
         Process(loop)
     process.greet()
+
+
+def crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More descriptors are under way than the kernel allows this user."""
+
+    class Crowded:
+        def __init__(self, end: socket.socket) -> None:
+            self._end = end
+
+        def sendmsg(self, data: list[bytes], beside: list[object], flags: int) -> int:
+            if beside:
+                raise OSError(errno.ETOOMANYREFS, "too many references")
+            return self._end.sendmsg(data, beside, flags)  # type: ignore[arg-type]
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._end, name)
+
+    made = PacketSocket.__init__
+
+    def make(self: PacketSocket, connected: socket.socket) -> None:
+        made(self, connected)
+        self._socket = Crowded(connected)  # type: ignore[assignment]
+
+    monkeypatch.setattr(PacketSocket, "__init__", make)
+
+
+def send_memory(loop: Loop, line: object, count: int = 2) -> None:
+    memory = Memory(index_bytes=1, segments=count, first=1, segment_sizes=bytes(8 * count))
+    loop.lines.send_event(line, memory, [loop.listener.fileno()] * count)  # type: ignore[arg-type]
+
+
+def test_what_the_kernel_does_not_take_is_tried_again_by_a_timer(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket can be written to all the while, which would keep the loop busy."""
+    process = Process(loop)
+    with monkeypatch.context() as crowded:
+        crowd(crowded)
+        process.greet()
+        send_memory(loop, loop.told[0][1])
+        assert not any(loop._waits.values())
+        loop.lines.tick(0.0)
+        assert not any(loop._waits.values())
+    (line,) = loop.lines._lines.values()
+    line.end._socket = line.end._socket._end  # type: ignore[attr-defined]
+    loop.lines.tick(0.25)
+    answer, descriptors = process.receive()
+    assert (isinstance(answer.message, Memory), len(descriptors)) == (True, 2)
+    close_all(descriptors)
+
+
+def test_a_user_who_reads_no_descriptors_keeps_nobody_from_theirs(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_descriptors, "count_allowed", lambda: 16)
+    of_user(monkeypatch, 8)
+    loop.uid = 8
+    silent, other = Process(loop), Process(loop)
+    silent.greet()
+    other.greet()
+    for _ in range(10):
+        send_memory(loop, loop.told[0][1])
+    assert not any(loop._waits.values())
+    of_user(monkeypatch, 9)
+    loop.uid = 9
+    honest = Process(loop)
+    honest.greet()
+    send_memory(loop, loop.told[2][1])
+    answer, descriptors = honest.receive()
+    assert (isinstance(answer.message, Memory), len(descriptors)) == (True, 2)
+    close_all(descriptors)
+    # Another process of the user waits until the one that does not read is let go.
+    send_memory(loop, loop.told[1][1])
+    for now_s in (0.0, lifelines_module.READ_S - 1):
+        loop.lines.tick(now_s)
+        assert loop.told[3:] == []
+        assert other.end.receive() is None
+    loop.lines.tick(lifelines_module.READ_S)
+    assert loop.told[3:] == [("end", loop.told[0][1])]
+    loop.lines.tick(lifelines_module.READ_S + 1)
+    answer, descriptors = other.receive()
+    assert (isinstance(answer.message, Memory), len(descriptors)) == (True, 2)
+    close_all(descriptors)
+    del silent
+
+
+def test_who_reads_slowly_gets_all(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_descriptors, "count_allowed", lambda: 16)
+    process = Process(loop)
+    process.greet()
+    for _ in range(30):
+        send_memory(loop, loop.told[0][1])
+    for now_s in range(30):
+        loop.lines.tick(now_s * (lifelines_module.READ_S - 1))
+        answer, descriptors = process.receive()
+        assert (isinstance(answer.message, Memory), len(descriptors)) == (True, 2)
+        close_all(descriptors)
+    assert len(loop.lines) == 1

@@ -11,11 +11,12 @@ from kvoffload.daemon.open_files import RESERVE
 
 SCRIPT = """
 import os, resource, sys
-from kvoffload.daemon.open_files import is_of_reserve, raise_limit
+from kvoffload.daemon.open_files import count_allowed, is_of_reserve, raise_limit
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 raise_limit()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+assert count_allowed() == hard
 count = 0
 while not is_of_reserve(os.open("/dev/null", os.O_RDONLY)):
     count += 1
