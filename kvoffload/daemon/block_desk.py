@@ -8,23 +8,48 @@ from typing import TypeAlias
 
 from kvoffload.daemon import block_calls
 from kvoffload.daemon.event_feed import Space
-from kvoffload.daemon.session import Connection
+from kvoffload.daemon.session import Connection, Registration
 from kvoffload.protocol import (
     Abort,
     Acquire,
     AcquireEntries,
     Credits,
+    Error,
     Invalidate,
     Publish,
     Release,
     ServerMessage,
 )
 from kvoffload.types import HASH_BYTES
+from kvoffload.units import MIB
 
+_TICKET_BYTES = 8
 LONG_BLOCKS = 4096
 """An acquire of more than these takes half a millisecond and longer."""
 
+LONG_BYTES = 16 * MIB
+"""Of records whose digests a publish leaves to the server: it reads them, which takes a millisecond and longer."""
+
 BlockMessage: TypeAlias = Acquire | AcquireEntries | Credits | Publish | Abort | Release | Invalidate
+
+
+class LongPublish:
+    """Called on any thread, and then told on the core's."""
+
+    def __init__(
+        self, publish: Callable[[Callable[[bytes, bytes], None]], Error | None], tell: Callable[[bytes, bytes], None]
+    ) -> None:
+        self._publish = publish
+        self._tell = tell
+        self._stored: list[tuple[bytes, bytes]] = []
+
+    def __call__(self) -> Error | None:
+        return self._publish(lambda hashes, parents: self._stored.append((hashes, parents)))
+
+    def tell(self) -> None:
+        """What has become readable."""
+        for hashes, parents in self._stored:
+            self._tell(hashes, parents)
 
 
 class BlockDesk:
@@ -41,7 +66,7 @@ class BlockDesk:
 
     def serve(
         self, connection: Connection, message: BlockMessage
-    ) -> ServerMessage | Callable[[], ServerMessage] | None:
+    ) -> ServerMessage | Callable[[], ServerMessage | None] | None:
         """The answer; None to a one-way message that was served. The agreement permits the operation.
 
         A call that finds the answer, on any thread, if that takes long.
@@ -64,13 +89,10 @@ class BlockDesk:
             case Credits():
                 return block_calls.grant_credits(cache, session, registration, message)
             case Publish():
-                return block_calls.publish(
-                    cache,
-                    session,
-                    registration,
-                    message,
-                    lambda hashes, parents: self._tell_stored(space, message.group, hashes, parents),
-                )
+                publish = partial(block_calls.publish, cache, session, registration, message)
+                tell = partial(self._tell_stored, space, message.group)
+                is_long = _digested_bytes(registration, message) > LONG_BYTES
+                return LongPublish(publish, tell) if is_long else publish(tell)
             case Abort():
                 block_calls.abort(cache, session, message)
             case Release():
@@ -79,3 +101,11 @@ class BlockDesk:
                 block_calls.invalidate(cache, message)
                 self._tell_forgotten(space, message.group, message.hashes)
         return None
+
+
+def _digested_bytes(registration: Registration, message: Publish) -> int:
+    """Of the records that the cache has to read for a publish."""
+    if message.digests:
+        return 0
+    records = len(message.tickets) // _TICKET_BYTES * (message.more_shards + 1)
+    return records * registration.register.groups[message.group].record_bytes

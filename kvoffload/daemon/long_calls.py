@@ -29,7 +29,7 @@ class LongCalls:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "kvoffload-long")
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._running: dict[bytes, tuple[Later, Future[ServerMessage]]] = {}
+        self._running: dict[bytes, tuple[Later, Future[ServerMessage | None]]] = {}
         self._waiting: dict[bytes, deque[bytes]] = {}
         self._owners: dict[bytes, int] = {}
         self._bytes: Counter[int] = Counter()
@@ -65,7 +65,7 @@ class LongCalls:
         waiting.append(frame)
         return True
 
-    def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage]]]:
+    def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage | None]]]:
         """Those that are done; their connections have none any more."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, get_args
 
 from kvoffload.daemon.adoption import AdoptionDesk
-from kvoffload.daemon.block_desk import BlockDesk, BlockMessage
+from kvoffload.daemon.block_desk import BlockDesk, BlockMessage, LongPublish
 from kvoffload.daemon.counts import describe_draining
 from kvoffload.daemon.domain import Domain, DomainTerms
 from kvoffload.daemon.drain import DrainState, check_operator
@@ -72,7 +72,7 @@ from kvoffload.protocol.survey import FollowBlock
 _ENDS_WITH_DRAIN = (Acquire, AcquireEntries, Credits, Adopt, Promote)
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 
-_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage] | None
+_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage | None] | None
 """None: there is none. A call: it takes long to find, on whatever thread."""
 
 
@@ -231,9 +231,13 @@ class ServerCore:
             return [Later(connection, call.message, call.number, answer), *behind]
         return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
 
-    def finish(self, later: Later, find: Callable[[], ServerMessage]) -> list[Sendable]:
+    def finish(self, later: Later, find: Callable[[], ServerMessage | None]) -> list[Sendable]:
         """What `later` was to find is found: `find` returns or raises it."""
         answer = self._faults.serve(later.request, find)
+        if isinstance(later.find, LongPublish):
+            self._faults.attempt("tell", later.find.tell)
+        if answer is None:
+            return []
         return [self._answer(later.connection, answer, later.number)]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
 
-from kvoffload.daemon import block_calls, long_calls
+from kvoffload.daemon import block_calls, block_desk, long_calls
 from kvoffload.daemon.block_desk import LONG_BLOCKS
 from kvoffload.daemon.server import CacheServer, ServerPlan
-from kvoffload.protocol import Acquire, Acquired, Counts, Error, ErrorCode, Outcome, Stats
+from kvoffload.protocol import (
+    Acquire,
+    Acquired,
+    Counts,
+    Credits,
+    CreditsGranted,
+    Error,
+    ErrorCode,
+    NamespaceOpened,
+    Outcome,
+    Publish,
+    Stats,
+    Stored,
+    Subscribe,
+    Subscribed,
+)
 from tests.unit.daemon.test_server import MEMORY, acquire, connect, hashes_of, save
 
 BLOCKS = LONG_BLOCKS + 1
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -88,6 +104,85 @@ def test_more_than_may_wait_is_refused(
     gate.set()
     assert isinstance(asks.receive(101), Acquired)
     assert isinstance(asks.receive(102), Counts)
+    asks.close()
+
+
+@pytest.fixture
+def publish_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Publishes wait for it; all of them are large."""
+    gate = Event()
+    original = block_calls.publish
+
+    def wait(*given: Any) -> Any:
+        assert gate.wait(TIMEOUT_S), "the loop itself has made digests"
+        return original(*given)
+
+    monkeypatch.setattr(block_calls, "publish", wait)
+    monkeypatch.setattr(block_desk, "LONG_BYTES", 0)
+    yield gate
+    gate.set()
+
+
+def test_a_large_publish_without_digests_holds_up_nobody_else(
+    server: CacheServer, tmp_path: Path, publish_gate: Event
+) -> None:
+    asks, other = connect(server, tmp_path, engine="asks"), connect(server, tmp_path, engine="other")
+    hashes = hashes_of(5)
+    assert isinstance(other.ask(Subscribe()), Subscribed)
+    granted = asks.ask(Credits(name_space=asks.name_space, group=0, count=5))
+    assert isinstance(granted, CreditsGranted)
+    asks.tell(Publish(name_space=asks.name_space, group=0, shard=0, tickets=granted.tickets, hashes=hashes))
+    asks._send(Acquire(name_space=asks.name_space, chain=hashes), 101)
+    for _ in range(3):
+        counts = other.ask(Stats())
+        assert isinstance(counts, Counts)
+        assert counts.readable == 0
+    publish_gate.set()
+    # What came behind it finds what was published.
+    hit = asks.receive(101)
+    assert isinstance(hit, Acquired)
+    assert hit.outcome is Outcome.HIT
+    assert isinstance(other.receive(1), NamespaceOpened)
+    told = other.receive(2)
+    assert isinstance(told, Stored)
+    assert told.hashes == hashes
+    asks.close()
+    other.close()
+
+
+def test_with_digests_or_little_of_it_a_publish_is_served_at_once(
+    server: CacheServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = connect(server, tmp_path)
+    threads: list[Thread] = []
+    original = block_calls.publish
+
+    def note(*given: Any) -> Any:
+        threads.append(current_thread())
+        return original(*given)
+
+    monkeypatch.setattr(block_calls, "publish", note)
+    save(asks, hashes_of(5), 7)
+    monkeypatch.setattr(block_desk, "LONG_BYTES", 0)
+    asks.tell(Publish(name_space=0, group=0, shard=0, tickets=bytes(8), hashes=bytes(32), digests=b"x" * 8))
+    assert isinstance(asks.ask(Stats()), Counts)
+    assert threads == [current_thread()] * 2
+    asks.close()
+
+
+def test_a_large_publish_that_is_wrong_is_answered(
+    server: CacheServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError("broken")
+
+    monkeypatch.setattr(block_desk, "LONG_BYTES", 0)
+    monkeypatch.setattr(block_calls, "publish", fail)
+    asks = connect(server, tmp_path)
+    asks.tell(Publish(name_space=0, group=0, shard=0, tickets=bytes(8), hashes=bytes(32)), number=1)
+    answer = asks.receive(1)
+    assert isinstance(answer, Error)
+    assert (answer.code, answer.about_op) == (ErrorCode.INTERNAL, Publish.op)
     asks.close()
 
 
