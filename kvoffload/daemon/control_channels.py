@@ -195,5 +195,7 @@ class ControlChannels:
             call = CODEC.decode_call(frame)
             if isinstance(call, ProtocolFault):
                 send(core.handle_fault(connection, call))
+            elif self._long.is_busy(connection):
+                send(core.overflow(connection, call))
             else:
                 send(core.handle_guest(connection, call, guest, clock_ns()))

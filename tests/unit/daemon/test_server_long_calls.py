@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvoffload.daemon import block_calls, block_desk, long_calls
+from kvoffload.daemon import Guest, RemoteTerms, block_calls, block_desk, long_calls
 from kvoffload.daemon.block_desk import LONG_BLOCKS
 from kvoffload.daemon.server import CacheServer, ServerPlan
 from kvoffload.protocol import (
+    CODEC,
     Acquire,
     Acquired,
     Counts,
@@ -28,6 +29,9 @@ from kvoffload.protocol import (
     Subscribe,
     Subscribed,
 )
+from kvoffload.protocol.survey import BlocksFound, FindBlocks
+from kvoffload.tcp_address import TcpAddress
+from tests.unit.daemon.remote_client import RemoteClient
 from tests.unit.daemon.test_server import MEMORY, acquire, connect, hashes_of, save
 
 BLOCKS = LONG_BLOCKS + 1
@@ -199,3 +203,23 @@ def test_an_engine_that_is_gone_meanwhile_harms_nobody(server: CacheServer, tmp_
     save(other, hashes_of(3, seed=4), 1)
     assert acquire(other, hashes_of(3, seed=4)).outcome is Outcome.HIT
     other.close()
+
+
+def test_over_tcp_a_second_long_call_waits_for_nobody(tmp_path: Path) -> None:
+    """An operator that asks twice at once is told to ask again, and the server goes on."""
+    stranger = Guest(domain="", is_operator=True)
+    remote = RemoteTerms(address=TcpAddress("127.0.0.1", 0), stranger=stranger)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
+    connect(server, tmp_path, engine="engine").close()
+    client = RemoteClient(server.remote_endpoint, turn=lambda: server.turn(0.001))
+    try:
+        client.hello()
+        for number in (101, 102):
+            client.socket.send(CODEC.encode_call(FindBlocks(), number=number, session=0))
+        first, second = client.receive(), client.receive()
+        assert {type(first), type(second)} <= {BlocksFound, Error}
+        assert BlocksFound in {type(first), type(second)}
+        assert isinstance(client.ask(FindBlocks()), BlocksFound)
+    finally:
+        client.close()
+        server.close()
