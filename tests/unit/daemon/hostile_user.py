@@ -110,11 +110,19 @@ class Beset:
     def _connect(self, kind: int, path: Path, said: bytes = b"") -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, kind)
         self._opened.append(connected)
-        connected.settimeout(TIMEOUT_S)
-        connected.connect(str(path))
+        connected.setblocking(False)
+
+        def connect() -> bool:
+            try:
+                connected.connect(str(path))
+            except BlockingIOError:
+                # The backlog is full: the server has its turn.
+                return False
+            return True
+
+        self.wait(connect)
         if said:
             connected.sendall(said)
-        connected.setblocking(False)
         return connected
 
 
