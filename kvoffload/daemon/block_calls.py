@@ -127,7 +127,8 @@ def publish(
         )
         is_stored = outcomes == CommitOutcome.READABLE
         if is_stored.any():
-            on_stored(choose_rows(message.hashes, is_stored), choose_rows(message.parents, is_stored))
+            parents = choose_rows(message.parents, is_stored) if message.parents else b""
+            on_stored(choose_rows(message.hashes, is_stored), parents)
     return None
 
 

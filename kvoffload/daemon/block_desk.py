@@ -25,7 +25,7 @@ from kvoffload.units import MIB
 
 _TICKET_BYTES = 8
 LONG_BLOCKS = 4096
-"""An acquire of more than these takes half a millisecond and longer."""
+"""An acquire or a publish of more than these takes half a millisecond and longer."""
 
 LONG_BYTES = 16 * MIB
 """Of records whose digests a publish leaves to the server: it reads them, which takes a millisecond and longer."""
@@ -91,7 +91,8 @@ class BlockDesk:
             case Publish():
                 publish = partial(block_calls.publish, cache, session, registration, message)
                 tell = partial(self._tell_stored, space, message.group)
-                is_long = _digested_bytes(registration, message) > LONG_BYTES
+                is_long = len(message.tickets) > LONG_BLOCKS * _TICKET_BYTES
+                is_long |= _digested_bytes(registration, message) > LONG_BYTES
                 return LongPublish(publish, tell) if is_long else publish(tell)
             case Abort():
                 block_calls.abort(cache, session, message)

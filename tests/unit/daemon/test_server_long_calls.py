@@ -154,7 +154,7 @@ def test_a_large_publish_without_digests_holds_up_nobody_else(
     other.close()
 
 
-def test_with_digests_or_little_of_it_a_publish_is_served_at_once(
+def test_a_small_publish_with_digests_is_served_at_once(
     server: CacheServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks = connect(server, tmp_path)
@@ -171,6 +171,10 @@ def test_with_digests_or_little_of_it_a_publish_is_served_at_once(
     asks.tell(Publish(name_space=0, group=0, shard=0, tickets=bytes(8), hashes=bytes(32), digests=b"x" * 8))
     assert isinstance(asks.ask(Stats()), Counts)
     assert threads == [current_thread()] * 2
+    monkeypatch.setattr(block_desk, "LONG_BLOCKS", 4)
+    save(asks, hashes_of(5, seed=9), 7)
+    assert isinstance(asks.ask(Stats()), Counts)
+    assert threads[2] is not current_thread()
     asks.close()
 
 
