@@ -23,9 +23,10 @@ from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.metric import Kind, Metric, Source
 from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
 from tests.house.tree import ROOT
+from tests.kit.free_ports import free_port
 from tests.unit.cli.test_web import web
 from tests.unit.daemon.test_server_tiers import await_that, disk_below, serving
-from tests.unit.tiers.valkey_server import DEBIAN, free_port
+from tests.unit.tiers.valkey_server import DEBIAN
 from tests.unit.web.prompt_load import PromptLoad
 
 FOLDER = ROOT / "examples/monitoring"

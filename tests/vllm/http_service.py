@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
+from tests.kit.free_ports import free_port
 from tests.vllm.connector_probe import PATIENCE
 from tests.vllm.tiny_models import DENSE
 
@@ -97,9 +97,7 @@ class Service:
 @contextmanager
 def serving(model: Path, log: Path, *arguments: str) -> Iterator[Service]:
     """Of the dense tiny model in this folder, with an engine's cache for two prompts or so."""
-    with socket.socket() as end:
-        end.bind(("127.0.0.1", 0))
-        port = end.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--model", str(model), "--served-model-name", DENSE.name, "--enforce-eager"]
     command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20)]

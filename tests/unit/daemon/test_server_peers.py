@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from kvoffload.peers.notice_board import BoardTerms
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.valkey_address import ValkeyAddress
+from tests.kit.free_ports import free_port
 from tests.unit.cache.cache_model import HYBRID
 from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, names_of, save
 from tests.unit.client.conftest import make_terms
@@ -40,12 +40,6 @@ from tests.unit.daemon.test_server_tiers import FAR, NAME, PAYING, WAIT_S, Settl
 from tests.unit.tiers.valkey_server import serve as serve_valkey
 
 BLOCKS = 16 + 8 + 4
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Fleet:

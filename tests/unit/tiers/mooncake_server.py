@@ -19,7 +19,8 @@ from kvoffload.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from tests.unit.tiers.valkey_server import LIBRARIES, free_port
+from tests.kit.free_ports import free_port
+from tests.unit.tiers.valkey_server import LIBRARIES
 
 WAIT_S = 60.0
 _STORE = """

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.s3_index import PackIndex
 from tests.children import child
+from tests.kit.free_ports import free_ports
 
 KEYS = S3Keys(key_id="cache", secret="a-secret-of-the-tests")
 READER = S3Keys(key_id="reader", secret="another-secret-of-the-tests")
@@ -172,11 +172,3 @@ def await_bucket(server: S3Server, process: subprocess.Popen[bytes], log: Path) 
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end_s, log.read_text()
         time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

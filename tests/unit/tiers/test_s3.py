@@ -18,7 +18,8 @@ from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.s3 import WHOLE_BYTES, S3Terms
-from tests.unit.tiers.s3_server import KEYS, READER, S3Server, client, free_ports, make_tier, serve_weed
+from tests.kit.free_ports import free_ports
+from tests.unit.tiers.s3_server import KEYS, READER, S3Server, client, make_tier, serve_weed
 from tests.unit.tiers.tier_contract import Records, TierContract, get, look, put
 
 FOUND, MISSING, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.MISSING, RecordOutcome.UNAVAILABLE

@@ -20,6 +20,7 @@ from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_slots import SLOTS
 from kvoffload.valkey_address import ValkeyAddress
+from tests.kit.free_ports import free_port
 
 DEBIAN = Path(sys.prefix) / "debian"
 """Where `make setup` unpacks it."""
@@ -37,12 +38,6 @@ def find_program(name: str) -> str:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": f"{LIBRARIES}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
