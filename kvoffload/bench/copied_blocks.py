@@ -1,4 +1,4 @@
-"""What the copy benchmarks copy, on hosts and on GPUs: blocks of a deep model, in no order, and the end of it."""
+"""Copy benchmarks, on hosts and on GPUs, copy the blocks of a deep model in no order, and wait for the end here."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ Verify = Literal["tiers", "always"]
 DEFAULT_POLICY = "prefix"
 
 TENANT_LIMIT = 63
-"""Tenants with a name that a pool has at most, as the native core has it."""
+"""A pool has at most so many tenants with a name, as the native core has it."""
 TENANT_NAME_BYTES = 55
-"""Of a tenant's name, at most."""
+"""A tenant's name has at most so many bytes."""
 
 # As the native core numbers them.
 RULE_NUMBERS = {

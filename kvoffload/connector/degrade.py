@@ -23,7 +23,7 @@ R = TypeVar("R")
 def degrade(
     otherwise: Callable[[], R],
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Of a hook: its fault is noted, and `otherwise` is the answer."""
+    """A fault of the decorated hook is noted, and `otherwise` gives the answer."""
 
     def decorate(hook: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(hook)

@@ -19,7 +19,7 @@ class AdoptionDesk:
         self._wanted: dict[str, tuple[EngineSession, int]] = {}
         """By domain: the session that was asked for its memory, and the boot id of it."""
         self._segments: dict[str, int] = {}
-        """By domain: of how many segments that memory is said to be."""
+        """By domain, so many segments that memory is said to have."""
         self._refused: dict[int, AdoptVerdict] = {}
         """By boot id: what was tried, and was not to be had."""
 
@@ -43,7 +43,7 @@ class AdoptionDesk:
         return session.is_open and self._wanted.get(session.domain.name) == (session, former_boot_id)
 
     def count_segments(self, domain: Domain) -> int:
-        """Of the memory that is wanted."""
+        """The memory that this domain wants is said to have so many; 0: it wants none."""
         return self._segments.get(domain.name, 0)
 
     def give_up(self, domain: Domain, verdict: AdoptVerdict | None = None) -> None:

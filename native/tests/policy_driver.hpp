@@ -43,6 +43,17 @@ inline std::string evict(EvictionPolicy& policy, std::size_t count) {
     return order;
 }
 
+// So many entries, all of which there are.
+inline std::vector<EntryNumber> evict_some(EvictionPolicy& policy, std::size_t count) {
+    std::vector<EntryNumber> victims;
+    for (; count > 0; --count) {
+        victims.push_back(policy.choose_victim());
+        CHECK(victims.back() != kNoEntry);
+        policy.remove(victims.back(), true);
+    }
+    return victims;
+}
+
 // Requests are ways from the root of a tree of records to one of them; sizes differ; some entries vanish by themselves.
 class PairDriver {
 public:

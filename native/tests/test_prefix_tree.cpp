@@ -1,5 +1,6 @@
 #include "check.hpp"
 #include "evict/prefix_policy.hpp"
+#include "policy_driver.hpp"
 
 #include <algorithm>
 #include <array>
@@ -9,18 +10,9 @@
 #include <vector>
 
 using namespace kvo;
+using kvo::test::evict_some;
 
 namespace {
-
-std::vector<EntryNumber> evict_some(PrefixPolicy& policy, std::size_t count) {
-    std::vector<EntryNumber> victims;
-    for (; count > 0; --count) {
-        victims.push_back(policy.choose_victim());
-        CHECK(victims.back() != kNoEntry);
-        policy.remove(victims.back(), true);
-    }
-    return victims;
-}
 
 constexpr std::uint32_t kWindow = 2;
 

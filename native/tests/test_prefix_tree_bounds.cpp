@@ -1,12 +1,14 @@
 // Work that whoever publishes can cause: entries visited, whatever the order and whatever hangs on what.
 #include "check.hpp"
 #include "evict/prefix_policy.hpp"
+#include "policy_driver.hpp"
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 using namespace kvo;
+using kvo::test::evict_some;
 
 namespace {
 
@@ -26,16 +28,6 @@ std::vector<EntryNumber> numbers_to(EntryNumber end) {
         entries[at] = at;
     }
     return entries;
-}
-
-std::vector<EntryNumber> evict_some(PrefixPolicy& policy, std::size_t count) {
-    std::vector<EntryNumber> victims;
-    for (; count > 0; --count) {
-        victims.push_back(policy.choose_victim());
-        CHECK(victims.back() != kNoEntry);
-        policy.remove(victims.back(), true);
-    }
-    return victims;
 }
 
 }  // namespace

@@ -1,1 +1,1 @@
-"""vLLM's own side: its versions' differences, its layers' pages, its start, counts and traces."""
+"""vLLM's own side is known here: how its versions differ, its layers' pages, its start, counts and traces."""

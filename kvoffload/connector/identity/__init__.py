@@ -1,1 +1,1 @@
-"""Who may share blocks: what the model, its weights, pages and adapters hold."""
+"""Engines may share blocks if their models, weights, pages and adapters hold the same, which is found out here."""

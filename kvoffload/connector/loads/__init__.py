@@ -1,1 +1,1 @@
-"""From the question how much of a prompt is there to its last byte in the engine."""
+"""Loads bring what the cache has of a prompt into the engine: how much there is, whether it pays, and every byte."""

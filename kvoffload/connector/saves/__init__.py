@@ -1,1 +1,1 @@
-"""Which blocks are saved, when, and what becomes of them until every rank has their bytes."""
+"""Saves decide which blocks go to the cache and when, and follow them until every rank has copied its bytes."""

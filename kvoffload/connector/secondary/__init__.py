@@ -1,1 +1,1 @@
-"""What a secondary tier of vLLM's own offloading consists of."""
+"""These are the parts of the tier that vLLM's own offloading may have below its CPU memory."""
