@@ -40,7 +40,7 @@ inline PythonEnd python_end;
 // Releases the GIL for as long as it lives.
 class WithoutGil {
 public:
-    WithoutGil() : state_(PyEval_SaveThread()) {}
+    WithoutGil() : state_(PyEval_SaveThread()) { is_released_ = true; }
     ~WithoutGil() {
         python_end.returning.fetch_add(1);
         if (python_end.has_begun.load() && python_end.thread != std::this_thread::get_id()) {
@@ -50,12 +50,19 @@ public:
             }
         }
         PyEval_RestoreThread(state_);
+        is_released_ = false;
         python_end.returning.fetch_sub(1);
     }
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
+    // Whether there is a GIL to release: this thread is one of Python's, and has not released it. The stable ABI has
+    // no PyGILState_Check.
+    static bool is_possible() { return PyGILState_GetThisThreadState() != nullptr && !is_released_; }
+
 private:
+    static inline thread_local bool is_released_ = false;
+
     PyThreadState* const state_;
 };
 

@@ -22,7 +22,7 @@ namespace kvo {
 inline std::shared_ptr<CacheCore> share(std::unique_ptr<CacheCore> core) {
     return {core.release(), [](CacheCore* last) {
                 std::optional<WithoutGil> unlocked;
-                if (PyGILState_Check() != 0) {
+                if (WithoutGil::is_possible()) {
                     unlocked.emplace();
                 }
                 delete last;
