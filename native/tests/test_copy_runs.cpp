@@ -154,6 +154,22 @@ TEST(threads_of_a_grid_share_no_destination_byte) {
     CHECK(destination == source);
 }
 
+TEST(a_list_is_fetched_by_all_threads_together) {
+    Random random(25);
+    for (const std::size_t words : {1u, 3u, 24u, 3000u}) {
+        std::vector<std::uint64_t> source(words);
+        std::vector<std::uint64_t> destination(words + 1);
+        std::ranges::generate(source, random);
+        const std::uint64_t from = reinterpret_cast<std::uint64_t>(source.data());
+        const std::uint64_t to = reinterpret_cast<std::uint64_t>(destination.data());
+        for (std::uint32_t thread = 0; thread < 64; ++thread) {
+            fetch(from, to, words * sizeof(std::uint64_t), thread, 64);
+        }
+        CHECK(std::equal(source.begin(), source.end(), destination.begin()));
+        CHECK_EQUAL(destination.back(), 0u);
+    }
+}
+
 TEST(no_runs_and_empty_runs_touch_nothing) {
     copy_runs({nullptr, nullptr, nullptr, 0}, {0, 32, 32});
     std::uint8_t byte = 7;

@@ -29,6 +29,9 @@ TEST(ways_use_what_they_should) {
             CHECK(scene.wait_for(scene.submit(direction, {0, 1})).status.ok());
             CHECK_EQUAL(scene.control().calls_of("cuLaunchKernel") > 0, expected.uses_kernels);
             CHECK_EQUAL(scene.control().calls_of("cuMemcpyBatchAsync") > 0, expected.uses_batches);
+            // Lists of runs never wait for the DMA engine that the other direction's pages go through.
+            CHECK_EQUAL(scene.control().calls_of("cuMemcpyAsync") > 0,
+                        !expected.uses_kernels && !expected.uses_batches);
         }
     }
 }

@@ -83,6 +83,13 @@ KVO_HOST_DEVICE inline void copy_aligned(std::uint64_t source, std::uint64_t des
 
 }  // namespace copy_detail
 
+// One thread's share of one run: a list of runs is fetched from mapped host memory by it. A DMA would wait behind the
+// pages that go to the device. Source and destination are equally far from a multiple of 16.
+KVO_HOST_DEVICE inline void fetch(std::uint64_t source, std::uint64_t destination, std::uint64_t length,
+                                  std::uint32_t thread, std::uint32_t threads) {
+    copy_detail::copy_aligned<copy_detail::Bytes16>(source, destination, length, thread, threads);
+}
+
 // One thread's share of all runs. Any number of threads does the whole work; none waits for another.
 KVO_HOST_DEVICE inline void copy_runs(const CopyRuns& runs, const CopyThread& self) {
     const auto lane = static_cast<std::uint32_t>(self.thread % self.team_size);

@@ -1,11 +1,13 @@
 // A lane's calls to the driver for one part of a plan.
 //
-//     staged save    kernels:   [staging free] lists, gather ──crossed──┐
+//     staged save    kernels:   fetch, [staging free] gather ──crossed──┐
 //                    transfers:                                         └─► DMA ──ended
-//     staged load    transfers: [staging free] DMA, lists ──crossed──┐
-//                    kernels:                                        └─► scatter ──ended
-//     mapped         kernels:   lists, gather or scatter ──ended
+//     staged load    transfers: [staging free] DMA ──crossed──┐
+//                    kernels:   fetch                         └─► scatter ──ended
+//     mapped         kernels:   fetch, gather or scatter ──ended
 //     batch          transfers: DMA ──ended
+//
+// A kernel fetches the lists of the next. By DMA they would wait behind whatever the other lane sends to the device.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -34,9 +36,8 @@ CudaStatus CudaLane::issue(const CudaJob& job, const CopyPart& part, const Place
     const auto transfer = [&] {
         status = status == kCudaSuccess ? issue_transfers(job.plan->direction, part.transfers, function) : status;
     };
-    const auto send_lists = [&](CudaStream stream) {
-        status =
-            status == kCudaSuccess ? issue_lists(job.plan->direction, part.kernel, place, stream, function) : status;
+    const auto fetch = [&] {
+        status = status == kCudaSuccess ? issue_fetch(job.plan->direction, part.kernel, place, function) : status;
     };
     const auto launch = [&] { status = status == kCudaSuccess ? issue_kernel(part.kernel, place, function) : status; };
     const auto cross = [&](CudaStream from, CudaStream to) {
@@ -45,23 +46,22 @@ CudaStatus CudaLane::issue(const CudaJob& job, const CopyPart& part, const Place
     };
 
     const bool is_save = job.plan->direction == CopyDirection::save;
+    if (uses_kernels(job)) {
+        fetch();
+    }
     if (staging != nullptr && staging->last != nullptr) {
         call("cuStreamWaitEvent", api_.cuStreamWaitEvent, is_save ? kernels_ : transfers_, staging->last->ended, 0u);
     }
     if (job.way == CopyWay::batch) {
         transfer();
     } else if (job.way == CopyWay::mapped) {
-        send_lists(kernels_);
         launch();
     } else if (is_save) {
-        send_lists(kernels_);
         launch();
         cross(kernels_, transfers_);
         transfer();
     } else {
         transfer();
-        // Here, because on the other stream they would wait behind the next part's bytes.
-        send_lists(transfers_);
         cross(transfers_, kernels_);
         launch();
     }
@@ -114,8 +114,8 @@ CudaStatus CudaLane::issue_one_by_one(CopyDirection direction, std::span<const P
     return kCudaSuccess;
 }
 
-CudaStatus CudaLane::issue_lists(CopyDirection direction, const std::vector<PartEntry>& entries, const Place& place,
-                                 CudaStream stream, const char*& function) {
+CudaStatus CudaLane::issue_fetch(CopyDirection direction, const std::vector<PartEntry>& entries, const Place& place,
+                                 const char*& function) {
     const std::size_t count = entries.size();
     const bool is_save = direction == CopyDirection::save;
     const std::uint64_t offset = lists_.offset_of(place.lists_begin);
@@ -128,9 +128,9 @@ CudaStatus CudaLane::issue_lists(CopyDirection direction, const std::vector<Part
         destinations[i] = is_save ? entries[i].other : entries[i].device;
         lengths[i] = entries[i].length;
     }
-    function = "cuMemcpyAsync";
-    return api_.cuMemcpyAsync(device_lists_ + offset, reinterpret_cast<CudaAddress>(sources), count * kListEntryBytes,
-                              stream);
+    std::array<std::uint64_t, 3> parameters = {mapped_lists_ + offset, device_lists_ + offset, count * kListEntryBytes};
+    std::array<void*, 3> places = {&parameters[0], &parameters[1], &parameters[2]};
+    return launch(fetch_, places.data(), function);
 }
 
 CudaStatus CudaLane::issue_kernel(const std::vector<PartEntry>& entries, const Place& place, const char*& function) {
@@ -147,9 +147,13 @@ CudaStatus CudaLane::issue_kernel(const std::vector<PartEntry>& entries, const P
     const std::uint32_t threads = ground_.settings.kernel_threads;
     std::uint32_t team_size = bytes / count >= kLongRunBytes ? threads : kShortRunTeam;
     std::array<void*, 2> parameters = {runs.data(), &team_size};
+    return launch(copy_runs_, parameters.data(), function);
+}
+
+CudaStatus CudaLane::launch(CudaFunction kernel, void** parameters, const char*& function) {
     function = "cuLaunchKernel";
-    return api_.cuLaunchKernel(copy_runs_, ground_.kernel_blocks, 1, 1, threads, 1, 1, 0, kernels_, parameters.data(),
-                               nullptr);
+    return api_.cuLaunchKernel(kernel, ground_.kernel_blocks, 1, 1, ground_.settings.kernel_threads, 1, 1, 0, kernels_,
+                               parameters, nullptr);
 }
 
 void CudaLane::copy_bounced(const CudaJob& job, const Place& place) const {

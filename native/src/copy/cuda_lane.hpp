@@ -177,9 +177,10 @@ private:
                      const char*& function);
     CudaStatus issue_transfers(CopyDirection direction, std::span<const PartEntry> entries, const char*& function);
     CudaStatus issue_one_by_one(CopyDirection direction, std::span<const PartEntry> entries, const char*& function);
-    CudaStatus issue_lists(CopyDirection direction, const std::vector<PartEntry>& entries, const Place& place,
-                           CudaStream stream, const char*& function);
+    CudaStatus issue_fetch(CopyDirection direction, const std::vector<PartEntry>& entries, const Place& place,
+                           const char*& function);
     CudaStatus issue_kernel(const std::vector<PartEntry>& entries, const Place& place, const char*& function);
+    CudaStatus launch(CudaFunction kernel, void** parameters, const char*& function);
     void copy_bounced(const CudaJob& job, const Place& place) const;
     void touch_host(const void* address, std::uint64_t length, bool is_written) const;
     bool uses_kernels(const CudaJob& job) const { return job.way != CopyWay::batch; }
@@ -207,14 +208,16 @@ private:
     CudaStream transfers_ = nullptr;
     CudaModule module_ = nullptr;
     CudaFunction copy_runs_ = nullptr;  // null: batch is the only way
+    CudaFunction fetch_ = nullptr;
     CudaAddress device_memory_ = 0;
     void* host_memory_ = nullptr;
     bool has_batches_ = false;
     std::vector<Bounce> bounces_;
     std::vector<Staging> stagings_;
     std::size_t next_staging_ = 0;
-    ListRing lists_;  // of runs for kernels: written by the host, copied to the same place on the device
+    ListRing lists_;  // of runs for kernels: written by the host, fetched to the same place on the device
     std::uint8_t* host_lists_ = nullptr;
+    CudaAddress mapped_lists_ = 0;
     CudaAddress device_lists_ = 0;
     std::vector<Place> places_;
     std::size_t first_place_ = 0;  // with the device, longest

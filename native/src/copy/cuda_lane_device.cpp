@@ -6,7 +6,6 @@
 namespace kvo {
 namespace {
 
-constexpr const char* kKernel = "kvo_copy_runs";
 constexpr std::uint64_t kAlignment = 256;
 
 std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -79,6 +78,7 @@ Status CudaLane::open_places() {
         bounces_.push_back({host + i * each, mapped + i * each});
     }
     host_lists_ = host + settings.buffers * each;
+    mapped_lists_ = mapped + settings.buffers * each;
     lists_.size_bytes = settings.list_bytes;
     places_.resize(settings.parts);
     for (Place& place : places_) {
@@ -99,7 +99,8 @@ Status CudaLane::open_kernels() {
     }
     if (!calls.did("cuModuleLoadData", api_.cuModuleLoadData(&module_, settings.kernels.data())) ||
         !calls.did("cuMemAlloc", api_.cuMemAlloc(&device_memory_, each * settings.buffers + settings.list_bytes)) ||
-        !calls.did("cuModuleGetFunction", api_.cuModuleGetFunction(&copy_runs_, module_, kKernel))) {
+        !calls.did("cuModuleGetFunction", api_.cuModuleGetFunction(&copy_runs_, module_, "kvo_copy_runs")) ||
+        !calls.did("cuModuleGetFunction", api_.cuModuleGetFunction(&fetch_, module_, "kvo_fetch"))) {
         return calls.fault();
     }
     for (std::uint32_t i = 0; i < settings.buffers; ++i) {

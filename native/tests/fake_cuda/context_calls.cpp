@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "fake_cuda/call.hpp"
@@ -17,13 +18,13 @@ constexpr int kInvalidDevice = 101;
 constexpr int kFirstDeviceId = 10;  // an id is not an ordinal
 constexpr int kNormalPriority = 0;
 constexpr int kHighestPriority = -5;
-constexpr const char* kKernel = "kvo_copy_runs";
+constexpr std::array kKernels = {"kvo_copy_runs", "kvo_fetch"};
 
 void* context_of(int ordinal) {
     return reinterpret_cast<void*>((std::uintptr_t{1} << 40) + static_cast<std::uintptr_t>(ordinal) * 256);
 }
 void* const kModule = reinterpret_cast<void*>(std::uintptr_t{1} << 41);
-void* const kFunction = reinterpret_cast<void*>(std::uintptr_t{1} << 42);
+void* function_of(std::size_t kernel) { return reinterpret_cast<void*>((std::uintptr_t{1} << 42) + kernel); }
 
 bool is_device(const Driver& driver, int device) {
     return device >= kFirstDeviceId && device < kFirstDeviceId + driver.settings().devices;
@@ -146,10 +147,11 @@ int module_function(void** function, void* module, const char* name) {
     if (call.fails()) {
         return call.status();
     }
-    if (module != kModule || std::strcmp(name, kKernel) != 0) {
+    const auto kernel = std::ranges::find(kKernels, std::string_view(name));
+    if (module != kModule || kernel == kKernels.end()) {
         return kNotFound;
     }
-    *function = kFunction;
+    *function = function_of(static_cast<std::size_t>(kernel - kKernels.begin()));
     return 0;
 }
 
@@ -165,9 +167,17 @@ int launch_kernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gri
     }
     const unsigned blocks = grid_x * grid_y * grid_z;
     const unsigned threads = block_x * block_y * block_z;
-    if (function != kFunction || blocks == 0 || threads == 0 || threads > 1024 || shared_bytes != 0 ||
-        parameters == nullptr || extra != nullptr) {
+    const bool is_fetch = function == function_of(1);
+    if ((function != function_of(0) && !is_fetch) || blocks == 0 || threads == 0 || threads > 1024 ||
+        shared_bytes != 0 || parameters == nullptr || extra != nullptr) {
         return kInvalidValue;
+    }
+    if (is_fetch) {
+        Move move;
+        std::memcpy(&move.source, parameters[0], sizeof move.source);
+        std::memcpy(&move.destination, parameters[1], sizeof move.destination);
+        std::memcpy(&move.length, parameters[2], sizeof move.length);
+        return call.driver.submit(*queue, "kvo_fetch", Transfer{{move}}, call.later());
     }
     RunKernel kernel;
     std::memcpy(&kernel.runs, parameters[0], sizeof kernel.runs);
