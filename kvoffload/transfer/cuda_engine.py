@@ -36,7 +36,7 @@ REGISTRATION_REMEDIES = {
 
 NVIDIA's kernel module pins pages by itself and never asks for RLIMIT_MEMLOCK (os_lock_user_pages in its published
 source). What it needs is the pages, which a cgroup may refuse, and 16 bytes of kernel memory in a row for each page
-of one call: more than 512 GiB at once fail since R580 (vLLM issue 51080), which pieces of 256 MiB are far from.
+of one call: more than 512 GiB at once fail since R580 (vLLM issue 51080), which pieces of 16 MiB are far from.
 """
 
 

@@ -1,6 +1,7 @@
 // Host memory that the driver knows: registered in the background, piece by piece, each usable as soon as it is.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <list>
@@ -83,8 +84,12 @@ private:
         HostPiece piece;
     };
 
+    using Clock = std::chrono::steady_clock;
+
     CudaRanges(const CudaApi& api, CudaContext context, std::uint64_t piece_bytes);
     void run();
+    // Waits as long as the call before, which began then, has taken.
+    void yield_driver(std::unique_lock<std::mutex>& lock, Clock::time_point begun);
     // The queue's first piece, and then what is left of its range.
     void register_next(std::unique_lock<std::mutex>& lock);
     bool register_piece(const Range& piece);

@@ -21,15 +21,15 @@ struct CudaSettings {
     std::uint32_t buffers = 2;
     std::uint32_t kernel_entries = 16384;                 // runs that one kernel copies
     std::uint64_t list_bytes = std::uint64_t{2} << 20;    // of such runs, for all kernels under way, each direction
-    std::uint32_t batch_entries = 4096;                   // far larger batches have crashed drivers
+    std::uint32_t batch_entries = 256;                    // in one call, which launches wait for
     std::uint64_t batch_bytes = std::uint64_t{64} << 20;  // between two looks at what else there is to do
-    std::uint32_t queued_transfers = 16384;  // each direction: a full queue of the driver holds up launches
-    std::uint32_t parts = 64;                // with the device, each direction
-    std::uint32_t kernel_blocks = 16;        // at most, and at most an eighth of the multiprocessors
-    std::uint32_t kernel_threads = 512;      // a multiple of 32
-    std::uint64_t piece_bytes = std::uint64_t{256} << 20;  // registered at once: launches wait meanwhile
-    unsigned digest_threads = 0;                           // 0: one for four processors, at most 4
-    std::chrono::microseconds poll_interval{20};           // while the device moves bytes
+    std::uint32_t queued_transfers = 4096;  // each direction: a full queue of the driver holds up launches
+    std::uint32_t parts = 64;               // with the device, each direction
+    std::uint32_t kernel_blocks = 16;       // at most, and at most an eighth of the multiprocessors
+    std::uint32_t kernel_threads = 512;     // a multiple of 32
+    std::uint64_t piece_bytes = std::uint64_t{16} << 20;  // registered at once: launches wait meanwhile
+    unsigned digest_threads = 0;                          // 0: one for four processors, at most 4
+    std::chrono::microseconds poll_interval{20};          // while the device moves bytes
     // Of a lane whose plans wait for the model, or for the other lane: it is woken, and looks by itself as seldom as
     // this.
     std::chrono::milliseconds longest_sleep{200};
