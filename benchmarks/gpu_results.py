@@ -29,12 +29,13 @@ def main(folder: Path) -> int:
         "kvoffload": __version__,
         "capabilities": str(native.capabilities(probe_devices=True)),
     }
-    lines = [json.dumps(machine)]
-    for benchmark in (CopyBenchmark(), DigestBenchmark()):
-        lines += [json.dumps(result.as_json()) for result in benchmark.run(lambda step: None)]
     target = folder / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json")
-    target.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    with target.open("w", buffering=1) as file:
+        print(json.dumps(machine), file=file)
+        for benchmark in (CopyBenchmark(), DigestBenchmark()):
+            for result in benchmark.run(lambda step: print(f"gpu: {step}", file=sys.stderr)):
+                print(json.dumps(result.as_json()), file=file)
+    print(target.read_text(), end="")
     return 0
 
 

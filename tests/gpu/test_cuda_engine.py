@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -51,11 +51,15 @@ def make_slots(page_map: PageMap, group: int) -> torch.Tensor:
 
 
 def wait_for_registration(engine: CudaEngine) -> None:
+    wait_for(lambda: engine.registration.is_done)
+    assert engine.registration.problem == ""
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + TIMEOUT_S
-    while not engine.registration.is_done:
+    while not is_so():
         assert time.monotonic() < end
         time.sleep(0.001)
-    assert engine.registration.problem == ""
 
 
 @pytest.mark.parametrize("is_registered", [True, False])
@@ -91,6 +95,9 @@ def test_every_byte_is_the_host_engines(case: str, way: CopyWay, is_registered: 
             expected ^= 0xFF
             run(host, CopyDirection.LOAD, all_items(page_map, group, expected))
             run(device, CopyDirection.LOAD, all_items(page_map, group, saved))
+            if is_registered:
+                device.remove_host_range(saved.data_ptr(), saved.numel())
+                wait_for(lambda: not device.registration.is_leaving)
         for name, flat in memory["cpu"].items():
             assert torch.equal(memory["cuda"][name].cpu(), flat)
 

@@ -8,8 +8,8 @@ from importlib.metadata import packages_distributions
 
 from tests.house.tree import ROOT, read_texts
 
-BY_THE_WAY = {"typing-extensions"}
-"""Of pydantic's own requirements."""
+BY_THE_WAY = {"typing-extensions", "triton"}
+"""Of pydantic's own requirements, and of torch's where it is for CUDA."""
 
 
 def test_what_tests_import_is_pinned() -> None:

@@ -142,7 +142,7 @@ def build_gdn(folder: Path) -> None:
     _save(folder, config, Qwen3NextForCausalLM)
 
 
-def build_mla(folder: Path) -> None:
+def build_mla(folder: Path, *, nope_size: int = 64, value_size: int = 64) -> None:
     """DeepSeek-V2: one latent of 512 + 64 numbers per token instead of keys and values."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
@@ -153,9 +153,9 @@ def build_mla(folder: Path) -> None:
         num_key_value_heads=4,
         q_lora_rank=None,
         kv_lora_rank=512,
-        qk_nope_head_dim=64,
+        qk_nope_head_dim=nope_size,
         qk_rope_head_dim=64,
-        v_head_dim=64,
+        v_head_dim=value_size,
         first_k_dense_replace=1,
         n_routed_experts=4,
         n_shared_experts=1,
