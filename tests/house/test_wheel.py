@@ -1,4 +1,8 @@
-"""One wheel imports everywhere: of the sdist, built without nvcc it works without that copy path, and links no CUDA."""
+"""One wheel imports everywhere: of the sdist, built without nvcc it works without that copy path, and links no CUDA.
+
+It is built by the oldest Python that gets a wheel of the stable ABI, where there is one: that for Python 3.11 is built
+by the set-up.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,10 @@ import kvoffload, kvoffload.native as native
 assert kvoffload.__file__.startswith(sys.prefix), kvoffload.__file__
 print(native.capabilities().kernel_archs, native.sha256(b"").hex(), importlib.util.find_spec("torch"))
 """
+NEWER_MINORS = (12, 13, 14)
+VERSION = "import sys; print(sys.version_info.minor)"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+BUILDERS = ("nanobind", "scikit-build-core")
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
@@ -36,19 +43,62 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
+def find_pythons() -> list[Path]:
+    """From 3.12 on, the oldest first, as they lie in PATH or under pyenv. Without one, this Python."""
+    named = [shutil.which(f"python3.{minor}") for minor in NEWER_MINORS]
+    kept = [
+        path
+        for minor in NEWER_MINORS
+        for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"))
+    ]
+    found = {}
+    for python in [*map(Path, filter(None, named)), *kept]:
+        done = subprocess.run([python, "-c", VERSION], capture_output=True, text=True, check=False)
+        if done.returncode == 0:  # one of pyenv's in PATH may be switched off
+            found.setdefault(int(done.stdout), python)
+    return [found[minor] for minor in sorted(found)] or [Path(sys.executable)]
+
+
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with nothing but the wheel and what it depends on."""
+def pythons() -> list[Path]:
+    return find_pythons()
+
+
+@pytest.fixture(scope="module")
+def wheel(pythons: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the sdist, by the first of these Pythons."""
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     run(sys.executable, "-c", SDIST, folder, cwd=ROOT)
     (sdist,) = folder.glob("kvoffload-*.tar.gz")
+    run(pythons[0], "-m", "venv", "--without-pip", folder / "build", cwd=folder)
+    pip = [*PIP, "--python", folder / "build/bin/python"]
+    pins = [line for line in (ROOT / "requirements/tests.txt").read_text().splitlines() if line.startswith(BUILDERS)]
+    run(*pip, "install", "--quiet", *pins, cwd=folder)
     build = ["wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder]
     run(*pip, *build, "--config-settings=cmake.define.KVOFFLOAD_CUDA=OFF", sdist, cwd=folder)
     (wheel,) = folder.glob("kvoffload-*.whl")
-    venv.create(folder / "clean", with_pip=False)
-    run(*pip, "--python", folder / "clean/bin/python", "install", "--quiet", wheel, cwd=folder)
-    return folder / "clean"
+    return wheel
+
+
+def install(wheel: Path, python: Path, folder: Path) -> Path:
+    """An environment with nothing but the wheel and what it depends on."""
+    run(python, "-m", "venv", "--without-pip", folder, cwd=wheel.parent)
+    run(*PIP, "--python", folder / "bin/python", "install", "--quiet", wheel, cwd=wheel.parent)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, pythons: list[Path]) -> Path:
+    return install(wheel, pythons[0], wheel.parent / "clean")
+
+
+def test_a_wheel_of_the_stable_abi_is_for_all_newer_pythons(wheel: Path, pythons: list[Path]) -> None:
+    if len(pythons) < 2:
+        pytest.skip("no two of python3.12, 3.13 and 3.14 are installed")
+    assert "-cp312-abi3-" in wheel.name
+    for python in pythons[1:]:
+        folder = install(wheel, python, wheel.parent / python.name)
+        assert run(folder / "bin/python", "-c", SCRIPT, cwd=folder) == f"() {EMPTY_SHA256} None\n"
 
 
 def test_it_imports_and_works_without_kernels_and_without_torch(clean: Path) -> None:
