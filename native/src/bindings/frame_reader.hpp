@@ -58,23 +58,24 @@ public:
         if (items != shape.fields.size()) {
             throw NotPlain{};
         }
-        const auto values = nanobind::steal(PyDict_New());
+        auto* type = reinterpret_cast<PyTypeObject*>(shape.record.ptr());
+        const auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+        auto made = nanobind::steal(make(type, 0));
+        if (!made.is_valid()) {
+            throw nanobind::python_error();
+        }
         std::vector<nanobind::object> counted;
         for (const auto& [name, kind] : shape.fields) {
             nanobind::object value = read(kind);
-            PyDict_SetItem(values.ptr(), name.ptr(), value.ptr());
+            // A frozen dataclass refuses its own setter. A whole dictionary instead is not seen by Python 3.13.
+            if (PyObject_GenericSetAttr(made.ptr(), name.ptr(), value.ptr()) != 0) {
+                throw nanobind::python_error();
+            }
             if (!shape.counts.empty()) {
                 counted.push_back(std::move(value));
             }
         }
         check_counts(shape, counted);
-        auto* type = reinterpret_cast<PyTypeObject*>(shape.record.ptr());
-        const auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-        auto made = nanobind::steal(make(type, 0));
-        // A frozen dataclass refuses its own setter, so all attributes come at once.
-        if (!made.is_valid() || PyObject_GenericSetDict(made.ptr(), values.ptr(), nullptr) != 0) {
-            throw nanobind::python_error();
-        }
         return made;
     }
 };
