@@ -47,9 +47,7 @@ def find_pythons() -> list[Path]:
     """From 3.12 on, the oldest first, as they lie in PATH or under pyenv. Without one, this Python."""
     named = [shutil.which(f"python3.{minor}") for minor in NEWER_MINORS]
     kept = [
-        path
-        for minor in NEWER_MINORS
-        for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"))
+        path for minor in NEWER_MINORS for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/*/python3"))
     ]
     found = {}
     for python in [*map(Path, filter(None, named)), *kept]:
@@ -96,8 +94,8 @@ def test_a_wheel_of_the_stable_abi_is_for_all_newer_pythons(wheel: Path, pythons
     if len(pythons) < 2:
         pytest.skip("no two of python3.12, 3.13 and 3.14 are installed")
     assert "-cp312-abi3-" in wheel.name
-    for python in pythons[:-1]:
-        folder = install(wheel, python, wheel.parent / python.name)
+    for number, python in enumerate(pythons[:-1]):
+        folder = install(wheel, python, wheel.parent / f"older-{number}")
         assert run(folder / "bin/python", "-c", SCRIPT, cwd=folder) == f"() {EMPTY_SHA256} None\n"
 
 
