@@ -30,11 +30,13 @@ def main(folder: Path) -> int:
         "capabilities": str(native.capabilities(probe_devices=True)),
     }
     target = folder / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json")
-    with target.open("w", buffering=1) as file:
+    so_far = target.with_suffix(".partial")
+    with so_far.open("w", buffering=1) as file:
         print(json.dumps(machine), file=file)
         for benchmark in (CopyBenchmark(), DigestBenchmark()):
             for result in benchmark.run(lambda step: print(f"gpu: {step}", file=sys.stderr)):
                 print(json.dumps(result.as_json()), file=file)
+    so_far.replace(target)
     print(target.read_text(), end="")
     return 0
 

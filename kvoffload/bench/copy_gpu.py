@@ -36,7 +36,7 @@ SLOWDOWN_GOALS = {CopyWay.BATCH: 1.03, CopyWay.STAGED: 1.03, CopyWay.MAPPED: 1.1
 REGISTERED_BYTES = 32 * GIB
 REGISTRATION_TIMEOUT_S = 120.0
 LAUNCH_GOAL_S = 5e-3
-"""What a step may wait longer, once, while memory is registered."""
+"""A launch may take so long, once, while memory is registered."""
 
 
 class GpuPool:

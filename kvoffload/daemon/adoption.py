@@ -19,7 +19,7 @@ class AdoptionDesk:
         self._wanted: dict[str, tuple[EngineSession, int]] = {}
         """By domain: the session that was asked for its memory, and the boot id of it."""
         self._segments: dict[str, int] = {}
-        """By domain, so many segments that memory is said to have."""
+        """The memory that a domain wants is said to have so many segments."""
         self._refused: dict[int, AdoptVerdict] = {}
         """By boot id: what was tried, and was not to be had."""
 

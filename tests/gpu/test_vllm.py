@@ -55,7 +55,7 @@ FAMILIES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> None:
-    """Of vLLM, before it is imported. Kernels that time their variants and choose would differ between engines."""
+    """vLLM reads it when it is imported. Kernels that time their variants and choose would differ between engines."""
     prepare_environment(VLLM_PLUGINS="kvoffload", VLLM_USE_FLASHINFER_SAMPLER="0")
     with contextlib.suppress(ImportError):
         from triton.runtime.autotuner import Autotuner

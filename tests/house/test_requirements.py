@@ -9,7 +9,7 @@ from importlib.metadata import packages_distributions
 from tests.house.tree import ROOT, read_texts
 
 BY_THE_WAY = {"typing-extensions", "triton"}
-"""Of pydantic's own requirements, and of torch's where it is for CUDA."""
+"""These are requirements of pydantic's own, and of torch's where it is for CUDA."""
 
 
 def test_what_tests_import_is_pinned() -> None:

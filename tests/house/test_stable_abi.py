@@ -1,4 +1,4 @@
-"""What the extension takes from Python and shows to the process: a wheel is built with other compilers and Pythons."""
+"""The extension takes from Python what later ones have too, and shows the process nothing but its entry."""
 
 from __future__ import annotations
 

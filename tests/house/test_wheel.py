@@ -26,7 +26,11 @@ assert kvoffload.__file__.startswith(sys.prefix), kvoffload.__file__
 print(native.capabilities().kernel_archs, native.sha256(b"").hex(), importlib.util.find_spec("torch"))
 """
 NEWER_MINORS = (12, 13, 14)
-VERSION = "import sys; print(sys.version_info.minor)"
+VERSION = """
+import os, sys, sysconfig
+os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))
+print(sys.version_info.minor)
+"""
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 BUILDERS = ("nanobind", "scikit-build-core")
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -44,7 +48,10 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def find_pythons() -> list[Path]:
-    """From 3.12 on, the oldest first, as they lie in PATH or under pyenv. Without one, this Python."""
+    """Those from 3.12 on are found in PATH and under pyenv, with the headers to build for them; the oldest comes first.
+
+    Where there is none, this Python is the only one.
+    """
     named = [shutil.which(f"python3.{minor}") for minor in NEWER_MINORS]
     kept = [
         path for minor in NEWER_MINORS for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/*/python3"))
@@ -52,7 +59,7 @@ def find_pythons() -> list[Path]:
     found = {}
     for python in [*map(Path, filter(None, named)), *kept]:
         done = subprocess.run([python, "-c", VERSION], capture_output=True, text=True, check=False)
-        if done.returncode == 0:  # one of pyenv's in PATH may be switched off
+        if done.returncode == 0:  # one of pyenv's in PATH may be switched off, one of the system's without headers
             found.setdefault(int(done.stdout), python)
     return [found[minor] for minor in sorted(found)] or [Path(sys.executable)]
 
@@ -64,7 +71,7 @@ def pythons() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def wheel(pythons: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the sdist, by the first of these Pythons."""
+    """The first of these Pythons builds it from the sdist."""
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-c", SDIST, folder, cwd=ROOT)
     (sdist,) = folder.glob("kvoffload-*.tar.gz")

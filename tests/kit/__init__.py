@@ -1,1 +1,1 @@
-"""What tests of several rooms share."""
+"""Tests of several rooms share what is in here."""
