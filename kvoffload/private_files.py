@@ -58,9 +58,11 @@ class PrivateFiles:
     def make_folder(self) -> None:
         """ConfigError: it cannot be made, or is not this user's alone."""
         try:
-            with contextlib.suppress(FileExistsError):
-                self.folder.mkdir(mode=0o700)
-            found = self.folder.lstat()
+            found = self._find_folder()
+            while found is None:
+                with contextlib.suppress(FileExistsError):
+                    self.folder.mkdir(mode=0o700)
+                found = self._find_folder()
         except OSError as fault:
             raise self._refuse(f"cannot be made: {fault.strerror}") from fault
         if not stat.S_ISDIR(found.st_mode):
@@ -74,6 +76,13 @@ class PrivateFiles:
         """If nothing is in it."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+
+    def _find_folder(self) -> os.stat_result | None:
+        """None: it is not there, or the last server of it has just removed it."""
+        try:
+            return self.folder.lstat()
+        except FileNotFoundError:
+            return None
 
     def _refuse(self, reason: str) -> ConfigError:
         return ConfigError(

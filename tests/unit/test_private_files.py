@@ -43,6 +43,27 @@ def test_the_folder_is_made_once_and_goes_when_it_is_empty(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_its_last_server_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = PrivateFiles.named(tmp_path)
+    mkdir, removals = Path.mkdir, iter(("before", "after", "after"))
+
+    def mkdir_beside_a_server_that_ends(folder: Path, mode: int) -> None:
+        when = next(removals, "not")
+        if when == "before":
+            # It was there when this was called, and is not when it is looked at.
+            raise FileExistsError
+        mkdir(folder, mode)
+        if when == "after":
+            files.remove_folder()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_beside_a_server_that_ends)
+    files.make_folder()
+    assert list(removals) == []
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = PrivateFiles.named(tmp_path)
 
