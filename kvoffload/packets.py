@@ -27,7 +27,6 @@ MAX_DESCRIPTORS = 253
 """SCM_MAX_FD of the kernel."""
 
 _INT = array.array("i").itemsize
-_SPARED: set[tuple[int, int]] = set()
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERPIDFD = 77
 """Of Linux 6.5; Python has no name for it."""
@@ -172,29 +171,10 @@ class PacketSocket:
         self._socket.close()
 
 
-def spare_file(descriptor: int) -> None:
-    """No received descriptor of this file is closed from here on: a process that closes any descriptor of a file drops
-    the lock that it holds on it, whoever sent that descriptor.
-    """
-    _SPARED.add(_name_file(descriptor))
-
-
-def is_spared(descriptor: int) -> bool:
-    """Whether it is of such a file, and so stays open for good."""
-    return _name_file(descriptor) in _SPARED
-
-
 def close_all(descriptors: Sequence[int]) -> None:
-    """But for files that are spared."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
-            if _name_file(descriptor) not in _SPARED:
-                os.close(descriptor)
-
-
-def _name_file(descriptor: int) -> tuple[int, int]:
-    facts = os.fstat(descriptor)
-    return facts.st_dev, facts.st_ino
+            os.close(descriptor)
 
 
 def _find_fault(packet: Packet, flags: int, most_descriptors: int) -> str:

@@ -33,6 +33,7 @@ from kvoffload.cache.terms import (
     CacheFiles,
     CacheGeometry,
     CacheGroup,
+    CacheOwner,
     CacheTerms,
     HugePages,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "CacheFiles",
     "CacheGeometry",
     "CacheGroup",
+    "CacheOwner",
     "CacheStats",
     "CacheTerms",
     "CommitOutcome",

@@ -29,12 +29,13 @@ from kvoffload.cache.answers import (
     TenantUsage,
     Tickets,
 )
-from kvoffload.cache.terms import RULE_NUMBERS, CacheFiles, CacheGeometry, CacheTerms
+from kvoffload.cache.terms import RULE_NUMBERS, CacheFiles, CacheGeometry, CacheOwner, CacheTerms
 from kvoffload.errors import CacheMemoryError
 from kvoffload.types import Fingerprint
 from kvoffload.units import format_size
 
 NO_LIMIT = 2**64 - 1
+NOBODY = CacheOwner()
 _OUTCOMES = {outcome.value: outcome for outcome in AcquireOutcome}
 
 
@@ -55,7 +56,7 @@ class LocalCache:
         self._segment_bytes = 0
 
     @classmethod
-    def begin(cls, terms: CacheTerms) -> Self:
+    def begin(cls, terms: CacheTerms, owner: CacheOwner = NOBODY) -> Self:
         """A cache with the memory of its first step, which takes a moment. The rest comes with `grow`.
 
         CacheMemoryError: it cannot be had, with the bound that says so.
@@ -73,6 +74,7 @@ class LocalCache:
                 keep_free_bytes=terms.keep_free_bytes,
                 step_bytes=terms.step_bytes,
                 is_sparse=terms.is_sparse,
+                owner=owner.as_tuple(),
             )
         except RuntimeError as fault:
             raise CacheMemoryError(
@@ -133,14 +135,24 @@ class LocalCache:
         return self._core.ready_bytes()
 
     @classmethod
-    def adopt(cls, files: CacheFiles, terms: CacheTerms, *, tenants: Mapping[str, int] | None = None) -> Self:
+    def adopt(
+        cls,
+        files: CacheFiles,
+        terms: CacheTerms,
+        *,
+        owner: CacheOwner = NOBODY,
+        former_boot_id: int = 0,
+        tenants: Mapping[str, int] | None = None,
+    ) -> Self:
         """Takes over the memory of a process that has ended, as far as it had grown, with everything whole in it. Takes
         the descriptors.
 
         `tenants` share the pool from then on, each with its quota in bytes, 0 for none; blocks of those that are not
         among them are nobody's. None: whoever shared it before.
 
-        Of `terms` nothing counts that is the files' own. CacheMemoryError: the process lives, or the files are no use.
+        Of `terms` nothing counts that is the files' own. CacheMemoryError: the process lives, or the files are no use:
+        not this user's, not of the owner's domain, not of the process that is said to have had them (0: any), or had by
+        users who may not have the owner's.
         """
         try:
             core = native.adopt_cache(
@@ -153,6 +165,8 @@ class LocalCache:
                 keep_free_bytes=terms.keep_free_bytes,
                 step_bytes=terms.step_bytes,
                 tenants=None if tenants is None else list(tenants.items()),
+                owner=owner.as_tuple(),
+                former_boot_id=former_boot_id,
             )
         except (RuntimeError, ValueError) as fault:
             raise CacheMemoryError(f"the cache cannot be adopted: {fault}", remedy="start with new memory") from fault
@@ -184,6 +198,15 @@ class LocalCache:
     def open_index(self) -> int:
         """A new descriptor of the index for `IndexReader`, which cannot write through it. The caller closes it."""
         return os.dup(self.files.index)
+
+    def open_signed_index(self, session: SessionId) -> int:
+        """The index for one process of the session, to be sent and closed. For as long as the process has it open or
+        mapped, successors know that it lives, even where they cannot see it. ValueError: there is no such session."""
+        return self._core.open_index(session)
+
+    def note_user(self, uid: int) -> None:
+        """Before a process of this user is sent the files: successors that do not admit him will not adopt them."""
+        self._core.note_user(uid)
 
     @property
     def adoption(self) -> AdoptionReport:

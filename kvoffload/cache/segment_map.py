@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.cache.answers import Addresses
+from kvoffload.packets import close_all
 
 
 class SegmentMap:
@@ -19,6 +21,12 @@ class SegmentMap:
         self._map = native.open_segment_map(list(files), segment_bytes)
         self._bases = np.array(self._map.bases(), np.uint64)
         self._segment_bytes = segment_bytes
+        self._signs: list[int] = []
+        weakref.finalize(self, close_all, self._signs)
+
+    def keep(self, sign: int) -> None:
+        """Takes a descriptor that stays open for as long as this is here: it says that the memory is used still."""
+        self._signs.append(sign)
 
     @property
     def size_bytes(self) -> int:

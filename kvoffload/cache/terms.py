@@ -87,6 +87,21 @@ class CacheTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheOwner:
+    """Whose a cache is. What a process leaves is for successors of the same domain."""
+
+    domain: str = ""
+    boot_id: int = 0
+    """Of the process, as its engines know it; 0: none that anybody knows."""
+    users: frozenset[int] | None = None
+    """Who may have the memory; None: anybody."""
+
+    def as_tuple(self) -> tuple[str, int, list[int] | None]:
+        """As the native core takes it."""
+        return self.domain, self.boot_id, None if self.users is None else sorted(self.users)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CacheGroup:
     """One group of an identity: the rule of its blocks, and the bytes of one block's record on one rank."""
 
@@ -107,10 +122,9 @@ class CacheGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFiles:
-    """Descriptors of a cache's memory. They belong to whoever opened them: send them, do not close them.
+    """Descriptors of a cache's memory. They belong to whoever opened them: send or duplicate them, do not close them.
 
-    The index's and the segments' may also be duplicated; the lock's not in this process: closing any descriptor of that
-    file drops the lock.
+    By the lock's nobody can lock, read or write: it names the file, for a successor of the same user.
     """
 
     lock: int

@@ -33,6 +33,10 @@ class MappedMemory(Protocol):
         """Makes a check whether anything in this process still has it mapped. The check keeps none of it."""
         ...
 
+    def join(self, held: HeldMemory) -> None:
+        """A server handed over the same memory, for a session of its own. Takes the descriptors."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -47,6 +51,8 @@ class SharedMemory:
         try:
             self.index = IndexReader(os.dup(held.index))
             self.segments = SegmentMap([os.dup(file) for file in held.segments], held.segment_sizes[0])
+            # It is this process's own, and a server that takes the memory over goes by it.
+            self.segments.keep(os.dup(held.index))
         except BaseException:
             self.close()
             raise
@@ -58,6 +64,15 @@ class SharedMemory:
     def watch(self) -> Callable[[], bool]:
         segments = weakref.ref(self.segments)
         return lambda: segments() is not None
+
+    def join(self, held: HeldMemory) -> None:
+        if held.memory_session in self.sessions:
+            os.close(held.index)
+        else:
+            self.segments.keep(held.index)
+            self.sessions.add(held.memory_session)
+        close_all((held.lock, *held.segments))
+        self.held = replace(self.held, boot_id=held.boot_id, session=held.session)
 
     def close(self) -> None:
         """The descriptors alone: whoever uses the maps still has them."""
@@ -120,10 +135,7 @@ class Memories:
         descriptors; its errors are those of `SharedMemory`."""
         former = self.current
         if former is not None and former.memory_id == self._name(held):
-            close_all((held.lock, held.index, *held.segments))
-            mine = former.held
-            former.held = replace(mine, boot_id=held.boot_id, session=held.session)
-            former.sessions.add(held.memory_session)
+            former.join(held)
             return False
         self.current = memory = self._open(held)
         self._by_id[memory.memory_id] = memory

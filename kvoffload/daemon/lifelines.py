@@ -152,20 +152,17 @@ class Lifelines:
         if line is not None:
             self._send(line, message, number, descriptors)
 
-    def send_event(self, lifeline: int, message: ServerMessage, descriptors: Sequence[int] = ()) -> None:
-        line = self._lines.get(lifeline)
-        if line is not None:
-            line.events += 1
-            self._send(line, message, line.events, descriptors)
-
-    def send_own(self, lifeline: int, message: ServerMessage, descriptor: int) -> bool:
-        """An event with a descriptor that it takes. False: the lifeline has ended."""
+    def send_event(
+        self, lifeline: int, message: ServerMessage, descriptors: Sequence[int] = (), *, taken: Sequence[int] = ()
+    ) -> bool:
+        """False: the lifeline has ended. Those of the descriptors that are `taken` are closed once they are sent."""
         line = self._lines.get(lifeline)
         if line is None:
-            os.close(descriptor)
+            close_all(taken)
             return False
-        line.owned.add(descriptor)
-        self.send_event(lifeline, message, (descriptor,))
+        line.owned.update(taken)
+        line.events += 1
+        self._send(line, message, line.events, descriptors)
         return True
 
     def end(self, lifeline: int) -> None:
@@ -258,9 +255,7 @@ class Lifelines:
         return line.end.open_pidfd() or _open_pidfd(line.credentials.pid)
 
     def _count_wanted(self, line: _Line, call: Call | ProtocolFault, pidfd: int | None) -> int:
-        """How many descriptors of its packet are taken. What is not wanted never is: it could be our own lock's file,
-        and to close that would drop the lock.
-        """
+        """How many descriptors of its packet are taken. What is not wanted never is."""
         if isinstance(call, ProtocolFault):
             return 0
         if isinstance(call.message, Greeting):

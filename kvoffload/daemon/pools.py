@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 
 from kvoffload import native
-from kvoffload.cache import CacheFiles, CacheTerms, LocalCache
+from kvoffload.cache import CacheFiles, CacheOwner, CacheTerms, LocalCache
 from kvoffload.daemon.pool_growth import PoolGrowth
 from kvoffload.errors import CacheMemoryError
-from kvoffload.packets import close_all, spare_file
+from kvoffload.packets import close_all
 from kvoffload.protocol import AdoptVerdict
 
 logger = logging.getLogger(__name__)
@@ -22,11 +22,15 @@ class Pools:
     """Belongs to the thread of the event loop."""
 
     def __init__(
-        self, wanted: Mapping[str, CacheTerms], tenants: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+        self,
+        wanted: Mapping[str, CacheTerms],
+        owners: Mapping[str, CacheOwner] = MappingProxyType({}),
+        tenants: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
     ) -> None:
-        """By domain: its memory, and the quotas of those who share it."""
+        """By domain: its memory, whose that is, and the quotas of those who share it."""
         self.caches: dict[str, LocalCache] = {}
         self._wanted = wanted
+        self._owners = owners
         self._tenants = tenants
         self._taking: dict[str, Future[LocalCache]] = {}
         self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
@@ -37,7 +41,7 @@ class Pools:
         """Takes the first memory for each domain that has none: some milliseconds, on another thread."""
         for name, terms in self._wanted.items():
             if name not in self.caches and name not in self._taking:
-                self._taking[name] = self._pool.submit(LocalCache.begin, terms)
+                self._taking[name] = self._pool.submit(LocalCache.begin, terms, self._owner_of(name))
 
     def take_ready(self) -> list[str]:
         """Domains whose first memory has come; it grows from now on. CacheMemoryError: there is none."""
@@ -68,6 +72,8 @@ class Pools:
             cache = LocalCache.adopt(
                 CacheFiles(lock=lock, index=index, segments=tuple(segments)),
                 self._wanted[domain],
+                owner=self._owner_of(domain),
+                former_boot_id=former_boot_id,
                 tenants=self._tenants.get(domain),
             )
         except CacheMemoryError as fault:
@@ -107,9 +113,11 @@ class Pools:
         for cache in self.caches.values():
             cache.close()
 
+    def _owner_of(self, domain: str) -> CacheOwner:
+        return self._owners.get(domain) or CacheOwner(domain=domain)
+
     def _keep(self, domain: str, cache: LocalCache) -> None:
         self.caches[domain] = cache
-        spare_file(cache.files.lock)
         growth = PoolGrowth(cache, name=domain, step_bytes=self._wanted[domain].step_bytes)
         growth.limit(self._former_bytes.get(domain, 0))
         growth.start()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheOwner, CacheTerms
 from kvoffload.daemon.control_channels import ChannelTerms, ControlChannels
 from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
@@ -31,7 +31,7 @@ from kvoffload.daemon.tier_chain import open_chains
 from kvoffload.daemon.tier_terms import TierPlan
 from kvoffload.daemon.to_send import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
-from kvoffload.packets import Credentials, close_all, is_spared
+from kvoffload.packets import Credentials, close_all
 from kvoffload.protocol import (
     CAPABILITIES,
     AdoptVerdict,
@@ -110,10 +110,12 @@ class CacheServer:
         tenants = {
             domain.name: {tenant.name: tenant.quota_bytes for tenant in domain.tenants} for domain in plan.domains
         }
-        self._pools = Pools(plan.memory, tenants)
+        owners = {
+            domain.name: CacheOwner(domain=domain.name, boot_id=self._boot_id, users=domain.uids)
+            for domain in plan.domains
+        }
+        self._pools = Pools(plan.memory, owners, tenants)
         self._offered: dict[int, _Offered] = {}
-        self._deceivers: set[int] = set()
-        """Users who offered what is ours."""
         self._is_stopping = False
         self._is_over = False
         self._next_tick_ns = 0
@@ -311,12 +313,10 @@ class CacheServer:
             self._is_due(self._life)
 
     def wants_offer(self, lifeline: int, offer: Offer) -> bool:
-        session = self._core.sessions.find_lifeline(lifeline)
-        if session is None or session.uid in self._deceivers:
-            return False
+        sessions = self._core.sessions
+        session = sessions.find_lifeline(lifeline)
         # One process of the engine sends it.
-        others = self._offered.keys() - {lifeline}
-        is_others = any(self._domain_of(other) == session.domain.name for other in others)
+        is_others = any(sessions.find_lifeline(other) is session for other in self._offered.keys() - {lifeline})
         return not is_others and self._core.is_offer_wanted(lifeline, offer.former_boot_id)
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
@@ -327,17 +327,11 @@ class CacheServer:
         beside = 0 if offered.files else 2
         is_next = offer.first == len(offered.files) - (2 - beside)
         offered.files += descriptors
-        is_ours = any(map(is_spared, descriptors))
-        if is_ours:
-            # These copies stay open for good: it is not to send more.
-            session = self._core.sessions.find_lifeline(lifeline)
-            assert session is not None
-            self._deceivers.add(session.uid)
         is_whole = len(descriptors) == beside + len(offer.segment_sizes) // 8
         is_too_much = len(offered.files) - 2 > self._core.count_offered(lifeline) or any(
             map(is_of_reserve, descriptors)
         )
-        if is_ours or not is_next or not is_whole or is_too_much:
+        if not is_next or not is_whole or is_too_much:
             self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
         elif offer.is_last:
             self._adopt(lifeline, offer.former_boot_id)
@@ -387,13 +381,13 @@ class CacheServer:
         if verdict is None:
             self._attach(session.domain.name, former_boot_id)
         else:
-            self._core.refuse_offer(session.domain.name, verdict)
+            self._core.refuse_offer(session, verdict)
 
     def _forget_offer(self, lifeline: int, verdict: AdoptVerdict) -> None:
         session = self._core.sessions.find_lifeline(lifeline)
         self._offered.pop(lifeline).close()
         if session is not None:
-            self._core.refuse_offer(session.domain.name, verdict)
+            self._core.refuse_offer(session, verdict)
 
     def _domain_of(self, lifeline: int) -> str | None:
         session = self._core.sessions.find_lifeline(lifeline)
@@ -424,7 +418,7 @@ class CacheServer:
 
     def _open_express(self, wanted: OpenExpress) -> None:
         end = self._express.open(wanted, self._pools.caches[wanted.space.domain].core)
-        if end is not None and not self._lifelines.send_own(wanted.lifeline, Express(), end):
+        if end is not None and not self._lifelines.send_event(wanted.lifeline, Express(), (end,), taken=(end,)):
             self._express.end(wanted.lifeline)
 
     def _send_events(self) -> None:
@@ -436,7 +430,12 @@ class CacheServer:
                     break
 
     def _send_memory(self, wanted: SendMemory) -> None:
-        files = self._pools.caches[wanted.domain].files
+        cache = self._pools.caches[wanted.domain]
+        session = self._core.sessions.find_lifeline(wanted.lifeline)
+        if session is None or session.cache_session is None:
+            return
+        cache.note_user(session.uid)
+        files, index = cache.files, cache.open_signed_index(session.cache_session)
         sizes = [os.fstat(file).st_size for file in files.segments]
         for first in range(0, max(len(sizes), 1), MAX_PACKET_SEGMENTS):
             part = slice(first, first + MAX_PACKET_SEGMENTS)
@@ -447,5 +446,5 @@ class CacheServer:
                 segment_sizes=np.array(sizes[part], "<u8").tobytes(),
                 adopted_boot_id=wanted.adopted_boot_id,
             )
-            beside = (files.lock, files.index) if first == 0 else ()
-            self._lifelines.send_event(wanted.lifeline, memory, (*beside, *files.segments[part]))
+            beside, taken = ((files.lock, index), (index,)) if first == 0 else ((), ())
+            self._lifelines.send_event(wanted.lifeline, memory, (*beside, *files.segments[part]), taken=taken)

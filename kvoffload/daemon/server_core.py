@@ -143,15 +143,15 @@ class ServerCore:
 
     def attach_memory(self, domain: str, cache: ServedCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
         """The domain serves from here on: memory was taken, or that of an old server adopted."""
-        self._adoption.give_up(self._domains[domain])
+        self._adoption.forget(domain)
         self._domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
         self._tiers.attach(domain, cache)
         waiting = self._sessions.attach(self._domains[domain])
         return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
 
-    def refuse_offer(self, domain: str, verdict: AdoptVerdict) -> None:
-        """An offered memory was no use; another may be."""
-        self._adoption.give_up(self._domains[domain], verdict)
+    def refuse_offer(self, session: EngineSession, verdict: AdoptVerdict) -> None:
+        """The memory that this session offered was no use; another may be."""
+        self._adoption.refuse(session, verdict)
 
     def is_offer_wanted(self, lifeline: int, former_boot_id: int) -> bool:
         """Whether what a process offers was asked for."""
@@ -161,7 +161,7 @@ class ServerCore:
     def count_offered(self, lifeline: int) -> int:
         """Of how many segments the memory is that this process was asked for."""
         session = self._sessions.find_lifeline(lifeline)
-        return 0 if session is None else self._adoption.count_segments(session.domain)
+        return 0 if session is None else self._adoption.count_segments(session)
 
     def greet(
         self, lifeline: int, call: Call, peer: Peer, pidfd: OwnedDescriptor | None, now_ns: int

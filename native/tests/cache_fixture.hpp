@@ -252,10 +252,11 @@ public:
         return acquired && core_->release(session, acquired->lease);
     }
 
-    // What a successor needs, with a lock of its own: a second descriptor of a lock drops it (see FileLock).
+    // What a successor needs, with a lock of its own: this process has the other one.
     CacheFiles duplicate_files() const {
         const FileNumbers numbers = core_->files();
         CacheFiles files{.lock = value_of(make_lock_file()), .index = duplicate(numbers.index), .segments = {}};
+        open_index().view().header->lock_mark = value_of(mark_file(files.lock.number()));
         for (const int segment : numbers.segments) {
             files.segments.push_back(duplicate(segment));
         }

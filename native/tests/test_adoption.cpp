@@ -143,6 +143,63 @@ TEST(segments_of_another_pool_or_in_another_order_are_refused) {
     cache.restart();
 }
 
+TEST(memory_is_adopted_by_successors_of_its_domain_alone) {
+    CacheOptions options = small_options();
+    options.owner = {.domain = "red", .boot_id = 7, .users = std::vector<std::uint32_t>{1, 2}};
+    SmallCache cache(options);
+    const Space space = cache.open();
+    CHECK_EQUAL(cache.put(cache.session(), space, chain(1, 10)), 10u);
+    for (const std::uint32_t user : {2u, 1u, 2u}) {
+        cache->note_user(user);
+    }
+    const auto try_as = [&](const CacheOwner& owner, std::uint64_t former_boot_id = 0) {
+        CacheOptions others = options;
+        others.owner = owner;
+        others.former_boot_id = former_boot_id;
+        const auto found = CacheCore::adopt(cache.duplicate_files(), others);
+        CHECK(found.ok() || found.fault().code() == Code::invalid);
+        return found.ok() ? std::string() : found.fault().message();
+    };
+    using Users = std::vector<std::uint32_t>;
+    CHECK_EQUAL(try_as({.domain = "blue"}), "the memory is another domain's");
+    CHECK_EQUAL(try_as({.domain = ""}), "the memory is another domain's");
+    CHECK_EQUAL(try_as({.domain = "red", .users = Users{2, 3}}), "user 1 had the memory, and may not use the domain");
+    CHECK_EQUAL(try_as({.domain = "red", .users = Users{}}), "user 2 had the memory, and may not use the domain");
+    CHECK_EQUAL(try_as({.domain = "red"}, 8), "the memory is of another server than was said");
+    CHECK_EQUAL(try_as({.domain = "red", .boot_id = 7, .users = Users{1, 2, 3}}, 7), "");
+    CHECK_EQUAL(try_as({.domain = "red"}, 7), "the memory is of another server than was said");  // its boot id is new
+    cache.restart();
+    CHECK_EQUAL(cache->adoption().readable, 10u);
+    // Who had it before the last owner had has it still.
+    CHECK_EQUAL(try_as({.domain = "red", .users = Users{2}}), "user 1 had the memory, and may not use the domain");
+}
+
+TEST(memory_that_more_users_had_than_are_noted_is_for_domains_of_everybody) {
+    SmallCache cache;
+    std::vector<std::uint32_t> users;
+    for (std::uint32_t user = 0; user <= kUserLimit; ++user) {
+        cache->note_user(user);
+        users.push_back(user);
+    }
+    CacheOptions options = small_options();
+    options.owner.users = users;
+    CHECK_EQUAL(CacheCore::adopt(cache.duplicate_files(), options).fault().message(),
+                "more than 512 users had the memory");
+    CHECK(CacheCore::adopt(cache.duplicate_files(), small_options()).ok());
+    CacheOptions long_name = small_options();
+    long_name.owner.domain = std::string(136, 'a');
+    PopulateProgress progress;
+    CHECK(CacheCore::create(long_name, progress).fault().code() == Code::invalid);
+}
+
+TEST(a_lock_of_another_memory_says_nothing) {
+    SmallCache cache;
+    CacheFiles files = cache.duplicate_files();
+    files.lock = value_of(make_lock_file());
+    CHECK_EQUAL(CacheCore::adopt(std::move(files), small_options()).fault().message(),
+                "the lock is not the index's own");
+}
+
 TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     SmallCache cache;
     const Space space = cache.open();

@@ -249,7 +249,7 @@ TEST(files_of_a_living_owner_are_refused) {
     SmallCache cache;
     CacheFiles files = cache.duplicate_files();
     ChildProcess owner([&files](const Line& line) {
-        const auto lock = FileLock::take(files.lock);
+        const auto lock = FileLock::adopt(files.lock);
         line.tell(lock.ok() ? 'y' : 'n');
         line.await();
         return 0;
@@ -298,10 +298,7 @@ TEST(a_forked_child_has_no_part_in_the_cache) {
 
     // The parent goes on, and is the owner still.
     const int lock = cache->files().lock;
-    ChildProcess other([lock](const Line&) {
-        FileDescriptor inherited(lock);
-        return FileLock::take(inherited).ok() ? 1 : 0;
-    });
+    ChildProcess other([lock](const Line&) { return FileLock::adopt(FileDescriptor(lock)).ok() ? 1 : 0; });
     CHECK_EQUAL(other.wait_exit(), 0);
     CHECK(cache.is_right(*lease, space, chain(1, 1)));
     CHECK(cache->release(session, lease->lease));

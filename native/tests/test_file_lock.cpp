@@ -1,8 +1,11 @@
 #include "shim/file_lock.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <optional>
 
 #include "check.hpp"
 #include "child_process.hpp"
@@ -101,7 +104,7 @@ TEST(the_process_that_has_it_is_refused_and_keeps_it) {
         });
         CHECK_EQUAL(other.wait_exit(), 0);
         FileLock moved = std::move(lock.value());
-        CHECK_EQUAL(moved.file(), number);
+        CHECK_EQUAL(fcntl(moved.name(), F_GETFL) & O_PATH, O_PATH);
     }
     FileDescriptor next = new_lock_file();
     CHECK(can_take(next));
@@ -154,6 +157,46 @@ TEST(the_lock_goes_with_its_object) {
         CHECK(owner_seen_by_child());
     }
     CHECK(!owner_seen_by_child());
+}
+
+TEST(what_is_sent_names_the_file_and_cannot_lock_it) {
+    FileDescriptor file = new_lock_file();
+    std::optional<FileLock> lock(std::move(FileLock::take(file).value()));
+    FileDescriptor name(fcntl(lock->name(), F_DUPFD_CLOEXEC, 0));
+    struct flock shared{};
+    shared.l_type = F_RDLCK;
+    CHECK_EQUAL(fcntl(name.number(), F_SETLK, &shared), -1);
+    CHECK_EQUAL(fcntl(name.number(), F_OFD_SETLK, &shared), -1);
+    CHECK_EQUAL(flock(name.number(), LOCK_SH), -1);
+
+    // The owner may receive it, ask about it and close it.
+    CHECK_EQUAL(find_lock_owner(name.number()).value(), getpid());
+    CHECK(FileLock::adopt(name).fault().code() == Code::unavailable);
+    FileDescriptor(fcntl(name.number(), F_DUPFD_CLOEXEC, 0));
+    ChildProcess engine([&name](const Line& line) {
+        line.tell(FileLock::adopt(name).ok() ? 'y' : 'n');
+        line.await();
+        line.tell(FileLock::adopt(name).ok() ? 'y' : 'n');
+        return 0;
+    });
+    CHECK_EQUAL(engine.line().await(), 'n');
+    lock.reset();
+    engine.line().tell();
+    CHECK_EQUAL(engine.line().await(), 'y');
+}
+
+TEST(what_is_no_lock_file_of_this_user_is_not_adopted) {
+    const FileDescriptor unsealed(memfd_create("kvoffload-owner", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    CHECK(FileLock::adopt(unsealed).fault().code() == Code::invalid);
+    const FileDescriptor null(open("/dev/null", O_RDWR | O_CLOEXEC));
+    CHECK(!FileLock::adopt(null).ok());
+    CHECK(!FileLock::adopt(FileDescriptor()).ok());
+    if (geteuid() == 0) {
+        const FileDescriptor others = new_lock_file();
+        CHECK_EQUAL(fchown(others.number(), 61001, 61001), 0);
+        const Status refused = FileLock::adopt(others).fault();
+        CHECK(refused.code() == Code::invalid && refused.message().find("61001") != std::string::npos);
+    }
 }
 
 TEST(files_that_cannot_be_locked_are_faults) {

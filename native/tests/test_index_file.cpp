@@ -1,12 +1,17 @@
 #include "index/index_file.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <thread>
 
+#include "child_process.hpp"
 #include "index_fixture.hpp"
 
 using namespace kvo;
+using kvo::test::ChildProcess;
+using kvo::test::Line;
 using kvo::test::take;
 
 namespace {
@@ -101,6 +106,36 @@ TEST(an_index_lives_on_in_another_owner) {
     CHECK(moved.ensure(regions.entries, 50'000).ok());
     CHECK_EQUAL(moved.segment().held_bytes(), held);
     CHECK_EQUAL(moved.view().entries[1].slot.load(), 3u);
+}
+
+TEST(a_sign_is_there_as_long_as_its_process_has_the_file) {
+    const IndexFile index = take(IndexFile::create(bounds_for(1000), 1));
+    CHECK(!index.has_sign(0) && !index.has_sign(4095));
+    FileDescriptor mine = take(index.open_signed(4095));
+    CHECK_EQUAL(fcntl(mine.number(), F_GETFL) & O_ACCMODE, O_RDONLY);
+    CHECK(index.has_sign(4095) && !index.has_sign(4094) && !index.has_sign(0));
+    {
+        // Another process of the same session; and what a fork has of it is a copy.
+        FileDescriptor others = take(index.open_signed(4095));
+        ChildProcess child([](const Line& line) {
+            line.await();
+            return 0;
+        });
+        mine = FileDescriptor();
+        others = FileDescriptor();
+        CHECK(index.has_sign(4095));
+        child.send_signal(SIGKILL);
+        child.wait_zombie();
+        CHECK(!index.has_sign(4095));
+    }
+    // What is mapped counts as what is open does.
+    FileDescriptor signed_file = take(index.open_signed(7));
+    void* const mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, signed_file.number(), 0);
+    CHECK(mapped != MAP_FAILED);
+    signed_file = FileDescriptor();
+    CHECK(index.has_sign(7));
+    CHECK_EQUAL(munmap(mapped, 4096), 0);
+    CHECK(!index.has_sign(7));
 }
 
 TEST(only_an_index_is_adopted) {

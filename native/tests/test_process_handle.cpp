@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "check.hpp"
@@ -128,6 +129,17 @@ TEST(a_received_pidfd_is_adopted) {
     CHECK(late.ok());
     CHECK_EQUAL(late.value().pid(), 0);
     CHECK(late.value().has_exited());
+}
+
+TEST(pidfds_of_one_process_are_told_from_those_of_another) {
+    const ChildProcess one = waiting_child();
+    const ChildProcess other = waiting_child();
+    const ProcessHandle mine = open_child(one);
+    CHECK(!mine.is_same(open_child(other)));
+    struct statfs system{};
+    CHECK_EQUAL(fstatfs(mine.file(), &system), 0);
+    // Where pidfds have a file system of their own.
+    CHECK_EQUAL(mine.is_same(open_child(one)), system.f_type == 0x50494446);
 }
 
 TEST(other_descriptors_are_no_processes) {

@@ -12,7 +12,7 @@ namespace {
 
 struct Sessions {
     IndexFile index = small_index();
-    SessionTable table{index.view(), reserve_in(index)};
+    SessionTable table{index.view(), reserve_in(index), [this](std::uint16_t place) { return index.has_sign(place); }};
 
     SessionId open(std::uint64_t limit = 1000) { return value_of(table.open(limit)); }
     SessionRecord& record(SessionId id) { return index.view().sessions[session_place(id)]; }
@@ -256,6 +256,42 @@ TEST(who_was_not_seen_still_counts_when_the_engine_comes_back) {
     end(unseen);
     CHECK(successor.take_ended() == Ids{id});
     CHECK(successor.add_member(id, handle_of(getpid())).code() == Code::invalid);  // it is ending
+}
+
+TEST(a_process_of_a_namespace_that_is_not_ours_lives_as_long_as_there_is_a_sign_of_it) {
+    Sessions sessions;
+    const SessionId id = sessions.open();
+    const SessionId gone = sessions.open();
+    FileDescriptor sign = value_of(sessions.index.open_signed(session_place(id)));
+    for (const SessionId one : {id, gone}) {
+        CHECK(sessions.table.note_signs(one));
+        // Nobody could name the first; the second has a number that is nobody's here, or another's.
+        sessions.record(one).member_count = 2;
+        sessions.record(one).members[0] = {};
+        sessions.record(one).members[1] = {.pid = getpid(), .reserved = 0, .start_ticks = 1};
+    }
+    CHECK(!sessions.table.note_signs(gone + 1));
+
+    for (int successors = 0; successors < 2; ++successors) {
+        SessionTable successor(sessions.index.view(), reserve_in(sessions.index),
+                               [&](std::uint16_t place) { return sessions.index.has_sign(place); });
+        successor.adopt();
+        CHECK(successor.take_ended() == Ids{gone});
+        CHECK(successor.is_known(id));
+        // It comes back, is seen no better, and its record is written anew: the sign alone is left of it.
+        CHECK(successor.reopen(id));
+        CHECK_EQUAL(sessions.record(id).member_count, 0u);
+        CHECK(successor.take_ended() == Ids{gone});
+        if (successors == 1) {
+            ChildProcess child = idle_child();
+            CHECK(successor.add_member(id, handle_of(child.pid())).ok());
+            end(child);
+            CHECK(successor.take_ended() == Ids{gone});
+            sign = FileDescriptor();
+            const Ids both{id, gone};
+            CHECK(successor.take_ended() == both);
+        }
+    }
 }
 
 TEST(damaged_records_harm_no_other_session) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,6 +78,10 @@ class MappedMemory:
 
     def watch(self) -> Callable[[], bool]:
         return lambda: False
+
+    def join(self, held: HeldMemory) -> None:
+        self.held = replace(self.held, boot_id=held.boot_id, session=held.session)
+        self.sessions.add(held.memory_session)
 
     def close(self) -> None:
         self.is_closed = True

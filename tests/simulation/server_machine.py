@@ -230,7 +230,9 @@ class Server:
         memory = self.world.memories[find_number(descriptors[1])]
         if memory.has_owner:
             self.note("finds an owner of memory %d", memory.number)
-            self.core.refuse_offer("", AdoptVerdict.OWNER_LIVES)
+            session = self.core.sessions.find_lifeline(lifeline.number)
+            assert session is not None
+            self.core.refuse_offer(session, AdoptVerdict.OWNER_LIVES)
             return
         before = memory.readable_names()
         cache = self.world.adopt(memory)

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.errors import PacketError
-from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket, spare_file
+from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket
 
 
 def open_descriptors() -> int:
@@ -192,26 +192,6 @@ def test_no_credentials_are_a_fault() -> None:
     with pytest.raises(PacketError, match="credentials"):
         closed.credentials()
     other.close()
-
-
-def test_a_lock_is_not_lost_by_receiving_its_file(ends: Ends, tmp_path: Path) -> None:
-    """Until its file is spared, closing any descriptor of it drops it."""
-    script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    for is_spared in (False, True):
-        path = tmp_path / f"lock{is_spared}"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT)
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        if is_spared:
-            spare_file(lock)
-        assert ends.here.send(b"x", [lock])
-        packet = received(ends.there)
-        (number,) = packet.descriptors
-        packet.close()
-        other = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, check=False)
-        assert (other.returncode != 0) == is_spared
-        os.close(lock)
-        if is_spared:
-            os.close(number)
 
 
 def test_descriptors_that_are_not_taken_were_never_here(ends: Ends, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ namespace {
 using GroupTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
 using TenantTuple = std::tuple<std::string, std::uint64_t>;  // name, quota
+using OwnerTuple = std::tuple<std::string, std::uint64_t, std::optional<std::vector<std::uint32_t>>>;
 
 template <typename Number>
 std::span<const Number> numbers_of(const BufferView& buffer, const char* name) {
@@ -53,8 +54,9 @@ Geometry geometry_of(std::uint32_t hash_block_size, const std::vector<GroupTuple
 }
 
 CacheOptions make_options(const std::string& policy, bool verifies_always, unsigned threads,
-                          std::uint64_t keep_free_bytes, std::uint64_t step_bytes) {
+                          std::uint64_t keep_free_bytes, std::uint64_t step_bytes, const OwnerTuple& owner) {
     CacheOptions options;
+    options.owner = {.domain = std::get<0>(owner), .boot_id = std::get<1>(owner), .users = std::get<2>(owner)};
     options.policy = policy;
     options.verify = verifies_always ? Verify::always : Verify::adopted;
     options.populate.threads = threads;
@@ -66,8 +68,8 @@ CacheOptions make_options(const std::string& policy, bool verifies_always, unsig
 std::unique_ptr<Cache> create_cache(std::uint64_t pool_bytes, std::uint64_t segment_bytes, std::uint64_t extent_bytes,
                                     std::uint32_t entry_limit, const std::string& policy, bool verifies_always,
                                     std::uint32_t huge_pages, unsigned threads, std::uint64_t keep_free_bytes,
-                                    std::uint64_t step_bytes, bool is_sparse) {
-    CacheOptions options = make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes);
+                                    std::uint64_t step_bytes, bool is_sparse, const OwnerTuple& owner) {
+    CacheOptions options = make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes, owner);
     options.pool_bytes = pool_bytes;
     options.segment_bytes = segment_bytes;
     options.extent_bytes = extent_bytes;
@@ -84,12 +86,14 @@ std::unique_ptr<Cache> create_cache(std::uint64_t pool_bytes, std::uint64_t segm
 
 std::unique_ptr<Cache> adopt_cache(int lock, int index, const std::vector<int>& segments, const std::string& policy,
                                    bool verifies_always, unsigned threads, std::uint64_t keep_free_bytes,
-                                   std::uint64_t step_bytes, const std::optional<std::vector<TenantTuple>>& tenants) {
+                                   std::uint64_t step_bytes, const std::optional<std::vector<TenantTuple>>& tenants,
+                                   const OwnerTuple& owner, std::uint64_t former_boot_id) {
     CacheFiles files{FileDescriptor(lock), FileDescriptor(index), {}};
     for (const int segment : segments) {
         files.segments.emplace_back(segment);
     }
-    CacheOptions options = make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes);
+    CacheOptions options = make_options(policy, verifies_always, threads, keep_free_bytes, step_bytes, owner);
+    options.former_boot_id = former_boot_id;
     if (tenants) {
         options.tenants.emplace();
         for (const auto& [name, quota_bytes] : *tenants) {
@@ -339,6 +343,12 @@ void bind_files(nb::class_<Cache>& cache) {
                  const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.files(); });
                  return nb::make_tuple(files.lock, files.index, files.segments);
              })
+        .def("open_index",
+             [](const Cache& self, SessionId session) {
+                 return take(without_gil(self, [&](CacheCore& core) { return core.open_index(session); })).release();
+             })
+        .def("note_user", [](const Cache& self,
+                             std::uint32_t uid) { without_gil(self, [&](CacheCore& core) { core.note_user(uid); }); })
         .def("adoption",
              [](const Cache& self) {
                  const AdoptionReport& report = self.core()->adoption();
@@ -404,13 +414,14 @@ void bind_cache(nb::module_& module) {
     bind_survey(cache);
     module.def("create_cache", create_cache, nb::arg("pool_bytes"), nb::arg("segment_bytes"), nb::arg("extent_bytes"),
                nb::arg("entry_limit"), nb::arg("policy"), nb::arg("verifies_always"), nb::arg("huge_pages"),
-               nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"), nb::arg("is_sparse"));
+               nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"), nb::arg("is_sparse"),
+               nb::arg("owner"));
     module.def("adopt_cache", adopt_cache, nb::arg("lock"), nb::arg("index"), nb::arg("segments"), nb::arg("policy"),
                nb::arg("verifies_always"), nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"),
-               nb::arg("tenants").none());
+               nb::arg("tenants").none(), nb::arg("owner"), nb::arg("former_boot_id"));
     module.def(
         "find_lock_owner", [](int lock) { return take(find_lock_owner(lock)); }, nb::arg("lock"),
-        "The process that owns the memory of this lock: 0 if none or this one, -1 in another PID namespace.");
+        "The process that owns the memory of this lock: 0 if none, -1 in another PID namespace.");
 }
 
 }  // namespace kvo

@@ -1,9 +1,9 @@
 #include "cache/cache_core.hpp"
 
 #include <sys/random.h>
-#include <sys/stat.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "cache/index_reader.hpp"
@@ -28,6 +28,14 @@ Result<std::uint64_t> random_number() {
     return number;
 }
 
+Status check_owner(const CacheOwner& owner) {
+    if (owner.domain.size() >= kDomainBytes || owner.domain.find('\0') != std::string::npos) {
+        return {Code::invalid, "a domain's name has at most " + std::to_string(kDomainBytes - 1) +
+                                   " bytes and no zeros, not " + std::to_string(owner.domain.size())};
+    }
+    return {};
+}
+
 Status check_options(const CacheOptions& options) {
     if (options.pool_bytes == 0 || options.entry_limit == 0) {
         return {Code::invalid, "a cache needs memory for at least one segment and one entry"};
@@ -38,6 +46,9 @@ Status check_options(const CacheOptions& options) {
     if (options.pool_bytes > kPoolLimit || options.segment_bytes > kPoolLimit) {
         return {Code::invalid, "a cache of " + std::to_string(options.pool_bytes) + " bytes in segments of " +
                                    std::to_string(options.segment_bytes) + " is more than any machine has"};
+    }
+    if (Status owner = check_owner(options.owner); !owner.ok()) {
+        return owner;
     }
     // Whatever would refuse them after the memory has been taken, which takes long.
     if (const auto arena = Arena::create({options.segment_bytes, options.extent_bytes}); !arena.ok()) {
@@ -60,20 +71,47 @@ Status check_total(const CacheOptions& options, std::uint64_t pool_bytes) {
                                    " bytes is not there: " + std::to_string(total) + " is all there is"};
 }
 
+constexpr std::uint64_t mix(std::uint64_t mark, std::uint64_t word) {
+    mark = (mark ^ word) * 0x9e3779b97f4a7c15;
+    return mark ^ mark >> 32;
+}
+
 // Tells the files of one pool in their order from any others, and from another order.
 Result<std::uint64_t> mark_segments(const std::vector<Segment>& segments) {
     std::uint64_t mark = segments.size();
     for (const Segment& segment : segments) {
-        struct stat facts;
-        if (fstat(segment.file(), &facts) != 0) {
-            return system_fault("fstat of a segment", errno);
+        const auto file = mark_file(segment.file());
+        if (!file.ok()) {
+            return file;
         }
-        for (const std::uint64_t word : {std::uint64_t{facts.st_dev}, std::uint64_t{facts.st_ino}}) {
-            mark = (mark ^ word) * 0x9e3779b97f4a7c15;
-            mark ^= mark >> 32;
-        }
+        mark = mix(mark, file.value());
     }
     return mark;
+}
+
+// Whether the memory is of the same domain, and nobody had it who may not have it now.
+Status check_former_owner(const IndexHeader& header, const CacheOptions& options) {
+    const auto name_end = std::ranges::find(header.domain, '\0');
+    if (std::string_view(header.domain.begin(), name_end) != options.owner.domain) {
+        return {Code::invalid, "the memory is another domain's"};
+    }
+    if (options.former_boot_id != 0 && header.boot_id.load() != options.former_boot_id) {
+        return {Code::invalid, "the memory is of another server than was said"};
+    }
+    const auto& admitted = options.owner.users;
+    const std::uint32_t count = header.user_count.load();
+    if (!admitted) {
+        return {};
+    }
+    if (count > kUserLimit) {
+        return {Code::invalid, "more than " + std::to_string(kUserLimit) + " users had the memory"};
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+        if (const std::uint32_t uid = header.users[i].load(); std::ranges::find(*admitted, uid) == admitted->end()) {
+            return {Code::invalid, "user " + std::to_string(uid) + " had the memory, and may not use the domain"};
+        }
+    }
+    return {};
 }
 
 }  // namespace
@@ -118,9 +156,16 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
     if (!mark.ok()) {
         return mark.fault();
     }
-    index.value().view().header->segments_mark = mark.value();
-    index.value().view().header->segment_count.store(static_cast<std::uint32_t>(count));
-    index.value().view().header->ready_bytes.store(options.is_sparse ? count * options.segment_bytes : 0);
+    const auto lock_mark = mark_file(lock.value().name());
+    if (!lock_mark.ok()) {
+        return lock_mark.fault();
+    }
+    IndexHeader& header = *index.value().view().header;
+    header.segments_mark = mark.value();
+    header.lock_mark = lock_mark.value();
+    std::ranges::copy(options.owner.domain, header.domain.begin());
+    header.segment_count.store(static_cast<std::uint32_t>(count));
+    header.ready_bytes.store(options.is_sparse ? count * options.segment_bytes : 0);
     auto core = assemble(std::move(lock.value()), std::move(index.value()), std::move(segments), options);
     if (!core.ok()) {
         return core;
@@ -208,7 +253,7 @@ Result<std::uint64_t> CacheCore::take_step(PopulateTerms terms, PopulateProgress
 }
 
 Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const CacheOptions& options) {
-    auto lock = FileLock::take(files.lock);
+    auto lock = FileLock::adopt(files.lock);
     if (!lock.ok()) {
         return lock.fault();
     }
@@ -217,6 +262,13 @@ Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const Cach
         return index.fault();
     }
     const IndexHeader& header = *index.value().view().header;
+    const auto lock_mark = mark_file(lock.value().name());
+    if (!lock_mark.ok() || lock_mark.value() != header.lock_mark) {
+        return Status(Code::invalid, "the lock is not the index's own");
+    }
+    if (Status status = check_former_owner(header, options); !status.ok()) {
+        return status;
+    }
     if (header.segment_count.load() != files.segments.size()) {
         return Status(Code::invalid, "the index is of " + std::to_string(header.segment_count.load()) +
                                          " segments, not of " + std::to_string(files.segments.size()));
@@ -275,11 +327,15 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(FileLock lock, IndexFile 
     if (!tenants.ok()) {
         return tenants.fault();
     }
-    const auto boot = random_number();
-    if (!boot.ok()) {
-        return boot.fault();
+    std::uint64_t boot_id = options.owner.boot_id;
+    if (boot_id == 0) {
+        const auto drawn = random_number();
+        if (!drawn.ok()) {
+            return drawn.fault();
+        }
+        boot_id = drawn.value();
     }
-    index.view().header->boot_id.store(boot.value());
+    index.view().header->boot_id.store(boot_id);
     return std::unique_ptr<CacheCore>(new CacheCore(std::move(lock), std::move(index), std::move(segments), options,
                                                     std::move(tenants.value()), std::move(arena.value())));
 }
@@ -292,7 +348,9 @@ CacheCore::CacheCore(FileLock lock, IndexFile index, std::vector<Segment> segmen
       segments_(std::move(segments)),
       options_(options),
       namespaces_(view_, [this](const Region& region, std::uint64_t count) { return index_.ensure(region, count); }),
-      sessions_(view_, [this](const Region& region, std::uint64_t count) { return index_.ensure(region, count); }),
+      sessions_(
+          view_, [this](const Region& region, std::uint64_t count) { return index_.ensure(region, count); },
+          [this](std::uint16_t place) { return index_.has_sign(place); }),
       leases_(view_, [this](const Region& region, std::uint64_t count) { return index_.ensure(region, count); }),
       store_(index_, segments_, namespaces_, std::move(tenants), std::move(arena)) {}
 
@@ -366,11 +424,33 @@ void CacheCore::adopt_leases(SessionId session) {
 }
 
 FileNumbers CacheCore::files() const {
-    FileNumbers numbers{.lock = lock_.file(), .index = index_.read_only_file(), .segments = {}};
+    FileNumbers numbers{.lock = lock_.name(), .index = index_.read_only_file(), .segments = {}};
     for (const Segment& segment : segments_) {
         numbers.segments.push_back(segment.file());
     }
     return numbers;
+}
+
+Result<FileDescriptor> CacheCore::open_index(SessionId session) {
+    auto file = index_.open_signed(session_place(session));
+    if (file.ok() && !sessions_.note_signs(session)) {
+        return Status(Code::invalid, "no session " + std::to_string(session) + " is known");
+    }
+    return file;
+}
+
+void CacheCore::note_user(std::uint32_t uid) {
+    const std::lock_guard lock(writer_);
+    IndexHeader& header = *view_.header;
+    const std::uint32_t count = header.user_count.load();
+    const auto known = std::span(header.users).first(std::min(count, kUserLimit));
+    if (std::ranges::find(known, uid, [](const auto& user) { return user.load(); }) != known.end()) {
+        return;
+    }
+    if (count < kUserLimit) {
+        header.users[count].store(uid);
+    }
+    header.user_count.store(std::min(count, kUserLimit) + 1);
 }
 
 Result<std::uint32_t> CacheCore::open_namespace(const Fingerprint& fingerprint, const Geometry& geometry) {

@@ -34,6 +34,13 @@ enum class Verify : std::uint8_t {
     always,   // every record, at every use
 };
 
+// Whose a cache is. Its successors are of the same domain.
+struct CacheOwner {
+    std::string domain = {};
+    std::uint64_t boot_id = 0;  // of the process that writes, as its engines know it; 0: none that anybody knows
+    std::optional<std::vector<std::uint32_t>> users = {};  // who may have it mapped; none: anybody
+};
+
 struct CacheOptions {
     std::uint64_t pool_bytes = 0;  // rounded up to whole segments
     std::uint64_t segment_bytes = 1ULL << 30;
@@ -45,7 +52,9 @@ struct CacheOptions {
     PlacementWish placement{.placement = Placement::interleave};  // ranks of all nodes use the pool
     PopulateTerms populate;
     std::uint64_t step_bytes = 128ULL << 20;  // the pool's first part, and how much it grows at once
-    bool is_sparse = false;  // pages come at the first touch: for tests of pools larger than the machine
+    CacheOwner owner = {};
+    std::uint64_t former_boot_id = 0;  // of a successor: the process whose memory it takes over; 0: whoever's
+    bool is_sparse = false;            // pages come at the first touch: for tests of pools larger than the machine
     // Of a successor: who shares the pool from then on. What others had left is nobody's. None: whoever shared it
     // before.
     std::optional<std::vector<TenantTerms>> tenants = {};
@@ -59,8 +68,8 @@ struct CacheFiles {
     std::vector<FileDescriptor> segments;
 };
 
-// Numbers of descriptors that the cache owns: to be sent or duplicated, not to be closed. Of the lock file no process
-// that uses it may have a second descriptor, see FileLock.
+// Numbers of descriptors that the cache owns: to be sent or duplicated, not to be closed. By the lock's nobody can
+// lock.
 struct FileNumbers {
     int lock = -1;
     int index = -1;
@@ -180,6 +189,10 @@ public:
 
     // The index's cannot be mapped for writing.
     FileNumbers files() const;
+    // The index's, for one process that belongs to the session, see IndexFile::open_signed.
+    Result<FileDescriptor> open_index(SessionId session);
+    // Before a process of this user is handed them. Successors that do not admit him do not adopt them.
+    void note_user(std::uint32_t uid);
 
     Result<std::uint32_t> open_namespace(const Fingerprint& fingerprint, const Geometry& geometry);
     Result<TenantNumber> open_tenant(const std::string& name, std::uint64_t quota_bytes);

@@ -21,7 +21,8 @@ constexpr std::uint32_t next_generation(std::uint32_t generation) {
 
 }  // namespace
 
-SessionTable::SessionTable(const IndexView& view, Reserve reserve) : view_(view), reserve_(std::move(reserve)) {}
+SessionTable::SessionTable(const IndexView& view, Reserve reserve, HasSign has_sign)
+    : view_(view), reserve_(std::move(reserve)), has_sign_(std::move(has_sign)) {}
 
 Result<SessionId> SessionTable::open(std::uint64_t held_limit_bytes) {
     const std::lock_guard lock(mutex_);
@@ -46,11 +47,13 @@ Result<SessionId> SessionTable::open(std::uint64_t held_limit_bytes) {
     session.members.clear();
     session.identities.clear();
     session.unknown_members = 0;
+    session.has_unseen = false;
     session.held_bytes.store(0, kRelaxed);
     SessionRecord& record = view_.sessions[place];
     record.generation = session.generation;
     record.held_limit_bytes = held_limit_bytes;
     record.member_count = 0;
+    record.is_signed = 0;
     set_state(static_cast<std::uint16_t>(place), SessionState::open);
     return make_session(session.generation, place);
 }
@@ -67,6 +70,9 @@ Status SessionTable::add_member(SessionId id, ProcessHandle process) {
     const bool is_over = process.has_exited();
     const ProcessIdentity identity = seen.ok() && !is_over ? seen.value() : ProcessIdentity{};
     if (identity.pid != 0 && std::ranges::find(session->identities, identity) != session->identities.end()) {
+        return {};
+    }
+    if (std::ranges::any_of(session->members, [&](const ProcessHandle& other) { return other.is_same(process); })) {
         return {};
     }
     const std::uint32_t position = view_.sessions[session_place(id)].member_count;
@@ -106,6 +112,15 @@ void SessionTable::write_member(std::uint16_t place, std::uint32_t position, con
     record.member_count = std::max(record.member_count, position + 1);
 }
 
+bool SessionTable::note_signs(SessionId id) {
+    const std::lock_guard lock(mutex_);
+    if (find(id) == nullptr) {
+        return false;
+    }
+    view_.sessions[session_place(id)].is_signed = 1;
+    return true;
+}
+
 bool SessionTable::quarantine(SessionId id) {
     const std::lock_guard lock(mutex_);
     Session* const session = find(id);
@@ -124,8 +139,9 @@ std::vector<SessionId> SessionTable::take_ended() {
         if (session.state == SessionState::free) {
             continue;
         }
-        const bool may_have_more =
-            session.unknown_members != 0 || (session.members.empty() && session.state == SessionState::open);
+        session.has_unseen = session.has_unseen && has_sign_(static_cast<std::uint16_t>(place));
+        const bool may_have_more = session.has_unseen || session.unknown_members != 0 ||
+                                   (session.members.empty() && session.state == SessionState::open);
         session.is_ending = session.is_ending || (!may_have_more && std::ranges::all_of(session.members, has_exited));
         if (session.is_ending) {
             ended.push_back(make_session(session.generation, place));
@@ -210,10 +226,11 @@ void SessionTable::adopt() {
             if (process.ok()) {
                 sessions_.back()->members.push_back(std::move(process.value()));
                 sessions_.back()->identities.push_back(identity);
-            } else if (process.fault().code() != Code::unavailable) {
+            } else if (process.fault().code() != Code::unavailable && record.is_signed == 0) {
                 ++sessions_.back()->unknown_members;
             }  // else it is gone: a session with no process left ends at the next take_ended
         }
+        sessions_.back()->has_unseen = record.is_signed != 0;
         set_state(static_cast<std::uint16_t>(place), SessionState::quarantined);
     }
 }

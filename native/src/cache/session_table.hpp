@@ -29,14 +29,20 @@ enum class SessionState : std::uint32_t {
 class SessionTable {
 public:
     using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
+    using HasSign = std::function<bool(std::uint16_t place)>;
 
-    SessionTable(const IndexView& view, Reserve reserve);
+    // `has_sign`: whether a process is there that has the memory for the session at a place.
+    SessionTable(const IndexView& view, Reserve reserve, HasSign has_sign = [](std::uint16_t) { return true; });
 
     // `held_limit_bytes`: what its leases and reservations together may hold.
     Result<SessionId> open(std::uint64_t held_limit_bytes);
 
     // From now on the session lives as long as this process. Code::invalid: no such session, or it is full.
     Status add_member(SessionId id, ProcessHandle process);
+
+    // From now on nobody has the memory for this session without a sign of it: a successor of ours goes by those.
+    // False: no such session.
+    bool note_signs(SessionId id);
 
     // False: no such session. A session without processes is ended by this; `take_ended` tells.
     bool quarantine(SessionId id);
@@ -60,8 +66,9 @@ public:
     SessionId at(std::uint16_t place) const;
 
     // Takes over what a dead process left: sessions whose processes have all exited end at the next take_ended, the
-    // others are quarantined until their engines come back (`reopen`) or exit. A process that cannot be seen from here
-    // (of another PID namespace) counts as alive.
+    // others are quarantined until their engines come back (`reopen`) or exit. Who cannot be seen from here (another
+    // PID namespace, of his or of the dead process) has exited when there is no sign of him; where none were given,
+    // never.
     void adopt();
     // What a session of a dead process held, whatever its limit.
     void charge_adopted(std::uint16_t place, std::uint64_t bytes);
@@ -80,6 +87,7 @@ private:
         std::vector<ProcessHandle> members;
         std::vector<ProcessIdentity> identities;  // of each member; pid 0: not known
         std::uint32_t unknown_members = 0;
+        bool has_unseen = false;  // maybe: as long as there is a sign
         std::atomic<std::uint64_t> held_bytes = 0;
     };
 
@@ -90,6 +98,7 @@ private:
 
     const IndexView view_;
     const Reserve reserve_;
+    const HasSign has_sign_;
     mutable std::mutex mutex_;
     std::vector<std::unique_ptr<Session>> sessions_;  // by place
 };

@@ -1,13 +1,16 @@
 #include "index/index_file.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cassert>
+#include <cerrno>
 #include <string>
 #include <utility>
 
 #include "shim/page_backing.hpp"
+#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {
@@ -16,6 +19,15 @@ constexpr std::uint64_t kSmallStep = std::uint64_t{64} << 10;
 
 // From this size on a region is given whole huge pages: below it they would be a burden, above it look-ups need them.
 constexpr std::uint64_t kHugeFrom = 4 * kHugePageBytes;
+
+struct flock byte_at(std::uint32_t place, short type) {
+    struct flock record{};
+    record.l_type = type;
+    record.l_whence = SEEK_SET;
+    record.l_start = place;
+    record.l_len = 1;
+    return record;
+}
 
 }  // namespace
 
@@ -84,6 +96,23 @@ IndexFile::IndexFile(IndexFile&& other) noexcept
         marks_[i].offset = other.marks_[i].offset;
         marks_[i].committed_bytes.store(other.marks_[i].committed_bytes.load());
     }
+}
+
+Result<FileDescriptor> IndexFile::open_signed(std::uint32_t place) const {
+    auto file = segment_.open_read_only();
+    if (!file.ok()) {
+        return file;
+    }
+    struct flock sign = byte_at(place, F_RDLCK);
+    if (fcntl(file.value().number(), F_OFD_SETLK, &sign) != 0) {
+        return system_fault("fcntl(F_OFD_SETLK)", errno);
+    }
+    return file;
+}
+
+bool IndexFile::has_sign(std::uint32_t place) const noexcept {
+    struct flock sign = byte_at(place, F_WRLCK);
+    return fcntl(segment_.file(), F_OFD_GETLK, &sign) != 0 || sign.l_type != F_UNLCK;
 }
 
 Status IndexFile::ensure(const Region& region, std::uint64_t item_count) {

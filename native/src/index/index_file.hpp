@@ -32,6 +32,13 @@ public:
     // A descriptor that cannot be mapped for writing, for other processes.
     int read_only_file() const noexcept { return read_only_.number(); }
 
+    // The same, for one process, and a sign that it has the index for the session at this place: for as long as the
+    // file is open or mapped there, by the kernel's word, in whatever PID namespace. It is a lock on a byte of the
+    // file that is the descriptor's own, so it must not be given to two processes, and goes when the last copy does.
+    Result<FileDescriptor> open_signed(std::uint32_t place) const;
+    // Whether any process has such a sign. When in doubt there is one.
+    bool has_sign(std::uint32_t place) const noexcept;
+
 private:
     struct Mark {
         std::uint64_t offset = 0;

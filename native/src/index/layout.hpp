@@ -25,7 +25,7 @@
 namespace kvo {
 
 constexpr std::uint64_t kIndexMagic = 0x3158444e494f564b;  // "KVOINDX1"
-constexpr std::uint32_t kIndexVersion = 3;
+constexpr std::uint32_t kIndexVersion = 4;
 constexpr std::size_t kHashBytes = 32;
 constexpr EntryNumber kEntryLimitMax = 1u << 30;
 
@@ -164,7 +164,7 @@ struct SessionRecord {
     std::uint32_t generation;
     std::uint64_t held_limit_bytes;
     std::uint32_t member_count;
-    std::uint32_t reserved;
+    std::uint32_t is_signed;  // each process that has the memory for this session has a sign of it, see IndexFile
     std::array<MemberRecord, kMemberLimit> members;
 };
 
@@ -189,6 +189,9 @@ struct TenantRecord {
 };
 constexpr std::uint32_t kTenantLimit = 64;
 
+constexpr std::size_t kDomainBytes = 136;  // a name has up to 128
+constexpr std::uint32_t kUserLimit = 512;
+
 // First page of the file; the tenants are the second. What stands before `version_counter` never changes after the file
 // was made.
 struct IndexHeader {
@@ -201,7 +204,9 @@ struct IndexHeader {
     std::uint64_t segment_bytes;
     std::uint64_t extent_bytes;
     std::uint64_t file_bytes;
-    std::uint64_t segments_mark;  // follows from the segments' files and their order
+    std::uint64_t segments_mark;            // follows from the segments' files and their order
+    std::uint64_t lock_mark;                // and from the lock's: no other lock says whether the owner lives
+    std::array<char, kDomainBytes> domain;  // whose memory it is; ends with a zero
 
     std::atomic<std::uint64_t> boot_id;           // of the process that writes
     std::atomic<std::uint64_t> version_counter;   // grows whenever the answer of a look-up may have changed
@@ -214,6 +219,9 @@ struct IndexHeader {
     std::atomic<std::uint32_t> clock;        // counts acquires
     std::atomic<std::uint64_t> ready_bytes;  // of the segments, from the first on: what has its pages, for good
     std::atomic<std::uint64_t> used_bytes;   // of the segments, in slots that are given away
+    // Who was ever handed the files, and may have them mapped still: each once. More than there are places: anybody.
+    std::atomic<std::uint32_t> user_count;
+    std::array<std::atomic<std::uint32_t>, kUserLimit> users;
 };
 static_assert(sizeof(IndexHeader) <= 4096);
 

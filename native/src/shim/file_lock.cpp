@@ -17,6 +17,8 @@
 namespace kvo {
 namespace {
 
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
 struct flock first_byte() {
     struct flock record{};
     record.l_type = F_WRLCK;
@@ -35,6 +37,11 @@ public:
         const std::lock_guard lock(mutex_);
         forget_parent();
         return names_.insert(name).second;
+    }
+    bool has(const Name& name) {
+        const std::lock_guard lock(mutex_);
+        forget_parent();
+        return names_.contains(name);
     }
     void remove(const Name& name) {
         const std::lock_guard lock(mutex_);
@@ -65,6 +72,15 @@ std::optional<OwnLocks::Name> name_of(int file) {
     return fstat(file, &facts) == 0 ? std::optional(OwnLocks::Name{facts.st_dev, facts.st_ino}) : std::nullopt;
 }
 
+Result<FileDescriptor> open_again(int file, int flags) {
+    const std::string path = "/proc/self/fd/" + std::to_string(file);
+    FileDescriptor again(open(path.c_str(), flags | O_CLOEXEC));
+    if (!again.is_open()) {
+        return system_fault("opening a lock file again by " + path, errno);
+    }
+    return again;
+}
+
 }  // namespace
 
 Result<FileLock> FileLock::take(FileDescriptor& file) {
@@ -76,9 +92,14 @@ Result<FileLock> FileLock::take(FileDescriptor& file) {
         (void)file.release();  // left open: to close it would drop the lock that is held
         return Status(Code::unavailable, "these segments are owned by this process already");
     }
+    auto sendable = open_again(file.number(), O_PATH);
+    if (!sendable.ok()) {
+        own_locks().remove(*name);
+        return sendable.fault();
+    }
     struct flock record = first_byte();
     if (fcntl(file.number(), F_SETLK, &record) == 0) {
-        return FileLock(std::move(file));
+        return FileLock(std::move(file), std::move(sendable.value()));
     }
     const int error = errno;
     own_locks().remove(*name);
@@ -90,8 +111,33 @@ Result<FileLock> FileLock::take(FileDescriptor& file) {
     return system_fault("fcntl(F_SETLK)", error);
 }
 
+Result<FileLock> FileLock::adopt(const FileDescriptor& file) {
+    struct stat facts;
+    if (fstat(file.number(), &facts) != 0) {
+        return system_fault("fstat of a lock file", errno);
+    }
+    if (facts.st_uid != geteuid()) {
+        return Status(Code::invalid, "the lock file is of user " + std::to_string(facts.st_uid) + ", not of user " +
+                                         std::to_string(geteuid()));
+    }
+    // To open it and close it again would drop the lock.
+    if (own_locks().has({facts.st_dev, facts.st_ino})) {
+        return Status(Code::unavailable, "these segments are owned by this process already");
+    }
+    auto writable = open_again(file.number(), O_RDWR);
+    if (!writable.ok()) {
+        return writable.fault();
+    }
+    const int seals = fcntl(writable.value().number(), F_GET_SEALS);
+    if (seals < 0 || (seals & kSeals) != kSeals) {
+        return Status(Code::invalid, "the file received as a lock is not a memfd that is sealed as one");
+    }
+    return take(writable.value());
+}
+
 FileLock& FileLock::operator=(FileLock&& other) noexcept {
     std::swap(file_, other.file_);
+    std::swap(name_, other.name_);
     return *this;
 }
 
@@ -103,14 +149,31 @@ FileLock::~FileLock() {
 }
 
 Result<pid_t> find_lock_owner(int file) {
+    const auto name = name_of(file);
+    if (name && own_locks().has(*name)) {
+        return getpid();
+    }
+    const auto readable = open_again(file, O_RDONLY);
+    if (!readable.ok()) {
+        return readable.fault();
+    }
     struct flock record = first_byte();
-    if (fcntl(file, F_GETLK, &record) != 0) {
+    if (fcntl(readable.value().number(), F_GETLK, &record) != 0) {
         return system_fault("fcntl(F_GETLK)", errno);
     }
     if (record.l_type == F_UNLCK) {
         return pid_t{0};
     }
     return record.l_pid > 0 ? record.l_pid : pid_t{-1};
+}
+
+Result<std::uint64_t> mark_file(int file) {
+    const auto name = name_of(file);
+    if (!name) {
+        return system_fault("fstat", errno);
+    }
+    const auto& [device, inode] = *name;
+    return (std::uint64_t{device} + 1) * 0x9e3779b97f4a7c15 ^ std::uint64_t{inode};
 }
 
 Result<FileDescriptor> make_lock_file() {
@@ -121,7 +184,7 @@ Result<FileDescriptor> make_lock_file() {
     if (fchmod(file.number(), S_IRUSR | S_IWUSR) != 0) {
         return system_fault("fchmod of a lock file", errno);
     }
-    if (fcntl(file.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    if (fcntl(file.number(), F_ADD_SEALS, kSeals) != 0) {
         return system_fault("sealing a lock file", errno);
     }
     return file;

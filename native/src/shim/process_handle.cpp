@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,10 +24,20 @@ namespace {
 
 // The same on every architecture we build for. Named here because the headers of older systems do not know it.
 constexpr long kPidfdOpen = 434;
+constexpr auto kPidfsMagic = static_cast<decltype(std::declval<struct statfs>().f_type)>(0x50494446);
 
 constexpr short kExited = POLLIN | POLLHUP;
 
 Status gone(pid_t pid) { return {Code::unavailable, "process " + std::to_string(pid) + " has ended"}; }
+
+// All pidfds of a process have one inode where they have a file system of their own; before, those of all processes
+// had.
+std::uint64_t unique_number(int pidfd) noexcept {
+    struct statfs system{};
+    struct stat facts{};
+    const bool is_told = fstatfs(pidfd, &system) == 0 && system.f_type == kPidfsMagic && fstat(pidfd, &facts) == 0;
+    return is_told ? facts.st_ino : 0;
+}
 
 // What the kernel shows of a pidfd: the process's number, 0 if it is not visible from here. Nothing for other files.
 std::optional<pid_t> read_pid_of(int file) {
@@ -118,6 +130,11 @@ bool ProcessHandle::has_exited() const noexcept {
         ready = poll(&entry, 1, 0);
     } while (ready < 0 && errno == EINTR);
     return ready > 0 && (entry.revents & kExited) != 0;
+}
+
+bool ProcessHandle::is_same(const ProcessHandle& other) const noexcept {
+    const std::uint64_t mine = unique_number(file());
+    return mine != 0 && mine == unique_number(other.file());
 }
 
 Result<std::vector<std::size_t>> wait_any_exit(std::span<const ProcessHandle* const> handles, int timeout_ms) {

@@ -48,6 +48,9 @@ public:
     // has not exited. When in doubt (a poll that fails) the answer is false: memory is kept.
     bool has_exited() const noexcept;
 
+    // Whether both are of one process. False where the kernel does not tell (before Linux 6.9).
+    bool is_same(const ProcessHandle& other) const noexcept;
+
     // 0: unknown, as it was adopted from another PID namespace or had ended by then. For logs.
     pid_t pid() const noexcept { return pid_; }
     int file() const noexcept { return pidfd_.number(); }  // readable once the process has exited; for other polls

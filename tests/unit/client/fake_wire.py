@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -97,6 +98,10 @@ class FakeMemory:
 
     def watch(self) -> Callable[[], bool]:
         return lambda: self.is_mapped
+
+    def join(self, held: HeldMemory) -> None:
+        self.held = replace(self.held, boot_id=held.boot_id, session=held.session)
+        self.sessions.add(held.memory_session)
 
     def close(self) -> None:
         self.is_closed = True

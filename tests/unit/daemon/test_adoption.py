@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kvoffload.daemon import DomainTerms
 from kvoffload.protocol import Adopt, AdoptVerdict, Error, ErrorCode
 from tests.unit.cache.cache_model import SMALL
-from tests.unit.daemon.harness import CacheWithoutProcesses, Client, Server
+from tests.unit.daemon.harness import UID, CacheWithoutProcesses, Client, Server
 
 OLD_BOOT = 77
 
@@ -25,8 +26,8 @@ def offer(boot_id: int = OLD_BOOT, index_bytes: int = 4096, sizes: tuple[int, ..
     return Adopt(former_boot_id=boot_id, index_bytes=index_bytes, segment_sizes=np.array(sizes, np.uint64).tobytes())
 
 
-def holder(server: Server, name: str) -> Client:
-    process = server.process(name)
+def holder(server: Server, name: str, **options: Any) -> Client:
+    process = server.process(name, **options)
     process.greet()
     process.connect()
     return process
@@ -58,11 +59,26 @@ def test_the_next_one_is_asked_when_the_first_is_gone(server: Server) -> None:
 
 @pytest.mark.parametrize("why", [AdoptVerdict.OWNER_LIVES, AdoptVerdict.NOT_USABLE])
 def test_what_was_no_use_is_not_asked_for_again(server: Server, why: AdoptVerdict) -> None:
-    first, second = holder(server, "a"), holder(server, "b")
+    first, second, others = holder(server, "a"), holder(server, "b"), holder(server, "c", uid=UID + 1)
     verdict(first, offer())
-    server.core.refuse_offer("main", why)
+    assert server.core.count_offered(first.lifeline) == 2
+    refuse(server, second, why)  # nobody asked it
+    assert server.core.is_offer_wanted(first.lifeline, OLD_BOOT)
+    refuse(server, first, why)
     assert verdict(second, offer()) is why
+    assert server.core.count_offered(first.lifeline) == 0
     assert verdict(second, offer(boot_id=78)) is AdoptVerdict.WANTED
+    # What one user said of it says nothing of another's.
+    assert verdict(others, offer()) is AdoptVerdict.WANTED
+    server.attach("main", CacheWithoutProcesses.create(SMALL))
+    assert not server.core.is_offer_wanted(second.lifeline, 78)
+    assert not server.core.is_offer_wanted(others.lifeline, OLD_BOOT)
+
+
+def refuse(server: Server, client: Client, why: AdoptVerdict) -> None:
+    session = server.core.sessions.find_lifeline(client.lifeline)
+    assert session is not None
+    server.core.refuse_offer(session, why)
 
 
 def test_a_server_with_memory_wants_none(server: Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from kvoffload.cache import CacheTerms
 from kvoffload.daemon.server import CacheServer, ServerPlan
-from kvoffload.packets import spare_file
 from kvoffload.protocol import AdoptVerdict, Greeting, Holding, Offer, Role
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.units import MIB
@@ -109,30 +107,6 @@ def test_an_offer_of_more_than_was_told_is_of_no_use(tmp_path: Path, count: int)
         while claimant.adopt(100) is not AdoptVerdict.NOT_USABLE:
             pass
         assert count_open_files() == before
-    finally:
-        claimant.close()
-        server.close()
-
-
-def test_who_offers_copies_of_a_lock_is_not_listened_to_again(tmp_path: Path) -> None:
-    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
-    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": terms}, adopt_wait_s=600))
-    claimant = Claimant(tmp_path / "s", turn=lambda: server.turn(0.001))
-    lock = os.memfd_create("lock")
-    spare_file(lock)
-    try:
-        assert claimant.adopt(8, boot_id=5) is AdoptVerdict.WANTED
-        before = count_open_files()
-        claimant.offer(0, 8, is_last=False, file=lock)
-        while claimant.adopt(100, boot_id=5) is not AdoptVerdict.NOT_USABLE:
-            pass
-        # They stay, for as long as the server does.
-        assert count_open_files() == before + 10
-        assert claimant.adopt(8, boot_id=6) is AdoptVerdict.WANTED
-        claimant.offer(0, 8, is_last=False, file=lock, boot_id=6)
-        claimant.greet()
-        # The new greeting ends the session, with its connection.
-        assert count_open_files() <= before + 10
     finally:
         claimant.close()
         server.close()

@@ -365,7 +365,7 @@ def test_a_descriptor_that_it_takes_is_closed_once_it_is_sent(loop: Loop) -> Non
     process.greet()
     line = loop.told[0][1]
     null = os.open(os.devnull, os.O_RDONLY)
-    loop.lines.send_own(line, Express(), null)  # type: ignore[arg-type]
+    loop.lines.send_event(line, Express(), [null], taken=[null])  # type: ignore[arg-type]
     assert not is_open(null)
     answer, descriptors = process.receive()
     assert (answer.message, answer.number, len(descriptors)) == (Express(), 1, 1)
@@ -383,7 +383,7 @@ def test_until_it_is_sent_it_is_open_and_the_others_are_nobodys(loop: Loop) -> N
     kept, own = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
     memory = Memory(index_bytes=1, segments=1, first=1, segment_sizes=bytes(8))
     loop.lines.send_event(line, memory, [kept])  # type: ignore[arg-type]
-    loop.lines.send_own(line, Express(), own)  # type: ignore[arg-type]
+    loop.lines.send_event(line, Express(), [own], taken=[own])  # type: ignore[arg-type]
     assert is_open(own)
     for _ in range(events):
         assert process.receive()[0].message == Closing(reason=ClosingReason.ENDED)
@@ -404,7 +404,7 @@ def test_the_end_of_a_line_closes_what_it_has_taken(loop: Loop, how: str) -> Non
         loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
     own = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
     for file in own:
-        loop.lines.send_own(line, Express(), file)  # type: ignore[arg-type]
+        loop.lines.send_event(line, Express(), [file], taken=[file])  # type: ignore[arg-type]
     assert all(map(is_open, own))
     match how:
         case "let go":
@@ -425,14 +425,14 @@ def test_what_is_too_much_for_a_line_is_closed(loop: Loop) -> None:
     line = loop.told[0][1]
     while len(loop.lines):
         own = os.open(os.devnull, os.O_RDONLY)
-        loop.lines.send_own(line, Express(), own)  # type: ignore[arg-type]
+        loop.lines.send_event(line, Express(), [own], taken=[own])  # type: ignore[arg-type]
     assert not is_open(own)
     del process
 
 
 def test_without_a_line_a_descriptor_is_closed(loop: Loop) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    assert not loop.lines.send_own(99, Express(), null)
+    assert not loop.lines.send_event(99, Express(), [null], taken=[null])
     assert not is_open(null)
 
 

@@ -112,9 +112,9 @@ def test_a_pool_that_had_grown_in_part_is_adopted_and_grows_on() -> None:
     with LocalCache.begin(GROWING) as former:
         assert former.grow()
         files = former.files
-        copies = [os.memfd_create("lock"), *(os.dup(file) for file in (files.index, *files.segments))]
+        copies = [os.dup(file) for file in (files.lock, files.index, *files.segments)]
     pools = Pools({"": GROWING})
-    assert pools.adopt("", copies, 7) is None
+    assert pools.adopt("", copies, 0) is None
     cache = pools.caches[""]
     assert cache.ready_bytes >= 32 * MIB
     await_that(lambda: cache.ready_bytes == 256 * MIB)
