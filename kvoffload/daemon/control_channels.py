@@ -109,8 +109,10 @@ class ControlChannels:
         return len(self._long) > 0
 
     def start_long(self, later: Later) -> None:
-        """What comes on its connection waits for it."""
-        self._long.start(later)
+        """What comes on its connection waits for it, and it waits for its user's turn."""
+        # Whoever comes over TCP is nobody of this machine, and they share one turn.
+        owner = -1 if self._local is None else self._local.find_user(later.connection)
+        self._long.start(later, owner=owner)
 
     def finish_long(self, core: ServerCore, send: Send, clock_ns: Clock) -> None:
         """Answers that are found, and what came behind them."""

@@ -1,4 +1,4 @@
-"""Calls that would hold up the loop, on a thread beside it. Their connections wait for them, nobody else does."""
+"""Calls that would hold up the loop, on a thread beside it, one of each user in turn. Their connections wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class LongCalls:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "kvoffload-long")
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._running: dict[bytes, tuple[Later, Future[ServerMessage | None]]] = {}
+        self._busy: set[bytes] = set()
+        """Connections whose call is under way, or has its turn later."""
+        self._lines: dict[int, deque[Later]] = {}
+        """Of each user what has its turn later; the first user's comes next."""
+        self._running: tuple[Later, Future[ServerMessage | None]] | None = None
         self._waiting: dict[bytes, deque[bytes]] = {}
         self._owners: dict[bytes, int] = {}
         self._bytes: Counter[int] = Counter()
@@ -37,21 +41,22 @@ class LongCalls:
 
     def __len__(self) -> int:
         """Connections that have one."""
-        return len(self._running)
+        return len(self._busy)
 
     def fileno(self) -> int:
         """Readable when one is done."""
         return self._wake
 
-    def start(self, later: Later) -> None:
+    def start(self, later: Later, *, owner: int = 0) -> None:
         """Its connection has none yet."""
-        assert later.connection not in self._running
-        future = self._pool.submit(later.find)
-        self._running[later.connection] = later, future
-        future.add_done_callback(lambda _: os.eventfd_write(self._wake, 1))
+        assert later.connection not in self._busy
+        self._busy.add(later.connection)
+        self._lines.setdefault(owner, deque()).append(later)
+        if self._running is None:
+            self._run_next()
 
     def is_busy(self, connection: bytes) -> bool:
-        return connection in self._running
+        return connection in self._busy
 
     def wait(self, connection: bytes, frame: bytes, *, owner: int = 0) -> bool:
         """Keeps a frame that came behind. False: there are too many of the connection, or of its owner."""
@@ -66,11 +71,14 @@ class LongCalls:
         return True
 
     def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage | None]]]:
-        """Those that are done; their connections have none any more."""
+        """What is done; its connection has none any more, and the next has its turn."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        for connection in [key for key, (_, future) in self._running.items() if future.done()]:
-            yield self._running.pop(connection)
+        if self._running is not None and self._running[1].done():
+            later, found = self._running
+            self._run_next()
+            self._busy.remove(later.connection)
+            yield later, found
 
     def take_waiting(self, connection: bytes) -> bytes | None:
         """The next frame that came behind; None: there is none, or it waits for the next call."""
@@ -79,7 +87,7 @@ class LongCalls:
             self._waiting.pop(connection, None)
             self._owners.pop(connection, None)
             return None
-        if connection in self._running:
+        if connection in self._busy:
             return None
         frame = waiting.popleft()
         self._bytes[self._owners[connection]] -= len(frame)
@@ -88,8 +96,24 @@ class LongCalls:
         return frame
 
     def close(self) -> None:
-        """Waits for what runs. Once more does nothing."""
+        """Waits for all that was started. Once more does nothing."""
+        while self._lines:
+            self._run_next()
         self._pool.shutdown()
         wake, self._wake = self._wake, -1
         if wake >= 0:
             os.close(wake)
+
+    def _run_next(self) -> None:
+        self._running = None
+        if not self._lines:
+            return
+        owner, line = next(iter(self._lines.items()))
+        later = line.popleft()
+        # To the end of the line of users.
+        del self._lines[owner]
+        if line:
+            self._lines[owner] = line
+        found = self._pool.submit(later.find)
+        self._running = later, found
+        found.add_done_callback(lambda _: os.eventfd_write(self._wake, 1))

@@ -64,6 +64,43 @@ def test_what_comes_behind_waits_until_it_is_done(calls: LongCalls) -> None:
     assert calls._waiting == {}
 
 
+def test_users_have_their_turns(calls: LongCalls) -> None:
+    """However many calls one has, another waits for one of them at most."""
+    gate, order = Event(), list[bytes]()
+
+    def call(name: bytes, *, waits: bool = False) -> Later:
+        def find() -> Done:
+            assert not waits or gate.wait(60)
+            order.append(name)
+            return Done()
+
+        return later(name, find)
+
+    calls.start(call(b"his first", waits=True), owner=1)
+    for number in range(3):
+        calls.start(call(b"his %d" % number), owner=1)
+    calls.start(call(b"hers"), owner=2)
+    calls.start(call(b"hers too"), owner=2)
+    gate.set()
+    while len(calls):
+        await_done(calls)
+    assert order == [b"his first", b"his 0", b"hers", b"his 1", b"hers too", b"his 2"]
+
+
+def test_the_end_waits_for_all_that_was_started() -> None:
+    calls = LongCalls()
+    found = list[int]()
+    for number in range(5):
+
+        def find(number: int = number) -> Done:
+            found.append(number)
+            return Done()
+
+        calls.start(later(b"%d" % number, find), owner=number % 2)
+    calls.close()
+    assert sorted(found) == [0, 1, 2, 3, 4]
+
+
 def test_a_fault_is_handed_over(calls: LongCalls) -> None:
     def fail() -> Done:
         raise OSError("broken")
