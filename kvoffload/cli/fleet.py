@@ -55,6 +55,12 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
     members = [FleetMember(address=parse_tcp_address(peer.address), key=peer.key or "") for peer in config.peers]
     own = FleetMember(address=parse_tcp_address(settings.listen), key="" if keys is None else keys.public.decode())
     _check_members(members, keys, links)
+    named = len({member.name for member in (*members, own)})
+    if named > MAX_MEMBERS:
+        raise ConfigError(
+            f"{named} servers are named in [[peers]], this one included",
+            remedy=f"a fleet has {MAX_MEMBERS} at most: make two of them",
+        )
     spaces = SpaceBook()
     is_sealed = settings.peer_link == "sealed"
     board = _plan_board(settings, own)

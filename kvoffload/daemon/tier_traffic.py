@@ -36,7 +36,8 @@ class TierTraffic:
         self._tier = tier
         self._spaces: dict[int, TierSpace] = {}
         self._tell: Callable[[TierSpace, int, bytes, bytes], None] = lambda *_: None
-        self._states: list[TierState] = []
+        self._states: dict[str, TierState] = {}
+        """Of its places, by name: those of a fleet come and go."""
         self._bad = BadRecords(tier)
         self._writes = WriteDown(tier, terms, self._spaces.get, self.counts, self._bad)
         self._reads = Promotions(
@@ -115,16 +116,15 @@ class TierTraffic:
         """To be called now and then: says in one line each what has become of its places."""
         self._bad.retry()
         health = self._tier.health()
-        states = [one.state for one in health]
-        for at, one in enumerate(health):
-            before = self._states[at] if self._states else TierState.OPENING
+        for one in health:
+            before = self._states.get(one.name, TierState.OPENING)
             if one.state is before or one.state is TierState.OPENING:
                 continue
             if one.state is TierState.READY:
                 logger.info("%s tier %s is ready: %d records", self.terms.name, one.name, one.records)
             else:
                 logger.warning("%s tier %s is %s: %s", self.terms.name, one.name, one.state.value, one.reason)
-        self._states = states
+        self._states = {one.name: one.state for one in health}
 
     def health(self) -> list[TierHealth]:
         """Of each of its places."""

@@ -13,6 +13,7 @@ from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_tier import FindHomes, FleetTier
+from kvoffload.peers.homes import choose_members
 from kvoffload.peers.notice_board import BoardTerms, NoticeBoard
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
 from kvoffload.peers.space_book import SpaceBook
@@ -56,6 +57,7 @@ class FleetPlace:
         self._spaces = spaces
         self._homes = homes
         self._tier: FleetTier | None = None
+        self._board: NoticeBoard | None = None
 
     def describe(self) -> str:
         count = len(self._terms.others)
@@ -69,7 +71,7 @@ class FleetPlace:
         members = {member.name: self._open_member(member) for member in self._terms.others}
         tier = self._tier = FleetTier(self._terms.own.name, members, self._homes)
         if self._terms.board is not None:
-            board = NoticeBoard(self._terms.board, self._terms.own, self._take_members)
+            board = self._board = NoticeBoard(self._terms.board, self._terms.own, self._take_members)
             tier.on_close = board.close
             board.start()
         return tier
@@ -77,14 +79,30 @@ class FleetPlace:
     def _take_members(self, announced: Sequence[FleetMember]) -> None:
         """All that there are beside those that are named."""
         assert self._tier is not None
-        self._on_members(announced)
+        own = self._terms.own
         known = {member.name: member for member in (*announced, *self._terms.others)}
-        # The same on all machines, as their homes are.
-        members = {name: known[name] for name in sorted(known)[: MAX_MEMBERS - 1]}
+        chosen = choose_members([*known, own.name])
+        members = {name: known[name] for name in chosen if name != own.name} if own.name in chosen else {}
+        self._on_members([member for member in announced if member.name in members])
+        self._tier.own_fault = self._find_fault(len(known.keys() | {own.name}), is_member=own.name in chosen)
         self._tier.set_members(
             {name: partial(self._open_member, member) for name, member in members.items()},
             {name: str(member.address) for name, member in members.items()},
         )
+
+    def _find_fault(self, count: int, *, is_member: bool) -> str:
+        """Why this server is not what its fleet takes it for; empty: it is."""
+        if not is_member:
+            return (
+                f"the fleet has {count} servers, and its members are the first {MAX_MEMBERS} by key; "
+                "this one is alone: make two fleets of them"
+            )
+        if self._board is not None and self._board.twin_at:
+            return (
+                f"another server, at {self._board.twin_at}, announces itself with this server's key; "
+                "give each a key of its own"
+            )
+        return ""
 
     def is_home(self, hashes: bytes) -> npt.NDArray[np.bool_]:
         """Which of these records live on this machine."""

@@ -66,6 +66,8 @@ class FleetTier:
         """Of whom nothing more is asked; they go when all has ended that was."""
         self._partings: list[threading.Thread] = []
         self.on_close: Callable[[], None] = lambda: None
+        self.own_fault = ""
+        """Why this server is no member as it should be, in one line; empty: it is one. Set by any thread."""
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
         self._poller.register(self._event, select.EPOLLIN)
@@ -153,7 +155,8 @@ class FleetTier:
         raise TierError("the memory of other servers is not listed from here")
 
     def health(self) -> list[TierHealth]:
-        return [one for tier in self.members.values() for one in tier.health()]
+        own = TierHealth(name="this server", state=TierState.ABSENT, reason=self.own_fault)
+        return [*([own] if own.reason else []), *(one for tier in self.members.values() for one in tier.health())]
 
     def fileno(self) -> int:
         return self._poller.fileno()

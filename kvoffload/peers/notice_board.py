@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvoffload.peers.board_clock import BoardClock
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.notice import Notice, read_notice
 from kvoffload.tiers.record_store import StoreFaultError
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _FORGOTTEN_MS = 3_600_000
 """Notices that are older are taken down by whoever sees them."""
+_AHEAD_MS = 5_000
+"""Notices of all that are alive are by this much in the future at most: they were pinned while the board was read."""
 _PAGE, _PAGES = b"64", 64
 """Of notices, about, and how many pages one look reads; it takes down what the fleet has not signed."""
 _FAREWELL_S = 5.0
@@ -44,12 +47,19 @@ class BoardTerms:
         return f"kvoffload:fleet:{self.fleet}:{mark}".encode()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Sighting:
-    """The newest notice of a member, and since when it is one."""
+    """The newest notice of a member, and since when it is one. While a member is announced, it is where it was first:
+    who announces itself by the same key elsewhere is another server."""
 
     notice: Notice
     since_s: float
+    newest_ms: int
+    """Of all that was pinned by this name."""
+    other_at: str = ""
+    """Where a second server of this name is."""
+    is_told: bool = False
+    """That there are two."""
 
 
 class NoticeBoard:
@@ -67,11 +77,19 @@ class NoticeBoard:
         self._members: list[str] = []
         """As was told last."""
         self._own_ms = 0
-        """Of the last notice that was pinned."""
+        """Of the last notice that was pinned; 0: there is none, or the clock was set since."""
+        self._clock = BoardClock()
+        self._twin_at = ""
+        self._twin_s = 0.0
         self._is_lost = False
         self._nodes: ValkeyNodes | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvoffload-board", daemon=True)
+
+    @property
+    def twin_at(self) -> str:
+        """Where another server announces itself with this one's key; empty: nobody does. From any thread."""
+        return self._twin_at
 
     def start(self) -> None:
         self._thread.start()
@@ -89,36 +107,33 @@ class NoticeBoard:
     def _run(self) -> None:
         view = ClusterView()
         while True:
+            is_last = self._ending.is_set()
             try:
                 nodes = self._nodes = self._nodes or ValkeyNodes(self._terms.valkey, view)
                 nodes.begin(is_certain=True)
-                self._look(nodes)
-                if self._ending.is_set():
-                    nodes.close()
-                    return
+                self._look(nodes, is_last=is_last)
             except StoreFaultError as fault:
                 self._lose(fault)
-                if self._ending.is_set():
-                    return
             except Exception:
                 # Whatever it is, this server must not leave its fleet for it.
                 logger.exception("the board of the fleet could not be read")
-                if self._ending.is_set():
-                    return
+            if is_last:
+                break
             self._ending.wait(self._terms.every_s)
+        if self._nodes is not None:
+            self._nodes.close()
 
     # ---- inside ----
 
-    def _look(self, nodes: ValkeyNodes) -> None:
+    def _look(self, nodes: ValkeyNodes, *, is_last: bool) -> None:
         terms = self._terms
         board = nodes.of(terms.key)
+        asked_s = time.monotonic()
         told = check_answer(board.ask(b"TIME"))
         if not isinstance(told, list) or len(told) != 2:
             raise StoreFaultError("it does not speak as it should: a time without seconds")
         now_ms = int(as_bytes(told[0])) * 1000 + int(as_bytes(told[1])) // 1000
-        self._own_ms = max(now_ms, self._own_ms + 1)
-        own = Notice(member=self._own, at_ms=self._own_ms, is_gone=self._ending.is_set())
-        check_answer(board.ask(b"HSET", terms.key, self._own.name.encode(), own.sign(terms.fleet, terms.secret)))
+        self._follow_clock(self._clock.read(now_ms, asked_s=asked_s, answered_s=time.monotonic()))
         cursor = b"0"
         for _ in range(_PAGES):
             page = check_answer(board.ask(b"HSCAN", terms.key, cursor, b"COUNT", _PAGE))
@@ -131,24 +146,76 @@ class NoticeBoard:
             cursor = as_bytes(page[0])
             if cursor == b"0":
                 break
+        # Behind the look: what another server has pinned by this one's name is to be seen.
+        self._own_ms = max(now_ms, self._own_ms + 1)
+        own = Notice(member=self._own, at_ms=self._own_ms, is_gone=is_last)
+        check_answer(board.ask(b"HSET", terms.key, self._own.name.encode(), own.sign(terms.fleet, terms.secret)))
         members = self._list_members(now_ms)
         self._is_lost = False
+        self._end_twin()
         self._on_members(members)
+
+    def _follow_clock(self, set_by_ms: int) -> None:
+        """All that was seen is as old as it was before somebody set the board's clock."""
+        if not set_by_ms:
+            return
+        logger.warning(
+            "the clock of the board of fleet %s was set by %+.1f s; its members stay",
+            self._terms.fleet,
+            set_by_ms / 1000,
+        )
+        self._own_ms = 0
+        self._seen = {name: replace(one, newest_ms=one.newest_ms + set_by_ms) for name, one in self._seen.items()}
 
     def _read(self, pinned: dict[bytes, bytes], now_ms: int) -> list[bytes]:
         """Notes who is there; which notices are to be taken down. A notice that is older than one that was seen is
-        somebody else's doing."""
-        now_s, others = time.monotonic(), []
+        somebody else's doing, and one of the future is of a time when the clock was wrong."""
+        others = []
         for name, text in pinned.items():
             notice = read_notice(text, self._terms.fleet, self._terms.secret)
             if notice is None or notice.member.name.encode() != name or abs(now_ms - notice.at_ms) > _FORGOTTEN_MS:
                 others.append(name)
+            elif notice.at_ms - now_ms > _AHEAD_MS:
                 continue
-            before = self._seen.get(notice.member.name)
-            if before is None or notice.at_ms > before.notice.at_ms:
-                age_s = max(now_ms - notice.at_ms, 0) / 1000
-                self._seen[notice.member.name] = _Sighting(notice, now_s - age_s)
+            elif notice.member.name == self._own.name:
+                self._note_own(notice)
+            else:
+                self._note(notice, max(now_ms - notice.at_ms, 0) / 1000)
         return others
+
+    def _note(self, notice: Notice, age_s: float) -> None:
+        now_s, name, member = time.monotonic(), notice.member.name, notice.member
+        before = self._seen.get(name)
+        if before is not None and notice.at_ms <= before.newest_ms:
+            return
+        new = _Sighting(notice=notice, since_s=now_s - age_s, newest_ms=notice.at_ms)
+        if before is None or before.notice.is_gone or now_s - before.since_s > self._terms.good_for_s:
+            self._seen[name] = new
+        elif before.notice.member.address != member.address:
+            self._seen[name] = replace(before, newest_ms=notice.at_ms, other_at=str(member.address))
+        else:
+            # It may have been killed and started elsewhere, but not if it is here again.
+            if before.other_at and not before.is_told:
+                logger.warning(
+                    "two servers of fleet %s have one key, at %s and at %s, and only the first one is asked; give each "
+                    "a key of its own",
+                    self._terms.fleet,
+                    member.address,
+                    before.other_at,
+                )
+            is_told = before.is_told or bool(before.other_at)
+            self._seen[name] = replace(new, other_at=before.other_at, is_told=is_told)
+
+    def _note_own(self, notice: Notice) -> None:
+        """By this server's name. What it has pinned itself before is not newer."""
+        if not self._own_ms or notice.at_ms <= self._own_ms or notice.is_gone:
+            return
+        self._twin_s = time.monotonic()
+        self._twin_at = self._twin_at or str(notice.member.address)
+
+    def _end_twin(self) -> None:
+        if self._twin_at and time.monotonic() - self._twin_s > self._terms.good_for_s:
+            self._twin_at = ""
 
     def _list_members(self, now_ms: int) -> list[FleetMember]:
         """Who is there beside this one. A board that has lost its notices is no farewell, and while it was away nobody
@@ -156,11 +223,11 @@ class NoticeBoard:
         now_s, good_for_s = time.monotonic(), self._terms.good_for_s
         if self._is_lost:
             self._seen |= {name: replace(self._seen[name], since_s=now_s) for name in self._members}
-        self._seen = {name: one for name, one in self._seen.items() if abs(now_ms - one.notice.at_ms) <= _FORGOTTEN_MS}
+        self._seen = {name: one for name, one in self._seen.items() if abs(now_ms - one.newest_ms) <= _FORGOTTEN_MS}
         self._members = [
             name
             for name, one in sorted(self._seen.items())
-            if name != self._own.name and not one.notice.is_gone and now_s - one.since_s <= good_for_s
+            if not one.notice.is_gone and now_s - one.since_s <= good_for_s
         ]
         return [self._seen[name].notice.member for name in self._members]
 

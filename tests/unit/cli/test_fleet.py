@@ -129,6 +129,14 @@ def test_links_of_a_full_fleet_fit_what_a_server_takes() -> None:
     assert _links_a_peer(MAX_MEMBERS) > 4, "the default of remote_connections, and one for probes"
 
 
+def test_a_fleet_has_no_more_members_than_agree_on_homes() -> None:
+    """A server need not be named itself."""
+    named = [{"address": f"tcp://127.0.0.1:{port}"} for port in range(6000, 6000 + MAX_MEMBERS)]
+    assert plan(settings_of(), config_of(*named[1:])).tier.place.describe() == f"{MAX_MEMBERS - 1} peers"
+    with pytest.raises(ConfigError, match=r"65 servers are named in \[\[peers\]\].*a fleet has 64 at most"):
+        plan_fleet(settings_of(), config_of(*named))
+
+
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, keys: dict[str, str]) -> None:
     nobody = settings_of(peer_listen="")
     with pytest.raises(ConfigError, match=r"\[\[peers\]\] are named, and nothing listens for peers.*set peer_listen"):

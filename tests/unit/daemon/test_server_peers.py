@@ -242,6 +242,38 @@ async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, 
         assert fleet.places["a"].is_home(CHAIN).all()
 
 
+async def test_a_fleet_grows_by_one_server_after_the_other(tmp_path: Path, board: BoardTerms) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c", board=board)
+    with ExitStack() as stack:
+        servers: list[CacheServer] = []
+        for count, name in enumerate(fleet.members):
+            servers.append(stack.enter_context(fleet.serving(name)))
+            await_that(lambda count=count: all(len(traffic_of(one).health()) == count for one in servers))  # type: ignore[misc]
+            await_that(lambda: are_ready(*servers))
+            await_that(lambda count=count: all(len(traffic_of(one)._states) == count for one in servers))  # type: ignore[misc]
+
+
+async def test_servers_with_one_key_are_both_told_by_log_and_state(
+    tmp_path: Path, board: BoardTerms, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(tmp_path, "a", "b", board=board)
+    fleet.keys["b"] = fleet.keys["a"]
+    fleet.members["b"] = replace(fleet.members["b"], key=fleet.members["a"].key)
+    with fleet.serving("a") as one, fleet.serving("b") as two:
+        for server, other in ((one, "b"), (two, "a")):
+            line = f"another server, at {fleet.members[other].address}, announces itself with this server's key"
+            await_that(lambda server=server: [at.name for at in traffic_of(server).health()] == ["this server"])  # type: ignore[misc]
+            (told,) = traffic_of(server).health()
+            assert told.reason == f"{line}; give each a key of its own"
+            await_that(lambda line=line: f"peer tier this server is absent: {line}" in caplog.text)  # type: ignore[misc]
+        async with fleet.client("b") as client:
+            assert await client.wait_until_served(WAIT_S)
+            (place,) = (await client.stats()).places
+            assert (place.tier, place.name, place.state) == ("peer", "this server", "absent")
+        assert fleet.places["a"].is_home(CHAIN).all()
+    assert caplog.text.count("announces itself with this server's key") == 2
+
+
 @pytest.fixture
 def fleet_of_two(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path, "a", "b")

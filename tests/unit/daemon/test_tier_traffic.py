@@ -39,6 +39,33 @@ def test_every_change_of_a_place_is_one_line(caplog: pytest.LogCaptureFixture, m
     ]
 
 
+def test_places_that_come_and_go_are_told_by_their_names(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The members of a fleet do."""
+    caplog.set_level(logging.INFO)
+    with tier_setting(PLAIN) as setting:
+        (healthy,) = setting.tier.inner.health()
+        gone = {"state": TierState.ABSENT, "reason": "no answer"}
+        for places in (
+            {},
+            {"a": {}},
+            {"a": {}, "b": {}, "c": gone},
+            {"c": gone},
+            {"a": {}, "c": gone},
+        ):
+            found = [replace(healthy, name=name, **changed) for name, changed in places.items()]
+            monkeypatch.setattr(setting.tier.inner, "health", found.copy)
+            setting.traffic.look()
+    said = [record.message for record in caplog.records if "disk tier" in record.message]
+    assert said == [
+        "disk tier a is ready: 0 records",
+        "disk tier b is ready: 0 records",
+        "disk tier c is absent: no answer",
+        "disk tier a is ready: 0 records",
+    ]
+
+
 def test_a_prefetch_brings_up_what_a_request_will_ask_for() -> None:
     with tier_setting(PLAIN) as setting:
         setting.save_below(CHAIN)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
 from kvoffload.peers import SpaceBook
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.peers.homes import find_homes
+from kvoffload.peers.notice_board import NoticeBoard
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import TierState
 from tests.unit.daemon.test_server_tiers import await_that
@@ -29,17 +37,91 @@ def test_before_it_is_open_everything_lives_here() -> None:
     assert not place.lives_elsewhere(hashes_of(0, 30)).any()
 
 
-def test_of_too_many_members_all_machines_choose_the_same() -> None:
-    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)], timeout_s=0.1), SpaceBook(), find_homes)
-    tier = place.open_tier()
-    assert isinstance(tier, FleetTier)
-    asked: list[list[str]] = []
-    tier.set_members = lambda wanted, places: asked.append(list(wanted))  # type: ignore[method-assign]
-    announced = [member(port, f"{port:040}") for port in range(100, 100 + MAX_MEMBERS)]
-    for order in (announced, announced[::-1]):
-        place._take_members(order)
-    assert asked[0] == asked[1] == [one.name for one in announced[: MAX_MEMBERS - 1]]
-    tier.close()
+class Told(FleetPlace):
+    """One server of a fleet, whose tier asks nobody."""
+
+    def __init__(self, own: FleetMember, *others: FleetMember) -> None:
+        self.admitted: list[FleetMember] = []
+        super().__init__(
+            FleetTerms(own=own, others=others, timeout_s=0.1),
+            SpaceBook(),
+            find_homes,
+            on_members=lambda members: self.admitted.__setitem__(slice(None), members),
+        )
+        self.tier = self.open_tier()
+        assert isinstance(self.tier, FleetTier)
+        self.members: tuple[str, ...] = ()
+        self.tier.set_members = self.take  # type: ignore[method-assign]
+
+    def take(self, wanted: object, places: Mapping[str, str]) -> None:
+        self.members = tuple(sorted([*places, self._terms.own.name]))
+
+    def faults(self) -> list[str]:
+        return [one.reason for one in self.tier.health() if one.name == "this server"]
+
+
+@pytest.mark.parametrize("count", [2, MAX_MEMBERS - 1, MAX_MEMBERS, MAX_MEMBERS + 1, 70, 200])
+def test_however_many_servers_there_are_all_members_agree_on_homes(count: int) -> None:
+    servers = [member(port, f"{port * 7919 % 10007:040}") for port in range(100, 100 + count)]
+    places = [Told(own) for own in servers]
+    try:
+        for at, place in enumerate(places):
+            place._take_members([*servers[at + 1 :], *servers[:at]])
+        fleet = sorted(one.name for one in servers)[:MAX_MEMBERS]
+        hashes = hashes_of(0, 500)
+        homes = np.array(fleet)[find_homes(tuple(fleet), hashes)]
+        for place in places:
+            if place._terms.own.name in fleet:
+                assert (np.array(place.members)[find_homes(place.members, hashes)] == homes).all()
+                assert [one.name for one in place.admitted] == [n for n in order(servers, place) if n in fleet]
+                assert place.faults() == []
+            else:
+                assert place.members == (place._terms.own.name,)
+                assert place.admitted == []
+                (told,) = place.faults()
+                assert told.startswith(f"the fleet has {count} servers, and its members are the first 64 by key")
+    finally:
+        for place in places:
+            place.tier.close()
+
+
+def order(servers: list[FleetMember], place: Told) -> list[str]:
+    """As they were announced there."""
+    at = servers.index(place._terms.own)
+    return [one.name for one in (*servers[at + 1 :], *servers[:at])]
+
+
+def test_a_server_for_which_there_is_room_again_is_a_member() -> None:
+    servers = [member(port, f"{port:040}") for port in range(100, 101 + MAX_MEMBERS)]
+    last = Told(servers[-1])
+    last._take_members(servers[:-1])
+    assert len(last.faults()) == 1
+    last._take_members(servers[1:-1])
+    assert last.faults() == []
+    assert last.members == tuple(one.name for one in servers[1:])
+    last.tier.close()
+
+
+def test_members_that_are_named_count_as_those_that_were_announced() -> None:
+    servers = [member(port, f"{port:040}") for port in range(100, 102 + MAX_MEMBERS)]
+    first = Told(servers[0], servers[1])
+    for announced in (servers[2:], servers[:1:-1]):
+        first._take_members(announced)
+        assert first.members == tuple(one.name for one in servers[:MAX_MEMBERS])
+    first.tier.close()
+
+
+def test_a_server_with_another_ones_key_is_told_where_that_is() -> None:
+    place = Told(member(5, "k" * 40))
+    place._take_members([])
+    assert place.faults() == []
+    place._board = cast(NoticeBoard, SimpleNamespace(twin_at="tcp://10.0.0.2:5555"))
+    place._take_members([])
+    (told,) = place.faults()
+    assert told == (
+        "another server, at tcp://10.0.0.2:5555, announces itself with this server's key; give each a key of its own"
+    )
+    place.tier.close()
 
 
 def test_while_nobody_answers_everything_lives_here() -> None:

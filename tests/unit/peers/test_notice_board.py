@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,9 @@ from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.notice import Notice
 from kvoffload.peers.notice_board import BoardTerms, NoticeBoard
 from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.resp_connection import Answer, RespConnection
 from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey_nodes import ValkeyNodes, as_bytes
 from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.daemon.remote_client import make_keys
 from tests.unit.daemon.test_server_tiers import await_that
@@ -54,12 +56,16 @@ def now_ms(store: Server) -> int:
 class Seen:
     """What one server has been told."""
 
+    board: NoticeBoard
+
     def __init__(self) -> None:
         self.members: list[FleetMember] = []
+        self.told: list[list[FleetMember]] = []
         self.looks = 0
 
     def __call__(self, members: Sequence[FleetMember]) -> None:
         self.members = list(members)
+        self.told.append(self.members)
         self.looks += 1
 
     def await_look(self) -> None:
@@ -69,9 +75,9 @@ class Seen:
 
 
 @contextmanager
-def pinning(terms: BoardTerms, at: int) -> Iterator[Seen]:
+def pinning(terms: BoardTerms, at: int, own: FleetMember | None = None) -> Iterator[Seen]:
     seen = Seen()
-    board = NoticeBoard(terms, MEMBERS[at], seen)
+    board = seen.board = NoticeBoard(terms, own or MEMBERS[at], seen)
     board.start()
     try:
         yield seen
@@ -215,6 +221,133 @@ def test_a_board_that_was_away_for_long_takes_nobody_with_it(tmp_path: Path) -> 
                 heard.append(len(one.members))
             assert one.looks > looks
         assert heard == [1] * 5
+
+
+class SetClock:
+    """The board's clock, as it would be if somebody had set it. Of every board that is opened meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0
+        clock = self
+
+        class Nodes(ValkeyNodes):
+            def of(self, key: bytes) -> RespConnection:
+                return cast(RespConnection, Board(super().of(key)))
+
+        class Board:
+            def __init__(self, connection: RespConnection) -> None:
+                self._connection = connection
+
+            def ask(self, *words: bytes) -> Answer:
+                told = self._connection.ask(*words)
+                if words != (b"TIME",):
+                    return told
+                assert isinstance(told, list)
+                return [b"%d" % (int(as_bytes(told[0])) + clock.ahead_s), told[1]]
+
+        monkeypatch.setattr(notice_board, "ValkeyNodes", Nodes)
+
+
+HOURS = 3600
+
+
+@pytest.mark.parametrize("ahead_s", [2 * HOURS, -2 * HOURS, HOURS // 2, 30])
+def test_a_clock_that_is_set_and_comes_back_takes_nobody_away(
+    store: Server, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    clock = SetClock(monkeypatch)
+    terms = terms_of(store, good_for_s=600.0)
+    with pinning(terms, 0) as one, pinning(terms, 1) as two:
+        await_that(sees(one, 1))
+        await_that(sees(two, 0))
+        one.told.clear()
+        two.told.clear()
+        for clock.ahead_s in (ahead_s, 0):
+            for _ in range(3):
+                one.await_look()
+                two.await_look()
+            with pinning(terms, 2) as three:
+                await_that(sees(three, 0, 1))
+                await_that(sees(one, 1, 2))
+                await_that(sees(two, 0, 2))
+            await_that(sees(one, 1))
+            await_that(sees(two, 0))
+        assert all(MEMBERS[1] in members for members in one.told)
+        assert all(MEMBERS[0] in members for members in two.told)
+
+
+def test_who_has_gone_is_gone_whatever_the_clock_is_set_to(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notice that somebody has copied is not newer because the clock was set."""
+    clock = SetClock(monkeypatch)
+    terms = terms_of(store, good_for_s=600.0)
+    with pinning(terms, 0) as seen:
+        with pinning(terms, 1):
+            await_that(sees(seen, 1))
+            copied = ask(store, "hget", KEY, MEMBERS[1].name)
+        await_that(sees(seen))
+        for clock.ahead_s in (2 * HOURS, 0):
+            seen.await_look()
+            ask(store, "hset", KEY, MEMBERS[1].name, copied)
+            seen.await_look()
+            assert seen.members == []
+
+
+def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+
+def test_two_servers_with_one_key_are_both_told_and_all_others_keep_to_one_of_them(
+    store: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    terms = terms_of(store, good_for_s=600.0)
+    twin = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
+    with pinning(terms, 0) as seen, pinning(terms, 1) as first:
+        await_that(sees(seen, 1))
+        seen.told.clear()
+        with pinning(terms, 1, own=twin) as second:
+            await_that(lambda: first.board.twin_at == str(twin.address))
+            await_that(lambda: second.board.twin_at == str(MEMBERS[1].address))
+            await_that(lambda: bool(lines(caplog, "two servers of fleet blue have one key")))
+            for _ in range(20):
+                seen.await_look()
+                second.await_look()
+            assert (first.members, second.members) == (others(0), others(0))
+        assert all(members == others(1) for members in seen.told)
+        # What the second one said on leaving is not the first one's.
+        seen.await_look()
+        assert seen.members == others(1)
+    assert seen.board.twin_at == ""
+    assert len(lines(caplog, "two servers of fleet blue have one key")) == 1
+
+
+def test_a_twin_that_has_gone_is_forgotten(store: Server) -> None:
+    terms = terms_of(store)
+    with pinning(terms, 1) as seen:
+        with pinning(terms, 1, own=FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)):
+            await_that(lambda: seen.board.twin_at != "")
+        await_that(lambda: seen.board.twin_at == "")
+
+
+def test_a_server_that_begins_again_is_no_twin_of_its_own(store: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Killed and started elsewhere: its last notice is there still, and so is a copy of it later."""
+    terms = terms_of(store, good_for_s=600.0)
+    former = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
+    left = Notice(member=former, at_ms=now_ms(store)).sign("blue", SECRET)
+    ask(store, "hset", KEY, former.name, left.decode())
+    with pinning(terms, 1) as again:
+        again.await_look()
+        ask(store, "hset", KEY, former.name, left.decode())
+        again.await_look()
+        assert again.board.twin_at == ""
+    assert not lines(caplog, "key")
+
+
+def test_who_was_killed_and_is_elsewhere_now_is_found_there(store: Server) -> None:
+    former = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
+    terms = terms_of(store)
+    ask(store, "hset", KEY, former.name, Notice(member=former, at_ms=now_ms(store)).sign("blue", SECRET).decode())
+    with pinning(terms, 0) as seen, pinning(terms, 1):
+        await_that(sees(seen, 1))
 
 
 def lost(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
