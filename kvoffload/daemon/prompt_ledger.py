@@ -14,6 +14,7 @@ from kvoffload.daemon.distinct_blocks import DistinctBlocks
 from kvoffload.daemon.domain import Domain
 from kvoffload.daemon.session import Registration
 from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register, Reuse
+from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import LINE_BYTES
 
 STORED_SLACK_S = 2
@@ -67,7 +68,8 @@ class PromptLedger:
             if self._on_prompt is not None:
                 register = registration.register
                 self._on_prompt(registration.name_space, register.hash_block_size, query.asked, query.tags)
-        self._saved_us += query.saved_us
+        # Engines say what they like, and it has to fit an answer.
+        self._saved_us = min(self._saved_us + query.saved_us, U64_MAX)
         explanation = self._explain(registration, query)
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower

@@ -152,6 +152,14 @@ def test_an_engine_that_says_nonsense_is_counted_within_bounds() -> None:
         assert {one.name: one.count for one in insight.outcomes} == {"hit_lower": 5, "hit_memory": 0, "never_seen": 0}
 
 
+def test_a_sum_that_an_engine_makes_too_large_can_still_be_told() -> None:
+    with Server() as server:
+        engine = server.process().join(PLAIN)
+        for _ in range(3):
+            explain(engine, b"", saved_us=2**64 - 1)
+        assert engine.ask(Inspect()).saved_us == 2**64 - 1
+
+
 class Express:
     """What native threads answered."""
 

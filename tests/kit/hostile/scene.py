@@ -1,0 +1,154 @@
+"""A server with two domains, an honest client of one, and a hostile user of the other: a user and a process each."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from tests.children import child
+from tests.kit.hostile.forging import Forged, Known
+
+HONEST, HOSTILE = 61_001, 61_002
+BLOCKS = 64
+ACTS = ("forge", "write", "hold", "read nothing", "greet")
+SERVER = f"""
+import logging, sys
+from pathlib import Path
+from kvoffload.cache import CacheTerms
+from kvoffload.daemon import DomainTerms
+from kvoffload.daemon.server import CacheServer, ServerPlan
+logging.basicConfig(filename=sys.argv[1] + ".faults", level=logging.ERROR)
+memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
+red = DomainTerms(name="red", uids=frozenset({{{HONEST}}}))
+blue = DomainTerms(name="blue", uids=frozenset({{{HOSTILE}}}))
+plan = ServerPlan(
+    socket=Path(sys.argv[1]), memory={{"red": memory, "blue": memory}}, domains=(red, blue), mode=0o666
+)
+server = CacheServer(plan)
+print(server.boot_id, flush=True)
+server.run()
+"""
+
+
+class Scene:
+    """All that is said to the two goes by their pipes, so a test decides who does what when."""
+
+    def __init__(self, path: Path, server: subprocess.Popen[str], honest: subprocess.Popen[str], boot_id: int) -> None:
+        self._path = path
+        self._server = server
+        self._honest = honest
+        self._faults_read = 0
+        told = self._read_line()
+        self.known = Known(
+            numbers=(boot_id, *told["numbers"]),
+            hashes=tuple(bytes.fromhex(told["hashes"][at : at + 64]) for at in range(0, len(told["hashes"]), 64)),
+            names=(told["domain"], "blue"),
+            fields={"protocol_min": 1, "protocol_max": 1},
+        )
+
+    def check(self) -> dict[str, int]:
+        """What the honest client has."""
+        return self.tell_honest("check")  # type: ignore[no-any-return]
+
+    def tell_honest(self, command: str) -> Any:
+        self.ask_honest(command)
+        return self.hear_honest()
+
+    def ask_honest(self, command: str) -> None:
+        assert self._honest.stdin is not None
+        self._honest.stdin.write(f"{command}\n")
+        self._honest.stdin.flush()
+
+    def hear_honest(self) -> Any:
+        return self._read_line()
+
+    def is_served(self) -> bool:
+        return self._server.poll() is None
+
+    def read_faults(self) -> str:
+        """What the server takes for its own faults, by its log; what was not read before."""
+        whole = self._path.with_name("s.faults").read_text()
+        new, self._faults_read = whole[self._faults_read :], len(whole)
+        return new
+
+    def measure_rss_bytes(self) -> int:
+        """Of the server, without what is shared."""
+        pages = Path(f"/proc/{self._server.pid}/statm").read_text().split()
+        return (int(pages[1]) - int(pages[2])) * resource.getpagesize()
+
+    def count_files(self) -> int:
+        return len(os.listdir(f"/proc/{self._server.pid}/fd"))
+
+    @contextmanager
+    def hostile(self) -> Iterator[HostileProcess]:
+        command = ["-m", "tests.kit.hostile.user", str(self._path), str(HOSTILE)]
+        with child(command) as process:
+            yield HostileProcess(process, self.known)
+
+    def _read_line(self) -> Any:
+        assert self._honest.stdout is not None
+        line = self._honest.stdout.readline()
+        assert line, "the honest client has ended"
+        return json.loads(line)
+
+
+class HostileProcess:
+    """`begin` and `end` are the halves of `act`: it acts on while whoever has begun it does something else."""
+
+    def __init__(self, process: subprocess.Popen[str], known: Known) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._commands = process.stdin.buffer
+        self._answers = process.stdout.buffer
+        self._unpacker = msgpack.Unpacker(use_list=False)
+        self._send((known.numbers, known.hashes, known.names))
+        self.own: dict[str, Any] = self._receive()
+
+    def say(self, messages: Sequence[tuple[str, Forged]]) -> int:
+        """On these channels, and until all of it has been read. How often it has joined by then."""
+        packed = [(channel, one.what, one.op, one.is_one_way, one.fields, one.head) for channel, one in messages]
+        self._send(("say", packed))
+        return int(self._receive()["joined"])
+
+    def act(self, *acts: str) -> dict[str, Any]:
+        self.begin(*acts)
+        return self.end()
+
+    def begin(self, *acts: str) -> None:
+        self._send(("act", acts))
+
+    def end(self) -> dict[str, Any]:
+        return dict(self._receive())
+
+    def _send(self, value: Any) -> None:
+        self._commands.write(msgpack.packb(value))
+        self._commands.flush()
+
+    def _receive(self) -> Any:
+        while True:
+            for value in self._unpacker:
+                return value
+            data = os.read(self._answers.fileno(), 1 << 16)
+            assert data, "the hostile user has ended"
+            self._unpacker.feed(data)
+
+
+@contextmanager
+def open_scene() -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "s"
+        with child(["-c", SERVER, str(path)]) as server:
+            assert server.stdout is not None
+            boot_id = int(server.stdout.readline())
+            with child(["-m", "tests.kit.hostile.honest", str(path), str(HONEST), str(BLOCKS)]) as honest:
+                yield Scene(path, server, honest, boot_id)

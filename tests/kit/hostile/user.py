@@ -1,0 +1,436 @@
+"""What a hostile user of a server does, in a process of its own. `python -m tests.kit.hostile.user SOCKET UID`.
+
+It reads commands from its input, a msgpack array each, and answers each by one: `say` messages that were forged, or do
+some of everything else that it can (`act`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgpack
+import zmq
+
+from kvoffload.errors import KVOffloadError
+from kvoffload.packets import MAX_DESCRIPTORS
+from kvoffload.protocol import (
+    CODEC,
+    MESSAGES,
+    Acquire,
+    Channel,
+    ClientMessage,
+    Greeting,
+    Hello,
+    Mark,
+    Role,
+    Stats,
+    Subscribe,
+)
+from kvoffload.protocol.limits import PACKET_BYTES
+from kvoffload.protocol.survey import ListJoined
+from tests.kit.hostile.forging import Forged, Known, forge_one
+from tests.unit.daemon.hostile_user import HELLO_GREETING
+from tests.unit.daemon.raw_client import RawClient
+from tests.unit.daemon.test_server import hashes_of, register_of, save
+
+SETTLE_S = 0.5
+"""Who has no answer by then joins anew: the connection was closed, or what was said last was a farewell."""
+JOIN_S = 60.0
+TOGETHER = 10
+"""Messages that are said before it looks whether it is served: the server may let go of whoever says one of them."""
+HELD = 400
+"""Descriptors that it keeps open at once."""
+_F_ADD_SEALS, _F_OFD_SETLK = 1033, 37
+_PUNCH_HOLE = 0x03
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class HostileUser:
+    """Joined to its own domain, as anybody may be."""
+
+    def __init__(self, path: Path, known: Known, seed: int) -> None:
+        self._path = path
+        self._known = known
+        self._chance = Random(seed)
+        self._held: deque[socket.socket] = deque()
+        self._engines = 0
+        self._numbers = self._one_way = 0
+        self.joined = 0
+        self.client: RawClient | None = None
+        self._express: socket.socket | None = None
+        self.join()
+        assert self.client is not None
+        save(self.client, hashes_of(4, seed=os.getuid()), 7)
+
+    def join(self) -> None:
+        """Until the server takes it. What it held before it lets go."""
+        end = time.monotonic() + JOIN_S
+        while True:
+            self.leave()
+            try:
+                client = self.client = RawClient(
+                    self._path, register_of(9), engine=f"hostile {os.getpid()}", wants_express=True
+                )
+                # Its end goes with the peer.
+                peer = client.receive_express()
+                self._express = socket.socket(fileno=os.dup(peer.fileno()))
+                self._express.setblocking(False)
+            except (AssertionError, KVOffloadError, OSError) as fault:
+                # What it held counts until the server has seen that it is gone.
+                if time.monotonic() > end:
+                    raise AssertionError("the server takes nobody any more") from fault
+                continue
+            self._numbers, self._one_way = 1000, 0
+            self.joined += 1
+            return
+
+    def leave(self) -> None:
+        if self._express is not None:
+            self._express.close()
+            self._express = None
+        if self.client is not None:
+            self.client.close()
+            self.client = None
+
+    # ---- forged messages ----
+
+    def say(self, channel: str, forged: Forged) -> None:
+        assert self.client is not None
+        self._numbers += 1
+        self._one_way += forged.is_one_way
+        number = self._one_way if forged.is_one_way else self._numbers
+        frame = forged.pack(number=number, session=self.client.session)
+        if channel == "lifeline":
+            self._say_on_lifeline(frame)
+        elif channel == "express":
+            with contextlib.suppress(OSError):
+                assert self._express is not None
+                self._send_all(self._express, struct.pack("<I", len(frame)) + frame)
+        else:
+            assert self.client._control is not None
+            with contextlib.suppress(zmq.Again):
+                self.client._control.send(frame, zmq.NOBLOCK)
+
+    def settle(self) -> None:
+        """All that was said has been read, or nobody reads it any more; then it has joined anew."""
+        assert self.client is not None
+        for channel in ("control", "express"):
+            if not self._is_heard(channel):
+                self.join()
+                return
+        with contextlib.suppress(KVOffloadError, AssertionError):
+            while self.client.lifeline.receive() is not None:
+                pass
+            return
+        self.join()
+
+    def _is_heard(self, channel: str) -> bool:
+        """Whether it is still served there."""
+        assert self.client is not None
+        assert self.client._control is not None
+        self._numbers += 1
+        frame = CODEC.encode_call(Mark(), number=self._numbers, session=self.client.session)
+        end = time.monotonic() + SETTLE_S
+        if channel == "control":
+            control = self.client._control
+            control.send(frame)
+            while control.poll(max(0, int((end - time.monotonic()) * 1000))):
+                answer = CODEC.decode_answer(control.recv())
+                if getattr(answer, "number", 0) == self._numbers:
+                    return type(getattr(answer, "message", None)).__name__ == "Done"
+            return False
+        assert self._express is not None
+        heard = b""
+        with contextlib.suppress(OSError):
+            self._send_all(self._express, struct.pack("<I", len(frame)) + frame)
+            self._express.settimeout(SETTLE_S)
+            while True:
+                while len(heard) >= 4 and len(heard) >= 4 + (size := int.from_bytes(heard[:4], "little")):
+                    answer = CODEC.decode_answer(heard[4 : 4 + size])
+                    heard = heard[4 + size :]
+                    if getattr(answer, "number", 0) == self._numbers:
+                        self._express.setblocking(False)
+                        return type(getattr(answer, "message", None)).__name__ == "Done"
+                more = self._express.recv(1 << 16)
+                if not more:
+                    return False
+                heard += more
+        return False
+
+    def _send_all(self, connected: socket.socket, data: bytes) -> None:
+        """As much as is taken: who does not read is read no further here, either."""
+        left = memoryview(data)
+        connected.settimeout(SETTLE_S)
+        while left:
+            left = left[connected.send(left) :]
+
+    def _say_on_lifeline(self, frame: bytes) -> None:
+        """On a new one, or on its own; with descriptors of all kinds."""
+        assert self.client is not None
+        if len(frame) > PACKET_BYTES:
+            return
+        with contextlib.suppress(OSError, KVOffloadError), self._descriptors() as descriptors:
+            if self._chance.random() < 0.1:
+                self.client.lifeline.send(frame, descriptors)
+                return
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connected:
+                connected.settimeout(SETTLE_S)
+                connected.connect(str(self._path))
+                if self._chance.random() < 0.5:
+                    self._greet(connected)
+                socket.send_fds(connected, [frame], descriptors)
+
+    @contextlib.contextmanager
+    def _descriptors(self) -> Iterator[list[int]]:
+        """Some that go with a packet."""
+        assert self.client is not None
+        assert self.client.held is not None
+        held = self.client.held
+        own = os.pidfd_open(os.getpid())
+        made = os.memfd_create("kvoffload-index")
+        os.ftruncate(made, 1 << 20)
+        try:
+            yield self._chance.choice(
+                [
+                    [],
+                    [own],
+                    [own, own],
+                    [made],
+                    [held.lock],
+                    [held.lock, held.index, *held.segments],
+                    [held.index] * 3,
+                    [made] * 3,
+                    [held.lock] * MAX_DESCRIPTORS,
+                    [0],
+                ]
+            )
+        finally:
+            os.close(own)
+            os.close(made)
+
+    # ---- everything else ----
+
+    def act(self, wanted: list[str]) -> dict[str, Any]:
+        """Some of each of these; how much of it was done."""
+        acts: dict[str, Callable[[], Any]] = {
+            "forge": self._forge,
+            "write": self._write_everywhere,
+            "hold": self._hold,
+            "read nothing": self._read_nothing,
+            "greet": self._greet_again,
+        }
+        return {name: acts[name]() for name in wanted or acts}
+
+    def _forge(self) -> int:
+        for _ in range(20):
+            self.say(self._chance.choice(["control", "express", "lifeline"]), self._forge_one())
+        self.settle()
+        return 20
+
+    def _forge_one(self) -> Forged:
+        return forge_one(MESSAGES, self._known, self._chance)
+
+    def _write_everywhere(self) -> dict[str, int]:
+        """Into all memory that this process was given, by every way that there is; how many ways went, by its name."""
+        went: dict[str, int] = {}
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                file, name = int(number), os.readlink(f"/proc/self/fd/{number}")
+                size = os.fstat(file).st_size
+            except OSError:
+                continue
+            if not name.startswith("/memfd:"):
+                continue
+            name = name.removeprefix("/memfd:").split(" ")[0]
+            went.setdefault(name, 0)
+            for write in self._ways_to_write(file, size):
+                with contextlib.suppress(OSError, ValueError):
+                    write()
+                    went[name] += 1
+            for hold in self._ways_to_hold(file):
+                with contextlib.suppress(OSError):
+                    hold()
+        return went
+
+    def _ways_to_write(self, file: int, size: int) -> list[Callable[[], object]]:
+        rubbish = self._chance.randbytes(1 << 16)
+
+        def write_mapped(opened: int) -> None:
+            with mmap.mmap(opened, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+                for at in range(0, size, 1 << 20):
+                    mapped[at : at + len(rubbish)] = rubbish[: min(len(rubbish), size - at)]
+
+        def write_reopened() -> None:
+            again = os.open(f"/proc/self/fd/{file}", os.O_RDWR)
+            try:
+                write_mapped(again)
+            finally:
+                os.close(again)
+
+        def punch() -> None:
+            if _LIBC.fallocate(file, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(1 << 20)):
+                raise OSError(ctypes.get_errno(), "fallocate")
+
+        return [
+            lambda: write_mapped(file),
+            write_reopened,
+            lambda: os.pwrite(file, rubbish, 0),
+            lambda: os.ftruncate(file, 0),
+            lambda: os.ftruncate(file, size * 2 + 4096),
+            punch,
+            lambda: os.fchmod(file, 0o777),
+            lambda: os.fchown(file, os.getuid(), os.getgid()),
+        ]
+
+    def _ways_to_hold(self, file: int) -> list[Callable[[], object]]:
+        """So that the server might not get what it needs."""
+        wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return [
+            lambda: fcntl.fcntl(file, _F_OFD_SETLK, wanted),
+            lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
+            lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK),
+            *(
+                lambda seal=seal: fcntl.fcntl(file, _F_ADD_SEALS, seal)  # type: ignore[misc]
+                for seal in (1, 2, 4, 8, 16)
+            ),
+        ]
+
+    def _hold(self) -> int:
+        """Connections that are never used, with descriptors that are never taken."""
+        held = 0
+        for at in range(20):
+            kind = socket.SOCK_STREAM if at % 2 else socket.SOCK_SEQPACKET
+            path = self._path.with_name("s.control") if at % 2 else self._path
+            connected = self._connect(kind, path)
+            if connected is None:
+                continue
+            with contextlib.suppress(OSError), self._descriptors() as descriptors:
+                socket.send_fds(connected, [b"\xff"], descriptors)
+                held += 1
+            self._keep(connected)
+        return held
+
+    def _read_nothing(self) -> int:
+        """Asks for as much as it may, on connections from which it reads nothing."""
+        assert self.client is not None
+        connected = self._connect(socket.SOCK_STREAM, self._path.with_name("s.control"))
+        if connected is None:
+            return 0
+        hello = Hello(protocol_min=1, protocol_max=1, capabilities=("events",))
+        chain = hashes_of(4, seed=os.getuid())
+        asked: list[ClientMessage] = [Subscribe(), ListJoined(), Stats()]
+        asked += [Acquire(name_space=self.client.name_space, chain=chain)] * 100
+        said = HELLO_GREETING
+        for number, message in enumerate((hello, *asked), 1):
+            frame = CODEC.encode_call(message, number=number, session=self.client.session)
+            said += b"\x02" + len(frame).to_bytes(8, "big") + frame
+        with contextlib.suppress(OSError):
+            self._send_all(connected, said)
+        self._keep(connected)
+        return len(asked)
+
+    def _greet_again(self) -> int:
+        """As ever new engines, in one process."""
+        greeted = 0
+        for _ in range(20):
+            connected = self._connect(socket.SOCK_SEQPACKET, self._path)
+            if connected is None:
+                continue
+            with contextlib.suppress(OSError):
+                self._greet(connected)
+                greeted += 1
+            self._keep(connected)
+        return greeted
+
+    def _greet(self, connected: socket.socket) -> None:
+        self._engines += 1
+        greeting = Greeting(
+            protocol_min=1,
+            protocol_max=1,
+            engine=f"another {self._engines}",
+            role=self._chance.choice(list(Role)),
+            former_session=self._chance.choice([0, *self._known.numbers]),
+            former_boot_id=self._chance.choice([0, *self._known.numbers]),
+            wants_express=True,
+        )
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            frame = CODEC.encode_call(greeting, number=1, channel=Channel.LIFELINE)
+            socket.send_fds(connected, [frame], [pidfd])
+        finally:
+            os.close(pidfd)
+
+    def _connect(self, kind: int, path: Path) -> socket.socket | None:
+        """None: the server takes no more of them now."""
+        connected = socket.socket(socket.AF_UNIX, kind)
+        connected.settimeout(SETTLE_S)
+        try:
+            connected.connect(str(path))
+        except OSError as fault:
+            connected.close()
+            if fault.errno in (errno.ENOENT, errno.ECONNREFUSED):
+                raise
+            return None
+        return connected
+
+    def _keep(self, connected: socket.socket) -> None:
+        self._held.append(connected)
+        while len(self._held) > HELD:
+            self._held.popleft().close()
+
+
+def main() -> None:
+    path, uid = Path(sys.argv[1]), int(sys.argv[2])
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    commands = iter(_read_commands())
+    numbers, hashes, names = next(commands)
+    user = HostileUser(path, Known(numbers=numbers, hashes=hashes, names=names), seed=uid)
+    assert user.client is not None
+    assert user.client.joining.welcome is not None
+    welcome = user.client.joining.welcome
+    answer({"session": welcome.session, "domain": welcome.domain, "name_space": user.client.name_space})
+    for verb, given in commands:
+        if verb == "say":
+            for at, (channel, *parts) in enumerate(given, 1):
+                what, op, is_one_way, fields, head = parts
+                user.say(channel, Forged(what=what, op=op, is_one_way=is_one_way, fields=fields, head=head))
+                if at % TOGETHER == 0 or at == len(given):
+                    user.settle()
+            answer({"joined": user.joined})
+        else:
+            answer(user.act(list(given)))
+
+
+def _read_commands() -> Iterator[Any]:
+    unpacker = msgpack.Unpacker(use_list=False, strict_map_key=False, max_buffer_size=1 << 30)
+    while data := os.read(0, 1 << 20):
+        unpacker.feed(data)
+        yield from unpacker
+
+
+def answer(value: Any) -> None:
+    sys.stdout.buffer.write(msgpack.packb(value))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
