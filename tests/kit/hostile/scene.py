@@ -123,6 +123,11 @@ class HostileProcess:
         self.begin(*acts)
         return self.end()
 
+    def compute(self) -> None:
+        """For a few milliseconds, and nothing else."""
+        self._send(("compute", ()))
+        self._receive()
+
     def begin(self, *acts: str) -> None:
         self._send(("act", acts))
 
