@@ -26,6 +26,7 @@ DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 UNIT = (DEPLOY / "kvoffload.service").read_text()
 CONTAINER = (DEPLOY / "Containerfile").read_text()
 GROUP = 10001
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
 
 
 def read_command(words: Sequence[str]) -> Settings:
@@ -66,15 +67,39 @@ def test_the_unit_runs_a_server_in_its_own_folder() -> None:
     assert "ProtectProc" not in unit
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def read_drop_ins() -> dict[str, list[str]]:
+    """By what needs them: lines for the unit, as docs/security.md tells them."""
+    section = (DEPLOY.parents[1] / "docs/security.md").read_text().split("\n## As a service\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return {what.strip(): re.findall(r"`([A-Z]\w+=[^`]+)`", lines) for what, lines in rows[1:]}
+
+
+@needs_systemd
+@pytest.mark.parametrize("what", ["", *read_drop_ins()])
+def test_systemd_accepts_the_unit(tmp_path: Path, what: str) -> None:
     unit = tmp_path / "kvoffload.service"
-    unit.write_text(UNIT.replace("ExecStart=kvoffload ", f"ExecStart={sys.executable} "))
+    lines = "\n".join(["[Service]", *read_drop_ins().get(what, [])])
+    unit.write_text(UNIT.replace("ExecStart=kvoffload ", f"ExecStart={sys.executable} ") + lines + "\n")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
     )
     said = [line for line in done.stderr.splitlines() if "kvoffload.service" in line]
     assert (said, done.returncode) == ([], 0)
+
+
+def test_what_needs_lines_of_its_own_has_some() -> None:
+    without = [what for what, lines in read_drop_ins().items() if not lines]
+    assert without == ["`http` beyond loopback, `kvoffload web`"]
+
+
+@needs_systemd
+def test_the_unit_leaves_the_server_little_that_it_does_not_need(tmp_path: Path) -> None:
+    """What stays is told in the unit. Tenths of what systemd rates from 0 to 10."""
+    unit = tmp_path / "kvoffload.service"
+    unit.write_text(UNIT)
+    judged = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=10", str(unit)]
+    done = subprocess.run(judged, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_container_runs_a_server() -> None:
