@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvoffload.tiers.base import Addresses, Digests, RecordNames
 
 _SMALL_BYTES = 256 << 10
+_SAID_LETTERS = 300
 
 Key = bytes
 Value = bytes | bytearray | memoryview
@@ -62,6 +63,11 @@ class RecordStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def one_line(said: str) -> str:
+    """What a store has said, whatever that is, as a log can have it: one line of letters that can be printed."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in said).split())[:_SAID_LETTERS]
 
 
 def view_slot(address: int, size_bytes: int) -> memoryview:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvoffload.tiers.record_store import StoreFaultError, Value
+from kvoffload.tiers.record_store import StoreFaultError, Value, one_line
 
 _LINE_BYTES = 64 << 10
 _SEND_PARTS = 512
@@ -44,6 +44,11 @@ class ErrorAnswer:
 
 
 Answer = int | bytes | ErrorAnswer | list["Answer"] | None
+
+
+def read_error(line: bytes) -> ErrorAnswer:
+    """Of a line that begins with a minus."""
+    return ErrorAnswer(one_line(line[1:].decode(errors="replace")))
 
 
 def pack_command(*words: Value) -> bytes:
@@ -130,7 +135,7 @@ class RespConnection:
         """Of a value, which is to be read next. None: there is none."""
         line = self._read_line(self._allow(0))
         if line[:1] == b"-":
-            return ErrorAnswer(line[1:].decode(errors="replace"))
+            return read_error(line)
         if line[:1] != b"$":
             raise StoreFaultError(f"it does not speak as it should: {line[:40]!r} where a value was due")
         size = _number(line)
@@ -195,7 +200,7 @@ class RespConnection:
         if line[:1] == b":":
             return _number(line)
         if line[:1] == b"-":
-            return ErrorAnswer(line[1:].decode(errors="replace"))
+            return read_error(line)
         if line[:1] == b"*" and depth < _DEPTH:
             count = _number(line)
             return None if count < 0 else [self._read_any(depth + 1) for _ in range(count)]

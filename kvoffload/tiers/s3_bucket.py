@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from kvoffload.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
-from kvoffload.tiers.record_store import StoreFaultError, Value
+from kvoffload.tiers.record_store import StoreFaultError, Value, one_line
 from kvoffload.tiers.s3_index import ListedIndex
 from kvoffload.units import MIB
 
@@ -340,12 +340,14 @@ def _explain(fault: BaseException) -> str:
     text = str(fault)
     status = _status_of(fault)
     if code := _CODE.search(text):
-        return " ".join(f"{status} {code[1]}: {code[2] or ''}".split()).rstrip(":")
+        return one_line(f"{status} {code[1]}: {code[2] or ''}").rstrip(":")
     if status:
         return f"it answers with status {status}"
     if certificate := _CERTIFICATE.search(text):
         return f"its certificate is not trusted: {certificate[1]}"
     if kind := _CONNECTING.search(text):
         system = _SYSTEM.search(text)
-        return system[1] if system else ("it takes too long" if kind[1] == "Timeout" else "it cannot be reached")
-    return " ".join(text.partition("Debug source")[0].split())[:300] or type(fault).__name__
+        return (
+            one_line(system[1]) if system else ("it takes too long" if kind[1] == "Timeout" else "it cannot be reached")
+        )
+    return one_line(text.partition("Debug source")[0]) or type(fault).__name__

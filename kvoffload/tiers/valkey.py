@@ -27,7 +27,7 @@ from kvoffload.tiers.envelope import (
 )
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command
+from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_error
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyAccess, ValkeyNodes, as_bytes, check_answer
 from kvoffload.tiers.valkey_slots import NODE_LIMIT
 from kvoffload.types import HASH_BYTES
@@ -212,7 +212,7 @@ class ValkeyStore(SlotStore):
     def _read_line(self, line: bytes, refusal: str) -> bytes | None:
         if line[:1] != b"-":
             return line
-        self._read_error(ErrorAnswer(line[1:].decode(errors="replace")), refusal)
+        self._read_error(read_error(line), refusal)
         return None
 
     def _read_error(self, error: ErrorAnswer, refusal: str = "") -> None:

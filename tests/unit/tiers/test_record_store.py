@@ -9,7 +9,15 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.tiers.base import Addresses, Digests, RecordNames
-from kvoffload.tiers.record_store import FoundRecords, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
+from kvoffload.tiers.record_store import (
+    FoundRecords,
+    SlotStore,
+    StoreFacts,
+    StoreFaultError,
+    fill_slot,
+    one_line,
+    view_slot,
+)
 
 
 class EmptyStore(SlotStore):
@@ -61,3 +69,10 @@ def test_a_slot_is_seen_and_written_where_it_lies() -> None:
     view[:] = b"kvkvk"
     assert memory[9:16].tobytes() == b"\x09kvkvk\x0f"
     assert view.format == "B"
+
+
+def test_what_a_store_says_is_one_line_of_letters_that_can_be_printed() -> None:
+    assert (
+        one_line("ERR no\n2026 an entry of a log\x1b[2J\u202e \udc80\x85end") == "ERR no 2026 an entry of a log [2J end"
+    )
+    assert len(one_line("x" * 10_000)) == 300

@@ -119,6 +119,17 @@ def test_a_missing_value_and_an_error_are_told_apart(peer: Peer) -> None:
     connection.close()
 
 
+def test_an_error_is_one_line_however_long_it_is(peer: Peer) -> None:
+    connection = peer.connect()
+    peer.say(b"-ERR no\nan entry \x1b[1m" + b"x" * 60_000 + b"\r\n")
+    peer.say(b"-ERR a\rb\r\n")
+    for answer, begin in ((connection.read_answer(), "ERR no an entry [1mxx"), (connection.read_size(), "ERR a b")):
+        assert isinstance(answer, ErrorAnswer)
+        assert answer.text.startswith(begin)
+        assert answer.text.isprintable()
+        assert len(answer.text) <= 300
+
+
 def test_a_list_that_comes_bit_by_bit_has_no_more_time_than_another_answer(peer: Peer) -> None:
     connection = peer.connect(timeout_s=0.3)
 
