@@ -23,6 +23,7 @@ NEWEST_CHECK := $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(NEWEST_T
 AFTER_OTHERS := true
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
+FUZZ_SECONDS ?= 600
 
 NATIVE_SOURCES := $(shell find native -type f 2>/dev/null)
 CXX_FILES      := $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE_SOURCES))
@@ -34,7 +35,7 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        python-test sanitize sanitize-address sanitize-thread bench campaign oldest newest newest-check newest-there versions gpu docs wheel clean
+        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -162,16 +163,24 @@ sanitize-thread: setup
 bench: setup ## every benchmark, beside this machine's limits
 	@$(BIN)/kvoffload bench
 
+fuzz: setup ## each decoder under a fuzzer for FUZZ_SECONDS (600); Debian's Clang is fetched for those of the native core
+	$(call say,fuzz 1/2: the native core)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash native/fuzz/run.sh $(FUZZ_SECONDS) $(VENV)/clang
+	$(call say,fuzz 2/2: Python)
+	@KVOFFLOAD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -m campaign tests/fuzz
+
 campaign: native-optimized ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM
-	$(call say,campaign 1/5: the disk tier)
+	$(call say,campaign 1/6: the disk tier)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
-	$(call say,campaign 2/5: faults and fuzz)
+	$(call say,campaign 2/6: faults and fuzz)
 	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples tests/simulation
-	$(call say,campaign 3/5: the real engine)
+	$(call say,campaign 3/6: decoders)
+	@$(MAKE) --no-print-directory fuzz
+	$(call say,campaign 4/6: the real engine)
 	@$(BIN)/python -m pytest -q -s -m "vllm and campaign" --timeout=7200 tests/vllm
-	$(call say,campaign 4/5: the oldest vLLM)
+	$(call say,campaign 5/6: the oldest vLLM)
 	@$(MAKE) --no-print-directory oldest
-	$(call say,campaign 5/5: the newest vLLM)
+	$(call say,campaign 6/6: the newest vLLM)
 	@$(MAKE) --no-print-directory newest
 
 oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality, faults and ways to run on the oldest vLLM that we run on

@@ -41,6 +41,11 @@ if(KVOFFLOAD_SANITIZE)
   target_link_options(kvoffload_settings INTERFACE ${sanitize_flags})
 endif()
 
+# A fuzzer sees which branches an input takes.
+if(KVOFFLOAD_FUZZ)
+  target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+endif()
+
 # What many files include, parsed once. Under ASan alone: the other builds go without, and so find a missing #include.
 function(kvoffload_share_headers)
   if(NOT KVOFFLOAD_SHARES_HEADERS)

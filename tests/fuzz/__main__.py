@@ -1,0 +1,16 @@
+"""Coverage-guided fuzzing of one target: `python -m tests.fuzz NAME [libFuzzer flags] CORPUS`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import atheris
+
+with atheris.instrument_imports(include=["kvoffload"]):
+    target = import_module(f"tests.fuzz.{sys.argv.pop(1)}")
+
+
+if __name__ == "__main__":
+    atheris.Setup(sys.argv, target.run)
+    atheris.Fuzz()

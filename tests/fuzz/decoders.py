@@ -1,0 +1,100 @@
+"""What decodes bytes from outside, and the targets that do it to each. tests/house sees that none is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
+    "protocol_frames": (
+        "kvoffload/protocol/codec.py",
+        "kvoffload/wire_codec.py",
+        "native/src/bindings/frame_reader.hpp",
+    ),
+    "server_core": ("kvoffload/daemon/adoption.py", "kvoffload/daemon/block_calls.py"),
+    "zmtp_frames": ("kvoffload/daemon/zmtp.py",),
+    "peer_link": (
+        "kvoffload/peers/link_hello.py",
+        "kvoffload/peers/requests.py",
+        "kvoffload/peers/peer_server.py",
+        "kvoffload/peers/peer_store.py",
+    ),
+    "fleet_notices": ("kvoffload/peers/notice.py", "kvoffload/tcp_address.py"),
+    "valkey_answers": (
+        "kvoffload/tiers/resp_connection.py",
+        "kvoffload/tiers/valkey_nodes.py",
+        "kvoffload/tiers/valkey_slots.py",
+        "kvoffload/tiers/valkey.py",
+        "kvoffload/peers/notice_board.py",
+    ),
+    "stored_values": (
+        "kvoffload/tiers/envelope.py",
+        "kvoffload/tiers/s3_index.py",
+        "kvoffload/tiers/s3_packs.py",
+        "kvoffload/tiers/s3.py",
+        "kvoffload/tiers/s3_bucket.py",
+    ),
+    "http_requests": ("kvoffload/web/http_message.py",),
+    "local_files": (
+        "kvoffload/cache/trace.py",
+        "kvoffload/plan/model_shape.py",
+        "kvoffload/transfer/calibration.py",
+        "kvoffload/key_files.py",
+    ),
+}
+"""Modules of this folder, and what of kvoffload they fuzz."""
+
+NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
+    "disk_folder": (
+        "native/src/disk/disk_folder.cpp",
+        "native/src/disk/device_state.cpp",
+        "native/src/disk/device_reader.cpp",
+        "native/src/disk/record_index.cpp",
+    ),
+    "express": (
+        "native/src/frames/plain_frame.hpp",
+        "native/src/express/express_stream.hpp",
+        "native/src/express/express_messages.hpp",
+        "native/src/express/express_desk.cpp",
+    ),
+    "index_file": (
+        "native/src/index/index_file.cpp",
+        "native/src/cache/adoption.cpp",
+        "native/src/cache/index_reader.cpp",
+    ),
+    "record_link": ("native/src/link/record_link.cpp", "native/src/link/sealing.cpp"),
+    "segment": ("native/src/disk/recovery.cpp", "native/src/disk/record_format.cpp"),
+}
+"""Targets of native/fuzz, and what they fuzz."""
+
+NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
+    "kvoffload/packets.py": "credentials, from the kernel",
+    "kvoffload/doctor/machine.py": "the clock's state, from the kernel",
+    "kvoffload/cache/local_cache.py": "what the native core returns",
+    "kvoffload/cache/index_reader.py": "what the native core returns",
+    "kvoffload/config.py": "the owner's own configuration, by tomllib",
+    "kvoffload/cli/config.py": "the owner's own settings",
+    "kvoffload/cli/inspect.py": "what its user types",
+    "kvoffload/cli/prompt_recorder.py": "fields of messages, whose sizes the codec has checked",
+    "kvoffload/daemon/prompt_ledger.py": "fields of messages, whose sizes the codec has checked",
+    "kvoffload/client/blobs.py": "fields of the own server's answers, whose sizes the codec has checked",
+    "kvoffload/client/insight.py": "fields of the own server's answers, whose sizes the codec has checked",
+    "kvoffload/client/inspector.py": "fields of the own server's answers, whose sizes the codec has checked",
+    "kvoffload/client/joining.py": "fields of the own server's answers, whose sizes the codec has checked",
+    "kvoffload/client/link.py": "fields of the own server's answers, whose sizes the codec has checked",
+    "kvoffload/connector/engine/pipeline.py": "ranks of one engine among themselves",
+    "kvoffload/connector/engine/vllm_compat.py": "ranks of one engine among themselves",
+    "kvoffload/connector/engine/events.py": "the engine's own hashes",
+    "kvoffload/connector/block_chain.py": "the engine's own hashes",
+    "kvoffload/connector/rank_records.py": "digests of this process",
+    "kvoffload/connector/saves/saves.py": "digests of this process",
+    "kvoffload/connector/secondary/transfers.py": "digests of this process",
+    "kvoffload/hash_rows.py": "a view, of bytes that others have checked",
+    "kvoffload/tiers/record_store.py": "a copy, of bytes that others have checked",
+    "kvoffload/tiers/home_ring.py": "hashes of this process",
+    "kvoffload/tiers/disk.py": "what the native core returns",
+    "kvoffload/tiers/mooncake.py": "lines of a child of this process; values go through the envelope",
+    "kvoffload/tiers/mooncake_child.py": "lines of its parent",
+    "kvoffload/transfer/copy_engine.py": "what the native core returns",
+}
+"""Files that decode something else, and what."""

@@ -1,0 +1,171 @@
+"""A link between servers: its hellos, requests and answers, at a server with memory, and at a client with slots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+
+from kvoffload import native
+from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.peers import link_hello, peer_server
+from kvoffload.peers.link_hello import HelloVerdict, LinkHello
+from kvoffload.peers.peer_desk import PeerDesk
+from kvoffload.peers.peer_store import PeerStore
+from kvoffload.peers.requests import (
+    ANSWER_BYTES,
+    HEAD_BYTES,
+    BadRequestError,
+    LinkAnswer,
+    LinkRequest,
+    LinkStatus,
+    LinkVerb,
+    answer_only,
+    read_answer,
+    read_answer_head,
+    read_head,
+)
+from kvoffload.peers.space_book import PeerSpace, SpaceBook
+from kvoffload.tiers.base import RecordNames, RecordOutcome
+from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.units import MIB
+from tests.fuzz.parts import Input, check_line
+from tests.unit.peers.one_peer import OnePeer, same_groups
+
+_RECORD_BYTES = 1000
+_FINGERPRINT = b"f" * 32
+_NAMES = RecordNames(fingerprint=_FINGERPRINT, hashes=b"h" * 32 + b"i" * 32, group=1, shard=0)
+_RECORDS = np.zeros(2 * _RECORD_BYTES, np.uint8)
+_SLOTS = np.uint64(_RECORDS.ctypes.data) + np.arange(2, dtype=np.uint64) * np.uint64(_RECORD_BYTES)
+_SENT_LIMIT = 100_000
+"""What lies in a socket that nobody reads."""
+_WAYS = 8
+
+
+class _Peer(OnePeer):
+    """It knows whatever it is told."""
+
+    def introduce(self, space: PeerSpace) -> bool:
+        return True
+
+
+@cache
+def _desk() -> PeerDesk:
+    """Of memory that is there for all inputs of this process."""
+    memory = LocalCache.create(CacheTerms(memory_bytes=4 * MIB, segment_bytes=4 * MIB))
+    peer = OnePeer(memory, None, SpaceBook())  # type: ignore[arg-type]
+    peer.teach(peer.there, _FINGERPRINT, same_groups(_RECORD_BYTES))
+    return PeerDesk(memory, peer.there, peer, pidfd=os.pidfd_open(os.getpid()), clock=lambda: 0.0)
+
+
+def make_seeds() -> Iterator[bytes]:
+    yield b"\0" + LinkHello(token=b"t" * 16, nonce=b"n" * 16, is_sealed=True).pack()
+    yield b"\1" + link_hello.LinkAnswer(verdict=HelloVerdict.WELCOME, nonce=b"n" * 16, proof=b"p" * 32).pack()
+    digests = np.array([5, 6], np.uint64).tobytes()
+    requests = {
+        verb: LinkRequest(
+            verb=verb,
+            names=_NAMES,
+            record_bytes=_RECORD_BYTES,
+            wait_ms=10,
+            digests=digests if verb is LinkVerb.PUT else b"",
+            parents=bytes(64) if verb is LinkVerb.PUT else b"",
+        ).pack()
+        for verb in LinkVerb
+        if verb is not LinkVerb.COUNT
+    }
+    for request in requests.values():
+        yield b"\2" + request
+    count = LinkRequest(verb=LinkVerb.COUNT, names=RecordNames(fingerprint=bytes(32), hashes=b"")).pack()
+    yield b"\2" + count + requests[LinkVerb.PUT] + bytes(2 * _RECORD_BYTES) + requests[LinkVerb.GET]
+    outcomes = np.array([RecordOutcome.FOUND, RecordOutcome.MISSING], np.uint8)
+    answer = LinkAnswer(outcomes=outcomes, digests=np.array([7, 0], np.uint64)).pack()
+    wanted = LinkAnswer(outcomes=np.zeros(2, np.uint8), digests=np.zeros(2, np.uint64)).pack()
+    yield b"\3" + answer + bytes(_RECORD_BYTES)
+    yield b"\4" + wanted + answer
+    yield b"\5" + answer
+    yield b"\6" + answer
+    yield b"\7" + answer
+    yield b"\3" + answer_only(LinkStatus.CLOSING).pack()
+
+
+def run(data: bytes) -> None:
+    given = Input(data)
+    way = given.number() % _WAYS
+    if way < 2:
+        _read_hello(given, way)
+    elif way == 2:
+        _serve(given.rest())
+    else:
+        _ask(given.rest(), way)
+
+
+def _read_hello(given: Input, way: int) -> None:
+    size, read = ((link_hello.HELLO_BYTES, link_hello.read_hello), (link_hello.ANSWER_BYTES, link_hello.read_answer))[
+        way
+    ]
+    with contextlib.suppress(ValueError):
+        read(given.take(size).ljust(size, b"\0"))
+    with contextlib.suppress(BadRequestError):
+        head = read_head(given.take(HEAD_BYTES).ljust(HEAD_BYTES, b"\0"))
+        assert len(head.read_rest(bytes(head.rest_bytes)).names) == head.count
+    with contextlib.suppress(BadRequestError):
+        status, size = read_answer_head(given.take(ANSWER_BYTES).ljust(ANSWER_BYTES, b"\0"), 2)
+        assert size in (0, 18)
+        read_answer(status, given.take(size).ljust(size, b"\0"))
+
+
+def _serve(said: bytes) -> None:
+    """A link that is a peer's. Whatever ends it, nothing stays held."""
+    ours, theirs = _connect(said)
+    desk = _desk()
+    with ours, theirs:
+        link = native.RecordLink(os.dup(ours.fileno()), None)
+        try:
+            peer_server._serve_requests(ours, link, desk)
+        except (OSError, ValueError) as fault:
+            check_line(fault)
+    stats = desk._cache.stats
+    assert (stats.leases, stats.reserved) == (0, 0)
+
+
+def _ask(said: bytes, way: int) -> None:
+    """A client whose peer answers so."""
+    ours, theirs = _connect(said)
+    store = PeerStore.__new__(PeerStore)
+    peer = _Peer(None, None, SpaceBook())  # type: ignore[arg-type]
+    peer.here.learn(7, _FINGERPRINT, same_groups(_RECORD_BYTES))
+    store._terms, store._lock, store._end = peer.terms(), threading.Lock(), ours
+    store._link = native.RecordLink(os.dup(ours.fileno()), None)
+    keys = [bytes(32) + bytes(8) + bytes((at,)) * 32 for at in range(2)]
+    with ours, theirs:
+        try:
+            match way:
+                case 3:
+                    found = store.get_slots(_NAMES, _SLOTS, record_bytes=_RECORD_BYTES)
+                    assert len(found.outcomes) == 2
+                case 4:
+                    digests = np.array([5, 6], np.uint64)
+                    store.put_slots(_NAMES, _SLOTS, record_bytes=_RECORD_BYTES, digests=digests, parents=b"")
+                case 5:
+                    assert len(store.look(keys)) == 2
+                case 6:
+                    assert len(store.remove(keys)) == 2
+                case _:
+                    facts = store.probe()
+                    assert facts.capacity_bytes >= 0
+        except StoreFaultError as fault:
+            check_line(fault)
+
+
+def _connect(said: bytes) -> tuple[socket.socket, socket.socket]:
+    """One end of a link, whose other end has said that, and nothing more."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(said[:_SENT_LIMIT])
+    theirs.shutdown(socket.SHUT_WR)
+    return ours, theirs
