@@ -91,7 +91,7 @@ class PeerStore(SlotStore):
                 return np.full(len(names), RecordOutcome.FAILED, np.uint8)
             wanted = told.outcomes == 0
             self._send(b"", np.ascontiguousarray(slots[wanted]), record_bytes)
-            return self._read(len(names)).outcomes
+            return self._read_records(len(names)).outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         with self._faults():
@@ -129,7 +129,7 @@ class PeerStore(SlotStore):
     def probe(self) -> StoreFacts:
         with self._faults():
             self._send(LinkRequest(verb=LinkVerb.COUNT, names=_NOTHING).pack())
-            told = self._read(_COUNTS)
+            told = self._read_records(_COUNTS)
         return StoreFacts(capacity_bytes=int(told.digests[0]), used_bytes=int(told.digests[1]))
 
     def interrupt(self) -> None:
@@ -208,6 +208,13 @@ class PeerStore(SlotStore):
     def _read(self, count: int) -> LinkAnswer:
         status, rest = read_answer_head(self._link.receive(HEAD_BYTES, timeout_ms=self._timeout_ms), count)
         return read_records(status, self._link.receive(rest, timeout_ms=self._timeout_ms) if rest else b"")
+
+    def _read_records(self, count: int) -> LinkAnswer:
+        """BadRequestError: an answer about so many records was due, and this one says something else."""
+        told = self._read(count)
+        if told.status is not LinkStatus.OK:
+            raise BadRequestError(f"it answers {told.status.name} where it was to tell of {count} records")
+        return told
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:

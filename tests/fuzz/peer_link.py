@@ -151,7 +151,8 @@ def _ask(said: bytes, way: int) -> None:
                     assert len(found.outcomes) == 2
                 case 4:
                     digests = np.array([5, 6], np.uint64)
-                    store.put_slots(_NAMES, _SLOTS, record_bytes=_RECORD_BYTES, digests=digests, parents=b"")
+                    outcomes = store.put_slots(_NAMES, _SLOTS, record_bytes=_RECORD_BYTES, digests=digests, parents=b"")
+                    assert len(outcomes) == 2
                 case 5:
                     assert len(store.look(keys)) == 2
                 case 6:

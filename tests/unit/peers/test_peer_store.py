@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvoffload.peers.peer_store import PeerStore
+from kvoffload.peers.requests import ANSWER_BYTES, LinkAnswer, LinkStatus, answer_only
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier
 from kvoffload.tiers.envelope import RecordName
 from kvoffload.tiers.record_store import StoreFaultError
@@ -232,6 +233,31 @@ def test_a_server_that_hangs_costs_one_timeout(is_sealed: bool) -> None:
         with pytest.raises(StoreFaultError, match="timed out"):
             PeerStore(peer.terms(is_sealed=is_sealed, timeout_s=0.01))
     listener.close()
+
+
+class Saying:
+    """A link whose other end answers so, whatever it is asked."""
+
+    def __init__(self, *said: bytes) -> None:
+        self._said = list(said)
+
+    def send(self, *_: Any, **__: Any) -> None: ...
+
+    def receive(self, _: int, *, timeout_ms: int) -> bytes:
+        return self._said.pop(0)
+
+
+def test_an_answer_without_what_was_asked_for_is_the_peers_fault(peer: OnePeer, store: PeerStore) -> None:
+    """The server's thread took the counts from an answer that had none."""
+    head = answer_only(LinkStatus.CLOSING).pack()
+    wanted = LinkAnswer(outcomes=np.zeros(2, np.uint8), digests=np.zeros(2, np.uint64)).pack()
+    records = Records(0, 2, 100, filled=True)
+    store._link = Saying(head)  # type: ignore[assignment]
+    with pytest.raises(StoreFaultError, match="CLOSING where it was to tell of 2 records"):
+        store.probe()
+    store._link = Saying(wanted[:ANSWER_BYTES], wanted[ANSWER_BYTES:], head)  # type: ignore[assignment]
+    with pytest.raises(StoreFaultError, match="CLOSING where it was to tell of 2 records"):
+        store.put_slots(records.names, records.slots, record_bytes=100, digests=records.digests, parents=b"")
 
 
 def test_an_interrupted_store_fails_at_once(store: PeerStore) -> None:
