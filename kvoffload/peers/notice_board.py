@@ -14,6 +14,7 @@ from kvoffload.peers.board_clock import BoardClock
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.notice import Notice, read_notice
 from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.resp_connection import read_count
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes, as_bytes, check_answer
 
@@ -132,7 +133,7 @@ class NoticeBoard:
         told = check_answer(board.ask(b"TIME"))
         if not isinstance(told, list) or len(told) != 2:
             raise StoreFaultError("it does not speak as it should: a time without seconds")
-        now_ms = int(as_bytes(told[0])) * 1000 + int(as_bytes(told[1])) // 1000
+        now_ms = read_count(as_bytes(told[0])) * 1000 + read_count(as_bytes(told[1])) // 1000
         self._follow_clock(self._clock.read(now_ms, asked_s=asked_s, answered_s=time.monotonic()))
         cursor = b"0"
         for _ in range(_PAGES):

@@ -7,6 +7,7 @@ is read into memory that was used before.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import struct
@@ -29,6 +30,7 @@ _ELEMENT_BYTES = 64
 """What an element of a list takes besides its text, and a little more."""
 _DEPTH = 8
 _END = b"\r\n"
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,20}")
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -84,7 +86,8 @@ class RespConnection:
                 wait = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
-        except OSError as fault:
+        except (OSError, ValueError, OverflowError) as fault:
+            # Of a cluster's nodes others tell the address, which may be no host and no port.
             if plain is not None:
                 plain.close()
             raise StoreFaultError(_describe(fault, timeout_s)) from fault
@@ -258,14 +261,25 @@ class RespConnection:
         return count
 
 
+def read_count(text: bytes) -> int:
+    """Of something, as a server writes it. StoreFaultError: it is no number, or below zero."""
+    count = _parse(text)
+    if count < 0:
+        raise StoreFaultError(f"it does not speak as it should: {text[:40]!r} where a count was due")
+    return count
+
+
 def _number(line: bytes) -> int:
-    try:
-        return int(line[1:])
-    except ValueError:
-        raise StoreFaultError(f"it does not speak as it should: {line[:40]!r} where a number was due") from None
+    return _parse(line[1:])
 
 
-def _describe(fault: OSError, timeout_s: float) -> str:
+def _parse(text: bytes) -> int:
+    if _NUMBER.fullmatch(text) is None:
+        raise StoreFaultError(f"it does not speak as it should: {text[:40]!r} where a number was due")
+    return int(text)
+
+
+def _describe(fault: Exception, timeout_s: float) -> str:
     if isinstance(fault, TimeoutError | BlockingIOError):
         return f"no answer within {timeout_s:g} s"
     return " ".join(str(fault).split()) or type(fault).__name__

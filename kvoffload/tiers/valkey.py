@@ -27,7 +27,7 @@ from kvoffload.tiers.envelope import (
 )
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_error
+from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count, read_error
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyAccess, ValkeyNodes, as_bytes, check_answer
 from kvoffload.tiers.valkey_slots import NODE_LIMIT
 from kvoffload.types import HASH_BYTES
@@ -143,7 +143,7 @@ class ValkeyStore(SlotStore):
         page = check_answer(asked.ask(b"SCAN", b"%d" % at, b"MATCH", PREFIX + b"*", b"COUNT", b"%d" % _SCANNED))
         if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list):
             raise StoreFaultError("it does not speak as it should: a scan without a page")
-        following, keys = int(as_bytes(page[0])), [as_bytes(key) for key in page[1]]
+        following, keys = read_count(as_bytes(page[0])), [as_bytes(key) for key in page[1]]
         asked.send([pack_command(b"GETRANGE", key, b"0", b"%d" % (head_bytes - 1)) for key in keys])
         heads = [head for head in [asked.read_answer() for _ in keys] if isinstance(head, bytes) and head]
         if following:
@@ -235,9 +235,9 @@ class ValkeyStore(SlotStore):
         )
         values = check_answer(connection.ask(b"DBSIZE"))
         return StoreFacts(
-            capacity_bytes=int(memory.get(b"maxmemory", 0)),
-            used_bytes=int(memory.get(b"used_memory", 0)),
-            values=values if isinstance(values, int) else 0,
+            capacity_bytes=read_count(memory.get(b"maxmemory", b"0")),
+            used_bytes=read_count(memory.get(b"used_memory", b"0")),
+            values=values if isinstance(values, int) and values > 0 else 0,
         )
 
 

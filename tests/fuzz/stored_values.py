@@ -146,6 +146,7 @@ def _find(given: Input) -> None:
         assert len(store.look(keys)) == len(store.get(keys, 200)) == len(keys)
         store.scan(0, HEAD_BYTES)
         store.remove(keys)
-        assert not any(store.look(keys)) or whole
+        for name, value in zip((_NAME, _OTHER), store.get(keys, 200), strict=True):
+            assert value is None or not isinstance(open_value(value, name, len(value) - HEAD_BYTES), RecordHead)
     finally:
         store.close()

@@ -87,7 +87,17 @@ def run(data: bytes) -> None:
     given = Input(data)
     call, piece_bytes = given.number() % (_CALLS + 1), max(given.number(), 1)
     said = _Connected(given.rest(), piece_bytes)
-    with patch("kvoffload.tiers.resp_connection.socket.create_connection", lambda *_: said):
+
+    def connect(address: tuple[str, int], _: float) -> _Connected:
+        """As the real one refuses what is no address."""
+        host, port = address
+        if "\0" in host or not host.encode("idna"):
+            raise ValueError("no host")
+        if not 0 <= port < 1 << 16:
+            raise OverflowError("port must be 0-65535")
+        return said
+
+    with patch("kvoffload.tiers.resp_connection.socket.create_connection", connect):
         try:
             _ask(call)
         except StoreFaultError as fault:

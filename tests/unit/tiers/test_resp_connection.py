@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command
+from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count
 
 LARGE = bytes(range(256)) * 1200
 
@@ -156,6 +156,9 @@ def test_a_list_that_comes_bit_by_bit_has_no_more_time_than_another_answer(peer:
         b"hello\r\n",
         b"$many\r\n",
         b":\r\n",
+        b":1_000\r\n",
+        b":\xd9\xa3\r\n",
+        b":" + b"9" * 5000 + b"\r\n",
         b"*x\r\n",
         b"$999999999999\r\n",
         b"*1\r\n" * 20 + b":1\r\n",
@@ -170,6 +173,24 @@ def test_nonsense_is_a_fault_in_one_line(peer: Peer, said: bytes) -> None:
         connection.read_answer()
     assert "\n" not in str(fault.value)
     connection.close()
+
+
+@pytest.mark.parametrize("text", [b"", b"-1", b"10~", b" 1", b"1_0", b"1" * 5000, b"\xff"])
+def test_a_count_that_is_none_is_the_stores_fault(text: bytes) -> None:
+    with pytest.raises(StoreFaultError, match="it does not speak as it should") as fault:
+        read_count(text)
+    assert len(str(fault.value)) < 200
+    assert read_count(b"18446744073709551615") == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    "address", [("127.0.0.1", 2**40), ("127.0.0.1", -1), ("a\0b", 1), ("x" * 100 + ".y", 1), ("..", 1)]
+)
+def test_an_address_that_is_none_is_a_fault_in_one_line(address: tuple[str, int]) -> None:
+    """A node of a cluster told it."""
+    with pytest.raises(StoreFaultError) as fault:
+        RespConnection(*address, timeout_s=30.0)
+    assert "\n" not in str(fault.value)
 
 
 @pytest.mark.parametrize(
