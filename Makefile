@@ -24,10 +24,11 @@ AFTER_OTHERS := true
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
+ADVISORIES ?=
 
 NATIVE_SOURCES := $(shell find native -type f 2>/dev/null)
 CXX_FILES      := $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE_SOURCES))
-PYTHON_ROOTS   := kvoffload tests examples benchmarks docs
+PYTHON_ROOTS   := kvoffload tests examples benchmarks docs requirements
 
 # The build below is for tests of the core alone: no Python, warnings are errors.
 CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
@@ -35,7 +36,7 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs wheel clean
+        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs sbom audit wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -239,6 +240,13 @@ gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, with
 
 docs: setup ## write the tables that are made from code
 	@$(BIN)/python -m docs.generate
+
+sbom: setup ## a bill of materials of what is pinned, CycloneDX, in build/
+	@$(BIN)/python -m requirements.sbom build/sbom.cdx.json
+
+audit: setup ## known vulnerabilities of pinned versions, by advisories in OSV's format: ADVISORIES=folder or archive
+	@test -n "$(ADVISORIES)" || { echo "say where advisories are: make audit ADVISORIES=folder"; exit 2; }
+	@$(BIN)/python -m requirements.audit "$(ADVISORIES)"
 
 wheel: setup ## a wheel in dist/
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps -w dist .

@@ -1,0 +1,71 @@
+"""The exact versions that requirements/*.txt name, and the package's own bounds from pyproject.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+
+
+class PinError(Exception):
+    """A line pins nothing."""
+
+
+@dataclass(frozen=True, order=True)
+class Pin:
+    """A package of one version, and the file that says so."""
+
+    name: NormalizedName
+    version: str
+    file: str
+    marker: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the package itself needs: names and lower bounds, with the extras by their names."""
+
+    name: str
+    license: str
+    runtime: Mapping[NormalizedName, str]
+    extras: Mapping[str, Mapping[NormalizedName, str]]
+
+
+def read_pins(root: Path = ROOT) -> list[Pin]:
+    """All there are, sorted. PinError."""
+    pins: set[Pin] = set()
+    for file in sorted((root / "requirements").glob("*.txt")):
+        for line in file.read_text().splitlines():
+            text = line.partition("#")[0].strip()
+            if text:
+                pins.add(_read_pin(text, f"requirements/{file.name}"))
+    return sorted(pins)
+
+
+def read_bounds(root: Path = ROOT) -> Bounds:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = {extra: _read_bounds(lines) for extra, lines in project["optional-dependencies"].items()}
+    return Bounds(
+        name=project["name"],
+        license=project["license"],
+        runtime=_read_bounds(project["dependencies"]),
+        extras=extras,
+    )
+
+
+def _read_pin(text: str, file: str) -> Pin:
+    wanted = Requirement(text)
+    match list(wanted.specifier):
+        case [bound] if bound.operator == "==" and "*" not in bound.version:
+            return Pin(canonicalize_name(wanted.name), bound.version, file, str(wanted.marker or ""))
+    raise PinError(f"{file}: {text} pins no version")
+
+
+def _read_bounds(lines: Sequence[str]) -> dict[NormalizedName, str]:
+    return {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, lines)}
