@@ -132,7 +132,10 @@ def _field(fields: dict[str, object], name: str, where: str) -> object:
 
 
 def _show(value: object) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "nested too deep to be shown"
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

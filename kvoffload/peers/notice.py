@@ -37,7 +37,7 @@ class Notice:
 def read_notice(text: bytes, fleet: str, secret: bytes) -> Notice | None:
     """None: nobody of this fleet has signed it."""
     words = text[:_TEXT_BYTES].decode(errors="replace").split(" ")
-    if len(words) != _WORDS or not words[0].isdigit():
+    if len(words) != _WORDS or not (words[0].isascii() and words[0].isdigit()):
         return None
     said = " ".join(words[:-1])
     if not hmac.compare_digest(words[-1].encode(), _mark(said, fleet, secret).encode()):

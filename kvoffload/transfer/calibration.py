@@ -138,7 +138,7 @@ def read_calibration(file: Path, key: CalibrationKey) -> Calibration | None:
             )
             for timing in kept["timings"]
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if not all(timing.seconds > 0 and timing.run_bytes > 0 and timing.runs > 0 for timing in timings):
         return None

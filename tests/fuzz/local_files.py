@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tests.fuzz.parts import check_line
 from tests.unit.plan.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA_8B
 
 _KEY = CalibrationKey(gpu="a GPU", driver="1", kernels=("sm_90",), page_bytes=(4096,))
+_CONFIGS = (LLAMA_8B, DEEPSEEK_V3, GPT_OSS, GEMMA_3)
 _FOLDER = tempfile.TemporaryDirectory(prefix="kvoffload-fuzz-")
 _FILE = Path(_FOLDER.name) / "file"
 
@@ -25,12 +27,20 @@ _FILE = Path(_FOLDER.name) / "file"
 def make_seeds() -> Iterator[bytes]:
     line = {"timestamp": 5, "input_length": 1000, "output_length": 3, "hash_ids": [1, 2], "block_tokens": 512}
     yield b"\0" + b"\n".join(json.dumps(line | {"timestamp": at}).encode() for at in (0, 7.5))
-    for config in (LLAMA_8B, DEEPSEEK_V3, GPT_OSS, GEMMA_3):
+    for at, config in enumerate(_CONFIGS):
         yield b"\1" + json.dumps(config).encode()
+        yield b"\4" + bytes((at,)) + json.dumps({"head_dim": 64, "layer_types": ["full_attention"]}).encode()
     timing = WayTiming(direction=CopyDirection.LOAD, run_bytes=4096, runs=8, way=CopyWay.BATCH, seconds=0.5)
     write_calibration(_FILE, Calibration(key=_KEY, timings=(timing,)))
     yield b"\2" + _FILE.read_bytes()
     yield b"\3" + f"# Made.\nsecret {'s' * 40}\npublic {'p' * 40}\n".encode()
+
+
+def _read_changed(data: bytes) -> None:
+    """A config that a model was published with, and what of it is different."""
+    changes = json.loads(data[1:])
+    if isinstance(changes, dict):
+        read_shape(_CONFIGS[data[0] % len(_CONFIGS)] | changes, ShapeTerms())
 
 
 def run(data: bytes) -> None:
@@ -41,8 +51,10 @@ def run(data: bytes) -> None:
         lambda: read_shape(read_config(_FILE), ShapeTerms()),
         lambda: read_calibration(_FILE, _KEY),
         lambda: read_pair(_FILE),
+        lambda: _read_changed(data[1:] or b"\0"),
     ]
     try:
-        readers[data[0] % len(readers) if data else 0]()
+        with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+            readers[data[0] % len(readers) if data else 0]()
     except ConfigError as fault:
         check_line(fault)

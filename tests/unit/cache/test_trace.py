@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -84,6 +85,16 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, said: str) -> None:
     assert said in text
     assert "\n" not in text
     assert len(text) < 300
+
+
+def test_a_value_nested_as_deep_as_can_be_read_is_refused_like_others(tmp_path: Path) -> None:
+    """What is wrong with it is shown by a writer of JSON, which goes less deep than the reader."""
+    for depth in itertools.count(800):
+        path = write(tmp_path / "deep.jsonl", json.dumps(GOOD).replace(": 5", f": {'[' * depth}{']' * depth}"))
+        with pytest.raises(ConfigError) as caught:
+            list(read_trace(path))
+        if "not JSON" in str(caught.value) or depth > 5000:
+            break
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.peers.notice import Notice, read_notice
+from kvoffload.peers.notice import Notice, _mark, read_notice
 from kvoffload.tcp_address import TcpAddress
 from tests.unit.daemon.remote_client import make_keys
 
@@ -36,6 +36,13 @@ def test_nothing_of_it_can_be_changed(word: int) -> None:
     changed = words[word][:-1] + (b"1" if words[word][-1:] != b"1" else b"2")
     text = b" ".join([*words[:word], changed, *words[word + 1 :]])
     assert read_notice(text, "blue", SECRET) is None
+
+
+@pytest.mark.parametrize("at_ms", ["\u00b2", "\u0665", "-5", "5_0", "", "1.5"])
+def test_a_time_is_in_plain_digits(at_ms: str) -> None:
+    """Some digits of other scripts are digits to Python, and no numbers."""
+    said = f"{at_ms} {NOTICE.member.address} {NOTICE.member.key} here"
+    assert read_notice(f"{said} {_mark(said, 'blue', SECRET)}".encode(), "blue", SECRET) is None
 
 
 @given(st.binary(max_size=600))

@@ -157,6 +157,15 @@ def test_what_is_damaged_is_measured_again(tmp_path: Path, damage: object) -> No
     assert read_calibration(file, KEY) is None
 
 
+@pytest.mark.parametrize("number", ["Infinity", "1e999", "[" * 100_000])
+def test_numbers_that_are_none_are_measured_again(tmp_path: Path, number: str) -> None:
+    file = tmp_path / KEY.file_name()
+    write_calibration(file, Calibration(key=KEY, timings=TIMINGS))
+    file.write_text(file.read_text().replace('"runs": 256', f'"runs": {number}'))
+    assert number in file.read_text()
+    assert read_calibration(file, KEY) is None
+
+
 def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     write_calibration(tmp_path / "file" / KEY.file_name(), Calibration(key=KEY, timings=TIMINGS))
