@@ -82,6 +82,7 @@ std::vector<fuzz::Bytes> fuzz::make_seeds() {
         output.add(describe_segment(style % 2 == 0)).add(describe_segment(style % 3 == 0));
         seeds.push_back(output.bytes());
     }
+    seeds.push_back(Output().number<std::uint8_t>(0).add(describe_lying_segment()).add(describe_segment(true)).bytes());
     return seeds;
 }
 

@@ -174,4 +174,13 @@ Bytes describe_segment(bool is_sealed) {
     return output.bytes();
 }
 
+Bytes describe_lying_segment() {
+    Output output;
+    output.number(Part::head).number<std::uint8_t>(0).number<std::uint8_t>(3).number<std::uint8_t>(0);
+    output.number(Part::footer).number<std::uint8_t>(0).number<std::uint8_t>(3).number<std::uint8_t>(1);
+    output.number(static_cast<std::uint16_t>(kPlaces - 200)).number<std::uint8_t>(0).number<std::uint8_t>(0);
+    output.number<std::uint8_t>(4).number<std::uint16_t>(0xf000).number<std::uint8_t>(0).number<std::uint8_t>(0);
+    return output.number(Part::end).bytes();
+}
+
 }  // namespace kvo::fuzz

@@ -21,6 +21,9 @@ std::vector<std::byte> make_image(Input& input);
 // Descriptions of a segment without a footer, and with one.
 Bytes describe_segment(bool is_sealed);
 
+// Sealed, with a footer whose entries reach beyond what is before it.
+Bytes describe_lying_segment();
+
 // The bytes and the key of one of the records that are described.
 std::vector<std::byte> record_bytes(std::uint64_t length);
 RecordKey record_key(std::uint8_t number);

@@ -45,12 +45,30 @@ std::vector<fuzz::Bytes> fuzz::make_seeds() {
     // What is granted, written, and leased: tickets and leases are the same in every cache that is made so.
     const Hashes hashes = chain(7, 2);
     const Answer granted = scene.ask(express::kCredits, scene.credits_fields(3, 0, hashes));
+    requests = one_way = 0;
     std::string saved = frame_of(express::kCredits, scene.credits_fields(3, 0, hashes));
     saved += frame_of(express::kPublish, scene.publish_fields(3, 0, granted.tickets, hashes, {}, {5, 6}));
     const Answer acquired = scene.ask(express::kAcquireEntries, scene.entries_fields(0, scene.keys(0, 1, 0, 2)));
     saved += frame_of(express::kAcquireEntries, scene.entries_fields(0, scene.keys(0, 1, 0, 2)));
     saved += frame_of(express::kRelease, {numbers({acquired.lease})});
     seeds.push_back(make_stream(0, saved));
+    // What is not even, or names what is not there; each must be refused.
+    const std::uint64_t far = UINT16_MAX;
+    const Hashes one = chain(7, 1);
+    requests = one_way = 0;
+    std::string refused = frame_of(express::kCredits, scene.credits_fields(3, 0, hashes));
+    for (const FieldList& fields :
+         {scene.publish_fields(3, 0, granted.tickets, one), scene.publish_fields(3, 0, granted.tickets, hashes, one),
+          scene.publish_fields(3, 0, granted.tickets, hashes, {}, {5}),
+          scene.publish_fields(3, 1, granted.tickets, hashes, {}, {5, 6}),
+          scene.publish_fields(3, 0, granted.tickets, hashes, {}, {5, 6}, far, far),
+          scene.publish_fields(kGroupLimit, 0, granted.tickets, hashes)}) {
+        refused += frame_of(express::kPublish, fields);
+    }
+    refused += frame_of(express::kAcquire, scene.acquire_fields(1, 4, {0, far}));
+    refused += frame_of(express::kAcquireEntries, scene.entries_fields(0, scene.keys(0, 1, 0, 2), {0, 2}));
+    refused += frame_of(express::kInvalidate, {whole(far), whole(far), blob(hashes)});
+    seeds.push_back(make_stream(0, refused));
     seeds.push_back(make_stream(kUnsent, saved));
     seeds.push_back(make_stream(kDraining | kCut, saved));
     return seeds;
@@ -70,8 +88,10 @@ void fuzz::run(std::span<const std::uint8_t> bytes) {
         const std::span<const std::uint8_t> part = input.take((style & kCut) != 0 ? 1 : room.size());
         std::ranges::copy(part, room.begin());
         stream.add(part.size());
-        goes_on = stream.take_frames(
-            [&](std::span<const std::uint8_t> frame) { return scene.desk->serve(frame, kNow, out); });
+        goes_on = stream.take_frames([&](std::span<const std::uint8_t> frame) {
+            const Bytes alone(frame.begin(), frame.end());  // what lies behind it is another's
+            return scene.desk->serve(alone, kNow, out);
+        });
     }
     read_answers(out);
     scene.desk->settle((style & kUnsent) == 0);

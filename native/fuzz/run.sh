@@ -14,6 +14,8 @@ options=(-S native -G Ninja -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_CUDA=OFF -DCMAKE_BU
 build() { { cmake -B "$1" "${@:3}" "${options[@]}" && cmake --build "$1" --target $2; } > "$1.log" 2>&1 || { cat "$1.log"; exit 1; }; }
 
 mkdir -p build/fuzz/found
+# Clang's package has no symbolizer; GCC's says where in the sources a fault is, too.
+export ASAN_SYMBOLIZER_PATH=${ASAN_SYMBOLIZER_PATH:-$(command -v llvm-symbolizer || command -v addr2line || true)}
 [[ -x $clang/bin/clang++ ]] || bash requirements/clang.sh "$clang" || true
 failed=()
 if [[ -x $clang/bin/clang++ ]]; then

@@ -21,6 +21,7 @@ std::vector<fuzz::Bytes> fuzz::make_seeds() {
             seeds.push_back(Output().add(describe_segment(is_sealed)).number(readable).bytes());
         }
     }
+    seeds.push_back(Output().add(describe_lying_segment()).number<std::uint8_t>(8).bytes());
     return seeds;
 }
 
