@@ -111,7 +111,7 @@ def _ask(call: int) -> None:
     if call == _CALLS - 1:
         board = NoticeBoard(_BOARD, _OWN, lambda _: None)
         for _ in range(2):
-            board._look(ValkeyNodes(_TERMS, ClusterView()))
+            board._look(ValkeyNodes(_TERMS, ClusterView()), is_last=False)
         return
     store = ValkeyStore(_TERMS, ClusterView())
     keys = [name.key for name in list_names(_NAMES)]
