@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import msgpack
 
+from kvoffload.protocol.faults import FieldError
 from kvoffload.protocol.fields import Blob, Choice, FieldKind, Several, Text, Truth, Whole
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.protocol.message import Message, OneWay
@@ -16,6 +17,9 @@ from kvoffload.protocol.shape import Shape, name_of
 from kvoffload.types import HASH_BYTES
 
 U64 = 2**64
+LIVE_TICKETS = (0x4B56_4F54_494B_0001, 0x4B56_4F54_494B_0002)
+LIVE_LEASES = (0x4B56_4F4C_4541_0001, 0x4B56_4F4C_4541_0002)
+"""Whoever says a message has its own tickets and leases of the moment in the place of these."""
 HEAD = ("op", "number", "session", "expires_ns")
 _ITEMS = 2
 """Of right blobs and lists, so that those that belong together fit."""
@@ -49,7 +53,7 @@ class Known:
     hashes: tuple[bytes, ...] = ()
     names: tuple[str, ...] = ()
     fields: dict[str, Any] = field(default_factory=dict)
-    """Right values, by the field's name."""
+    """Right values, by the field's name, as a frame has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +131,34 @@ def _with_head(made: Forged, place: int, lie: Any) -> Forged:
     )
 
 
+def fill_in(value: Any, live: Mapping[int, int]) -> Any:
+    """A field with what these numbers stand for, alone or in a blob."""
+    if isinstance(value, tuple):
+        return tuple(fill_in(item, live) for item in value)
+    if isinstance(value, bytes):
+        for number, own in live.items():
+            value = value.replace(number.to_bytes(8, "little"), own.to_bytes(8, "little"))
+        return value
+    return live.get(value, value) if type(value) is int else value
+
+
 # ---- what is right ----
 
 
 def _right_record(shape: Shape, known: Known) -> tuple[Any, ...]:
     return tuple(
-        known.fields[field.name] if field.name in known.fields else _right(field.kind, known) for field in shape.fields
+        known.fields[field.name] if _fits(field.kind, known.fields.get(field.name)) else _right(field.kind, known)
+        for field in shape.fields
     )
+
+
+def _fits(kind: FieldKind, value: Any) -> bool:
+    """Fields of one name are not of one kind."""
+    try:
+        kind.read(value)
+    except FieldError:
+        return False
+    return True
 
 
 def _right(kind: FieldKind, known: Known) -> Any:

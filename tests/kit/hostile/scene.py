@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 
 from tests.children import child
-from tests.kit.hostile.forging import Forged, Known
+from tests.kit.hostile.forging import LIVE_LEASES, LIVE_TICKETS, Forged, Known
 
 HONEST, HOSTILE = 61_001, 61_002
 BLOCKS = 64
@@ -39,6 +39,31 @@ server.run()
 """
 
 
+RIGHT = {
+    "protocol_min": 1,
+    "protocol_max": 1,
+    "name_space": 0,
+    "group": 0,
+    "shard": 0,
+    "more_shards": 0,
+    "count": 0,
+    "local": 0,
+    "limit": 2**64 - 1,
+    "first": 0,
+    "shards": (),
+    "fingerprint": bytes([9]) * 32,
+    "hash_algorithm": "sha256",
+    "hash_seed": b"",
+    "hash_block_size": 16,
+    "groups": ((4096, 16, 0, 0, 1),),
+    "rank": 0,
+    "tenant": "",
+    "identity": (),
+    "leases": b"".join(lease.to_bytes(8, "little") for lease in LIVE_LEASES),
+}
+"""By field, what lets a message be looked at to its end: the hostile user's own identity has one group of one rank."""
+
+
 class Scene:
     """All that is said to the two goes by their pipes, so a test decides who does what when."""
 
@@ -49,10 +74,10 @@ class Scene:
         self._faults_read = 0
         told = self._read_line()
         self.known = Known(
-            numbers=(boot_id, *told["numbers"]),
+            numbers=(*LIVE_TICKETS, *LIVE_LEASES, boot_id, *told["numbers"]),
             hashes=tuple(bytes.fromhex(told["hashes"][at : at + 64]) for at in range(0, len(told["hashes"]), 64)),
             names=(told["domain"], "blue"),
-            fields={"protocol_min": 1, "protocol_max": 1},
+            fields=RIGHT,
         )
 
     def check(self) -> dict[str, int]:
@@ -110,14 +135,16 @@ class HostileProcess:
         self._commands = process.stdin.buffer
         self._answers = process.stdout.buffer
         self._unpacker = msgpack.Unpacker(use_list=False)
-        self._send((known.numbers, known.hashes, known.names))
+        self._send((known.numbers, known.hashes, known.names, known.fields))
         self.own: dict[str, Any] = self._receive()
+        assert self.own["name_space"] == known.fields["name_space"]
 
-    def say(self, messages: Sequence[tuple[str, Forged]]) -> int:
-        """On these channels, and until all of it has been read. How often it has joined by then."""
+    def say(self, messages: Sequence[tuple[str, Forged]]) -> dict[str, int]:
+        """On these channels, and until all of it has been read. How often it has joined by then, and how much on the
+        control channel was served or refused."""
         packed = [(channel, one.what, one.op, one.is_one_way, one.fields, one.head) for channel, one in messages]
         self._send(("say", packed))
-        return int(self._receive()["joined"])
+        return dict(self._receive())
 
     def act(self, *acts: str) -> dict[str, Any]:
         self.begin(*acts)

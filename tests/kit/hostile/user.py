@@ -19,11 +19,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgpack
+import numpy as np
 import zmq
 
 from kvoffload.errors import KVOffloadError
@@ -32,8 +34,14 @@ from kvoffload.protocol import (
     CODEC,
     MESSAGES,
     Acquire,
+    Acquired,
+    Answer,
     Channel,
     ClientMessage,
+    Credits,
+    CreditsGranted,
+    Done,
+    Error,
     Greeting,
     Hello,
     Mark,
@@ -43,7 +51,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import PACKET_BYTES
 from kvoffload.protocol.survey import ListJoined
-from tests.kit.hostile.forging import Forged, Known, forge_one
+from tests.kit.hostile.forging import LIVE_LEASES, LIVE_TICKETS, Forged, Known, fill_in, forge_one
 from tests.unit.daemon.hostile_user import HELLO_GREETING
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.test_server import hashes_of, register_of, save
@@ -72,12 +80,18 @@ class HostileUser:
         self._held: deque[socket.socket] = deque()
         self._engines = 0
         self._numbers = self._one_way = 0
-        self.joined = 0
+        self.joined = self.served = self.refused = 0
+        """How often it has joined, and how many answers on the control channel were none of an error, or of one."""
         self.client: RawClient | None = None
         self._express: socket.socket | None = None
+        self._chain = hashes_of(4, seed=os.getuid())
+        self._live: dict[int, int] = {}
         self.join()
         assert self.client is not None
-        save(self.client, hashes_of(4, seed=os.getuid()), 7)
+        with contextlib.suppress(KVOffloadError):
+            # Another process of this user may have taken all of its domain's room.
+            save(self.client, self._chain, 7)
+        self.live_on()
 
     def join(self) -> None:
         """Until the server takes it. What it held before it lets go."""
@@ -101,6 +115,18 @@ class HostileUser:
             self.joined += 1
             return
 
+    def live_on(self) -> None:
+        """Gets itself tickets and leases, as anybody may, as far as it is given any."""
+        assert self.client is not None
+        name_space = self.client.name_space
+        granted = self.client.ask(Credits(name_space=name_space, group=0, count=len(LIVE_TICKETS)))
+        if isinstance(granted, CreditsGranted):
+            self._live |= dict(zip(LIVE_TICKETS, np.frombuffer(granted.tickets, "<u8").tolist(), strict=False))
+        for lease in LIVE_LEASES:
+            acquired = self.client.ask(Acquire(name_space=name_space, chain=self._chain))
+            if isinstance(acquired, Acquired):
+                self._live[lease] = acquired.lease
+
     def leave(self) -> None:
         if self._express is not None:
             self._express.close()
@@ -116,6 +142,7 @@ class HostileUser:
         self._numbers += 1
         self._one_way += forged.is_one_way
         number = self._one_way if forged.is_one_way else self._numbers
+        forged = replace(forged, fields=fill_in(forged.fields, self._live))
         frame = forged.pack(number=number, session=self.client.session)
         if channel == "lifeline":
             self._say_on_lifeline(frame)
@@ -153,8 +180,11 @@ class HostileUser:
             control.send(frame)
             while control.poll(max(0, int((end - time.monotonic()) * 1000))):
                 answer = CODEC.decode_answer(control.recv())
-                if getattr(answer, "number", 0) == self._numbers:
-                    return type(getattr(answer, "message", None)).__name__ == "Done"
+                assert isinstance(answer, Answer), answer
+                if answer.number == self._numbers:
+                    return isinstance(answer.message, Done)
+                self.refused += isinstance(answer.message, Error)
+                self.served += not isinstance(answer.message, Error)
             return False
         assert self._express is not None
         heard = b""
@@ -164,10 +194,11 @@ class HostileUser:
             while True:
                 while len(heard) >= 4 and len(heard) >= 4 + (size := int.from_bytes(heard[:4], "little")):
                     answer = CODEC.decode_answer(heard[4 : 4 + size])
+                    assert isinstance(answer, Answer), answer
                     heard = heard[4 + size :]
-                    if getattr(answer, "number", 0) == self._numbers:
+                    if answer.number == self._numbers:
                         self._express.setblocking(False)
-                        return type(getattr(answer, "message", None)).__name__ == "Done"
+                        return isinstance(answer.message, Done)
                 more = self._express.recv(1 << 16)
                 if not more:
                     return False
@@ -338,9 +369,8 @@ class HostileUser:
         if connected is None:
             return 0
         hello = Hello(protocol_min=1, protocol_max=1, capabilities=("events",))
-        chain = hashes_of(4, seed=os.getuid())
         asked: list[ClientMessage] = [Subscribe(), ListJoined(), Stats()]
-        asked += [Acquire(name_space=self.client.name_space, chain=chain)] * 100
+        asked += [Acquire(name_space=self.client.name_space, chain=self._chain)] * 100
         said = HELLO_GREETING
         for number, message in enumerate((hello, *asked), 1):
             frame = CODEC.encode_call(message, number=number, session=self.client.session)
@@ -408,8 +438,8 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     commands = iter(_read_commands())
-    numbers, hashes, names = next(commands)
-    user = HostileUser(path, Known(numbers=numbers, hashes=hashes, names=names), seed=uid)
+    numbers, hashes, names, fields = next(commands)
+    user = HostileUser(path, Known(numbers=numbers, hashes=hashes, names=names, fields=fields), seed=uid)
     assert user.client is not None
     assert user.client.joining.welcome is not None
     welcome = user.client.joining.welcome
@@ -421,7 +451,8 @@ def main() -> None:
                 user.say(channel, Forged(what=what, op=op, is_one_way=is_one_way, fields=fields, head=head))
                 if at % TOGETHER == 0 or at == len(given):
                     user.settle()
-            answer({"joined": user.joined})
+                    user.live_on()
+            answer({"joined": user.joined, "served": user.served, "refused": user.refused})
         elif verb == "compute":
             answer({"compute": user.compute()})
         else:

@@ -14,7 +14,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvoffload.protocol import MESSAGES, Channel, ClientMessage
+from kvoffload.protocol import (
+    MESSAGES,
+    Acquire,
+    AcquireEntries,
+    Channel,
+    ClientMessage,
+    Credits,
+    Explain,
+    Inspect,
+    Mark,
+    Register,
+    Stats,
+)
 from kvoffload.protocol.message import Message
 from tests.kit.hostile.forging import forge_in_turn, forge_one
 from tests.kit.hostile.scene import ACTS, BLOCKS, HostileProcess, Scene, open_scene
@@ -55,6 +67,15 @@ def test_the_hostile_user_has_a_domain_of_its_own(scene: Scene, hostile: Hostile
     assert hostile.own["domain"] == "blue"
     assert scene.known.names[0] == "red"
     assert scene.check() == ALL
+
+
+@pytest.mark.parametrize("message", [Acquire, AcquireEntries, Credits, Explain, Inspect, Mark, Register, Stats])
+def test_what_is_not_forged_is_served(scene: Scene, hostile: HostileProcess, message: type[Message]) -> None:
+    """Else what is forged would be refused for another reason."""
+    right = next(forge_in_turn([message], scene.known))
+    before = hostile.say([])
+    # Who is not answered soon joins anew: on a busy machine that may be anybody.
+    assert any(hostile.say([("control", right)])["served"] > before["served"] for _ in range(20))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)
