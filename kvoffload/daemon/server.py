@@ -371,7 +371,10 @@ class CacheServer:
             # It did not end in time.
             self._offered.pop(lifeline).close()
         if self._peers is not None:
-            self._peers.attach(domain, self._pools.caches[domain], self._core.tiers.find_chain(domain))
+            try:
+                self._peers.attach(domain, self._pools.caches[domain], self._core.tiers.find_chain(domain))
+            except Exception:
+                logger.exception("peers are not served from the memory of domain %r", domain)
         self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
 
     def _adopt(self, lifeline: int, former_boot_id: int) -> None:

@@ -145,7 +145,7 @@ class ServerCore:
         """The domain serves from here on: memory was taken, or that of an old server adopted."""
         self._adoption.forget(domain)
         self._domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
-        self._tiers.attach(domain, cache)
+        self._faults.attempt(f"attaching tiers to domain {domain!r}", self._tiers.attach, domain, cache)
         waiting = self._sessions.attach(self._domains[domain])
         return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
 

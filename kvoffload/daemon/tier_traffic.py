@@ -54,10 +54,12 @@ class TierTraffic:
 
     def attach(self, cache: ServedCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
         """The memory is there. `tell` hears of blocks that came up."""
-        self._tell = tell
-        self._writes.attach(cache, self._open_session(cache, NO_LIMIT))
         held_bytes = int(cache.stats.capacity_bytes * self.terms.held_share)
-        self._reads.attach(cache, self._open_session(cache, held_bytes or NO_LIMIT))
+        # Adopted memory may have no place for them. Both or none: nothing is moved then.
+        writing, reading = self._open_session(cache, NO_LIMIT), self._open_session(cache, held_bytes or NO_LIMIT)
+        self._tell = tell
+        self._writes.attach(cache, writing)
+        self._reads.attach(cache, reading)
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
         """Blocks of this identity are moved from here on."""

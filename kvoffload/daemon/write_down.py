@@ -101,7 +101,7 @@ class WriteDown:
     def note(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
         """These blocks can be read in memory from now on."""
         space = self._find_space(name_space)
-        if space is None or not hashes:
+        if space is None or not hashes or self._cache is None:
             return
         names = as_rows(hashes)
         before = as_rows(parents) if parents else as_rows(_NO_PARENT * len(names))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from kvoffload.cache import NO_LIMIT, SessionId
 from kvoffload.daemon import DomainTerms
 from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_terms import TierTerms
@@ -26,8 +27,8 @@ from kvoffload.protocol import (
     Stored,
     Subscribe,
 )
-from tests.unit.cache.cache_model import PLAIN, make_chain
-from tests.unit.daemon.harness import Client, Server, code_of, numbers
+from tests.unit.cache.cache_model import PLAIN, SMALL, make_chain
+from tests.unit.daemon.harness import CacheWithoutProcesses, Client, Server, code_of, numbers
 from tests.unit.tiers.faulty_tier import FaultyTier
 from tests.unit.tiers.memory_tier import MemoryTier
 
@@ -154,3 +155,35 @@ def test_a_fault_of_the_tier_is_one_line_and_the_server_goes_on(
     assert setting.turn() == []
     assert [record.message for record in caplog.records] == ["tier traffic met a fault; the server goes on"]
     assert engine.ask(Stats()) is not None
+
+
+class FullCache(CacheWithoutProcesses):
+    """The session that is opened as the `full_at`th has no place."""
+
+    full_at = 0
+
+    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
+        self.full_at -= 1
+        if self.full_at == 0:
+            raise RuntimeError("there are 4096 sessions, more are not served")
+        return super().open_session(held_limit_bytes=held_limit_bytes)
+
+
+@pytest.mark.parametrize("full_at", [1, 2])
+def test_adopted_memory_without_a_place_for_a_tier_is_served_without_it(
+    full_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = FaultyTier(MemoryTier())
+    traffic = TierChain([TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)])
+    with Server(memory=None, tiers={"main": traffic}) as server:
+        cache = FullCache.create(SMALL)
+        cache.full_at = full_at
+        server.attach("main", cache)
+        assert "attaching tiers to domain 'main' met a fault; the server goes on" in caplog.text
+        setting, engine = Setting(server, tier), server.process().join(PLAIN)
+        setting.save(engine)
+        engine.ask(Promote(name_space=engine.name_space, chain=CHAIN, wait_ms=50))
+        assert [answer.outcome for answer in setting.turn()] == [PromotionOutcome.NOTHING]
+        assert tier.asked == []
+        assert cache.lookup(engine.name_space, 0, CHAIN).all()
+        server.core.tiers.close(lambda: server.now_ns)
