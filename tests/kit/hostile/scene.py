@@ -8,7 +8,7 @@ import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from tests.kit.hostile.forging import LIVE_LEASES, LIVE_TICKETS, Forged, Known
 
 HONEST, HOSTILE = 61_001, 61_002
 BLOCKS = 64
+JOINED_ONCE = 200
+"""How often one process of the hostile user joins, about."""
 ACTS = ("forge", "write", "hold", "read nothing", "greet")
 SERVER = f"""
 import logging, sys
@@ -115,9 +117,11 @@ class Scene:
 
     @contextmanager
     def hostile(self) -> Iterator[HostileProcess]:
-        command = ["-m", "tests.kit.hostile.user", str(self._path), str(HOSTILE)]
-        with child(command) as process:
-            yield HostileProcess(process, self.known)
+        made = HostileProcess(self._path, self.known)
+        try:
+            yield made
+        finally:
+            made.close()
 
     def _read_line(self) -> Any:
         assert self._honest.stdout is not None
@@ -127,24 +131,30 @@ class Scene:
 
 
 class HostileProcess:
-    """`begin` and `end` are the halves of `act`: it acts on while whoever has begun it does something else."""
+    """The hostile user's, one after the other: a server lets one user have so many sessions, and those that hold
+    something end with their process.
 
-    def __init__(self, process: subprocess.Popen[str], known: Known) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._commands = process.stdin.buffer
-        self._answers = process.stdout.buffer
-        self._unpacker = msgpack.Unpacker(use_list=False)
-        self._send((known.numbers, known.hashes, known.names, known.fields))
-        self.own: dict[str, Any] = self._receive()
-        assert self.own["name_space"] == known.fields["name_space"]
+    `begin` and `end` are the halves of `act`: it acts on while whoever has begun it does something else.
+    """
+
+    def __init__(self, path: Path, known: Known) -> None:
+        self._path = path
+        self._known = known
+        self._joined = 0
+        self._running = ExitStack()
+        self.own: dict[str, Any] = {}
+        self._start()
+
+    def close(self) -> None:
+        self._running.close()
 
     def say(self, messages: Sequence[tuple[str, Forged]]) -> dict[str, int]:
-        """On these channels, and until all of it has been read. How often it has joined by then, and how much on the
-        control channel was served or refused."""
+        """On these channels, and until all of it has been read. How much of it was served on the control channel, and
+        how much refused."""
+        self._begin_anew()
         packed = [(channel, one.what, one.op, one.is_one_way, one.fields, one.head) for channel, one in messages]
         self._send(("say", packed))
-        return dict(self._receive())
+        return self.end()
 
     def act(self, *acts: str) -> dict[str, Any]:
         self.begin(*acts)
@@ -153,13 +163,34 @@ class HostileProcess:
     def compute(self) -> None:
         """For a few milliseconds, and nothing else."""
         self._send(("compute", ()))
-        self._receive()
+        self.end()
 
     def begin(self, *acts: str) -> None:
+        self._begin_anew()
         self._send(("act", acts))
 
     def end(self) -> dict[str, Any]:
-        return dict(self._receive())
+        found, self._joined = self._receive()
+        return dict(found)
+
+    def _begin_anew(self) -> None:
+        """If it is time to."""
+        if self._joined >= JOINED_ONCE:
+            self.close()
+            self._start()
+
+    def _start(self) -> None:
+        command = ["-m", "tests.kit.hostile.user", str(self._path), str(HOSTILE)]
+        process = self._running.enter_context(child(command))
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._commands = process.stdin.buffer
+        self._answers = process.stdout.buffer
+        self._unpacker = msgpack.Unpacker(use_list=False)
+        known = self._known
+        self._send((known.numbers, known.hashes, known.names, known.fields))
+        self.own = self.end()
+        assert self.own["name_space"] == known.fields["name_space"]
 
     def _send(self, value: Any) -> None:
         self._commands.write(msgpack.packb(value))

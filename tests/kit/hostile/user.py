@@ -443,20 +443,22 @@ def main() -> None:
     assert user.client is not None
     assert user.client.joining.welcome is not None
     welcome = user.client.joining.welcome
-    answer({"session": welcome.session, "domain": welcome.domain, "name_space": user.client.name_space})
+    answer({"session": welcome.session, "domain": welcome.domain, "name_space": user.client.name_space}, user.joined)
     for verb, given in commands:
         if verb == "say":
+            user.served = user.refused = 0
             for at, (channel, *parts) in enumerate(given, 1):
                 what, op, is_one_way, fields, head = parts
                 user.say(channel, Forged(what=what, op=op, is_one_way=is_one_way, fields=fields, head=head))
                 if at % TOGETHER == 0 or at == len(given):
                     user.settle()
                     user.live_on()
-            answer({"joined": user.joined, "served": user.served, "refused": user.refused})
+            found: dict[str, Any] = {"served": user.served, "refused": user.refused}
         elif verb == "compute":
-            answer({"compute": user.compute()})
+            found = {"compute": user.compute()}
         else:
-            answer(user.act(list(given)))
+            found = user.act(list(given))
+        answer(found, user.joined)
 
 
 def _read_commands() -> Iterator[Any]:
@@ -466,8 +468,8 @@ def _read_commands() -> Iterator[Any]:
         yield from unpacker
 
 
-def answer(value: Any) -> None:
-    sys.stdout.buffer.write(msgpack.packb(value))
+def answer(found: dict[str, Any], joined: int) -> None:
+    sys.stdout.buffer.write(msgpack.packb((found, joined)))
     sys.stdout.buffer.flush()
 
 
