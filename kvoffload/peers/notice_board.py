@@ -161,7 +161,7 @@ class NoticeBoard:
         if not set_by_ms:
             return
         logger.warning(
-            "the clock of the board of fleet %s was set by %+.1f s; its members stay",
+            "the clock of the board of fleet %s was set by %+.1f s, or this machine slept; its members stay",
             self._terms.fleet,
             set_by_ms / 1000,
         )
