@@ -438,7 +438,13 @@ class CacheServer:
         if session is None or session.cache_session is None:
             return
         cache.note_user(session.uid)
-        files, index = cache.files, cache.open_signed_index(session.cache_session)
+        try:
+            index = cache.open_signed_index(session.cache_session)
+        except (RuntimeError, ValueError) as fault:
+            logger.warning("a process of user %d gets no memory, and is let go: %s", session.uid, fault)
+            self._lifelines.end(wanted.lifeline)
+            return
+        files = cache.files
         sizes = [os.fstat(file).st_size for file in files.segments]
         for first in range(0, max(len(sizes), 1), MAX_PACKET_SEGMENTS):
             part = slice(first, first + MAX_PACKET_SEGMENTS)

@@ -290,6 +290,24 @@ def test_nobody_takes_a_servers_lock_by_sending_it(tmp_path: Path, message: Clie
         client.close()
 
 
+def test_who_cannot_be_handed_the_memory_is_let_go_and_the_server_goes_on(
+    server: CacheServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = connect(server, tmp_path, engine="other")
+
+    def fail(cache: LocalCache, session: int) -> int:
+        raise RuntimeError("opening a segment again: Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalCache, "open_signed_index", fail)
+        with pytest.raises(PacketError, match="closed"):
+            connect(server, tmp_path)
+    assert f"a process of user {os.getuid()} gets no memory, and is let go: opening a segment again" in caplog.text
+    assert isinstance(other.ask(Stats()), Counts)
+    connect(server, tmp_path).close()
+    other.close()
+
+
 def test_greetings_are_answered_while_memory_is_taken(
     server: CacheServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
