@@ -66,7 +66,7 @@ $(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
 	@touch $@
 
 # Without them the tests that need them are skipped, and say so.
-$(STAMPS)/stores: requirements/stores.sh $(STAMPS)/venv
+$(STAMPS)/stores: requirements/stores.sh requirements/debian.sh $(STAMPS)/venv
 	$(call say,set-up: stores for the tests of remote tiers)
 	@bash requirements/stores.sh $(VENV)/debian || echo "not to be had here: redis-server, prometheus and chromium (Debian's packages)"
 	@touch $@

@@ -1,4 +1,4 @@
-"""What does one hostile user of another domain cost an honest client in time, and the server in memory?
+"""Measures what one hostile user of another domain costs an honest client in time, and the server in memory.
 
 The honest client acquires 64 blocks and releases them, one acquire after the other, over an express channel: alone,
 beside a process that does nothing but compute (what a busy processor alone costs: the limit), beside each thing that

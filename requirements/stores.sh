@@ -11,21 +11,8 @@ packages=(redis-server redis-tools libjemalloc2 liblzf1 prometheus libibverbs1 i
   libsndfile1 libvorbis0a libvorbisenc2 libwayland-server0 libx11-6 libx11-xcb1 libxau6 libxcb1 libxcomposite1
   libxdamage1 libxdmcp6 libxext6 libxfixes3 libxi6 libxkbcommon0 libxnvctrl0 libxrandr2 libxrender1)
 target=$(realpath -m "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work"
-
-download() { apt-get "$@" -q -q download "${packages[@]}" 2> apt.log; }
-
-if ! download; then
-  # No lists of packages here, or old ones: lists of our own.
-  mkdir -p lists/partial cache/archives/partial
-  own=(-o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache")
-  apt-get "${own[@]}" -q -q update 2> apt.log && download "${own[@]}" || { cat apt.log; exit 1; }
-fi
-rm -rf "$target"
-mkdir -p "$target"
-for package in ./*.deb; do dpkg -x "$package" "$target"; done
+source "$(dirname "$0")/debian.sh"
+unpack_debian "$target" "${packages[@]}"
 # One folder of libraries: libnl's is in another one than the rest.
 if [[ -d $target/lib ]]; then
   cp -a "$target/lib/." "$target/usr/lib/"

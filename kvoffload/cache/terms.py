@@ -92,9 +92,9 @@ class CacheOwner:
 
     domain: str = ""
     boot_id: int = 0
-    """Of the process, as its engines know it; 0: none that anybody knows."""
+    """Its process has this one, as engines know it; 0: one that nobody knows."""
     users: frozenset[int] | None = None
-    """Who may have the memory; None: anybody."""
+    """These may have the memory; None: anybody may."""
 
     def as_tuple(self) -> tuple[str, int, list[int] | None]:
         """As the native core takes it."""

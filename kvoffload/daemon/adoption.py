@@ -11,7 +11,7 @@ from kvoffload.daemon.session import EngineSession
 from kvoffload.protocol import Adopt, AdoptVerdict
 
 _User: TypeAlias = tuple[str, int]
-"""Of a domain."""
+"""A domain's name, and who of its users it is."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class _Wanted:
     session: EngineSession
     boot_id: int
     segments: int
-    """So many it is said to have."""
+    """The memory is said to have so many."""
 
 
 class AdoptionDesk:
@@ -62,7 +62,7 @@ class AdoptionDesk:
         return 0 if wanted is None else wanted.segments
 
     def refuse(self, session: EngineSession, verdict: AdoptVerdict) -> None:
-        """What came of this session was no use, and is not asked of this user again."""
+        """Notes that what this session sent was no use; its user is not asked for that again."""
         wanted = self._find(session)
         if wanted is not None:
             user = _user_of(session)

@@ -109,7 +109,7 @@ class ControlChannels:
         return len(self._long) > 0
 
     def start_long(self, later: Later) -> None:
-        """What comes on its connection waits for it, and it waits for its user's turn."""
+        """Finds an answer that takes long: its connection's later messages wait for it, and it for its user's turn."""
         # Whoever comes over TCP is nobody of this machine, and they share one turn.
         owner = -1 if self._local is None else self._local.find_user(later.connection)
         self._long.start(later, owner=owner)

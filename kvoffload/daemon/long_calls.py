@@ -32,7 +32,7 @@ class LongCalls:
         self._busy: set[bytes] = set()
         """Connections whose call is under way, or has its turn later."""
         self._lines: dict[int, deque[Later]] = {}
-        """Of each user what has its turn later; the first user's comes next."""
+        """Calls whose turn comes later, by user; that of the first user comes next."""
         self._running: tuple[Later, Future[ServerMessage | None]] | None = None
         self._waiting: dict[bytes, deque[bytes]] = {}
         self._owners: dict[bytes, int] = {}
@@ -71,7 +71,7 @@ class LongCalls:
         return True
 
     def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage | None]]]:
-        """What is done; its connection has none any more, and the next has its turn."""
+        """Yields what is done: its connection has no call any more, and the next call has its turn."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         if self._running is not None and self._running[1].done():

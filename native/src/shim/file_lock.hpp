@@ -26,7 +26,8 @@ namespace kvo {
 class FileLock {
 public:
     // Does not block. Takes the descriptor, which must be open for writing, only if the lock was got.
-    // Code::unavailable: another process has it; or this one already, then the descriptor stays open for good.
+    // Code::unavailable: another process has it; or this one already, then the descriptor stays open for good. Needs
+    // /proc.
     static Result<FileLock> take(FileDescriptor& file);
 
     // The lock of a former process of this user, by a descriptor of its file of whatever kind. Code::unavailable: that
