@@ -22,8 +22,8 @@ echo "== gpu 2/4: build"
 # Tests and benchmarks run from the tree, so the extension is lent to it while they do.
 trap 'rm -f kvoffload/_native*.so' EXIT
 cp "$site"/kvoffload/_native*.so kvoffload/
-export PYTHONPATH="$PWD:$site"
+export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
 echo "== gpu 3/4: tests"
 "$python" -m pytest -q -o addopts="" -m gpu tests/gpu tests/examples/test_mini_engine.py tests/unit/bench/test_copy_gpu.py || { status=$?; [ "$status" -eq 5 ] && echo "no GPU test ran" || exit "$status"; }
 echo "== gpu 4/4: benchmarks"
-"$python" benchmarks/gpu_results.py benchmarks/results
+"$python" -m benchmarks.gpu_results benchmarks/results

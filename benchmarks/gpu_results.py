@@ -6,11 +6,30 @@ import datetime
 import json
 import re
 import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 from kvoffload import __version__, native
+from kvoffload.bench.base import Result
 from kvoffload.bench.copy import CopyBenchmark
 from kvoffload.bench.digest import DigestBenchmark
+
+
+def measure() -> Iterator[Result]:
+    """Copies and digests; with vLLM's build for CUDA there, a model of real size on it."""
+    for benchmark in (CopyBenchmark(), DigestBenchmark()):
+        yield from benchmark.run(_say)
+    if any(found.name == "vllm" for found in distributions()):
+        from benchmarks.connectors.real_size import measure_real_size
+
+        with tempfile.TemporaryDirectory() as models:
+            yield from measure_real_size(Path(models), _say)
+
+
+def _say(step: str) -> None:
+    print(f"gpu: {step}", file=sys.stderr)
 
 
 def main(folder: Path) -> int:
@@ -33,9 +52,8 @@ def main(folder: Path) -> int:
     so_far = target.with_suffix(".partial")
     with so_far.open("w", buffering=1) as file:
         print(json.dumps(machine), file=file)
-        for benchmark in (CopyBenchmark(), DigestBenchmark()):
-            for result in benchmark.run(lambda step: print(f"gpu: {step}", file=sys.stderr)):
-                print(json.dumps(result.as_json()), file=file)
+        for result in measure():
+            print(json.dumps(result.as_json()), file=file)
     so_far.replace(target)
     print(target.read_text(), end="")
     return 0

@@ -1,6 +1,7 @@
 """The connector on a real vLLM engine: time to first token, overhead, scheduler time a step, and what is kept.
 
-It needs vllm, transformers and an installed kvoffload; no GPU, no download. Engines run one after the other.
+It needs vllm, transformers and an installed kvoffload; no download, and a GPU for `real_size` alone. Engines run one
+after the other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ sys.path.insert(0, str(ROOT))  # the tests' models and engine settings are the b
 
 from benchmarks.connectors.kept import measure_kept  # noqa: E402
 from benchmarks.connectors.overhead import measure_overhead  # noqa: E402
+from benchmarks.connectors.real_size import measure_real_size  # noqa: E402
 from benchmarks.connectors.steps import measure_scheduler  # noqa: E402
 from benchmarks.connectors.ttft import measure_ttft  # noqa: E402
 from kvoffload.bench.base import Result  # noqa: E402
@@ -31,16 +33,19 @@ ROWS = {
     "scheduler": measure_scheduler,
     "kept": measure_kept,
 }
+ALL_ROWS = {**ROWS, "real_size": measure_real_size}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default=",".join(ROWS), help="some of them, with commas between")
+    parser.add_argument(
+        "--rows", default=",".join(ROWS), help="some of them, with commas between; real_size needs a GPU"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     chosen = options.rows.split(",")
-    if unknown := sorted(set(chosen) - set(ROWS)):
-        parser.error(f"no row is called {', '.join(unknown)}; known are {', '.join(ROWS)}")
+    if unknown := sorted(set(chosen) - set(ALL_ROWS)):
+        parser.error(f"no row is called {', '.join(unknown)}; known are {', '.join(ALL_ROWS)}")
     signal.signal(signal.SIGTERM, _end)
     # For the processes that run engines; LMCache would report its use.
     os.environ["DO_NOT_TRACK"] = "1"
@@ -48,7 +53,7 @@ def main() -> int:
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder:
         for row in chosen:
-            for result in ROWS[row](Path(folder), _say):
+            for result in ALL_ROWS[row](Path(folder), _say):
                 results.append(result)
                 if options.json:
                     print(json.dumps(result.as_json()), flush=True)

@@ -25,6 +25,7 @@ FIRST_TOKEN, LAST_TOKEN = 3, 511
 QUIET_S = 0.5
 QUIET_CPU_S = 0.01
 MAX_LOOKS = 60
+COPIES = 5
 
 
 @contextmanager
@@ -108,6 +109,29 @@ class EngineCommands:
 
         return measure_engine_steps(self._engine, self._clock, seed=seed, requests=requests)
 
+    def copy_pinned(self, size_bytes: int) -> float:
+        """Seconds that one piece of pinned memory takes to the GPU."""
+        import torch
+
+        source, target = (
+            torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True),
+            torch.empty(size_bytes, dtype=torch.uint8, device="cuda"),
+        )
+        seconds = []
+        for _ in range(COPIES):
+            torch.cuda.synchronize()
+            begun_s = time.perf_counter()
+            target.copy_(source)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begun_s)
+        return min(seconds)
+
+    def runner(self) -> str:
+        """The module of vLLM's model runner, and the graphs that it captures."""
+        worker = self._engine.llm.llm_engine.model_executor.driver_worker.worker
+        mode = worker.vllm_config.compilation_config.cudagraph_mode
+        return f"{type(worker.model_runner).__module__}, {mode.name}"
+
     def record_published(self) -> None:
         """From now on."""
         from benchmarks.connectors.kept import PublishedRecords
@@ -175,7 +199,7 @@ def main(given_text: str) -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # comes with the end of the input, which is an end with a close
     given = json.loads(given_text)
-    prepare_environment(VLLM_LOGGING_LEVEL="ERROR")
+    prepare_environment(VLLM_LOGGING_LEVEL="ERROR", VLLM_USE_FLASHINFER_SAMPLER="0")
     from benchmarks.connectors.model import MODELS
 
     model = MODELS[given["model"]]

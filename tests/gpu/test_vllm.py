@@ -44,7 +44,12 @@ FAMILIES = {
     "sliding": Family(SLIDING, CHUNKED),
     "recurrent": Family(
         GDN,
-        {"max_num_batched_tokens": 2048, "mamba_cache_mode": "align", "mamba_ssm_cache_dtype": "float32"},
+        {
+            "max_num_batched_tokens": 2048,
+            "mamba_cache_mode": "align",
+            "mamba_ssm_cache_dtype": "float32",
+            "gdn_prefill_backend": "triton",  # FlashInfer's would be compiled first, where it is installed
+        },
     ),
     # With head sizes that FlashAttention takes.
     "MLA": Family(
