@@ -168,11 +168,11 @@ fuzz: setup ## each decoder under a fuzzer for FUZZ_SECONDS (600); Debian's Clan
 	$(call say,fuzz 1/2: the native core)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash native/fuzz/run.sh $(FUZZ_SECONDS) $(VENV)/clang
 	$(call say,fuzz 2/2: Python)
-	@KVOFFLOAD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -m campaign tests/fuzz
+	@KVOFFLOAD_TESTS_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -m campaign tests/fuzz
 
 campaign: native-optimized ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM
 	$(call say,campaign 1/6: the disk tier)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_TESTS_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
 	$(call say,campaign 2/6: faults and fuzz)
 	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples tests/simulation
 	$(call say,campaign 3/6: decoders)

@@ -42,7 +42,9 @@ def _configuration() -> str:
     return _page(
         "Settings",
         "kvoffload/config.py",
-        "Sources in rising order: default, TOML file, the engine's extra config, flag. Unknown names are refused.\n"
+        "Sources in rising order: default, environment, TOML file, the engine's extra config, flag. A variable has\n"
+        "the setting's name in capitals behind `KVOFFLOAD_`, such as `KVOFFLOAD_MEMORY=64GiB`. Unknown names are\n"
+        "refused, but for the addresses of services that Kubernetes puts there.\n"
         "`kvoffload config show` prints each value and where it came from.",
         ["setting", "default", "allowed", "meaning", "read by"],
         rows,

@@ -1,15 +1,16 @@
 """Settings: where each value came from, and how it is written.
 
-Sources in rising order: default, file (TOML), engine (the engine's extra config), flag. Settings are read here once, at
-the edge of a process; every other room is handed values.
+Sources in rising order: default, environment (such as KVOFFLOAD_MEMORY), file (TOML), engine (the engine's extra
+config), flag. Settings are read here once, at the edge of a process; every other room is handed values.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -41,13 +42,17 @@ class Source(Enum):
     """Where a value came from; a later one wins."""
 
     DEFAULT = "default"
+    ENVIRONMENT = "environment"
     FILE = "file"
     ENGINE = "engine"
     FLAG = "flag"
 
 
+VARIABLE_PREFIX = "KVOFFLOAD_"
 TEST_VARIABLE = "KVOFFLOAD_TESTS"
-"""The environment of whoever may use settings that are for tests alone."""
+"""The environment of whoever may use settings that are for tests alone. Longer names are what those tests read."""
+OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
+"""It tells a pod's processes where each service is, also one whose name begins with kvoffload."""
 SERVER_TABLES = ("domains", "clients", "operators", "peers")
 """Tables of the file that are no settings: `kvoffload serve` reads them."""
 
@@ -100,13 +105,20 @@ def format_served(settings: Settings) -> dict[str, str]:
 
 
 def load_settings(
-    *, file: Path | None = None, engine: Mapping[str, object] | None = None, flags: Mapping[str, object] | None = None
+    *,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    engine: Mapping[str, object] | None = None,
+    flags: Mapping[str, object] | None = None,
 ) -> LoadedSettings:
-    """Merge the sources and check every value.
+    """Merge the sources and check every value. Without `environment` it is this process's.
 
     Raises ConfigError with one line that names the setting, the value, the source and what is allowed.
     """
-    layers: list[tuple[Source, str, Mapping[str, object]]] = []
+    layers: list[tuple[Source, str, Mapping[str, object]]] = [
+        (Source.ENVIRONMENT, f"the environment ({variable})", {name: value})
+        for variable, name, value in _read_environment(os.environ if environment is None else environment)
+    ]
     if file is not None:
         found = {name: value for name, value in read_toml(file).items() if name not in SERVER_TABLES}
         layers.append((Source.FILE, f"file {file}", found))
@@ -122,6 +134,16 @@ def load_settings(
             merged[name] = value
             sources[name] = source
     return LoadedSettings(Settings.model_validate(merged), sources)
+
+
+def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Variable, setting and value."""
+    for variable, value in environment.items():
+        if not variable.startswith(VARIABLE_PREFIX) or variable.startswith(TEST_VARIABLE):
+            continue
+        name = variable.removeprefix(VARIABLE_PREFIX)
+        if name.isupper() and not OF_KUBERNETES.search(variable):
+            yield variable, name.lower(), value
 
 
 def _check_name(name: str, origin: str) -> None:

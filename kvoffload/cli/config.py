@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from kvoffload.config import LoadedSettings, describe_settings, format_value, load_settings
+from kvoffload.config import Source, describe_settings, format_value, load_settings
 from kvoffload.errors import ConfigError
+
+NAME_COLUMN, VALUE_COLUMN = 24, 24
 
 config_app = typer.Typer(help="Show settings and their sources.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -35,16 +38,22 @@ def show(
     file: ConfigOption = None,
     assignments: SetOption = None,
     engine: EngineOption = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only those that some source sets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Print every setting with its value and source."""
+    """Print every setting with its value and source, which may be a variable such as KVOFFLOAD_MEMORY."""
     loaded = load_settings(file=file, engine=parse_engine_config(engine), flags=parse_assignments(assignments or []))
+    rows = [row for row in describe_settings() if not changed or loaded.sources[row.name] is not Source.DEFAULT]
     if as_json:
-        for row in describe_settings():
+        for row in rows:
             value = getattr(loaded.settings, row.name)
             typer.echo(json.dumps({"name": row.name, "value": value, "source": loaded.sources[row.name].value}))
         return
-    Console().print(_table(loaded))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for row in rows:
+        value = format_value(row.name, getattr(loaded.settings, row.name)) or "(empty)"
+        typer.echo(f"{row.name:<{NAME_COLUMN}} {value:<{VALUE_COLUMN}} {loaded.sources[row.name].value}")
+        typer.echo(textwrap.fill(row.description, width, initial_indent="    ", subsequent_indent="    "))
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:
@@ -70,11 +79,3 @@ def parse_engine_config(text: str | None) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ConfigError(f"--engine-config is a {type(value).__name__}", remedy=remedy)
     return value
-
-
-def _table(loaded: LoadedSettings) -> Table:
-    table = Table("setting", "value", "source", "meaning", box=None, pad_edge=False, header_style="bold")
-    for row in describe_settings():
-        value = format_value(row.name, getattr(loaded.settings, row.name))
-        table.add_row(row.name, value or "(empty)", loaded.sources[row.name].value, row.description)
-    return table

@@ -62,7 +62,8 @@ def serve(
 ) -> None:
     """Serve cached blocks to this machine's engines until SIGTERM, and then until nobody holds any."""
     # Who starts a private server gives it two descriptors: one that has the start lock, and one that is written to.
-    settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
+    given: dict[str, str] | None = None if private is None else {}  # a private server's settings are its engine's
+    settings = load_settings(environment=given, file=file, flags=parse_assignments(assignments or [])).settings
     if not settings.server:
         raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

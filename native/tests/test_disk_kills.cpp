@@ -19,7 +19,7 @@ using namespace kvo::test;
 
 namespace {
 
-constexpr std::uint32_t kKills = 20;  // KVOFFLOAD_DISK_KILLS for more
+constexpr std::uint32_t kKills = 20;  // KVOFFLOAD_TESTS_DISK_KILLS for more
 constexpr std::uint32_t kKillsPerFolder = 10;
 constexpr std::uint64_t kMostRecords = 4000;
 
@@ -97,7 +97,7 @@ std::size_t check_survivors(DeviceScene& scene, const Promises& promises, bool m
 }
 
 void kill_often(std::uint64_t capacity_segments, const char* engine) {
-    const char* const wanted = std::getenv("KVOFFLOAD_DISK_KILLS");
+    const char* const wanted = std::getenv("KVOFFLOAD_TESTS_DISK_KILLS");
     const std::uint32_t kills = wanted != nullptr ? static_cast<std::uint32_t>(std::atoi(wanted)) : kKills;
     const bool may_evict = capacity_segments < 16;
     const std::size_t threads = count_threads();

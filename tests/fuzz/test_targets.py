@@ -16,7 +16,7 @@ from tests.fuzz.parts import mutate
 from tests.house.tree import ROOT
 
 INPUTS = 300
-SECONDS = int(os.environ.get("KVOFFLOAD_FUZZ_SECONDS", "600"))
+SECONDS = int(os.environ.get("KVOFFLOAD_TESTS_FUZZ_SECONDS", "600"))
 RSS_LIMIT_MB = 1024
 INPUT_TIMEOUT_S = 20
 FOUND = Path(__file__).parent / "found"

@@ -29,6 +29,33 @@ def test_later_sources_win(file: Path) -> None:
     assert loaded.sources["save_policy"] is Source.DEFAULT
 
 
+def test_the_environment_is_the_least_of_the_sources(file: Path) -> None:
+    loaded = load_settings(
+        environment={"KVOFFLOAD_MEMORY": "16GiB", "KVOFFLOAD_COPY_THREADS": "3", "HOME": "/"}, file=file
+    )
+    assert (loaded.settings.memory, loaded.sources["memory"]) == (8 << 30, Source.FILE)
+    assert (loaded.settings.copy_threads, loaded.sources["copy_threads"]) == (3, Source.ENVIRONMENT)
+
+
+def test_a_wrong_variable_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"'memroy' in the environment \(KVOFFLOAD_MEMROY\); did you mean 'memory'"):
+        load_settings(environment={"KVOFFLOAD_MEMROY": "16GiB"})
+    with pytest.raises(ConfigError, match=r"'memory' = '1 parsec' in the environment \(KVOFFLOAD_MEMORY\)"):
+        load_settings(environment={"KVOFFLOAD_MEMORY": "1 parsec"})
+
+
+def test_what_kubernetes_tells_of_services_and_tests_read_themselves_are_no_settings() -> None:
+    addresses = {
+        "KVOFFLOAD_SERVICE_HOST": "10.0.0.1",
+        "KVOFFLOAD_WEB_SERVICE_PORT_HTTP": "9470",
+        "KVOFFLOAD_PORT": "tcp://10.0.0.1:9470",
+        "KVOFFLOAD_WEB_PORT_9470_TCP_ADDR": "10.0.0.1",
+        "KVOFFLOAD_TESTS": "1",
+        "KVOFFLOAD_TESTS_FUZZ_SECONDS": "9",
+    }
+    assert load_settings(environment=addresses).settings == Settings()
+
+
 def test_a_flag_has_only_text_to_offer() -> None:
     settings = load_settings(flags={"self_test": "false", "copy_threads": "4", "acquire_deadline": "20ms"}).settings
     assert (settings.self_test, settings.copy_threads, settings.acquire_deadline) == (False, 4, 0.02)

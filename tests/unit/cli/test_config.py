@@ -27,6 +27,17 @@ def test_show_prints_value_and_source(tmp_path: Path) -> None:
     assert words["self_test"] == ["true", "default"]
 
 
+def test_every_word_of_a_meaning_is_printed_and_what_is_changed_alone_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVOFFLOAD_COPY_THREADS", "3")
+    printed = run("config", "show").stdout
+    assert all(row.description in printed for row in describe_settings())
+    changed = run("config", "show", "--changed", "--set", "verify=always").stdout.splitlines()
+    assert [line.split() for line in changed if line[0] != " "] == [
+        ["verify", "always", "flag"],
+        ["copy_threads", "3", "environment"],
+    ]
+
+
 def test_json_has_a_line_per_setting() -> None:
     rows = [json.loads(line) for line in run("config", "show", "--json").stdout.splitlines()]
     assert [row["name"] for row in rows] == [row.name for row in describe_settings()]

@@ -288,6 +288,14 @@ def test_what_engines_cache_themselves_is_told_and_names_no_other_server(
     assert not [option for option in started[1] if "engine-cache" in option]
 
 
+def test_the_environment_has_settings_for_the_engine_and_not_for_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVOFFLOAD_LINGER", "not a duration")
+    with closing(watch_of_log(find_or_start(SETTINGS, tmp_path, first_engine_s=0.1))) as server:
+        assert server.is_gone()
+
+
 def test_a_private_server_may_be_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TEST_VARIABLE, "1")
     wanted = Settings(memory="512GiB", sparse_memory=True)  # type: ignore[arg-type]
