@@ -34,6 +34,7 @@ __all__ = [
     "format_served",
     "format_value",
     "load_settings",
+    "load_shared",
     "read_toml",
 ]
 
@@ -53,6 +54,8 @@ TEST_VARIABLE = "KVOFFLOAD_TESTS"
 """The environment of whoever may use settings that are for tests alone. Longer names are what those tests read."""
 OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """It tells a pod's processes where each service is, also one whose name begins with kvoffload."""
+AUTO_SERVER = "auto"
+ROOTS_SOCKET = "/run/kvoffload.sock"
 SERVER_TABLES = ("domains", "clients", "operators", "peers")
 """Tables of the file that are no settings: `kvoffload serve` reads them."""
 
@@ -107,18 +110,22 @@ def format_served(settings: Settings) -> dict[str, str]:
 def load_settings(
     *,
     environment: Mapping[str, str] | None = None,
+    defaults: Mapping[str, object] | None = None,
     file: Path | None = None,
     engine: Mapping[str, object] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> LoadedSettings:
-    """Merge the sources and check every value. Without `environment` it is this process's.
+    """Merge the sources and check every value. Without `environment` it is this process's; `defaults` stand in place of
+    the settings' own.
 
     Raises ConfigError with one line that names the setting, the value, the source and what is allowed.
     """
-    layers: list[tuple[Source, str, Mapping[str, object]]] = [
+    environment = os.environ if environment is None else environment
+    layers: list[tuple[Source, str, Mapping[str, object]]] = [(Source.DEFAULT, "the defaults", defaults or {})]
+    layers += (
         (Source.ENVIRONMENT, f"the environment ({variable})", {name: value})
-        for variable, name, value in _read_environment(os.environ if environment is None else environment)
-    ]
+        for variable, name, value in _read_environment(environment)
+    )
     if file is not None:
         found = {name: value for name, value in read_toml(file).items() if name not in SERVER_TABLES}
         layers.append((Source.FILE, f"file {file}", found))
@@ -133,7 +140,27 @@ def load_settings(
             _check_value(name, value, origin)
             merged[name] = value
             sources[name] = source
+    if merged.get("server") == AUTO_SERVER:
+        merged["server"] = _find_socket(environment)
     return LoadedSettings(Settings.model_validate(merged), sources)
+
+
+def load_shared(file: Path | None, flags: Mapping[str, object]) -> LoadedSettings:
+    """The settings of a command that is about a shared server: where nothing is said, `server` is auto."""
+    loaded = load_settings(defaults={"server": AUTO_SERVER}, file=file, flags=flags)
+    if not loaded.settings.server:
+        raise ConfigError("setting 'server' is empty: a private server", remedy="leave it out, or say a socket")
+    return loaded
+
+
+def _find_socket(environment: Mapping[str, str]) -> str:
+    if os.geteuid() == 0:
+        return ROOTS_SOCKET
+    if folder := environment.get("XDG_RUNTIME_DIR"):
+        return os.path.join(folder, os.path.basename(ROOTS_SOCKET))
+    raise ConfigError(
+        "setting 'server' is auto, but XDG_RUNTIME_DIR is not set", remedy="say a socket: --set server=PATH"
+    )
 
 
 def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -76,8 +76,10 @@ class Settings(BaseModel):
     server: SocketPath = _setting(
         "",
         room="client",
-        allowed="the path of a Unix socket of at most 107 bytes, or empty for a private server",
-        description="Socket of a shared cache server. Empty starts a private server that ends with its engine.",
+        allowed="the path of a Unix socket of at most 107 bytes, auto, or empty for a private server",
+        description="Socket of a shared cache server. auto is /run/kvoffload.sock for root and "
+        "$XDG_RUNTIME_DIR/kvoffload.sock for others; commands take it where nothing is said. Empty, an engine starts a "
+        "private server that ends with it.",
     )
     listen: TcpEndpoint = _setting(
         "",

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import Settings, load_settings
+from kvoffload.config import Settings, Source, load_settings, load_shared
 from kvoffload.doctor.findings import Finding, Verdict, fail
+from kvoffload.errors import ConfigError
 
 _COLORS = {Verdict.OK: typer.colors.GREEN, Verdict.WARN: typer.colors.YELLOW, Verdict.FAIL: typer.colors.RED}
 _NAME_WIDTH = 16
@@ -25,13 +26,25 @@ def doctor(
     allowed_plugins: Annotated[str | None, typer.Option("--vllm-plugins", envvar="VLLM_PLUGINS", hidden=True)] = None,
 ) -> None:
     """Check this machine for what the settings ask of it, with a remedy for each finding; 1 if something fails."""
-    settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
+    settings = _load(file, parse_assignments(assignments or []))
     has_failed = False
     for finding in examine(settings, file, allowed_plugins):
         has_failed |= finding.verdict is Verdict.FAIL
         print_finding(finding, as_json)
     if has_failed:
         raise typer.Exit(FAILED)
+
+
+def _load(file: Path | None, flags: dict[str, object]) -> Settings:
+    """With the socket of a shared server, if one is said or there is one where commands look."""
+    loaded = load_settings(file=file, flags=flags)
+    if loaded.sources["server"] is not Source.DEFAULT:
+        return loaded.settings
+    try:
+        shared = load_shared(file, flags).settings
+    except ConfigError:  # auto is nowhere
+        return loaded.settings
+    return shared if Path(shared.server).exists() else loaded.settings
 
 
 def examine(settings: Settings, file: Path | None, allowed_plugins: str | None) -> Iterator[Finding]:
@@ -44,7 +57,6 @@ def examine(settings: Settings, file: Path | None, allowed_plugins: str | None) 
     from kvoffload.doctor.machine import look_at_machine
     from kvoffload.doctor.machine_checks import check_machine
     from kvoffload.doctor.place_checks import check_server, check_stores
-    from kvoffload.errors import ConfigError
     from kvoffload.setting_types import split_folders
 
     machine = look_at_machine()

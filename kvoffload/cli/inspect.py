@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import load_settings
+from kvoffload.config import load_shared
 from kvoffload.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -136,11 +136,7 @@ def _inspecting(file: Path | None, assignments: list[str] | None, token: Path | 
     from kvoffload.key_files import read_private_text
     from kvoffload.protocol import Role
 
-    settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
-    if not settings.server:
-        raise ConfigError(
-            "no server to look into", remedy="say `kvoffload inspect sessions --set server=/run/kvoffload.sock`"
-        )
+    settings = load_shared(file, parse_assignments(assignments or [])).settings
     said = "" if token is None else read_private_text(token).strip()
     member = Member(engine="inspect", role=Role.OBSERVER)
     with Client(ClientTerms(socket=Path(settings.server), member=member)) as client:

@@ -15,7 +15,7 @@ import typer
 
 from kvoffload.cache import CacheTerms, HugePages
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import SERVER_TABLES, Settings, load_settings, read_toml
+from kvoffload.config import SERVER_TABLES, Settings, load_settings, load_shared, read_toml
 from kvoffload.cpus import count_cpus
 from kvoffload.daemon import Guest, RemoteTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
@@ -62,10 +62,10 @@ def serve(
 ) -> None:
     """Serve cached blocks to this machine's engines until SIGTERM, and then until nobody holds any."""
     # Who starts a private server gives it two descriptors: one that has the start lock, and one that is written to.
-    given: dict[str, str] | None = None if private is None else {}  # a private server's settings are its engine's
-    settings = load_settings(environment=given, file=file, flags=parse_assignments(assignments or [])).settings
-    if not settings.server:
-        raise ConfigError("no socket to serve on", remedy="say `kvoffload serve --set server=/run/kvoffload.sock`")
+    flags = parse_assignments(assignments or [])
+    # A private server's settings are its engine's, whatever the environment says.
+    loaded = load_shared(file, flags) if private is None else load_settings(environment={}, flags=flags)
+    settings = loaded.settings
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from kvoffload.cli.prompt_recorder import PromptRecorder
     from kvoffload.daemon.ending import EndingTerms

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import load_settings
-from kvoffload.errors import ConfigError
+from kvoffload.config import load_shared
 
 if TYPE_CHECKING:
     from kvoffload.client.client import Client
@@ -37,9 +36,7 @@ def top(
     from kvoffload.client.terms import ClientTerms
     from kvoffload.protocol import Role
 
-    settings = load_settings(file=file, flags=parse_assignments(assignments or [])).settings
-    if not settings.server:
-        raise ConfigError("no server to watch", remedy="say `kvoffload top --set server=/run/kvoffload.sock`")
+    settings = load_shared(file, parse_assignments(assignments or [])).settings
     member = Member(engine="top", role=Role.OBSERVER)
     client = Client(ClientTerms(socket=Path(settings.server), member=member)).start()
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import LoadedSettings, load_settings
+from kvoffload.config import LoadedSettings, load_shared
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
 
@@ -21,9 +21,7 @@ NICENESS = 10
 
 def web(file: ConfigOption = None, assignments: SetOption = None) -> None:
     """Answer HTTP for the cache server of these settings, until SIGTERM; it may come and go meanwhile."""
-    loaded = load_settings(file=file, flags=parse_assignments(assignments or []))
-    if not loaded.settings.server:
-        raise ConfigError("no server to tell of", remedy="say `kvoffload web --set server=/run/kvoffload.sock`")
+    loaded = load_shared(file, parse_assignments(assignments or []))
     level = loaded.settings.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Where processors are short, engines and their server go first.

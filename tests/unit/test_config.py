@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from kvoffload.config import TEST_VARIABLE, Settings, Source, describe_settings, format_value, load_settings
+from kvoffload.config import (
+    TEST_VARIABLE,
+    Settings,
+    Source,
+    describe_settings,
+    format_value,
+    load_settings,
+    load_shared,
+)
 from kvoffload.errors import ConfigError
 
 
@@ -54,6 +63,25 @@ def test_what_kubernetes_tells_of_services_and_tests_read_themselves_are_no_sett
         "KVOFFLOAD_TESTS_FUZZ_SECONDS": "9",
     }
     assert load_settings(environment=addresses).settings == Settings()
+
+
+def test_auto_is_one_socket_for_root_and_one_for_each_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert load_shared(None, {}).settings.server == "/run/kvoffload.sock"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="auto, but XDG_RUNTIME_DIR is not set; say a socket"):
+        load_shared(None, {})
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/kvoffload/1000")
+    assert load_shared(None, {}).settings.server == "/run/kvoffload/1000/kvoffload.sock"
+    assert load_settings(engine={"server": "auto"}).settings.server == "/run/kvoffload/1000/kvoffload.sock"
+    assert load_settings().settings.server == ""
+
+
+def test_a_shared_server_is_not_without_a_socket() -> None:
+    assert load_shared(None, {"server": "/a"}).settings.server == "/a"
+    with pytest.raises(ConfigError, match="'server' is empty: a private server; leave it out, or say a socket"):
+        load_shared(None, {"server": ""})
 
 
 def test_a_flag_has_only_text_to_offer() -> None:

@@ -118,8 +118,8 @@ def test_who_is_no_operator_needs_the_token(tmp_path: Path) -> None:
 
 
 def test_without_a_server(tmp_path: Path) -> None:
-    done = run("inspect", "sessions")
-    assert (done.returncode, "no server to look into" in done.stderr) == (2, True)
+    done = run("inspect", "sessions", "--set", "server=")
+    assert (done.returncode, "'server' is empty" in done.stderr) == (2, True)
     done = run("inspect", "sessions", "--set", f"server={tmp_path / 'nobody'}")
     assert done.returncode == 1
     assert done.stderr.endswith("did not answer in time; see whether the cache server runs\n")

@@ -192,9 +192,25 @@ def test_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_socket_one_line_says_what_to_do() -> None:
-    done = run("serve")
+    done = run("serve", "--set", "server=")
     assert done.returncode == 2
-    assert done.stderr == ("kvoffload: no socket to serve on; say `kvoffload serve --set server=/run/kvoffload.sock`\n")
+    assert done.stderr == "kvoffload: setting 'server' is empty: a private server; leave it out, or say a socket\n"
+
+
+def test_a_socket_that_the_environment_says_is_every_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVOFFLOAD_SERVER", str(tmp_path / "s"))
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvoffload", "serve", "--adopt-wait", "0", "--set", "memory=64MiB"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("kvoffload serves")
+            assert run("top", "--once").returncode == run("inspect", "sessions").returncode == 0
+            assert f"{tmp_path / 's'}: 0B of 64MiB used" in run("doctor").stdout
+        finally:
+            server.kill()
 
 
 def test_a_path_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
