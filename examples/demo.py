@@ -31,8 +31,8 @@ from demo_picture import draw_bars  # noqa: E402
 from demo_talk import talk  # noqa: E402
 from serving import serve  # noqa: E402
 
+from tests.vllm.connector_probe import resolve_connector  # noqa: E402
 from tests.vllm.engine import Engine, make_prompt, prepare_environment, start_engine  # noqa: E402
-from tests.vllm.plugin_log import resolve_connector  # noqa: E402
 from tests.vllm.smollm2 import MISSING, is_installed  # noqa: E402
 from tests.vllm.tiny_models import GDN, TinyModel  # noqa: E402
 

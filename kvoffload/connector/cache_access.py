@@ -67,7 +67,7 @@ class CacheAccess:
         )
         client = Client(terms, on_event=on_event).start()
         try:
-            self._await(client)
+            self._await(client, role)
         except BaseException:
             client.close()
             raise
@@ -79,7 +79,7 @@ class CacheAccess:
         if not self.settings.server:
             self._find_private(holds_memory=False)
 
-    def _await(self, client: Client) -> None:
+    def _await(self, client: Client, role: Role) -> None:
         now_s = time.monotonic()
         absent_s, end_s = now_s + ABSENT_WAIT_S, now_s + START_WAIT_S
         while not client.wait_until_served(_LOOK_S):
@@ -92,7 +92,9 @@ class CacheAccess:
             # A private server was there a moment ago, and is started again if it ended: what it has is no time yet.
             is_absent = bool(self.settings.server) and client.state is LinkState.DOWN and client.fault
             if now_s > end_s or (now_s > absent_s and is_absent):
-                logger.warning("the engine starts without a cache server until there is one: %s", client.fault)
+                # Its ranks have the same server: one of its processes says so.
+                level = logging.WARNING if role is Role.SCHEDULER else logging.DEBUG
+                logger.log(level, "the engine starts without a cache server until there is one: %s", client.fault)
                 return
 
     def _find_private(self, *, holds_memory: bool) -> Path:

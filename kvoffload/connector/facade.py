@@ -30,6 +30,7 @@ from kvoffload.connector.engine.geometry import EngineCache, describe_cache, wit
 from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.engine.stats import ConnectorProm, ConnectorStats
+from kvoffload.connector.engine_log import join_engine_log
 from kvoffload.connector.identity.engine import describe_engine
 from kvoffload.connector.identity.pages import refuse_ruined_scales
 from kvoffload.connector.identity.weight_watch import WeightWatch
@@ -70,6 +71,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        join_engine_log()
         assert vllm_config.kv_transfer_config is not None
         settings = load_settings(engine=vllm_config.kv_transfer_config.kv_connector_extra_config).settings
         start = EngineStart(settings, vllm_config, kv_cache_config)

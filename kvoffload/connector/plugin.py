@@ -1,13 +1,15 @@
 """The entry point that vLLM runs in each of its processes: makes our connector known by name.
 
 Every vLLM start on a machine where kvoffload is installed pays for this file, whether it is used or not. So it touches
-vLLM's factory only; the connector's own module is imported when an engine asks for it.
+vLLM's factory and log only; the connector's own module is imported when an engine asks for it.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+
+from kvoffload.connector.engine_log import join_engine_log
 
 CONNECTOR_NAME = "KVOffloadConnector"
 CONNECTOR_MODULE = "kvoffload.connector.facade"
@@ -25,6 +27,7 @@ def register() -> None:
     vLLM calls this unguarded, so whatever the world does here is one warning and an unknown name, never an exception.
     """
     global _registered_with  # noqa: PLW0603  (a fact about the process)
+    join_engine_log()
     try:
         from vllm.version import __version__ as version
         from vllm.version import __version_tuple__ as version_parts

@@ -31,6 +31,7 @@ from kvoffload.config import load_settings
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.degrade import degrade
 from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine_log import join_engine_log
 from kvoffload.connector.identity.agreement import SharingTerms, make_register
 from kvoffload.connector.secondary.identity import describe_tier, find_prefix_groups, names_are_private
 from kvoffload.connector.secondary.lookups import TierLookups
@@ -78,6 +79,7 @@ class KVOffloadTier(SecondaryTierManager):
         """`settings`: ours, by the names of `docs/configuration.md`. Raises what keeps the engine from starting: a
         setting that there is not, an engine that cannot be told from others, a server that refuses it."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        join_engine_log()
         self.locality = None if locality is None else Locality(locality)
         loaded = load_settings(engine=settings).settings
         rows = offloading_spec.config

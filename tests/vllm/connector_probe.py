@@ -54,6 +54,17 @@ TWO_STAGES = {
 }
 
 
+def resolve_connector(_worker: Any = None) -> str:
+    """What this process's factory makes of our name. Takes a worker so that `Engine.ask_workers` can run it there."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    try:
+        found = KVConnectorFactory.get_connector_class_by_name("KVOffloadConnector")
+    except ValueError:  # unknown name
+        return ""
+    return f"{found.__module__}.{found.__qualname__}"
+
+
 # ---- scheduler ----
 
 

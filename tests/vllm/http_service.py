@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -102,7 +103,12 @@ def serving(model: Path, log: Path, *arguments: str) -> Iterator[Service]:
     command += ["--model", str(model), "--served-model-name", DENSE.name, "--enforce-eager"]
     command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20)]
     command += ["--kv-transfer-config", json.dumps(CONNECTOR), *arguments]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+    # It logs as it does for a user who has said nothing of that.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_LOGGING_")}
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
+    ):
         try:
             one = Service(port, log)
             until = time.monotonic() + START_S

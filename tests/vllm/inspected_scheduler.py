@@ -14,7 +14,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from tests.open_files import count_open_files
-from tests.vllm import pool_probe
+from tests.vllm import connector_probe, pool_probe
 
 
 class InspectedScheduler(Scheduler):
@@ -28,6 +28,7 @@ class InspectedScheduler(Scheduler):
         self._squatter: pool_probe.Squatter | None = None
         EngineCore.inspect_scheduler = lambda core: core.scheduler.inspect()  # type: ignore[attr-defined]
         EngineCore.list_entries = lambda core: core.scheduler.list_entries()  # type: ignore[attr-defined]
+        EngineCore.resolve_connector = lambda core: connector_probe.resolve_connector()  # type: ignore[attr-defined]
         EngineCore.settle_pool = lambda core: core.scheduler.settle_pool()  # type: ignore[attr-defined]
         EngineCore.limit_pool = lambda core, size: core.scheduler.limit_pool(size)  # type: ignore[attr-defined]
 

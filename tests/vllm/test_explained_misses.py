@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.vllm
 
 TOKENS = 1000
 WAIT_S = 30.0
-LOGGER = "kvoffload.connector.loads.prompt_notes"
 
 
 @pytest.fixture
@@ -42,6 +42,18 @@ def await_that(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@contextmanager
+def vllm_log_at_debug_level(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Within it, `caplog` has what comes to the one logger of vLLM's that has a handler and a level."""
+    vllm = logging.getLogger("vllm")
+    with caplog.at_level(logging.DEBUG, "vllm"):
+        vllm.addHandler(caplog.handler)
+        try:
+            yield
+        finally:
+            vllm.removeHandler(caplog.handler)
+
+
 def explained(engine: Engine, caplog: pytest.LogCaptureFixture, prompt: list[int]) -> str:
     """What the log says of a prompt's first missing block."""
     caplog.clear()
@@ -57,7 +69,7 @@ def test_a_miss_says_why(engine: Engine, caplog: pytest.LogCaptureFixture) -> No
     client: Any = side._parts.cache
     prompt = make_prompt(seed=4711, length=TOKENS)
     log = pool_probe.follow(side)
-    with caplog.at_level(logging.DEBUG, LOGGER):
+    with vllm_log_at_debug_level(caplog):
         assert explained(engine, caplog, prompt) == "never_seen"
         probe.drain(engine)
         first = log.entries()[0]

@@ -54,6 +54,15 @@ def test_streams_are_restored_and_equal(service: Service) -> None:
     assert service.metric("kvoffload_failed_loads_total") == 0
 
 
+def test_the_default_log_has_our_lines_as_vllms_own(service: Service) -> None:
+    """With its prefix of the process, its level and its form, and each once."""
+    lines = service.log.read_text().splitlines()
+    [told] = [line for line in lines if "kvoffload keeps KV cache of" in line]
+    assert re.match(r"\(EngineCore pid=\d+\) INFO [-0-9]+ [:0-9]+ \[start_up\.py:\d+\] kvoffload keeps", told)
+    [sampled] = [line for line in lines if ": sampled " in line]
+    assert re.match(r"\(Worker pid=\d+\) INFO [-0-9]+ [:0-9]+ \[weight_watch\.py:\d+\] weights ", sampled)
+
+
 def test_a_default_run_warns_of_nothing(service: Service) -> None:
     service.stream(make_prompt(1, PROMPT_TOKENS))
     complaints = [line for line in service.log.read_text().splitlines() if re.search(r"WARN|ERROR|Traceback", line)]

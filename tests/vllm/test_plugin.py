@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from copy import copy
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +16,12 @@ from kvoffload.connector import plugin
 from kvoffload.errors import ConfigError, UnsupportedError
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
-from tests.vllm.plugin_log import read_plugin_log, resolve_connector
 from tests.vllm.tiny_models import DENSE, GDN
 
 pytestmark = pytest.mark.vllm
 
 CONNECTOR = "kvoffload.connector.facade.KVOffloadConnector"
-LIGHT_MODULES = ["kvoffload", "kvoffload.connector", "kvoffload.connector.plugin"]
+LIGHT_MODULES = ["kvoffload", "kvoffload.connector", "kvoffload.connector.engine_log", "kvoffload.connector.plugin"]
 
 
 def acquire_two_ranks(engines: EnginePool) -> Engine:
@@ -38,7 +39,7 @@ def test_the_name_means_a_connector_for_hybrid_models() -> None:
 
     plugin.register()
     found = KVConnectorFactory.get_connector_class_by_name("KVOffloadConnector")
-    assert resolve_connector() == CONNECTOR
+    assert probe.resolve_connector() == CONNECTOR
     assert issubclass(found, KVConnectorBase_V1)
     assert issubclass(found, SupportsHMA)
 
@@ -46,28 +47,32 @@ def test_the_name_means_a_connector_for_hybrid_models() -> None:
 def register_again(worker: Any) -> str:
     plugin.register()
     plugin.register()
-    return resolve_connector(worker)
+    return probe.resolve_connector(worker)
 
 
-def test_every_process_of_an_engine_loads_the_plugin(engines: EnginePool, plugin_log: Path) -> None:
+def test_every_process_of_an_engine_knows_the_name(engines: EnginePool) -> None:
     engine = acquire_two_ranks(engines)
     workers = engine.ask_workers(lambda _worker: os.getpid())
     (engine_core,) = set(engine.ask_workers(lambda _worker: os.getppid()))
     assert len({os.getpid(), engine_core, *workers}) == 4
-
-    for pid in (os.getpid(), engine_core, *workers):
-        (report,) = (report for report in read_plugin_log(plugin_log) if report.pid == pid)
-        assert (report.level, report.connector) == ("DEBUG", CONNECTOR)
-        if pid != os.getpid():  # this one has loaded what other tests needed
-            assert report.loaded_modules == LIGHT_MODULES
+    assert probe.resolve_connector() == CONNECTOR
+    assert probe.ask_core(engine, "resolve_connector") == CONNECTOR
+    assert engine.ask_workers(probe.resolve_connector) == [CONNECTOR, CONNECTOR]
 
 
-def test_calling_again_does_no_harm_in_any_process(engines: EnginePool, plugin_log: Path) -> None:
+def test_the_plugin_costs_a_process_that_does_not_use_it_few_modules() -> None:
+    script = (
+        "import json, sys, vllm.plugins; vllm.plugins.load_general_plugins();"
+        "print(json.dumps(sorted(name for name in sys.modules if name.partition('.')[0] == 'kvoffload')))"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert json.loads(printed.stdout.splitlines()[-1]) == LIGHT_MODULES
+
+
+def test_calling_again_does_no_harm_in_any_process(engines: EnginePool) -> None:
     engine = acquire_two_ranks(engines)
-    before = read_plugin_log(plugin_log)
     assert engine.ask_workers(register_again) == [CONNECTOR, CONNECTOR]
     assert register_again(None) == CONNECTOR
-    assert read_plugin_log(plugin_log) == before
 
 
 def test_an_engine_finds_the_connector_by_its_module_path(engines: EnginePool) -> None:

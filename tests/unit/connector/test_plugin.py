@@ -33,7 +33,7 @@ class StandInFactory:
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a stand-in in vllm's place, of any version, for a plugin that has not registered anything yet."""
     monkeypatch.setattr(plugin, "_registered_with", None)
-    monkeypatch.setattr(plugin.logger, "handlers", [])  # those that tests with a real engine may have left
+    monkeypatch.setattr(logging.getLogger("kvoffload"), "parent", logging.getLogger())
     plugin._warn_once.cache_clear()
 
     def install(factory: StandInFactory | None, version: tuple[int | str, ...] = (0, 32, 0)) -> None:
@@ -100,4 +100,5 @@ def test_module_import_brings_no_other_module_of_kvoffload() -> None:
     script = "import json, sys, kvoffload.connector.plugin; print(json.dumps(sorted(sys.modules)))"
     printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     ours = [name for name in json.loads(printed.stdout) if name.startswith("kvoffload")]
-    assert ours == ["kvoffload", "kvoffload.connector", "kvoffload.connector.plugin"]
+    own = ["kvoffload.connector.engine_log", "kvoffload.connector.plugin"]
+    assert ours == ["kvoffload", "kvoffload.connector", *own]
