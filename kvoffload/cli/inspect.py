@@ -12,12 +12,16 @@ import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config import load_shared
-from kvoffload.errors import ConfigError
+from kvoffload.errors import ConfigError, ServerError
 
 if TYPE_CHECKING:
+    from kvoffload.client.client import Client
     from kvoffload.client.inspector import Inspector, Row
 
 ANSWER_S = 5.0
+ABSENT_S = 0.5
+"""How long a server is looked for where nobody answers at all."""
+_LOOK = "see what `kvoffload doctor` says with the same settings"
 MISSING = 1
 _HASH_DIGITS = 64
 
@@ -140,8 +144,18 @@ def _inspecting(file: Path | None, assignments: list[str] | None, token: Path | 
     said = "" if token is None else read_private_text(token).strip()
     member = Member(engine="inspect", role=Role.OBSERVER)
     with Client(ClientTerms(socket=Path(settings.server), member=member)) as client:
-        client.wait_until_served(ANSWER_S)
+        _await_server(client, settings.server)
         yield Inspector(client, token=said)
+
+
+def _await_server(client: Client, socket: str) -> None:
+    """ServerError: it is not to be had, and why. One that is not there is not waited for."""
+    from kvoffload.client.terms import LinkState
+
+    if client.wait_until_served(ABSENT_S):
+        return
+    if client.state is LinkState.DOWN or not client.wait_until_served(ANSWER_S):
+        raise ServerError(client.fault or f"the cache server on {socket} did not answer in time", remedy=_LOOK)
 
 
 def _show(rows: list[Row], *, as_json: bool, nothing: str) -> None:

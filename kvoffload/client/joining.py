@@ -25,6 +25,7 @@ from kvoffload.protocol import (
     Answer,
     ClientMessage,
     Error,
+    ErrorCode,
     Greeting,
     Hello,
     HelloAccepted,
@@ -311,7 +312,12 @@ class Joining:
         message = answer.message
         if isinstance(message, Error):
             self.refusal = message
-            return self._fail(f"refused: {message.message}")
+            why = (
+                "the server has no version of the protocol that we have"
+                if message.code is ErrorCode.VERSION
+                else "refused"
+            )
+            return self._fail(f"{why}: {message.message}")
         return self._fail(f"{channel}: {type(message).__name__} came, awaited was {self.step.value}")
 
     def _fail(self, line: str) -> list[ToSend]:

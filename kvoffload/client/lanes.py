@@ -33,8 +33,8 @@ _BLOCKS = frozenset({Acquire, AcquireEntries, Credits, Publish, Abort, Release, 
 class Wire(Protocol):
     """All channels to one server. Nothing here waits, and nothing raises: what fails is False."""
 
-    def dial(self) -> bool:
-        """A new lifeline. False: nobody listens."""
+    def dial(self) -> str:
+        """Opens a new lifeline. Returns why there is none, in one line; empty: there is one."""
         ...
 
     def open_control(self, endpoint: str) -> None:

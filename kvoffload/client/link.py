@@ -272,9 +272,10 @@ class Link:
     # ---- joining ----
 
     def _dial(self, now_ns: int) -> None:
-        if not self._wire.dial():
+        line = self._wire.dial()
+        if line:
             self._dial_ns = now_ns + self._redial.next_ns()
-            self.fault = self.fault or "nobody listens on the server's socket"
+            self.fault = line
             return
         former = self.memories.current
         joining = Joining(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from kvoffload import __version__
+from kvoffload.client.unreached import explain_unreached
 from kvoffload.config import Settings, format_served
 from kvoffload.errors import PrivateServerError
 from kvoffload.file_lock import FileLock
@@ -96,7 +97,7 @@ def is_listening(path: Path) -> bool:
             if fault.errno in (errno.ENOENT, errno.ECONNREFUSED):
                 return False
             raise PrivateServerError(
-                f"the private server at {path} cannot be reached: {fault.strerror}",
+                f"the private server cannot be reached: {explain_unreached(path, fault)}",
                 remedy="run `kvoffload serve`, and set `server` to its socket",
             ) from fault
     return True

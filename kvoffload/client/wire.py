@@ -12,6 +12,7 @@ import zmq
 
 from kvoffload import native
 from kvoffload.client.link import Link
+from kvoffload.client.unreached import explain_unreached
 from kvoffload.errors import PacketError
 from kvoffload.packets import PacketSocket
 from kvoffload.protocol import Answer, Call, Channel, ProtocolFault, Release
@@ -69,20 +70,20 @@ class SocketWire:
     def needs_path(self) -> bool:
         return self.path is None
 
-    def dial(self) -> bool:
-        if self.path is None:
-            return False
+    def dial(self) -> str:
+        assert self.path is not None, "a server that has to be found is found before"
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         connecting = socket.socket(socket.AF_UNIX, kind)
         try:
             connecting.connect(str(self.path))
-        except OSError:
+        except OSError as fault:
             # Also where connect would wait: a server that hangs has a full backlog.
             connecting.close()
+            line = explain_unreached(self.path, fault)
             self._forget_path()
-            return False
+            return line
         self._lifeline = PacketSocket(connecting)
-        return True
+        return ""
 
     def open_control(self, endpoint: str) -> None:
         control: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

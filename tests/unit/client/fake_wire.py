@@ -49,9 +49,9 @@ class FakeWire:
         self.express: list[Call] = []
         self.express_end = -1
 
-    def dial(self) -> bool:
+    def dial(self) -> str:
         self.dials += 1
-        return self.listens
+        return "" if self.listens else "there is no socket"
 
     def open_control(self, endpoint: str) -> None:
         self.endpoint = endpoint

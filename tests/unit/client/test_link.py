@@ -72,7 +72,7 @@ def test_nobody_is_asked_without_a_server(link: Link, wire: FakeWire, script: Sc
     assert (pending.is_over, pending.answer) == (True, None)
     wire.listens = False
     link.on_time(script.now_ns)
-    assert link.fault == "nobody listens on the server's socket"
+    assert link.fault == "there is no socket"
     link.on_time(script.now_ns)
     assert wire.dials == 1  # not before the back-off is over
     script.pass_time(5)

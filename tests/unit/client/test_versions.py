@@ -60,6 +60,7 @@ def test_without_a_common_version_both_are_named(
         assert (refusal.code, refusal.field) == (ErrorCode.VERSION, "protocol")
         assert all(str(number) in refusal.server_value for number in server_versions)
         assert all(str(number) in refusal.client_value for number in client_versions)
+        assert client.fault.startswith("the server has no version of the protocol that we have: ")
         assert not client.is_served
 
 

@@ -69,7 +69,7 @@ def link(wire: SocketWire) -> Iterator[Link]:
 
 
 def test_nobody_listens(wire: SocketWire) -> None:
-    assert not wire.dial()
+    assert wire.dial().endswith(" is not there")
     assert (wire.lifeline_file, wire.control_file) == (-1, -1)
     assert not wire.send_control(Call(Stats(), 1, 1, 0))
 
@@ -95,7 +95,7 @@ def test_a_backlog_that_is_full_is_not_waited_for(
     monkeypatch.setattr(socket, "socket", Prompt)
     wires = [SocketWire(path) for _ in range(4)]
     try:
-        assert not all(wire.dial() for wire in wires)
+        assert any(wire.dial() for wire in wires)
     finally:
         for wire in wires:
             wire.close()

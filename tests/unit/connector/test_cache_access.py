@@ -115,7 +115,7 @@ def test_an_engine_starts_without_a_server_and_is_served_when_there_is_one(
     path = tmp_path / "s"
     with make_access(path).open(make_register("absent"), role=Role.SCHEDULER) as client:
         assert not client.is_served
-        assert "starts without a cache server until there is one: nobody listens" in caplog.text
+        assert f"starts without a cache server until there is one: {path} is not there" in caplog.text
         with child(["-c", SERVER, str(path), "0"], says="serves"):
             assert client.wait_until_served(WAIT_S), client.fault
 
