@@ -1,13 +1,17 @@
 """The entry point that vLLM runs in each of its processes: makes our connector known by name.
 
 Every vLLM start on a machine where kvoffload is installed pays for this file, whether it is used or not. So it touches
-vLLM's factory and log only; the connector's own module is imported when an engine asks for it.
+vLLM's factory and log only; the connector's own module is imported when an engine asks for it, and what checks its
+settings when a configuration names it.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
+from types import TracebackType
+from typing import Any
 
 from kvoffload.connector.engine_log import join_engine_log
 
@@ -49,7 +53,50 @@ def register() -> None:
         _warn_once("%s is not registered, another package holds the name and keeps it", CONNECTOR_NAME)
         return
     _registered_with = KVConnectorFactory
+    _check_settings_early(KVConnectorFactory)
     logger.debug("%s registered with vLLM %s", CONNECTOR_NAME, version)
+
+
+def _check_settings_early(factory: Any) -> None:
+    """Where vLLM looks for the class that a configuration names, which it does first while it makes that configuration
+    and long before there are weights, our settings in it are checked."""
+    look_up = getattr(factory, "get_connector_class", None)
+    if look_up is None:
+        # They are checked by the connector itself, later.
+        return
+
+    @functools.wraps(look_up)
+    def look_up_checked(kv_transfer_config: Any) -> Any:
+        if kv_transfer_config.kv_connector == CONNECTOR_NAME:
+            _refuse_wrong_settings(kv_transfer_config.kv_connector_extra_config)
+        return look_up(kv_transfer_config)
+
+    factory.get_connector_class = staticmethod(look_up_checked)
+
+
+def _refuse_wrong_settings(settings: dict[str, object]) -> None:
+    """ConfigError: one has a name or a value that is not allowed. Where it ends the process, that is one line."""
+    from kvoffload.config import load_settings
+    from kvoffload.errors import ConfigError
+
+    try:
+        load_settings(engine=settings)
+    except ConfigError:
+        _tell_refusals_in_one_line(ConfigError)
+        raise
+
+
+@functools.cache
+def _tell_refusals_in_one_line(kind: type[Exception]) -> None:
+    tell_others = sys.excepthook
+
+    def tell(found: type[BaseException], fault: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(found, kind):
+            print(f"kvoffload: {' '.join(str(fault).split())}", file=sys.stderr)
+        else:
+            tell_others(found, fault, trace)
+
+    sys.excepthook = tell
 
 
 def _is_below_floor(version_parts: tuple[int | str, ...]) -> bool:

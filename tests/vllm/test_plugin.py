@@ -118,7 +118,33 @@ def test_an_engine_that_cannot_be_served_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
-def test_an_unknown_setting_stops_the_engine_at_its_start_in_one_line(engines: EnginePool) -> None:
+@pytest.mark.parametrize("is_one_of_several", [False, True])
+def test_an_unknown_setting_is_refused_when_arguments_are_read(engines: EnginePool, is_one_of_several: bool) -> None:
+    """Long before there are weights, or another process than the one that reads them."""
+    from vllm import EngineArgs
+    from vllm.config import KVTransferConfig
+
+    wrong = probe.transfer(memori="1GiB")
+    if is_one_of_several:
+        wrong = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": [wrong]},
+        }
+    transfer = KVTransferConfig(**wrong)  # type: ignore[arg-type]
+    arguments = EngineArgs(
+        model=str(engines.model_folder(DENSE)), skip_tokenizer_init=True, kv_transfer_config=transfer
+    )
     with pytest.raises(ConfigError, match="memori") as refusal:
-        engines.acquire(DENSE, kv_transfer_config=probe.transfer(memori="1GiB"))
+        arguments.create_engine_config()
     assert "\n" not in str(refusal.value)
+
+
+def test_a_service_with_an_unknown_setting_ends_with_one_line(engines: EnginePool) -> None:
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(engines.model_folder(DENSE))]
+    command += ["--kv-transfer-config", json.dumps(probe.transfer(memori="1GiB"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1].startswith("kvoffload: unknown setting 'memori' in the engine's extra config; ")
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "weights" not in done.stderr + done.stdout

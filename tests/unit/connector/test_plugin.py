@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kvoffload.connector import plugin
+from kvoffload.errors import ConfigError
 
 
 class StandInFactory:
@@ -35,6 +36,7 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(plugin, "_registered_with", None)
     monkeypatch.setattr(logging.getLogger("kvoffload"), "parent", logging.getLogger())
     plugin._warn_once.cache_clear()
+    plugin._tell_refusals_in_one_line.cache_clear()
 
     def install(factory: StandInFactory | None, version: tuple[int | str, ...] = (0, 32, 0)) -> None:
         home = "vllm.distributed.kv_transfer.kv_connector.factory"
@@ -87,6 +89,32 @@ def test_vllm_at_the_floor_newer_or_unversioned_is_accepted(install_vllm: Any, v
     install_vllm(factory := StandInFactory(), version=version)
     plugin.register()
     assert "KVOffloadConnector" in factory.names
+
+
+class Looking(StandInFactory):
+    """A factory that gives the class that a configuration names."""
+
+    def get_connector_class(self, kv_transfer_config: Any) -> str:
+        return f"class of {kv_transfer_config.kv_connector}"
+
+
+def transfer(name: str, **settings: object) -> Any:
+    return SimpleNamespace(kv_connector=name, kv_connector_extra_config=settings)
+
+
+def test_a_wrong_setting_is_refused_where_vllm_looks_for_the_class(
+    install_vllm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    install_vllm(factory := Looking())
+    plugin.register()
+    plugin.register()
+    assert factory.get_connector_class(transfer("KVOffloadConnector", memory="1GiB")) == "class of KVOffloadConnector"
+    assert factory.get_connector_class(transfer("Another", memori="1GiB")) == "class of Another"
+    with pytest.raises(ConfigError, match=r"'memori'.*did you mean 'memory'") as refusal:
+        factory.get_connector_class(transfer("KVOffloadConnector", memori="1GiB"))
+    sys.excepthook(refusal.type, refusal.value, refusal.tb)
+    assert capsys.readouterr().err == f"kvoffload: {refusal.value}\n"
 
 
 def test_factory_that_moved_is_a_warning(install_vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
