@@ -31,6 +31,7 @@ __all__ = [
     "Settings",
     "Source",
     "describe_settings",
+    "find_service_manager",
     "format_served",
     "format_value",
     "load_settings",
@@ -205,6 +206,11 @@ def _refuse(name: str, value: object, origin: str, reason: str) -> NoReturn:
     reason = reason[:1].lower() + reason[1:]
     message = f"setting {name!r} = {shown} in {origin}: {reason}"
     raise ConfigError(message, remedy=f"allowed is {_extra(name)['allowed']}", setting=name, value=value, source=origin)
+
+
+def find_service_manager() -> str:
+    """Where systemd wants to hear that a service of Type=notify is ready; empty: nowhere."""
+    return os.environ.get("NOTIFY_SOCKET", "")
 
 
 def read_toml(file: Path) -> Mapping[str, object]:

@@ -62,6 +62,15 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
+def describe_size(size_bytes: float) -> str:
+    """Three digits and a unit, for people: 23.5GiB, 128MiB. `parse_size` may read another number."""
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        count = size_bytes / SIZE_UNITS[name]
+        if count >= 1:
+            return f"{count:.3g}{name}" if count < 1000 else f"{count:.0f}{name}"
+    return f"{size_bytes:.0f}B"
+
+
 def format_duration(seconds: float) -> str:
     """The largest unit that leaves a number of at least 1: 50ms, 1.5s."""
     for name in ("h", "min", "s", "ms"):

@@ -15,7 +15,7 @@ import typer
 
 from kvoffload.cache import CacheTerms, HugePages
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import SERVER_TABLES, Settings, load_settings, load_shared, read_toml
+from kvoffload.config import SERVER_TABLES, Settings, find_service_manager, load_settings, load_shared, read_toml
 from kvoffload.cpus import count_cpus
 from kvoffload.daemon import Guest, RemoteTerms
 from kvoffload.daemon.server_config import ServerConfig, read_server_config
@@ -24,7 +24,7 @@ from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair
 from kvoffload.native import memory_headroom_bytes, memory_total_bytes
 from kvoffload.tcp_address import parse_tcp_address
-from kvoffload.units import GIB, MIB, format_size
+from kvoffload.units import GIB, MIB, describe_size, format_size
 
 if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
@@ -66,7 +66,13 @@ def serve(
     # A private server's settings are its engine's, whatever the environment says.
     loaded = load_shared(file, flags) if private is None else load_settings(environment={}, flags=flags)
     settings = loaded.settings
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from kvoffload.cli.serve_start import StandardError, StartTeller
+
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[StandardError()],
+    )
     from kvoffload.cli.prompt_recorder import PromptRecorder
     from kvoffload.daemon.ending import EndingTerms
     from kvoffload.daemon.open_files import raise_limit
@@ -78,7 +84,7 @@ def serve(
     fleet, tiers = plan_below(settings, config)
     memory = choose_memory(settings, config, engine_bytes=engine_cache)
     memory_bytes = sum(terms.memory_bytes for terms in memory.values())
-    if private is not None and not settings.sparse_memory:
+    if not settings.sparse_memory:
         check_memory(memory_bytes)
     ending = EndingTerms(linger_s=settings.linger, first_engine_s=first_engine_within)
     files = PrivateFiles(Path(settings.server))
@@ -101,6 +107,7 @@ def serve(
     )
     raise_limit()
     server = CacheServer(plan)
+    teller = StartTeller(server, memory_bytes=memory_bytes, notify=find_service_manager())
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
@@ -110,8 +117,9 @@ def serve(
         typer.echo(f"kvoffload serves {format_size(memory_bytes)} on {where}, process {os.getpid()}{below}")
         if private is not None:
             tell_starter(FileLock(files.start_lock, private[0]), private[1])
-        server.run()
+        server.run(teller.look)
     finally:
+        teller.close()
         server.close()
         if recorder is not None:
             recorder.close()
@@ -209,7 +217,7 @@ def check_memory(memory_bytes: int) -> None:
     total_bytes = memory_total_bytes()
     if memory_bytes > total_bytes:
         raise CacheMemoryError(
-            f"{format_size(memory_bytes)} of memory are wanted, there are {total_bytes >> 20}MiB in all",
+            f"{format_size(memory_bytes)} of memory are wanted, there are {describe_size(total_bytes)} in all",
             remedy="set `memory` to less, or to auto",
         )
 

@@ -41,7 +41,7 @@ from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
 from kvoffload.transfer.host_engine import HostEngine
-from kvoffload.units import format_size
+from kvoffload.units import describe_size
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -216,12 +216,12 @@ class KVOffloadTier(SecondaryTierManager):
 
     def _tell(self, client: Client, settings: Settings) -> None:
         try:
-            where = format_size(client.stats().capacity_bytes)
+            where = describe_size(client.stats().capacity_bytes)
         except ServerError:
             where = "a server that is not there yet"
         logger.info(
             "kvoffload keeps chunks of %s for vLLM's OffloadingConnector in %s of %s",
-            format_size(self._block_size_bytes),
+            describe_size(self._block_size_bytes),
             where,
             settings.server or "a private server",
         )

@@ -7,7 +7,7 @@ import threading
 
 from kvoffload.cache import LocalCache
 from kvoffload.errors import CacheMemoryError
-from kvoffload.units import format_size
+from kvoffload.units import describe_size
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class PoolGrowth:
                 told = self._tenths()
                 logger.debug("%s grows: %s", self._label, self._describe())
         if not self._stopped.is_set():
-            logger.info("%s is all there: %s", self._label, format_size(capacity_bytes))
+            logger.info("%s is all there: %s", self._label, describe_size(capacity_bytes))
 
     def _await_release(self) -> None:
         """Until the next step has room beside what engines have of former servers, or growing was stopped."""
@@ -91,7 +91,7 @@ class PoolGrowth:
                 logger.info(
                     "%s waits to grow: engines still have %s of a former server",
                     self._label,
-                    format_size(former_bytes),
+                    describe_size(former_bytes),
                 )
             if not self._stopped.is_set():
                 self._changed.wait()
@@ -100,4 +100,4 @@ class PoolGrowth:
         return self._cache.ready_bytes * 10 // self._cache.capacity_bytes
 
     def _describe(self) -> str:
-        return f"{format_size(self._cache.ready_bytes)} of {format_size(self._cache.capacity_bytes)}"
+        return f"{describe_size(self._cache.ready_bytes)} of {describe_size(self._cache.capacity_bytes)}"

@@ -191,10 +191,15 @@ class CacheServer:
         """Takes nothing new and ends when nobody holds anything."""
         self._is_stopping = True
 
-    def run(self) -> None:
+    @property
+    def ready_bytes(self) -> int:
+        """Of memory, in all domains: what has its pages."""
+        return sum(cache.ready_bytes for cache in self._pools.caches.values())
+
+    def run(self, after_turn: Callable[[], None] = lambda: None) -> None:
         """Until it was stopped and drained, or ends by itself."""
         while self.turn(TICK_S):
-            pass
+            after_turn()
 
     def turn(self, timeout_s: float) -> bool:
         """Waits for something to do, and does it. False: it was stopped or drained, and nobody holds anything any more;

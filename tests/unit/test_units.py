@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.units import format_duration, format_size, parse_duration, parse_size
+from kvoffload.units import describe_size, format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,21 @@ from kvoffload.units import format_duration, format_size, parse_duration, parse_
 )
 def test_sizes_are_read(text: str | int, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0B"),
+        (1023, "1023B"),
+        (24684092 << 10, "23.5GiB"),
+        (128 << 20, "128MiB"),
+        (1023 << 20, "1023MiB"),
+        (3 << 39, "1.5TiB"),
+    ],
+)
+def test_sizes_are_described(size_bytes: int, text: str) -> None:
+    assert describe_size(size_bytes) == text
 
 
 @pytest.mark.parametrize(

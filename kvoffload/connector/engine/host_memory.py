@@ -13,7 +13,7 @@ from kvoffload.cache import SegmentMap
 from kvoffload.connector.cache_client import CopyPlaces
 from kvoffload.errors import KVOffloadError
 from kvoffload.transfer.cuda_engine import HostRegistration
-from kvoffload.units import format_size
+from kvoffload.units import describe_size
 
 logger = logging.getLogger(__name__)
 
@@ -192,8 +192,8 @@ class HostMemory:
         if self._begun_s is not None and registration.is_done:
             logger.debug(
                 "%s of %s are registered with the driver, after %.1f s",
-                format_size(registration.registered_bytes),
-                format_size(registration.asked_bytes),
+                describe_size(registration.registered_bytes),
+                describe_size(registration.asked_bytes),
                 self._clock() - self._begun_s,
             )
             self._begun_s = None
@@ -210,5 +210,5 @@ class HostMemory:
         if tenths > self._tenths:
             self._tenths = tenths
             logger.debug(
-                "%s of %s are registered with the driver", format_size(registered_bytes), format_size(whole_bytes)
+                "%s of %s are registered with the driver", describe_size(registered_bytes), describe_size(whole_bytes)
             )

@@ -18,7 +18,7 @@ from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
 from kvoffload.protocol import Role
-from kvoffload.units import format_size
+from kvoffload.units import describe_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,7 +134,7 @@ class EngineStart:
         try:
             pool = client.stats().capacity_bytes
             share = pool / own if own else None
-            where = f"{format_size(pool)} ({pool / per_token:,.0f} tokens)"
+            where = f"{describe_size(pool)} ({pool / per_token:,.0f} tokens)"
         except ServerError:
             where = "a server that is not there yet"
         logger.info(
@@ -150,7 +150,7 @@ class EngineStart:
             ),
             per_token,
             "what it has" if share is None else f"{share:.0%}",
-            format_size(own),
+            describe_size(own),
         )
         if share is not None and share < _LITTLE_SHARE:
             logger.warning(

@@ -14,7 +14,7 @@ from kvoffload.connector.loads.misses import MissReason
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Explanation, Miss
-from kvoffload.units import format_size
+from kvoffload.units import describe_size
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def _log(request_id: str, explanation: Explanation) -> None:
     """What the server knows better."""
     line = explanation.miss.name.lower()
     if explanation.miss is Miss.EVICTED:
-        more = format_size(explanation.missing_bytes)
+        more = describe_size(explanation.missing_bytes)
         line += f" {explanation.seconds_ago} s ago; {more} more memory would have kept it"
     elif explanation.miss in (Miss.UNTRUSTED, Miss.CLEARED):
         line += f" {explanation.seconds_ago} s ago"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import grp
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -56,6 +58,34 @@ def serving(path: Path, assignments: Sequence[str] = SMALL) -> Iterator[subproce
             yield server
         finally:
             server.kill()
+
+
+def test_memory_that_there_is_not_is_refused_before_anything_is_announced(tmp_path: Path) -> None:
+    done = run("serve", "--set", f"server={tmp_path}/s", "--set", "memory=512TiB")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"kvoffload: 512TiB of memory are wanted, there are [0-9.]+[GT]iB in all; .*\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_it_says_once_that_it_is_ready_and_tells_the_service_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
+) -> None:
+    address = f"kvoffload-test-{os.getpid()}" if is_abstract else f"{tmp_path}/notify"
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{address}" if is_abstract else address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0{address}" if is_abstract else address)
+        manager.settimeout(60)
+        with serving(tmp_path / "s") as server:
+            assert manager.recv(100) == b"READY=1"
+            server.send_signal(signal.SIGTERM)
+            assert server.stdout is not None
+            told = server.stdout.read()
+            assert server.wait(60) == 0
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)
+    assert re.fullmatch(r"ready: 128MiB of memory(, [0-9]+MiB of it so far)?\n", told)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
