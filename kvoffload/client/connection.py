@@ -74,6 +74,16 @@ class Connection:
         return self._link.refusal
 
     @property
+    def socket(self) -> Path | None:
+        """Of the server that it is served by; None: there is none, and it is not known where one will be."""
+        return self._wire.path
+
+    @property
+    def warnings(self) -> int:
+        """How many the servers' logs had since this began, as far as they told."""
+        return self._link.warnings.count
+
+    @property
     def has_tiers(self) -> bool:
         """The server has something below its memory, which an acquire may wait for."""
         return self._link.has("promote")

@@ -180,6 +180,7 @@ class Joining:
             former_boot_id=0 if held is None else held.boot_id,
             software=SOFTWARE,
             wants_express=self._wants_express,
+            wants_warnings=self._member.role is Role.SCHEDULER,
         )
         return [OnLifeline(greeting, (pidfd,))]
 

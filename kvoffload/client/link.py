@@ -20,6 +20,7 @@ from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
 from kvoffload.client.lanes import Lane, Lanes, Wire
 from kvoffload.client.memories import Memories
 from kvoffload.client.pending import Pending, make_ended
+from kvoffload.client.server_warnings import ServerWarnings
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
@@ -41,6 +42,7 @@ from kvoffload.protocol import (
     Release,
     Retire,
     Subscribe,
+    Warned,
 )
 from kvoffload.protocol.limits import MAX_FORMER
 from kvoffload.protocol.message import Event, OneWay, Request
@@ -77,6 +79,7 @@ class Link:
         self._random = random
         self._on_event = on_event
         self.memories = memories
+        self.warnings = ServerWarnings()
         self.state = LinkState.DOWN
         self.fault = ""
         """Why it is not served, in one line."""
@@ -164,6 +167,10 @@ class Link:
     def on_lifeline(self, answer: Answer, descriptors: list[int], now_ns: int) -> None:
         """Takes the descriptors."""
         is_joined = self.state in (LinkState.JOINING, LinkState.SERVING)
+        if isinstance(answer.message, Warned):
+            close_all(descriptors)
+            self.warnings.hear(answer.message, answer.boot_id)
+            return
         if isinstance(answer.message, Express) and is_joined and len(descriptors) == 1:
             self._wire.open_express(descriptors[0])
             self._lanes.open_express()

@@ -77,6 +77,7 @@ class SchedulerSide:
         self._memory_id = 0
         self._former: set[int] = set()
         self._notes = 0
+        self._heard_warnings = 0
         self._is_mixed = False
         """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
         self._is_asleep = False
@@ -405,6 +406,9 @@ class SchedulerSide:
             self._measures.set("kvoffload_pinned_blocks", parts.pins.count)
             self._measures.set("kvoffload_leased_blocks", parts.restores.blocks)
             self._measures.set("kvoffload_server_up", int(parts.cache.is_served))
+            heard = parts.cache.warnings
+            self._measures.count("kvoffload_server_warnings_total", heard - self._heard_warnings)
+            self._heard_warnings = heard
 
     def _is_known(self, tracked: TrackedRequest) -> bool:
         """Whether its blocks still hold what their names say, as far as that may change while it runs."""

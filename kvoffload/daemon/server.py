@@ -31,6 +31,7 @@ from kvoffload.daemon.tier_chain import open_chains
 from kvoffload.daemon.tier_terms import TierPlan
 from kvoffload.daemon.to_send import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.daemon.unix_listener import UnixListener
+from kvoffload.daemon.warning_feed import WarningFeed
 from kvoffload.packets import Credentials, close_all
 from kvoffload.protocol import (
     CAPABILITIES,
@@ -172,6 +173,8 @@ class CacheServer:
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
         self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
+        self._warnings = WarningFeed()
+        self._warnings.start()
 
     @property
     def boot_id(self) -> int:
@@ -186,6 +189,11 @@ class CacheServer:
     def has_memory(self) -> bool:
         """The first of it, in all domains; engines that came before it wait."""
         return len(self._pools.caches) == len(self._plan.memory)
+
+    @property
+    def _told_users(self) -> frozenset[int] | None:
+        """Who hears of warnings: lines may name others, whom a process of another domain is not to know."""
+        return None if len(self._plan.domains) == 1 else self._plan.operator_uids
 
     def stop(self) -> None:
         """Takes nothing new and ends when nobody holds anything."""
@@ -221,6 +229,7 @@ class CacheServer:
             for part in (self._core, self._channels, self._express, self._peers):
                 if part is not None:
                     part.tick()
+            self._send([*self._warnings.tell(self._core.sessions, only_users=self._told_users)])
             self._lifelines.tick(self._clock_ns() / 1e9)
             if self._life is not None:
                 self._life.bound_log()
@@ -231,6 +240,7 @@ class CacheServer:
     def close(self) -> None:
         """Lets go of everything. Memory stays for as long as engines have it mapped."""
         self._is_stopping = True
+        self._warnings.stop()
         self._pools.stop()
         self._lifelines.close()
         self._express.close()

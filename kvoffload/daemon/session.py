@@ -55,6 +55,9 @@ class Process:
     """Until the cache has it."""
     wants_express: bool = False
     """Until it is given an express channel, or there is none to give."""
+    wants_warnings: bool = False
+    warned: int = 0
+    """The number of the last warning that it was told."""
     former: Mapping[int, int] | None = None
     """Bytes of former memories that it has, by memory; None: it has said nothing."""
     asked: frozenset[int] = frozenset()

@@ -240,6 +240,7 @@ class SessionTable:
             peer=peer,
             pidfd=kept,
             wants_express=greeting.wants_express,
+            wants_warnings=greeting.wants_warnings,
         )
         self._by_lifeline[lifeline] = session
         return session, self._is_former(session, greeting)

@@ -153,4 +153,11 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         labels={},
         source=Source.BOTH,
     ),
+    Metric(
+        name="kvoffload_server_warnings_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Warnings of the cache server's log, each of which is in this engine's log too.",
+        labels={},
+    ),
 )

@@ -56,6 +56,7 @@ from kvoffload.protocol.lifeline import (
     Quarantine,
     Retire,
     Role,
+    Warned,
     Welcome,
 )
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, Channel, ClientMessage, Phase, ServerMessage
@@ -181,6 +182,7 @@ __all__ = [
     "TenantCounts",
     "Timing",
     "TrafficCounts",
+    "Warned",
     "Welcome",
     "advance",
     "agree_version",

@@ -67,6 +67,7 @@ MESSAGES: tuple[type[Message], ...] = (
     lifeline.Offer,
     lifeline.Quarantine,
     lifeline.Retire,
+    lifeline.Warned,
     lifeline.Closing,
     lifeline.Farewell,
     lifeline.Holding,

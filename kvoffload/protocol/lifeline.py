@@ -80,6 +80,7 @@ class Greeting(Request):
     former_boot_id: Annotated[U64, "of the server that it was of; another than the present one: see adopt"] = 0
     software: Annotated[Name, "for logs"] = ""
     wants_express: Annotated[Flag, "an express channel, once the session is registered"] = False
+    wants_warnings: Annotated[Flag, "to hear what the server's log warns of"] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +199,19 @@ class Retire(Event):
     channels = LIFELINE
 
     memories: Annotated[bytes, Blob("little-endian u64", 8, MAX_FORMER), "as `holding` names them"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    """A warning of the server's log, for who has greeted with `wants_warnings`. The last ones before the greeting come
+    too, and again to who comes back. A server of several domains tells its operators' processes alone.
+    """
+
+    op = 119
+    channels = LIFELINE
+
+    number: Annotated[U64, "of this server's warnings, from 1; some may not be told"]
+    message: Annotated[Line, "one line for people"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.vllm.engine import EnginePool, make_prompt
-from tests.vllm.http_service import Service, Streamed, serving
+from tests.vllm.http_service import CONNECTOR, Service, Streamed, serving
 from tests.vllm.tiny_models import DENSE
 
 pytestmark = pytest.mark.vllm
@@ -18,6 +21,7 @@ CLIENTS = 8
 PROMPT_TOKENS = 700
 RESTORABLE = 640
 MAX_SEEDS = 100
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,8 @@ def test_the_default_log_has_our_lines_as_vllms_own(service: Service) -> None:
     lines = service.log.read_text().splitlines()
     [told] = [line for line in lines if "kvoffload keeps KV cache of" in line]
     assert re.match(r"\(EngineCore pid=\d+\) INFO [-0-9]+ [:0-9]+ \[start_up\.py:\d+\] kvoffload keeps", told)
+    [log] = re.findall(r" of a private server \(log: (\S+)\): ", told)
+    assert "kvoffload serves 256MiB" in Path(log).read_text()
     [sampled] = [line for line in lines if ": sampled " in line]
     assert re.match(r"\(Worker pid=\d+\) INFO [-0-9]+ [:0-9]+ \[weight_watch\.py:\d+\] weights ", sampled)
 
@@ -69,3 +75,19 @@ def test_a_default_run_warns_of_nothing(service: Service) -> None:
     ours = [line for line in complaints if re.search(r"kvoffload|KVOffload|[Cc]onnector|stats", line)]
     # vLLM says of every connector that its interface is experimental.
     assert not [line for line in ours if "KVConnectorBase_V1" not in line]
+
+
+def test_a_private_servers_trouble_is_in_the_engines_log_once_and_a_metric(engines: EnginePool, tmp_path: Path) -> None:
+    """Its disk is not there, which it finds out before the engine comes."""
+    settings = {**CONNECTOR["kv_connector_extra_config"], "disk": f"{tmp_path}/none", "disk_size": "1GiB"}  # type: ignore[dict-item]
+    transfer = json.dumps({**CONNECTOR, "kv_connector_extra_config": settings})
+    with serving(engines.model_folder(DENSE), tmp_path / "log", "--kv-transfer-config", transfer) as service:
+        end_s = time.monotonic() + WAIT_S
+        while service.metric("kvoffload_server_warnings_total") == 0:
+            assert time.monotonic() < end_s
+            service.stream(make_prompt(1, PROMPT_TOKENS))
+        assert service.metric("kvoffload_server_warnings_total") == 1
+        [told] = [line for line in service.log.read_text().splitlines() if "disk tier" in line]
+        assert re.match(
+            r"\(EngineCore pid=\d+\) WARNING .*\] the cache server warns: disk tier .*/none is absent", told
+        )

@@ -17,6 +17,7 @@ from kvoffload.connector.saves.worth import GATHERED_TOKENS
 from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
+from kvoffload.private_files import PrivateFiles
 from kvoffload.protocol import Role
 from kvoffload.units import describe_size
 
@@ -142,7 +143,7 @@ class EngineStart:
             "that share it cache themselves, %s",
             self._config.model_config.model,
             where,
-            self._settings.server or "a private server",
+            self._settings.server or _name_private(client),
             ", ".join(
                 f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, "
                 f"{group.record_bytes * shards:,} bytes)"
@@ -173,6 +174,12 @@ class EngineStart:
             pipeline_ranks=parallel.pipeline_parallel_size,
             replicas=vllm_compat.kv_replicas(self._cache),
         )
+
+
+def _name_private(client: Client) -> str:
+    """With where its log is, which says more than it tells its engines."""
+    socket = client.socket
+    return "a private server" if socket is None else f"a private server (log: {PrivateFiles(socket).log})"
 
 
 def plan_stock(groups: Sequence[GroupFacts], *, step_tokens: int, steps_under_way: int) -> tuple[int, ...]:

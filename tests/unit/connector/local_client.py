@@ -68,6 +68,7 @@ class LocalClient:
         self._sessions: dict[int, LocalSession] = {}
         self._held: list[Callable[[bool], None]] = []
         self.is_served = True
+        self.warnings = 0
         self.holds_answers = False
         """Until `answer`, or until somebody waits if `answers_when_waited`."""
         self.answers_when_waited = False
