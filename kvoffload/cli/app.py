@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import typer
 
@@ -13,6 +14,22 @@ from kvoffload.errors import KVOffloadError
 
 def make_app(only: str = "") -> typer.Typer:
     """All commands; or one of them, with the modules of no other: an engine waits for `serve`."""
+    app = _make_root()
+    for name, command in _COMMANDS.items():
+        if only in ("", name):
+            command.add(app)
+    return app
+
+
+def make_list() -> typer.Typer:
+    """The names of all commands and what they do, with the modules of none: to be read, not to be run."""
+    app = _make_root()
+    for name, command in _COMMANDS.items():
+        app.command(name, short_help=command.short_help)(_root)
+    return app
+
+
+def _make_root() -> typer.Typer:
     app = typer.Typer(
         name="kvoffload",
         help="KV-cache offloading for LLM engines.",
@@ -22,16 +39,15 @@ def make_app(only: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, add in _COMMANDS.items():
-        if only in ("", name):
-            add(app)
     return app
 
 
 def main() -> None:
     """Entry point of the console script: no traceback for what the world or a user got wrong."""
     asked = next(iter(sys.argv[1:]), "")
-    app = make_app(asked if asked in _COMMANDS else "")
+    # A shell that completes a line asks without an argument too, wants to know options, and shows nobody the answer.
+    is_list = asked in ("-h", "--help", "--version") or (not asked and sys.stdout.isatty())
+    app = make_list() if is_list else make_app(asked if asked in _COMMANDS else "")
     try:
         app()
     except KVOffloadError as fault:
@@ -68,7 +84,7 @@ def _add_config(app: typer.Typer) -> None:
 def _add_doctor(app: typer.Typer) -> None:
     from kvoffload.cli.doctor import doctor
 
-    app.command(short_help="Check whether this machine is ready.")(doctor)
+    app.command(short_help=_COMMANDS["doctor"].short_help)(doctor)
 
 
 def _add_inspect(app: typer.Typer) -> None:
@@ -86,42 +102,48 @@ def _add_keys(app: typer.Typer) -> None:
 def _add_plan(app: typer.Typer) -> None:
     from kvoffload.cli.plan import plan
 
-    app.command(short_help="Say what a model's tokens take, and how many fit.")(plan)
+    app.command(short_help=_COMMANDS["plan"].short_help)(plan)
 
 
 def _add_replay(app: typer.Typer) -> None:
     from kvoffload.cli.replay import replay
 
-    app.command(short_help="Replay a trace by each eviction policy.")(replay)
+    app.command(short_help=_COMMANDS["replay"].short_help)(replay)
 
 
 def _add_serve(app: typer.Typer) -> None:
     from kvoffload.cli.serve import serve
 
-    app.command(short_help="Serve cached blocks to this machine's engines.")(serve)
+    app.command(short_help=_COMMANDS["serve"].short_help)(serve)
 
 
 def _add_top(app: typer.Typer) -> None:
     from kvoffload.cli.top import top
 
-    app.command(short_help="Watch a cache server; q ends it.")(top)
+    app.command(short_help=_COMMANDS["top"].short_help)(top)
 
 
 def _add_web(app: typer.Typer) -> None:
     from kvoffload.cli.web import web
 
-    app.command(short_help="Answer HTTP for a cache server.")(web)
+    app.command(short_help=_COMMANDS["web"].short_help)(web)
 
 
-_COMMANDS: dict[str, Callable[[typer.Typer], None]] = {
-    "config": _add_config,
-    "inspect": _add_inspect,
-    "keys": _add_keys,
-    "bench": _add_bench,
-    "doctor": _add_doctor,
-    "plan": _add_plan,
-    "replay": _add_replay,
-    "serve": _add_serve,
-    "top": _add_top,
-    "web": _add_web,
+class _Command(NamedTuple):
+    add: Callable[[typer.Typer], None]
+    short_help: str
+    """Of the list of commands."""
+
+
+_COMMANDS = {
+    "bench": _Command(_add_bench, "Measure against this machine's limits."),
+    "doctor": _Command(_add_doctor, "Check whether this machine is ready."),
+    "plan": _Command(_add_plan, "Say what a model's tokens take, and how many fit."),
+    "replay": _Command(_add_replay, "Replay a trace by each eviction policy."),
+    "serve": _Command(_add_serve, "Serve cached blocks to this machine's engines."),
+    "top": _Command(_add_top, "Watch a cache server; q ends it."),
+    "web": _Command(_add_web, "Answer HTTP for a cache server."),
+    "config": _Command(_add_config, "Show settings and their sources."),
+    "inspect": _Command(_add_inspect, "Look into a cache server, as its operator."),
+    "keys": _Command(_add_keys, "Make and show keys for TCP connections."),
 }

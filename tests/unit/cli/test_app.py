@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 
 from kvoffload import __version__
+from kvoffload.cli.app import make_app, make_list
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -87,8 +90,36 @@ except SystemExit:
         assert not loaded & {f"kvoffload.{room}" for room in ("bench", "connector", "doctor", "plan", "top", "web")}
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"]])
+def test_the_list_of_commands_is_told_with_the_modules_of_none(arguments: list[str]) -> None:
+    script = """
+import sys
+from kvoffload.cli.app import main
+try:
+    main()
+except SystemExit:
+    print(*sys.modules, sep="\\n", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    ours = {name for name in done.stderr.split() if name.startswith("kvoffload.")}
+    assert ours == {"kvoffload.cli", "kvoffload.cli.app", "kvoffload.errors"}
+    assert not {"pydantic", "numpy"} & set(done.stderr.split())
+
+
+def test_the_list_says_what_the_commands_say() -> None:
+    def listed(app: typer.Typer) -> dict[str, str]:
+        commands: Any = typer.main.get_command(app)
+        return {name: one.get_short_help_str(80) for name, one in commands.commands.items()}
+
+    assert listed(make_list()) == listed(make_app())
+
+
 def test_a_shell_may_complete_commands() -> None:
     asked = {"_KVOFFLOAD_COMPLETE": "complete_bash", "COMP_WORDS": "kvoffload ", "COMP_CWORD": "1"}
-    command = [sys.executable, "-c", "from kvoffload.cli.app import make_app; make_app()(prog_name='kvoffload')"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **asked})
+    script = "import sys; from kvoffload.cli.app import main; sys.argv[0] = 'kvoffload'; main()"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
     assert set(done.stdout.split()) == set(COMMANDS)
+    asked |= {"COMP_WORDS": "kvoffload serve --adopt", "COMP_CWORD": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
+    assert done.stdout.split() == ["--adopt-wait"]
