@@ -41,7 +41,7 @@ def show(
     changed: Annotated[bool, typer.Option("--changed", help="Only those that some source sets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Print every setting with its value and source, which may be a variable such as KVOFFLOAD_MEMORY."""
+    """Print every setting with its value and source."""
     loaded = load_settings(file=file, engine=parse_engine_config(engine), flags=parse_assignments(assignments or []))
     rows = [row for row in describe_settings() if not changed or loaded.sources[row.name] is not Source.DEFAULT]
     if as_json:
