@@ -14,6 +14,7 @@ from rich.table import Table
 
 from kvoffload.errors import ConfigError
 from kvoffload.plan.element import DTYPES
+from kvoffload.plan.exact import ask_vllm
 from kvoffload.plan.model_shape import ShapeTerms, read_config, read_shape
 from kvoffload.plan.sizing import Conversation, Holding, Place, Sizing, hold, size_model
 from kvoffload.units import format_duration, format_size, parse_size
@@ -40,10 +41,12 @@ def plan(
     prefill: Annotated[
         float, typer.Option("--prefill", help="Tokens that are computed a second, as measured; 0: unknown.", min=0)
     ] = 0,
+    exact: Annotated[bool, typer.Option("--exact", help="Ask vLLM, where it is installed; about 20 s.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say what a model's tokens take in the cache, how many fit, and from where on loading them beats computing."""
-    shape = read_shape(read_config(model), ShapeTerms(kv_dtype=kv_dtype, state_dtype=state_dtype, ranks=ranks))
+    shape_terms = ShapeTerms(kv_dtype=kv_dtype, state_dtype=state_dtype, ranks=ranks)
+    shape = (ask_vllm if exact else read_shape)(read_config(model), shape_terms)
     sizing = size_model(shape)
     terms = Conversation(tokens=conversation, turns=turns)
     places = [Place(name="memory", size_bytes=_read("memory", memory, parse_size), bytes_per_s=_rate("link", link))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -10,14 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.errors import ConfigError
+from kvoffload.plan.completed import complete_config
 from kvoffload.plan.element import Element, find_element
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_LAYERS = 4096
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _UNKNOWN = ("index_topk", "compress_ratios", "global_head_dim", "cross_attention_layers")
 """Layers of these models keep something that is not known here."""
 _WINDOWED = ("mistral", "mixtral", "starcoder2", "phi3")
 """All of their layers have the window, where there is one."""
+_ATTENTION_ALONE = (
+    *_WINDOWED,
+    *("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"),
+    *("deepseek_v2", "deepseek_v3", "kimi_k2", "gemma", "glm", "glm4", "glm4_moe", "granite", "granitemoe", "cohere"),
+    *("olmo", "olmo2", "olmoe", "stablelm", "gpt_neox", "opt", "ernie4_5", "ernie4_5_moe", "seed_oss", "phi"),
+)
+"""All layers of these models are attention, where their config does not list layers. Of others that is not known."""
+_EXACTLY = "run it with --exact where vLLM is installed"
 
 
 class Keeps(Enum):
@@ -65,9 +76,10 @@ def read_config(path: Path) -> Mapping[str, Any]:
         with file.open("rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1)
     except OSError as fault:
-        raise ConfigError(
-            f"{file} cannot be read: {fault.strerror}", remedy="name a model's folder or config"
-        ) from None
+        remedy = "name a model's folder or its config.json"
+        if _HUB_NAME.fullmatch(str(path)):
+            remedy = f"fetch it with `hf download {path} config.json`, which prints what to name here"
+        raise ConfigError(f"{file} cannot be read: {fault.strerror}", remedy=remedy) from None
     try:
         found = json.loads(text) if len(text) <= MAX_CONFIG_BYTES else None
     except (ValueError, RecursionError):
@@ -78,19 +90,28 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def read_shape(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
-    """ConfigError: it does not say what its layers keep, or they keep what is not known here."""
+    """ConfigError: neither it nor its class in transformers say what its layers keep, or that is not known here."""
+    try:
+        return _read_as_it_is(config, terms)
+    except ConfigError:
+        completed = complete_config(config)
+        if completed is None:
+            raise
+        return _read_as_it_is(completed, terms)
+
+
+def _read_as_it_is(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
     inner = config.get("text_config", config)
     text = _Fields(inner if isinstance(inner, dict) else config)
     if config.get("is_encoder_decoder"):
-        raise ConfigError("models with an encoder are not known here", remedy="vLLM's own log says what it reserves")
+        raise ConfigError("models with an encoder are not known here", remedy=_EXACTLY)
     strange = next((name for name in _UNKNOWN if text.raw.get(name) is not None), None)
     if strange is not None:
-        raise ConfigError(
-            f"models with {strange!r} keep what is not known here", remedy="vLLM's own log says what it reserves"
-        )
-    dtype = str(
-        text.raw.get("dtype") or text.raw.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or ""
-    )
+        raise ConfigError(f"models with {strange!r} keep what is not known here", remedy=_EXACTLY)
+    said = (fields.get(name) for fields in (text.raw, config) for name in ("dtype", "torch_dtype"))
+    dtype = str(next(filter(None, said), "float32"))
+    if dtype == "float32":
+        dtype = "bfloat16"  # as vLLM runs it, unless it is told to
     kinds = _list_kinds(text)
     kinds = kinds[: len(kinds) - text.number("num_kv_shared_layers", 0)]
     makers = _Makers(text, terms, find_element(terms.kv_dtype, of_model=dtype, setting="kv-dtype"), dtype)
@@ -125,7 +146,7 @@ class _Fields:
         last = names_and_default[-1]
         if isinstance(last, int):
             return last
-        raise ConfigError(f"the model's config has no {' or '.join(map(repr, names))}", remedy="take a complete one")
+        raise ConfigError(f"the model's config has no {' or '.join(map(repr, names))}", remedy=_EXACTLY)
 
     def words(self, name: str) -> list[str] | None:
         """A list of words, or None where there is none."""
@@ -158,6 +179,11 @@ def _list_kinds(text: _Fields) -> list[str]:
     count = text.number("num_hidden_layers")
     if not 0 < count <= MAX_LAYERS:
         raise ConfigError(f"a model of {count} layers", remedy=f"allowed are 1 to {MAX_LAYERS}")
+    full = text.raw.get("attn_layer_indices")
+    if isinstance(full, list):
+        return ["full" if at in full else "mamba" for at in range(count)]
+    if period := text.number("attn_layer_period", 0):
+        return ["full" if at % period == text.number("attn_layer_offset") else "mamba" for at in range(count)]
     pattern = text.raw.get("hybrid_override_pattern")
     named = list(pattern) if isinstance(pattern, str) else text.words("layer_types") or text.words("layers_block_type")
     if named is not None:
@@ -165,13 +191,8 @@ def _list_kinds(text: _Fields) -> list[str]:
             raise ConfigError(f"{len(named)} layers are named, and there are {count}", remedy="take a complete config")
         strange = next((name for name in named if name not in _KINDS), None)
         if strange is not None:
-            raise ConfigError(
-                f"layers of type {strange!r} are not known here", remedy=f"known are {', '.join(dict.fromkeys(_KINDS))}"
-            )
+            raise ConfigError(f"layers of type {strange!r} are not known here", remedy=_EXACTLY)
         return [_KINDS[name] for name in named]
-    full = text.raw.get("attn_layer_indices")
-    if isinstance(full, list):
-        return ["full" if at in full else "mamba" for at in range(count)]
     if text.raw.get("linear_num_value_heads") is not None:
         every = text.number("full_attention_interval")
         return ["full" if every and (at + 1) % every == 0 else "delta" for at in range(count)]
@@ -179,12 +200,17 @@ def _list_kinds(text: _Fields) -> list[str]:
 
 
 def _list_attention(text: _Fields, count: int) -> list[str]:
+    kind = text.raw.get("model_type")
+    every = text.number("sliding_window_pattern", "_sliding_window_pattern", 0)
+    if kind not in _ATTENTION_ALONE and not every:
+        raise ConfigError(
+            f"what layers of {str(kind)[:40]!r} models keep is not known from this config alone", remedy=_EXACTLY
+        )
     if text.number("sliding_window", 0) == 0 or text.raw.get("use_sliding_window") is False:
         return ["full"] * count
-    every = text.number("sliding_window_pattern", "_sliding_window_pattern", 0)
     if every:
         return ["full" if (at + 1) % every == 0 else "window" for at in range(count)]
-    if text.raw.get("model_type") in _WINDOWED:
+    if kind in _WINDOWED:
         return ["window"] * count
     raise ConfigError(
         "the model has a sliding window, and its config does not say in which layers",
@@ -251,6 +277,10 @@ class _Makers:
 
     def _mamba(self) -> LayerShape:
         text = self._text
+        if text.raw.get("mamba_num_heads") is None and text.raw.get("mamba_n_heads") is None:
+            channels = text.number("mamba_expand") * text.number("hidden_size")
+            size = self._state_bytes(channels, text.number("mamba_d_conv"), channels * text.number("mamba_d_state"))
+            return LayerShape(keeps=Keeps.STATE, what="Mamba", state_bytes=size)
         heads = text.number("mamba_num_heads", "mamba_n_heads")
         dim = text.number("mamba_head_dim", "mamba_d_head")
         state = text.number("ssm_state_size", "mamba_d_state")
@@ -263,7 +293,11 @@ class _Makers:
 
     def _state_bytes(self, channels: int, kernel: int, state: int) -> int:
         """The last steps of a convolution, and the state itself."""
-        of_model = str(self._text.raw.get("mamba_ssm_dtype") or self._dtype)
+        raw = self._text.raw
+        # vLLM's own rule for Nemotron-H has another name and another default.
+        is_nemotron = raw.get("model_type") == "nemotron_h"
+        said = raw.get("mamba_ssm_cache_dtype") or "float32" if is_nemotron else raw.get("mamba_ssm_dtype")
+        of_model = str(said or self._dtype)
         steps = find_element("auto", of_model=self._dtype, setting="dtype").row_bytes(channels * max(kernel - 1, 0))
         return steps + find_element(self._state_dtype, of_model=of_model, setting="state-dtype").row_bytes(state)
 

@@ -1,14 +1,17 @@
-"""`kvoffload plan` says from a config alone what the real engine then keeps."""
+"""`kvoffload plan` says from a config alone what the real engine then keeps; with --exact the engine says it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from kvoffload.kvspec import ReuseRule
-from kvoffload.plan.model_shape import Keeps, ShapeTerms, read_config, read_shape
+from kvoffload.plan.exact import ask_vllm
+from kvoffload.plan.model_shape import Keeps, ModelShape, ShapeTerms, read_config, read_shape
 from kvoffload.plan.sizing import size_model
+from tests.unit.plan.configs import ENGINES_ALONE, PUBLISHED
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import EnginePool
 from tests.vllm.test_equality import LOCAL_CASES, MLA_CASE, Case, each
@@ -37,3 +40,39 @@ def test_figures_are_those_of_the_engine(engines: EnginePool, case: Case) -> Non
     for group in size_model(read_shape(read_config(engines.model_folder(model)), terms)).groups:
         planned[group.keeps] = planned.get(group.keeps, 0) + group.token_bytes + group.state_bytes
     assert planned == kept
+
+
+ARCHITECTURES = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "llama4": "Llama4ForConditionalGeneration",
+}
+"""Of those that transformers has no name for, or another one than models are published with."""
+IN_CI = ("Qwen3-Next-80B-A3B",)
+
+
+def ask_exactly(config: dict[str, Any]) -> ModelShape:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config["model_type"]
+    architecture = ARCHITECTURES.get(kind) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    return ask_vllm({**config, "architectures": [architecture]}, ShapeTerms(state_dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.campaign) for name in PUBLISHED]
+)
+def test_what_a_published_config_says_is_what_the_engine_says(name: str) -> None:
+    config = PUBLISHED[name].config
+    planned = read_shape(config, ShapeTerms(state_dtype="float32")).layers
+
+    def count(layers: Any) -> Counter[tuple[Keeps, int, int, int]]:
+        return Counter((one.keeps, one.token_bytes, one.tokens, one.state_bytes) for one in layers)
+
+    assert count(ask_exactly(config).layers) == count(planned)
+
+
+def test_a_model_that_only_the_engine_knows() -> None:
+    layers = ask_exactly(ENGINES_ALONE["Falcon-H1-7B"]).layers
+    assert Counter(one.keeps for one in layers) == {Keeps.TOKENS: 44, Keeps.STATE: 44}
+    assert {one.token_bytes for one in layers if one.keeps is Keeps.TOKENS} == {2 * 2 * 128 * 2}

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.errors import ConfigError
+from kvoffload.plan import completed
 from kvoffload.plan.model_shape import MAX_CONFIG_BYTES, Keeps, ShapeTerms, read_config, read_shape
-from tests.unit.plan.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA_8B, NEMOTRON_H, QWEN_NEXT
+from tests.unit.plan.configs import DEEPSEEK_V3, ENGINES_ALONE, GPT_OSS, LLAMA_8B, NEMOTRON_H, PUBLISHED, QWEN_NEXT
 
 
 def sums(config: dict[str, Any], **terms: Any) -> dict[Keeps, tuple[int, int]]:
@@ -26,23 +27,31 @@ def sums(config: dict[str, Any], **terms: Any) -> dict[Keeps, tuple[int, int]]:
 
 
 DELTA_STATE = (2 * 16 * 128 + 32 * 128) * 3 * 2 + 32 * 128 * 128 * 2
-MAMBA_STATE = (128 * 64 + 2 * 8 * 128) * 3 * 2 + 128 * 64 * 128 * 2
+MAMBA_STATE = (128 * 64 + 2 * 8 * 128) * 3 * 2 + 128 * 64 * 128 * 4
 
 
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
-        (LLAMA_8B, {Keeps.TOKENS: (32, 131_072)}),
-        (DEEPSEEK_V3, {Keeps.TOKENS: (61, 70_272)}),
-        (GPT_OSS, {Keeps.WINDOW: (18, 36_864), Keeps.TOKENS: (18, 36_864)}),
-        (GEMMA_3, {Keeps.WINDOW: (52, 52 * 8192), Keeps.TOKENS: (10, 81_920)}),
-        (QWEN_NEXT, {Keeps.STATE: (36, 36 * DELTA_STATE), Keeps.TOKENS: (12, 24_576)}),
-        (NEMOTRON_H, {Keeps.STATE: (3, 3 * MAMBA_STATE), Keeps.TOKENS: (2, 2 * 4096)}),
-    ],
-    ids=["llama", "deepseek", "gpt-oss", "gemma", "qwen-next", "nemotron-h"],
-)
-def test_published_models(config: dict[str, Any], found: dict[Keeps, tuple[int, int]]) -> None:
-    assert sums(config) == found
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models(name: str) -> None:
+    model = PUBLISHED[name]
+    layers = read_shape(model.config, ShapeTerms(state_dtype="float32")).layers
+    for keeps, (count, size) in ((Keeps.TOKENS, model.full), (Keeps.WINDOW, model.window), (Keeps.STATE, model.state)):
+        found = [layer for layer in layers if layer.keeps is keeps]
+        assert [layer.token_bytes + layer.state_bytes for layer in found] == [size] * count
+        assert {layer.tokens for layer in found} <= {model.window_tokens if keeps is Keeps.WINDOW else 0}
+
+
+@pytest.mark.parametrize("name", ENGINES_ALONE)
+def test_what_a_config_does_not_say_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="; run it with --exact where vLLM is installed"):
+        read_shape(ENGINES_ALONE[name], ShapeTerms())
+
+
+def test_without_transformers_what_it_would_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completed, "find_spec", lambda _: None)
+    assert sums(LLAMA_8B) == {Keeps.TOKENS: (32, 131_072)}
+    for name in ("Gemma-2-9B", "Gemma-3-4B", "Llama-4-Scout"):
+        with pytest.raises(ConfigError, match="run it with --exact"):
+            read_shape(PUBLISHED[name].config, ShapeTerms())
 
 
 def test_types_change_what_tokens_and_states_take() -> None:
@@ -59,7 +68,7 @@ def test_ranks_share_heads_and_repeat_what_cannot_be_shared() -> None:
     assert sums(LLAMA_8B, ranks=8) == sums(LLAMA_8B)
     assert sums(LLAMA_8B, ranks=16) == {Keeps.TOKENS: (32, 2 * 131_072)}
     assert sums(DEEPSEEK_V3, ranks=8) == {Keeps.TOKENS: (61, 8 * 70_272)}
-    repeated = (128 * 64 + 2 * 16 * 128) * 3 * 2 + 128 * 64 * 128 * 2
+    repeated = (128 * 64 + 2 * 16 * 128) * 3 * 2 + 128 * 64 * 128 * 4
     assert sums(NEMOTRON_H, ranks=16)[Keeps.STATE] == (3, 3 * repeated)
     with pytest.raises(ConfigError, match="num_key_value_heads = 8 cannot be shared by 3 ranks"):
         sums(LLAMA_8B, ranks=3)
@@ -70,7 +79,8 @@ def test_a_head_may_be_named_or_be_a_part_of_what_is_hidden() -> None:
     assert sums(named) == sums(LLAMA_8B)
 
 
-BARE = {name: value for name, value in LLAMA_8B.items() if name != "model_type"}
+BARE = LLAMA_8B | {"model_type": "kimi_k2"}
+"""Of no class in transformers, so that nothing is completed."""
 
 
 @pytest.mark.parametrize(
@@ -95,9 +105,13 @@ def test_all_ways_to_say_which_layer_keeps_what(more: dict[str, Any], kept: dict
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ({"model_type": "other", "sliding_window": 4096}, "does not say in which layers; add layer_types"),
+        ({"sliding_window": 4096}, "does not say in which layers; add layer_types"),
+        (
+            {"model_type": "other"},
+            "layers of 'other' models keep is not known from this config alone; run it with --exact",
+        ),
         ({"layer_types": ["full_attention"] * 31}, "31 layers are named, and there are 32"),
-        ({"layer_types": ["quantum"] * 32}, "layers of type 'quantum' are not known here; known are full_attention"),
+        ({"layer_types": ["quantum"] * 32}, "layers of type 'quantum' are not known here; run it with --exact"),
         ({"layer_types": ["linear_attention"] * 32}, "has no 'linear_num_key_heads'"),
         ({"layer_types": "full_attention"}, "'layer_types' in the model's config is no list of words"),
         ({"is_encoder_decoder": True}, "models with an encoder"),
@@ -107,7 +121,7 @@ def test_all_ways_to_say_which_layer_keeps_what(more: dict[str, Any], kept: dict
         ({"num_hidden_layers": 10**9}, "a model of 1000000000 layers"),
         ({"num_key_value_heads": 0}, "attention without heads"),
         ({"num_key_value_heads": -8}, "'num_key_value_heads' = '-8'"),
-        ({"torch_dtype": None}, "kv-dtype '' is not known"),
+        ({"torch_dtype": "int3"}, "kv-dtype 'int3' is not known"),
         ({"num_kv_shared_layers": 32}, "no layer of this model keeps anything"),
     ],
 )
@@ -152,3 +166,9 @@ def test_what_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_config(tmp_path)
+
+
+def test_of_a_name_on_the_hub_it_is_said_which_file_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"some-org/Model-1\.5B config\.json`"):
+        read_config(Path("some-org/Model-1.5B"))

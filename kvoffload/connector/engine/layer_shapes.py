@@ -1,0 +1,81 @@
+"""What vLLM itself says that each layer of a model keeps: the model without weights, asked for its cache's specs.
+
+A process of its own, for `kvoffload plan --exact`: `python -m kvoffload.connector.engine.layer_shapes FOLDER KV STATE`
+prints a JSON list, a row for each layer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, str | int]
+
+
+def ask_vllm(folder: Path, *, kv_dtype: str, state_dtype: str) -> list[Row]:
+    """Of one rank. Whatever vLLM raises."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    arguments: dict[str, Any] = {"kv_cache_dtype": kv_dtype, "mamba_ssm_cache_dtype": state_dtype}
+    config = EngineArgs(
+        model=str(folder), load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, **arguments
+    ).create_engine_config()
+    with set_current_vllm_config(config), tempfile.TemporaryDirectory() as meeting:
+        init_distributed_environment(1, 0, f"file://{meeting}/place", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        dtype = config.model_config.dtype
+        assert isinstance(dtype, torch.dtype)  # "auto" and names are resolved
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            initialize_model(config)
+        layers = config.compilation_config.static_forward_context.values()
+        specs = [layer.get_kv_cache_spec(config) for layer in layers if hasattr(layer, "get_kv_cache_spec")]
+    return list(_describe(spec for spec in specs if spec is not None))
+
+
+def _describe(specs: Iterator[Any]) -> Iterator[Row]:
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+
+    for spec in specs:
+        if isinstance(spec, MambaSpec):
+            sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+            yield {"keeps": "STATE", "what": str(spec.mamba_type.name).lower(), "state_bytes": sum(sizes)}
+            continue
+        token_bytes = spec.real_page_size_bytes // spec.block_size
+        row: Row = {"token_bytes": token_bytes, "heads": getattr(spec, "num_kv_heads", 1)}
+        if isinstance(spec, SlidingWindowSpec):
+            yield {**row, "keeps": "WINDOW", "what": "sliding window", "tokens": spec.sliding_window}
+        elif isinstance(spec, ChunkedLocalAttentionSpec):
+            yield {**row, "keeps": "WINDOW", "what": "chunk", "tokens": spec.attention_chunk_size}
+        elif isinstance(spec, MLAAttentionSpec):
+            yield {**row, "keeps": "TOKENS", "what": "latent (MLA)"}
+        elif type(spec).__name__ == "FullAttentionSpec":
+            yield {**row, "keeps": "TOKENS", "what": "attention"}
+        else:
+            raise TypeError(f"vLLM has a {type(spec).__name__} there, which is not known here")
+
+
+def main() -> None:
+    """The rows, or what vLLM raised, on the last line of the output."""
+    logging.disable(logging.CRITICAL)
+    folder, kv_dtype, state_dtype = sys.argv[1:]
+    try:
+        found: object = ask_vllm(Path(folder), kv_dtype=kv_dtype, state_dtype=state_dtype)
+    except Exception as fault:  # noqa: BLE001  (vLLM's and transformers' own, of all kinds)
+        lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
+        found = {"fault": f"{type(fault).__name__}: {' '.join(lines)[:500]}"}
+    print(f"\n{json.dumps(found)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What each layer keeps, as vLLM itself says it: asked in a process of its own, whose imports and logs are not ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kvoffload.errors import ConfigError
+from kvoffload.plan.model_shape import Keeps, LayerShape, ModelShape, ShapeTerms
+
+ASK_S = 300.0
+_ASKED = "kvoffload.connector.engine.layer_shapes"
+
+
+def ask_vllm(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
+    """ConfigError: vLLM is not installed here or does not take this config, and what it says."""
+    if find_spec("vllm") is None:
+        raise ConfigError("--exact asks vLLM, which is not installed here", remedy="run it in vLLM's Python")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config))
+        rows = _run([folder, terms.kv_dtype, terms.state_dtype])
+    text = config.get("text_config", config)
+    return ModelShape(
+        model_type=str(text.get("model_type", "unknown")),
+        layers=list(_make_layers(rows, terms.ranks)),
+        max_tokens=int(text.get("max_position_embeddings") or 0),
+    )
+
+
+def _run(arguments: Sequence[str]) -> list[dict[str, Any]]:
+    command = [sys.executable, "-P", "-m", _ASKED, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"vLLM said nothing within {ASK_S:.0f} s", remedy="run it without --exact") from None
+    last = done.stdout.rstrip().rpartition("\n")[2]
+    try:
+        found = json.loads(last)
+    except ValueError:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        found = {"fault": reason}
+    if not isinstance(found, list):
+        raise ConfigError(
+            f"vLLM does not take this config: {found['fault']}", remedy="start it with the model to see more"
+        )
+    return found
+
+
+def _make_layers(rows: list[dict[str, Any]], ranks: int) -> Iterator[LayerShape]:
+    for row in rows:
+        keeps = Keeps[row["keeps"]]
+        if keeps is Keeps.STATE:
+            if ranks > 1:
+                raise ConfigError("--exact knows states of one rank alone", remedy="leave --ranks out")
+            yield LayerShape(keeps=keeps, what=row["what"], state_bytes=row["state_bytes"])
+            continue
+        heads = row["heads"]
+        if heads % ranks and ranks % heads:
+            raise ConfigError(
+                f"{heads} heads cannot be shared by {ranks} ranks", remedy="choose another number of ranks"
+            )
+        yield LayerShape(
+            keeps=keeps,
+            what=row["what"],
+            token_bytes=row["token_bytes"] // heads * max(heads, ranks),
+            tokens=row.get("tokens", 0),
+        )
