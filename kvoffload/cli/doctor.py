@@ -12,10 +12,11 @@ import typer
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config import Settings, Source, load_settings, load_shared
 from kvoffload.doctor.findings import Finding, Verdict, fail
+from kvoffload.doctor.given import Given
 from kvoffload.errors import ConfigError
 
 _COLORS = {Verdict.OK: typer.colors.GREEN, Verdict.WARN: typer.colors.YELLOW, Verdict.FAIL: typer.colors.RED}
-_NAME_WIDTH = 16
+_NAME_WIDTH = 14
 FAILED = 1
 
 
@@ -28,7 +29,8 @@ def doctor(
     """Check this machine for what the settings ask of it, with a remedy for each finding; 1 if something fails."""
     settings = _load(file, parse_assignments(assignments or []))
     has_failed = False
-    for finding in examine(settings, file, allowed_plugins):
+    given = Given(file, tuple(assignments or ()), bool(settings.server))
+    for finding in examine(settings, given, allowed_plugins):
         has_failed |= finding.verdict is Verdict.FAIL
         print_finding(finding, as_json)
     if has_failed:
@@ -47,7 +49,7 @@ def _load(file: Path | None, flags: dict[str, object]) -> Settings:
     return shared if Path(shared.server).exists() else loaded.settings
 
 
-def examine(settings: Settings, file: Path | None, allowed_plugins: str | None) -> Iterator[Finding]:
+def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> Iterator[Finding]:
     """Each as soon as it is known."""
     from kvoffload.cli.below import choose_tiers
     from kvoffload.cli.serve import choose_memory, read_tables
@@ -63,7 +65,7 @@ def examine(settings: Settings, file: Path | None, allowed_plugins: str | None) 
     yield from check_machine(machine)
     yield from check_engine(machine, allowed_plugins)
     try:
-        config = read_tables(file)
+        config = read_tables(given.file)
         memory = choose_memory(settings, config).values()
         plans = [plan for below in choose_tiers(settings, config).values() for plan in below]
     except ConfigError as fault:
@@ -73,9 +75,9 @@ def examine(settings: Settings, file: Path | None, allowed_plugins: str | None) 
         memory_bytes=sum(terms.memory_bytes for terms in memory),
         segment_bytes=max(terms.segment_bytes for terms in memory),
     )
-    yield from check_limits(machine, wanted)
-    yield from check_disks([Path(folder) for folder in split_folders(settings.disk)], settings.disk_size)
-    yield check_server(settings.server)
+    yield from check_limits(machine, wanted, given)
+    yield from check_disks([Path(folder) for folder in split_folders(settings.disk)], settings.disk_size, given)
+    yield check_server(settings.server, given)
     yield from check_stores([plan for plan in plans if plan.terms.name != "disk"], settings.remote_timeout)
 
 
@@ -91,6 +93,6 @@ def print_finding(finding: Finding, as_json: bool) -> None:
         typer.echo(json.dumps(row))
         return
     verdict = typer.style(f"{finding.verdict.value:<4}", fg=_COLORS[finding.verdict])
-    typer.echo(f"{verdict}  {finding.check:<{_NAME_WIDTH}}{finding.text}")
+    typer.echo(f"{verdict}  {finding.check:<{_NAME_WIDTH}}  {finding.text}")
     if finding.remedy:
-        typer.echo(f"      {'':<{_NAME_WIDTH}}{finding.remedy}")
+        typer.echo(f"      {'':<{_NAME_WIDTH}}  {finding.remedy}")

@@ -10,18 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvoffload.doctor.findings import Finding, fail, ok, warn
-from kvoffload.units import format_size
+from kvoffload.doctor.given import NOTHING, Given
+from kvoffload.units import describe_size
 
 Open = Callable[[Path, int], int]
 
 
-def check_disks(folders: Sequence[Path], size_bytes: int, *, open_file: Open = os.open) -> Iterator[Finding]:
+def check_disks(
+    folders: Sequence[Path], size_bytes: int, given: Given = NOTHING, *, open_file: Open = os.open
+) -> Iterator[Finding]:
     """`size_bytes`: what each may take."""
     for folder in folders:
-        yield check_folder(folder, size_bytes, open_file=open_file)
+        yield check_folder(folder, size_bytes, given, open_file=open_file)
 
 
-def check_folder(folder: Path, size_bytes: int, *, open_file: Open = os.open) -> Finding:
+def check_folder(folder: Path, size_bytes: int, given: Given = NOTHING, *, open_file: Open = os.open) -> Finding:
     check = f"disk {folder}"
     refused = _check_owner(check, folder)
     if refused is not None:
@@ -32,17 +35,19 @@ def check_folder(folder: Path, size_bytes: int, *, open_file: Open = os.open) ->
     if free_bytes < size_bytes:
         return fail(
             check,
-            f"has room for {format_size(free_bytes)}, and may take {format_size(size_bytes)}",
-            f"kvoffload serve --set disk_size={max(free_bytes // 2 >> 30, 1)}GiB",
+            f"has room for {describe_size(free_bytes)}, and may take {describe_size(size_bytes)}",
+            given.change("disk_size", f"{max(free_bytes // 2 >> 30, 1)}GiB"),
         )
     problem = try_direct(folder, open_file)
     if problem:
         return warn(
             check,
             f"has no O_DIRECT ({problem}): what is written and read passes through the kernel's cache",
-            f"findmnt -T {folder}",
+            f"name a folder on ext4 or XFS; what this one is on: findmnt -T {folder}",
         )
-    return ok(check, f"room for {format_size(free_bytes)}, of which {format_size(size_bytes)} may be used; O_DIRECT")
+    return ok(
+        check, f"room for {describe_size(free_bytes)}, of which {describe_size(size_bytes)} may be used; O_DIRECT"
+    )
 
 
 def _check_owner(check: str, folder: Path) -> Finding | None:

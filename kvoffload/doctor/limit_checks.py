@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvoffload.doctor.findings import Finding, fail, ok, warn
+from kvoffload.doctor.given import NOTHING, Given
 from kvoffload.doctor.machine import NO_LIMIT, Machine
-from kvoffload.units import GIB, MIB, format_size
+from kvoffload.units import GIB, MIB, describe_size
 
 FILES_BESIDE_SEGMENTS = 512
 """Sessions, links, sockets, and what an interpreter has open."""
@@ -30,10 +31,10 @@ class Wanted:
         return -(-self.memory_bytes // self.segment_bytes)
 
 
-def check_limits(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
-    yield check_memory(machine, wanted)
+def check_limits(machine: Machine, wanted: Wanted, given: Given = NOTHING) -> Iterator[Finding]:
+    yield check_memory(machine, wanted, given)
     yield check_commit(machine, wanted)
-    yield check_file_size(machine, wanted)
+    yield check_filedescribe_size(machine, wanted)
     yield check_open_files(machine, wanted)
     yield check_address_space(machine, wanted)
     yield check_locked_memory(machine)
@@ -41,18 +42,18 @@ def check_limits(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     yield check_huge_pages(machine)
 
 
-def check_memory(machine: Machine, wanted: Wanted) -> Finding:
+def check_memory(machine: Machine, wanted: Wanted, given: Given) -> Finding:
     is_cgroup = machine.headroom_bytes < machine.available_bytes * _AS_MUCH
     binds = "a cgroup's limit" if is_cgroup else "what the machine has"
-    can_be_had = f"{_size(machine.headroom_bytes)} can be had, by {binds}"
+    can_be_had = f"{describe_size(machine.headroom_bytes)} can be had, by {binds}"
     if wanted.memory_bytes > machine.headroom_bytes:
         less = max(machine.headroom_bytes // 2 // MIB, 64)
         return fail(
             "memory",
-            f"{_size(wanted.memory_bytes)} are wanted, and {can_be_had}",
-            f"kvoffload serve --set memory={less}MiB",
+            f"{describe_size(wanted.memory_bytes)} are wanted, and {can_be_had}",
+            given.change("memory", f"{less >> 10}GiB" if less >= 2048 else f"{less}MiB"),
         )
-    return ok("memory", f"{_size(wanted.memory_bytes)} are wanted; {can_be_had}")
+    return ok("memory", f"{describe_size(wanted.memory_bytes)} are wanted; {can_be_had}")
 
 
 def check_commit(machine: Machine, wanted: Wanted) -> Finding:
@@ -62,19 +63,19 @@ def check_commit(machine: Machine, wanted: Wanted) -> Finding:
     if room < wanted.memory_bytes:
         return fail(
             "overcommit",
-            f"vm.overcommit_memory is 2, and {_size(room)} are left of what may be promised",
+            f"vm.overcommit_memory is 2, and {describe_size(room)} are left of what may be promised",
             "sysctl -w vm.overcommit_memory=0",
         )
-    return ok("overcommit", f"vm.overcommit_memory is 2, with {_size(room)} left")
+    return ok("overcommit", f"vm.overcommit_memory is 2, with {describe_size(room)} left")
 
 
-def check_file_size(machine: Machine, wanted: Wanted) -> Finding:
+def check_filedescribe_size(machine: Machine, wanted: Wanted) -> Finding:
     limit = machine.limits["file size"]
     if limit != NO_LIMIT and limit < wanted.segment_bytes:
         return fail(
             "file size",
-            f"files may have {_size(limit)} (RLIMIT_FSIZE), and a segment of memory is one of "
-            f"{_size(wanted.segment_bytes)}",
+            f"files may have {describe_size(limit)} (RLIMIT_FSIZE), and a segment of memory is one of "
+            f"{describe_size(wanted.segment_bytes)}",
             "ulimit -f unlimited",
         )
     return ok("file size", "does not bind")
@@ -96,7 +97,8 @@ def check_address_space(machine: Machine, wanted: Wanted) -> Finding:
     if limit != NO_LIMIT and limit < needed:
         return fail(
             "address space",
-            f"{_size(limit)} (RLIMIT_AS), and the pool is mapped as a whole: {_size(needed)} with everything else",
+            f"{describe_size(limit)} (RLIMIT_AS), and the pool is mapped as a whole: "
+            f"{describe_size(needed)} with everything else",
             "ulimit -v unlimited",
         )
     return ok("address space", "does not bind")
@@ -104,19 +106,21 @@ def check_address_space(machine: Machine, wanted: Wanted) -> Finding:
 
 def check_locked_memory(machine: Machine) -> Finding:
     limit = machine.limits["locked memory"]
-    text = "no limit" if limit == NO_LIMIT else _size(limit)
-    return ok("locked memory", f"does not bind ({text}): NVIDIA's driver pins pages without it, and nothing else does")
+    text = "no limit" if limit == NO_LIMIT else describe_size(limit)
+    return ok(
+        "locked memory", f"does not bind ({text}): NVIDIA's driver pins pages without it, and nothing else locks any"
+    )
 
 
 def check_shm(machine: Machine) -> Finding:
     if machine.shm_bytes < ENGINE_SHM_BYTES:
         return warn(
             "/dev/shm",
-            f"{_size(machine.shm_bytes)}: enough for us, whose memory is not there, and little for an engine of "
-            "more than one process",
-            "docker run --shm-size=8g ...",
+            f"{describe_size(machine.shm_bytes)}: enough for us, whose memory is not there, and little for an engine "
+            "of more than one process",
+            "mount -o remount,size=8g /dev/shm; of a container: docker run --shm-size=8g ...",
         )
-    return ok("/dev/shm", f"{_size(machine.shm_bytes)}; the pool does not lie there")
+    return ok("/dev/shm", f"{describe_size(machine.shm_bytes)}; the pool does not lie there")
 
 
 def check_huge_pages(machine: Machine) -> Finding:
@@ -131,7 +135,3 @@ def check_huge_pages(machine: Machine) -> Finding:
             f"echo advise > {_THP}",
         )
     return ok("huge pages", f"{mode} in shared memory{set_aside}")
-
-
-def _size(size_bytes: int) -> str:
-    return format_size(size_bytes // MIB * MIB) if size_bytes >= MIB else format_size(size_bytes)

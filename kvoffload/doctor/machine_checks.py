@@ -13,6 +13,16 @@ OLDEST_DEVICE = (8, 0)
 """What the copy kernels are compiled for, at least."""
 
 
+_IO_URING_REMEDIES = {
+    "io_uring_disabled": "sysctl -w kernel.io_uring_disabled=0",
+    "seccomp profiles": "docker run --security-opt seccomp=unconfined ...",
+    "has no io_uring": "boot a kernel with CONFIG_IO_URING, or leave the sandbox",
+    "locked memory": "ulimit -l unlimited",
+    "descriptor": "ulimit -n 65536",
+}
+"""By what the native core says is the cause."""
+
+
 def check_machine(machine: Machine) -> Iterator[Finding]:
     yield check_kernel(machine)
     yield check_io_uring(machine)
@@ -25,16 +35,17 @@ def check_machine(machine: Machine) -> Iterator[Finding]:
 def check_kernel(machine: Machine) -> Finding:
     text = "{}.{}".format(*machine.kernel)
     if machine.kernel < OLDEST_KERNEL:
-        return fail("kernel", f"{text}, and pidfd_getfd came with {'{}.{}'.format(*OLDEST_KERNEL)}", "uname -r")
+        return fail(
+            "kernel", f"{text}, and pidfd_getfd came with {'{}.{}'.format(*OLDEST_KERNEL)}", "boot a newer kernel"
+        )
     return ok("kernel", text)
 
 
 def check_io_uring(machine: Machine) -> Finding:
     problem = machine.capabilities.io_uring_problem
     if problem:
-        return warn(
-            "io_uring", f"{problem}: the disk tier uses threads instead", "sysctl -w kernel.io_uring_disabled=0"
-        )
+        remedy = next((remedy for cause, remedy in _IO_URING_REMEDIES.items() if cause in problem), "uname -r")
+        return warn("io_uring", f"{problem}: the disk tier uses threads instead", remedy)
     return ok("io_uring", "there")
 
 
@@ -70,7 +81,7 @@ def check_driver(machine: Machine) -> Finding:
         return fail(
             "CUDA driver",
             f"{', '.join(machine.nvidia_devices)} without a driver library: {found.cuda_problem}",
-            "docker run --gpus all ...",
+            "install NVIDIA's driver; in a container: docker run --gpus all ...",
         )
     return ok("CUDA driver", "none, and no NVIDIA device: only engines on the processor")
 
@@ -93,7 +104,7 @@ def check_devices(machine: Machine) -> Iterator[Finding]:
             yield warn(
                 f"GPU {number}",
                 f"{device} is older than what our kernels are for: small pages are copied one by one",
-                "nvidia-smi --query-gpu=name,compute_cap --format=csv",
+                f"a GPU of compute capability {'{}.{}'.format(*OLDEST_DEVICE)} or newer",
             )
         else:
             yield ok(f"GPU {number}", str(device))

@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvoffload.client.client import Client
 from kvoffload.client.joining import Member
-from kvoffload.client.terms import ClientTerms
-from kvoffload.daemon.tier_terms import TierPlan
+from kvoffload.client.terms import ClientTerms, LinkState
+from kvoffload.daemon.tier_terms import TierPlace, TierPlan
 from kvoffload.doctor.findings import Finding, fail, ok, warn
+from kvoffload.doctor.given import NOTHING, Given
 from kvoffload.errors import ServerError, TierError
-from kvoffload.protocol import Role
+from kvoffload.protocol import ErrorCode, Role
 from kvoffload.tiers.base import TierState
+from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.remote import RemoteTier
-from kvoffload.units import format_size
+from kvoffload.tiers.s3 import S3Terms
+from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.units import describe_size
 
 ANSWER_S = 5.0
+ABSENT_S = 0.5
+_LET_IN = "run as that user or in that group, or start the server with --set socket_mode=0660 --set socket_group=..."
 
 
-def check_server(socket: str) -> Finding:
-    """As an observer, which takes nothing of it."""
+def check_server(socket: str, given: Given = NOTHING) -> Finding:
+    """As an observer, which takes nothing of it. A server that is not there is not waited for."""
     if not socket:
         return ok("server", "none is set: each engine starts one of its own")
     client = Client(ClientTerms(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))).start()
     try:
-        if not client.wait_until_served(ANSWER_S):
-            return fail("server", f"{socket}: {client.fault or 'no answer'}", f"kvoffload serve --set server={socket}")
+        is_served = client.wait_until_served(ABSENT_S)
+        if not is_served and (client.state is LinkState.DOWN or not client.wait_until_served(ANSWER_S)):
+            return fail(
+                "server", client.fault or f"{socket} does not answer", _mend_server(Path(socket), client, given)
+            )
         stats = client.stats()
     except ServerError as fault:
         # It has let us in, and may still be taking its memory, which lasts seconds for each 100 GB.
-        return warn("server", f"{socket}: {fault.message}", f"kvoffload doctor --set server={socket}")
+        return warn("server", f"{socket}: {fault.message}", given.command("doctor", server=socket))
     finally:
         client.close()
     return ok(
         "server",
-        f"{socket}: {format_size(stats.used_bytes)} of {format_size(stats.capacity_bytes)} used, "
+        f"{socket}: {describe_size(stats.used_bytes)} of {describe_size(stats.capacity_bytes)} used, "
         f"{stats.sessions} sessions",
     )
 
@@ -58,5 +68,34 @@ def check_store(plan: TierPlan, timeout_s: float) -> Finding:
         with contextlib.suppress(TierError):  # it hangs, which is what is told
             tier.close(timeout_s)
     if health.state is not TierState.READY:
-        return fail(check, f"{where}: {health.reason}", f"kvoffload config show --set {check}=...")
+        return fail(check, f"{where}: {health.reason}", _mend_store(plan.place, health.reason))
     return ok(check, f"{where}: answers")
+
+
+def _mend_server(socket: Path, client: Client, given: Given) -> str:
+    """Why it is not there is looked at again: the client tells it in words."""
+    if client.refusal is not None and client.refusal.code is ErrorCode.VERSION:
+        return "install one version of kvoffload here and where the server runs"
+    try:
+        is_there = socket.exists()
+    except PermissionError:
+        return _LET_IN
+    if is_there and not socket.is_socket():
+        return "name another path in `server`"
+    if is_there and not os.access(socket, os.W_OK, effective_ids=True):
+        return _LET_IN
+    if is_there and client.state is not LinkState.DOWN:
+        return "end the server's process, and start it again"
+    return given.command("serve", server=str(socket))
+
+
+def _mend_store(place: TierPlace, reason: str) -> str:
+    """A store that nobody runs is started; what is wrong with one that is there, its own tools show."""
+    is_absent = "refused" in reason.lower()
+    if isinstance(place, ValkeyTerms):
+        host, port = place.address.host, place.address.port
+        return f"on {host}: valkey-server --port {port}" if is_absent else f"valkey-cli -h {host} -p {port} ping"
+    if isinstance(place, S3Terms):
+        return f"curl -I {place.endpoint or 'https://s3.amazonaws.com'}/{place.address.bucket}"
+    assert isinstance(place, MooncakeTerms)
+    return f"on {place.address.host}: mooncake_master --rpc_port={place.address.port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -39,6 +40,20 @@ def test_what_fails_is_said_and_makes_the_exit_code(tmp_path: Path) -> None:
     for check in ("memory", f"disk {folder}", "server"):
         assert rows[check]["verdict"] == "fail"
     assert rows[f"disk {folder}"]["remedy"] == f"install -d -m 0700 {folder}"
+    disk = f"--set disk={folder} --set disk_size=1GiB"
+    assert rows["server"]["remedy"] == f"kvoffload serve --set memory=900TiB {disk} --set server={tmp_path}/s"
+    assert rows["memory"]["remedy"].startswith(f"kvoffload serve --set server={tmp_path}/s {disk} --set memory=")
+
+
+def test_a_long_name_is_told_apart_from_what_is_said_of_it(tmp_path: Path) -> None:
+    done = run("doctor", "--set", f"disk={tmp_path}/none", "--set", "disk_size=1GiB")
+    assert f"fail  disk {tmp_path}/none  No such file or directory\n" in done.stdout
+
+
+def test_sizes_have_three_digits_and_a_unit() -> None:
+    sizes = re.findall(r"\b([0-9.]+)([KMGT]i)?B\b", run("doctor").stdout)
+    assert len(sizes) > 2
+    assert all(len(number.replace(".", "")) <= 3 or float(number) < 1024 for number, _ in sizes)
 
 
 def test_settings_that_do_not_fit_each_other_are_a_finding(tmp_path: Path) -> None:

@@ -41,6 +41,20 @@ def test_what_is_wrong_is_said(machine: Machine, check: str, verdict: Verdict, t
     assert {one.verdict for name, one in found.items() if name != check} == {Verdict.OK}
 
 
+@pytest.mark.parametrize(
+    ("problem", "remedy"),
+    [
+        ("turned off by sysctl kernel.io_uring_disabled=2", "sysctl -w kernel.io_uring_disabled=0"),
+        ("not permitted here; container runtimes' default seccomp profiles forbid it", "seccomp=unconfined"),
+        ("this kernel has no io_uring, or a sandbox (gVisor, seccomp) hides it", "CONFIG_IO_URING"),
+        ("not enough locked memory (ulimit -l)", "ulimit -l unlimited"),
+    ],
+)
+def test_io_uring_is_mended_by_its_cause(problem: str, remedy: str) -> None:
+    [found] = [one for one in check_machine(able(io_uring_problem=problem)) if one.check == "io_uring"]
+    assert remedy in found.remedy
+
+
 def test_a_machine_without_gpu_is_well() -> None:
     from dataclasses import replace
 

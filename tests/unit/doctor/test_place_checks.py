@@ -42,7 +42,15 @@ def test_a_server_that_is_not_there_is_told_how_to_start(tmp_path: Path) -> None
     path = tmp_path / "s"
     found = check_server(str(path))
     assert found.verdict is Verdict.FAIL
+    assert found.text == f"{path} is not there"
     assert found.remedy == f"kvoffload serve --set server={path}"
+
+
+def test_a_server_that_cannot_be_reached_is_not_to_be_started_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("")
+    found = check_server(str(path))
+    assert (found.text, found.remedy) == (f"{path} is no socket", "name another path in `server`")
 
 
 def check_valkey(port: int) -> Finding:
@@ -60,6 +68,8 @@ def test_a_store_that_answers_and_one_that_does_not(tmp_path: Path) -> None:
         assert (found.check, found.verdict) == ("valkey", Verdict.OK)
     finally:
         server.kill()
-    found = check_valkey(free_port())
+    port = free_port()
+    found = check_valkey(port)
     assert found.verdict is Verdict.FAIL
     assert "refused" in found.text
+    assert found.remedy == f"on 127.0.0.1: valkey-server --port {port}"
