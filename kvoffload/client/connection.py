@@ -25,6 +25,7 @@ from kvoffload.client.wire import SocketWire
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Bye, ClearedBlocks, Counts, Done, Draining, Error, Insight, Role, ServerMessage
 from kvoffload.protocol.message import Event, Reply, Request
+from kvoffload.protocol.shape import name_of
 
 _IS_IT_THERE = "see whether the cache server runs"
 _AS_OPERATOR = "ask as the server's user, or with its operator's token"
@@ -175,7 +176,9 @@ class Connection:
 
     def _read_found(self, message: Request, answer: ServerMessage | None) -> Reply:
         if not isinstance(answer, Reply) or isinstance(answer, Error):
-            raise ServerError(_describe_fault(answer), remedy=_choose_remedy(answer))
+            # A refusal begins with the call's name on the wire, which says nothing to who typed a command.
+            line = _describe_fault(answer).removeprefix(f"{name_of(type(message))}: ")
+            raise ServerError(line, remedy=_choose_remedy(answer))
         return answer
 
     def _end(self) -> None:

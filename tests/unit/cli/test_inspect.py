@@ -114,6 +114,7 @@ def test_who_is_no_operator_needs_the_token(tmp_path: Path) -> None:
         flags = ("--set", f"server={tmp_path / 's'}")
         refused = run("inspect", "sessions", *flags)
         assert "no operator here" in refused.stderr
+        assert "list_joined" not in refused.stderr
         assert run("inspect", "sessions", "--token-file", str(token), *flags).returncode == 0
 
 
