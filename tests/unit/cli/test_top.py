@@ -56,7 +56,7 @@ def test_without_a_server_it_says_so(tmp_path: Path) -> None:
     assert done.returncode == UNREACHABLE
     row = json.loads(done.stdout)
     assert (row["up"], bool(row["fault"])) == (False, True)
-    assert run("top").returncode == 2
+    assert run("top", "--set", "server=").returncode == 2
 
 
 class Terminal:

@@ -70,7 +70,7 @@ def test_engines_go_first(tmp_path: Path) -> None:
 
 
 def test_without_a_server_to_tell_of_it_ends() -> None:
-    assert run("web").returncode == 2
+    assert run("web", "--set", "server=").returncode == 2
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * (MIN_TOKEN_LETTERS - 1), "with\x00nul" * 4])
