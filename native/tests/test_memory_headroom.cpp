@@ -155,10 +155,10 @@ TEST(a_shortage_says_what_was_asked_and_what_bounds_it) {
     const MadeUpFiles files("headroom_short");
     files.write_available(10 * kMiB);
     CHECK(check_memory_headroom(10 * kMiB, files.root()).ok());
-    const Status refusal = check_memory_headroom(10 * kMiB + 1, files.root());
-    CHECK(refusal.code() == Code::unavailable);
-    CHECK(refusal.message().find("10485761") != std::string::npos);
-    CHECK(refusal.message().find("10485760") != std::string::npos);
+    CHECK(check_memory_headroom(10 * kMiB + 1, files.root()).code() == Code::unavailable);
+    const Status refusal = check_memory_headroom(1536 * kMiB, files.root());
+    CHECK(refusal.message().find("1.5GiB of memory are not there") != std::string::npos);
+    CHECK(refusal.message().find("10MiB are left") != std::string::npos);
     CHECK(refusal.message().find("MemAvailable") != std::string::npos);
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/size_text.hpp"
 #include "cache/index_reader.hpp"
 #include "evict/make_policy.hpp"
 #include "shim/memory_headroom.hpp"
@@ -67,8 +68,8 @@ Status check_total(const CacheOptions& options, std::uint64_t pool_bytes) {
     if (options.is_sparse || wanted <= total) {
         return {};
     }
-    return {Code::unavailable, "memory for " + std::to_string(wanted) +
-                                   " bytes is not there: " + std::to_string(total) + " is all there is"};
+    return {Code::unavailable,
+            describe_size(wanted) + " of memory are not there: " + describe_size(total) + " is all there is"};
 }
 
 constexpr std::uint64_t mix(std::uint64_t mark, std::uint64_t word) {

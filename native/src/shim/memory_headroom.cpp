@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/size_text.hpp"
+
 namespace kvo {
 namespace {
 
@@ -75,7 +77,7 @@ void read_machine(const fs::path& proc, MemoryHeadroom& headroom) {
     const std::uint64_t available = read_value(proc / "meminfo", "MemAvailable", UINT64_MAX / 1024);
     if (available < UINT64_MAX / 1024) {
         const std::uint64_t bytes = available * 1024;
-        lower(headroom, bytes, "the machine has " + std::to_string(bytes) + " bytes available (MemAvailable)");
+        lower(headroom, bytes, "the machine has " + describe_size(bytes) + " available (MemAvailable)");
     }
     const std::uint64_t total = read_value(proc / "meminfo", "MemTotal", UINT64_MAX / 1024);
     headroom.total_bytes = total < UINT64_MAX / 1024 ? total * 1024 : UINT64_MAX;
@@ -99,8 +101,8 @@ void read_cgroup(const fs::path& folder, const CgroupFiles& files, MemoryHeadroo
                                     read_value(folder / "memory.stat", files.active_cache, 0) / 2;
     const std::uint64_t kept = *used - std::min(*used, droppable);
     lower(headroom, bound.limit - std::min(bound.limit, kept),
-          "the cgroup " + folder.string() + " is limited to " + std::to_string(bound.limit) + " bytes (" + bound.name +
-              "), of which " + std::to_string(kept) + " are in use");
+          "the cgroup " + folder.string() + " is limited to " + describe_size(bound.limit) + " (" + bound.name +
+              "), of which " + describe_size(kept) + " are in use");
 }
 
 bool lists(std::string_view words, std::string_view wanted) {
@@ -196,8 +198,8 @@ Status check_memory_headroom(std::uint64_t needed, const fs::path& proc) {
     if (needed <= headroom.bytes) {
         return {};
     }
-    return {Code::unavailable, "memory for " + std::to_string(needed) + " bytes is not there: " +
-                                   std::to_string(headroom.bytes) + " are left; " + headroom.limited_by};
+    return {Code::unavailable, describe_size(needed) + " of memory are not there: " + describe_size(headroom.bytes) +
+                                   " are left; " + headroom.limited_by};
 }
 
 }  // namespace kvo

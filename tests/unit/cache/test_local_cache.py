@@ -134,10 +134,10 @@ def test_a_shortage_while_it_grows_changes_nothing() -> None:
 
         class Short:
             def grow(self, _progress: object) -> bool:
-                raise RuntimeError("memory for 5 bytes is not there: 4 are left")
+                raise RuntimeError("5B of memory are not there: 4B are left")
 
         cache._core = Short()  # type: ignore[assignment]
-        with pytest.raises(CacheMemoryError, match="5 bytes is not there: 4 are left"):
+        with pytest.raises(CacheMemoryError, match="5B of memory are not there: 4B are left"):
             cache.grow()
         cache._core = core
         assert cache.grow()

@@ -176,9 +176,19 @@ def test_a_private_server_that_answers_late_is_waited_for(
     """Beside an engine that starts, it may have to wait for a processor for seconds."""
     monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
     client: Any = LateClient()
-    make_access("" if is_private else tmp_path / "s")._await(client)
+    make_access("" if is_private else tmp_path / "s")._await(client, Role.SCHEDULER)
     assert client.looks == looks
     assert ("starts without a cache server" in caplog.text) == (looks == 1)
+
+
+def test_of_an_engines_processes_its_scheduler_alone_says_that_there_is_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
+    for role in (Role.WORKER, Role.WORKER, Role.SCHEDULER):
+        client: Any = LateClient()
+        make_access(tmp_path / "s")._await(client, role)
+    assert len(caplog.messages) == 1
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from kvoffload.errors import CacheMemoryError
 from kvoffload.units import MIB
 from tests.unit.daemon.test_pools import GROWING
 
-SHORT = CacheMemoryError("memory for 16777216 bytes is not there: 4096 are left", remedy="more")
+SHORT = CacheMemoryError("16MiB of memory are not there: 4KiB are left", remedy="more")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,7 @@ class FakeAccess:
         self.starts = 0
         self.may_start = threading.Event()
         self.problem: ServerError | None = None
+        self.socket = Path("private/s")
 
     def open(
         self,
@@ -159,7 +161,7 @@ def test_a_shared_server_is_nobodys_to_start() -> None:
     ("capacity_bytes", "server", "line"),
     [
         # 16 bytes per token of the first group's 64-byte blocks, 8 of the second's.
-        (24 << 20, "", "of acme/tiny in 24MiB (1,048,576 tokens) of a private server: "),
+        (24 << 20, "", "of acme/tiny in 24MiB (1,048,576 tokens) of a private server (log: private/s.log): "),
         (None, "kv.socket", "of acme/tiny in a server that is not there yet of kv.socket: "),
     ],
 )
