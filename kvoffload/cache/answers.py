@@ -179,8 +179,8 @@ class CacheStats:
     """Of the capacity, what has its memory by now."""
     residence: Residence = field(default_factory=Residence)
     """Of evicted entries. A server tells it apart."""
-    used_by: tuple[int, ...] = ()
-    """Bytes in slots by namespace. Likewise."""
+    used_by: Mapping[int, int] = field(default_factory=dict)
+    """Bytes in slots by namespace, where it has any. Likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)

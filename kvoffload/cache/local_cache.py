@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -222,6 +222,11 @@ class LocalCache:
         ]
         return self._core.open_namespace(fingerprint, geometry.hash_block_size, groups)
 
+    def forget_namespaces(self, kept: Iterable[int]) -> list[int]:
+        """Identities without blocks are forgotten, but for the kept ones and those that a call goes on with; which ones
+        were. Nobody has their numbers from then on: what still says one finds no blocks, and leaves none."""
+        return self._core.forget_namespaces(list(kept))
+
     def open_tenant(self, name: str, *, quota_bytes: int = 0) -> int:
         """The number of a tenant. Over its quota, it loses its own entries before others lose theirs."""
         return self._core.open_tenant(name, quota_bytes)
@@ -307,12 +312,12 @@ class LocalCache:
     def survey(self, prefix: Buffer, *, limit: int) -> FoundEntries:
         """Readable entries whose hashes begin so. Walks the whole index: about 10 ns an entry."""
         matches, hashes, *columns = self._core.survey(prefix, limit)
-        spaces, seconds, leases, tenants, used = map(_numbers, columns)
+        name_spaces, groups, seconds, leases, tenants, used = map(_numbers, columns)
         return FoundEntries(
             matches=matches,
             hashes=hashes,
-            name_spaces=spaces >> np.uint64(16),
-            groups=spaces & np.uint64(0xFFFF),
+            name_spaces=name_spaces,
+            groups=groups,
             seconds=seconds,
             leases=leases,
             tenants=tenants,
@@ -420,7 +425,7 @@ class LocalCache:
         )
         bounds, buckets, sum_s = found["residence"]
         residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)
-        return CacheStats(tenants=tenants, residence=residence, used_by=tuple(found["used_by"]), **counts)
+        return CacheStats(tenants=tenants, residence=residence, used_by=found["used_by"], **counts)
 
 
 def _numbers(data: bytes) -> Addresses:

@@ -144,7 +144,7 @@ def _describe_models(domain: Domain) -> tuple[ModelUse, ...]:
         register = domain.registers.get(fingerprint)
         named = () if register is None else register.identity
         name = next((part.value for part in named if part.name == "model"), "")
-        used_bytes = used_by[name_space] if name_space < len(used_by) else 0
+        used_bytes = used_by.get(name_space, 0)
         rows.append(
             ModelUse(name=cut_text(name, NAME_BYTES), fingerprint=fingerprint.hex()[:12], used_bytes=used_bytes)
         )

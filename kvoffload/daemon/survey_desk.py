@@ -148,13 +148,13 @@ def _read_identity(domain: Domain, message: ReadIdentity) -> ServerMessage:
     if found is None:
         return IdentityRead(total=len(known))
     name_space, fingerprint = found
-    used_by = () if domain.cache is None else domain.cache.stats.used_by
+    used_by = {} if domain.cache is None else domain.cache.stats.used_by
     read = partial(
         IdentityRead,
         total=len(known),
         name_space=name_space,
         fingerprint=fingerprint,
-        used_bytes=used_by[name_space] if name_space < len(used_by) else 0,
+        used_bytes=used_by.get(name_space, 0),
     )
     register = domain.registers.get(fingerprint)
     if register is None:

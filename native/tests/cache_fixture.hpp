@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -150,12 +151,13 @@ public:
 
     Space open(const Geometry& geometry = plain_geometry(), std::uint8_t name = 1) {
         const std::uint32_t number = value_of(core_->open_namespace(fingerprint(name), geometry));
-        geometries_.resize(std::max<std::size_t>(geometries_.size(), number + 1));
         geometries_[number] = geometry;
         return make_space(number, 0);
     }
     SessionId session(std::uint64_t limit = kNoLimit) { return value_of(core_->sessions().open(limit)); }
-    const GroupGeometry& group(Space space) const { return geometries_[namespace_of(space)].groups[group_of(space)]; }
+    const GroupGeometry& group(Space space) const {
+        return geometries_.at(namespace_of(space)).groups[group_of(space)];
+    }
 
     std::span<std::byte> record(Space space, std::uint64_t address, std::uint32_t shard = 0) {
         const std::uint64_t bytes = group(space).record_bytes;
@@ -293,7 +295,7 @@ public:
 private:
     CacheOptions options_;
     std::unique_ptr<CacheCore> core_;
-    std::vector<Geometry> geometries_;
+    std::map<std::uint32_t, Geometry> geometries_;  // by namespace
 };
 
 // An index without a cache, for its tables.

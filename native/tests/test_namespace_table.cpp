@@ -1,6 +1,7 @@
 #include "cache/namespace_table.hpp"
 
 #include <random>
+#include <set>
 
 #include "cache_fixture.hpp"
 
@@ -97,27 +98,121 @@ TEST(a_successor_knows_the_same_identities) {
     CHECK_EQUAL(value_of(successor.open(fingerprint(3), plain_geometry())), 2u);
 }
 
-TEST(a_number_that_was_forgotten_is_another_identitys_where_there_is_no_other) {
+namespace {
+
+Fingerprint name_of(std::uint32_t number) {
+    Fingerprint name{};
+    std::memcpy(name.data(), &number, sizeof(number));
+    return name;
+}
+
+// As many as there can be.
+void fill(NamespaceTable& table) {
+    for (std::uint32_t i = 0; i < kNamespaceLimit; ++i) {
+        CHECK_EQUAL(value_of(table.open(name_of(i), plain_geometry())), i);
+    }
+}
+
+std::vector<std::uint32_t> forget(NamespaceTable& table, std::set<std::uint32_t> numbers) {
+    return table.forget([&](std::uint32_t number) { return numbers.contains(number); });
+}
+
+}  // namespace
+
+TEST(a_place_that_was_given_back_is_another_identitys_under_another_number) {
     Namespaces namespaces;
     NamespaceTable reader(namespaces.index.view(), reserve_in(namespaces.index));
-    Fingerprint name{};
-    for (std::uint32_t i = 0; i < kNamespaceLimit; ++i) {
-        std::memcpy(name.data(), &i, sizeof(i));
-        CHECK_EQUAL(value_of(namespaces.table.open(name, plain_geometry())), i);
-    }
-    namespaces.table.forget([](std::uint32_t number) { return number == 5 || number == 9; });
+    fill(namespaces.table);
+    CHECK(namespaces.table.open(fingerprint(0xff), plain_geometry()).fault().code() == Code::failed);
+    CHECK_EQUAL(forget(namespaces.table, {9, 5}).size(), 2u);
     CHECK_EQUAL(namespaces.table.known(), kNamespaceLimit - 2);
     CHECK(namespaces.table.find(5) == nullptr && namespaces.table.find(6) != nullptr);
     reader.adopt();
     CHECK(reader.find(5) == nullptr && reader.find(kNamespaceLimit - 1) != nullptr);
 
-    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(0xff), hybrid_geometry())), 5u);
-    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(0xfe), plain_geometry())), 9u);
+    const std::uint32_t other = value_of(namespaces.table.open(fingerprint(0xff), hybrid_geometry()));
+    const std::uint32_t third = value_of(namespaces.table.open(fingerprint(0xfe), plain_geometry()));
+    CHECK_EQUAL(other, next_namespace(5));
+    CHECK_EQUAL(third, next_namespace(9));
     CHECK(namespaces.table.open(fingerprint(0xfd), plain_geometry()).fault().code() == Code::failed);
     reader.adopt();
-    CHECK(reader.find(5)->geometry == hybrid_geometry());
-    CHECK(reader.find(9)->fingerprint == fingerprint(0xfe));
-    CHECK_EQUAL(reader.known(), kNamespaceLimit);
+    for (const NamespaceTable* table : {&reader, &namespaces.table}) {
+        CHECK(table->find(5) == nullptr && !table->use(9));
+        CHECK(table->find(other)->geometry == hybrid_geometry());
+        CHECK(table->find(third)->fingerprint == fingerprint(0xfe));
+        CHECK_EQUAL(table->known(), kNamespaceLimit);
+    }
+}
+
+TEST(a_reader_forgets_whose_place_another_has) {
+    Namespaces namespaces;
+    NamespaceTable reader(namespaces.index.view(), reserve_in(namespaces.index));
+    fill(namespaces.table);
+    reader.adopt();
+    std::uint32_t number = 7;
+    for (std::uint8_t round = 1; round < 10; ++round) {
+        CHECK_EQUAL(forget(namespaces.table, {number}).size(), 1u);
+        const std::uint32_t before = number;
+        number = value_of(namespaces.table.open(fingerprint(round), round % 2 ? hybrid_geometry() : plain_geometry()));
+        reader.adopt();
+        CHECK(!reader.use(before));
+        CHECK(reader.use(number)->fingerprint == fingerprint(round));
+        CHECK_EQUAL(reader.known(), kNamespaceLimit);
+    }
+}
+
+TEST(no_number_is_given_twice_also_by_a_successor) {
+    Namespaces namespaces;
+    std::set<std::uint32_t> given;
+    fill(namespaces.table);
+    const auto turn = [&](NamespaceTable& table, std::uint32_t first) {
+        for (std::uint32_t i = first; i < first + 1000; ++i) {
+            CHECK_EQUAL(forget(table, {table.list().front()}).size(), 1u);
+            const std::uint32_t number = value_of(table.open(name_of(i), plain_geometry()));
+            CHECK(number >= kNamespaceLimit && given.insert(number).second);
+        }
+        // The successor finds places that nobody has.
+        CHECK_EQUAL(table.forget([](std::uint32_t number) { return number % 2 == 0; }).size(), kNamespaceLimit / 2);
+        for (std::uint32_t i = 0; i < 10; ++i) {
+            const std::uint32_t number = value_of(table.open(name_of(first + 1000 + i), plain_geometry()));
+            CHECK(given.insert(number).second);
+        }
+    };
+    turn(namespaces.table, 10'000);
+    NamespaceTable successor(namespaces.index.view(), reserve_in(namespaces.index));
+    successor.adopt();
+    CHECK_EQUAL(successor.known(), namespaces.table.known());
+    for (std::uint32_t i = 20'000; successor.known() < kNamespaceLimit; ++i) {
+        CHECK(given.insert(value_of(successor.open(name_of(i), plain_geometry()))).second);
+    }
+    turn(successor, 30'000);
+}
+
+TEST(numbers_begin_anew_after_very_many) {
+    Namespaces namespaces;
+    fill(namespaces.table);
+    NamespaceRecord& record = namespaces.index.view().namespaces[3];
+    record.number = kNamespaceNumbers - kNamespaceLimit + 3;
+    NamespaceTable table(namespaces.index.view(), reserve_in(namespaces.index));
+    table.adopt();
+    CHECK(table.find(record.number) != nullptr && table.find(3) == nullptr);
+    CHECK_EQUAL(forget(table, {record.number}).size(), 1u);
+    CHECK_EQUAL(value_of(table.open(fingerprint(0xff), plain_geometry())), 3u);
+}
+
+TEST(an_identity_that_a_call_goes_on_with_stays) {
+    Namespaces namespaces;
+    CHECK_EQUAL(value_of(namespaces.table.open(fingerprint(1), plain_geometry())), 0u);
+    NamespaceUse use = namespaces.table.use(0);
+    CHECK(use && !namespaces.table.use(1));
+    CHECK(forget(namespaces.table, {0}).empty());
+    CHECK(namespaces.table.find(0) == use.get());
+    NamespaceUse moved = std::move(use);
+    CHECK(forget(namespaces.table, {0}).empty());
+    CHECK(moved->fingerprint == fingerprint(1));
+    moved = NamespaceUse();
+    CHECK_EQUAL(forget(namespaces.table, {0}).size(), 1u);
+    CHECK(!namespaces.table.use(0));
 }
 
 TEST(damaged_records_are_not_believed) {
@@ -136,9 +231,13 @@ TEST(damaged_records_are_not_believed) {
         successor.adopt();
         CHECK(successor.count() <= 4);
         for (std::uint32_t i = 0; i < successor.count(); ++i) {
-            const Namespace& found = *successor.find(i);
-            CHECK(check_geometry(found.geometry).ok());
-            for (const GroupGeometry& group : found.geometry.groups) {
+            const NamespaceRecord& record = namespaces.index.view().namespaces[i];
+            const Namespace* const found = successor.find(record.number);
+            if (found == nullptr) {
+                continue;
+            }
+            CHECK(check_geometry(found->geometry).ok());
+            for (const GroupGeometry& group : found->geometry.groups) {
                 CHECK(group.record_bytes <= kSegmentBytes / group.shards);
             }
         }

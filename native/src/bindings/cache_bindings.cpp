@@ -116,7 +116,7 @@ nb::tuple describe(const Acquired& acquired) {
 }
 
 nb::bytes lookup(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
-    const Space space = open_space(cache, name_space, group);
+    const Space space = space_to_look_in(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
     raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.lookup(space, view.bytes(), found); }));
@@ -240,7 +240,7 @@ std::size_t abort_tickets(const Cache& cache, SessionId session, nb::handle tick
 }
 
 std::size_t invalidate(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
-    const Space space = open_space(cache, name_space, group);
+    const Space space = space_to_look_in(cache, name_space, group);
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
     return without_gil(cache, [&](CacheCore& core) { return core.invalidate(space, keys); });
@@ -279,7 +279,11 @@ nb::dict stats(const Cache& cache) {
     found["evicted_unused"] = stats.evicted_unused;
     found["residence"] = nb::make_tuple(std::vector<std::uint32_t>(kResidenceBounds.begin(), kResidenceBounds.end()),
                                         stats.residence, stats.residence_seconds);
-    found["used_by"] = stats.used_by;
+    nb::dict used_by;
+    for (const auto& [name_space, bytes] : stats.used_by) {
+        used_by[nb::int_(name_space)] = bytes;
+    }
+    found["used_by"] = used_by;
     found["mismatches"] = stats.mismatches;
     found["moved_bytes"] = stats.moved_bytes;
     found["lost_touches"] = stats.lost_touches;
@@ -379,6 +383,10 @@ void bind_cache(nb::module_& module) {
                  std::memcpy(name.data(), fingerprint.data(), name.size());
                  const Geometry geometry = geometry_of(hash_block_size, groups);
                  return take(without_gil(self, [&](CacheCore& core) { return core.open_namespace(name, geometry); }));
+             })
+        .def("forget_namespaces",
+             [](const Cache& self, const std::vector<std::uint32_t>& kept) {
+                 return without_gil(self, [&](CacheCore& core) { return core.forget_namespaces(kept); });
              })
         .def("open_tenant",
              [](const Cache& self, const std::string& name, std::uint64_t quota_bytes) {

@@ -23,7 +23,7 @@ nanobind::bytes to_bytes(const std::vector<Number>& numbers) {
 }
 
 inline Space space_of(std::uint32_t name_space, std::uint32_t group) {
-    if (name_space >= kNamespaceLimit || group >= kGroupLimit) {
+    if (name_space >= kNamespaceNumbers || group >= kGroupLimit) {
         throw nanobind::value_error("no such group");
     }
     return make_space(name_space, group);

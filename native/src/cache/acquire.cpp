@@ -19,8 +19,8 @@ constexpr int kLooks = 64;
 }  // namespace
 
 Result<Acquired> CacheCore::acquire(SessionId session, const BoundaryQuery& query, std::uint32_t shard) {
-    const Namespace* const name_space = namespaces_.find(query.name_space);
-    if (name_space == nullptr) {
+    const NamespaceUse name_space = namespaces_.use(query.name_space);
+    if (!name_space) {
         return Status(Code::invalid, "no namespace has number " + std::to_string(query.name_space));
     }
     if (query.chain.size() % kHashBytes != 0 || query.alignment == 0) {
@@ -61,8 +61,8 @@ Result<Acquired> CacheCore::acquire(SessionId session, const BoundaryQuery& quer
 
 Result<Acquired> CacheCore::acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
                                             std::uint32_t shard, LeaseFor purpose) {
-    const Namespace* const name_space = find_space(space);
-    if (name_space == nullptr || hashes.size() % kHashBytes != 0) {
+    const NamespaceUse name_space = use_space(space);
+    if (!name_space || hashes.size() % kHashBytes != 0) {
         return Status(Code::invalid, "no such group, or hashes that have not 32 bytes each");
     }
     std::vector<Found> wanted(hashes.size() / kHashBytes);
@@ -89,7 +89,7 @@ Result<Acquired> CacheCore::acquire_entries(SessionId session, Space space, std:
 }
 
 Status CacheCore::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
-    if (find_space(space) == nullptr || hashes.size() != found.size() * kHashBytes) {
+    if (!use_space(space) || hashes.size() != found.size() * kHashBytes) {
         return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
     }
     std::vector<Found> entries(found.size());
@@ -103,7 +103,7 @@ Status CacheCore::find_used(Space space, std::span<const std::uint8_t> hashes, s
 
 Status CacheCore::find_departed(Space space, std::span<const std::uint8_t> hashes,
                                 std::span<std::optional<Departed>> found) const {
-    if (find_space(space) == nullptr || hashes.size() != found.size() * kHashBytes) {
+    if (!use_space(space) || hashes.size() != found.size() * kHashBytes) {
         return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
     }
     const std::lock_guard lock(writer_);
@@ -115,7 +115,7 @@ Status CacheCore::find_departed(Space space, std::span<const std::uint8_t> hashe
 
 Status CacheCore::find_stored(Space space, std::span<const std::uint8_t> hashes,
                               std::span<std::optional<std::uint32_t>> found) const {
-    if (find_space(space) == nullptr || hashes.size() != found.size() * kHashBytes) {
+    if (!use_space(space) || hashes.size() != found.size() * kHashBytes) {
         return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
     }
     const std::lock_guard lock(writer_);

@@ -378,7 +378,7 @@ Status CacheCore::take_over() {
     adoption_ = report.value();
     // Engines name their identities anew to a successor, so those of nobody's blocks may go before they are too many.
     if (namespaces_.known() > kNamespaceLimit / 2) {
-        namespaces_.forget([this](std::uint32_t number) { return store_.counts().used_by[number].load() == 0; });
+        namespaces_.forget([this](std::uint32_t number) { return !has_entries(number); });
     }
     // Not before: by now no entry has a number that was another tenant's.
     for (const TenantTerms& tenant : options_.tenants.value_or(std::vector<TenantTerms>{})) {
@@ -458,6 +458,20 @@ Result<std::uint32_t> CacheCore::open_namespace(const Fingerprint& fingerprint, 
     return namespaces_.open(fingerprint, geometry);
 }
 
+std::vector<std::uint32_t> CacheCore::forget_namespaces(std::span<const std::uint32_t> kept) {
+    std::vector<std::uint32_t> sorted(kept.begin(), kept.end());
+    std::ranges::sort(sorted);
+    // Whoever adds an entry uses its namespace, and holds this lock.
+    const std::lock_guard lock(writer_);
+    return namespaces_.forget(
+        [&](std::uint32_t number) { return !std::ranges::binary_search(sorted, number) && !has_entries(number); });
+}
+
+// With the writer's lock.
+bool CacheCore::has_entries(std::uint32_t name_space) const {
+    return store_.counts().used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
+}
+
 Result<TenantNumber> CacheCore::open_tenant(const std::string& name, std::uint64_t quota_bytes) {
     const std::lock_guard lock(writer_);
     return store_.tenants().open(name, quota_bytes);
@@ -477,13 +491,14 @@ std::span<std::byte> CacheCore::bytes_at(std::uint64_t address, std::uint64_t si
 }
 
 std::uint32_t CacheCore::shards_of(Space space) const {
-    const Namespace* const name_space = find_space(space);
-    return name_space == nullptr ? 0 : name_space->geometry.groups[group_of(space)].shards;
+    const NamespaceUse name_space = use_space(space);
+    return name_space ? name_space->geometry.groups[group_of(space)].shards : 0;
 }
 
-const Namespace* CacheCore::find_space(Space space) const {
-    const Namespace* const name_space = namespaces_.find(namespace_of(space));
-    return name_space != nullptr && group_of(space) < name_space->groups.size() ? name_space : nullptr;
+// None: there is no such group.
+NamespaceUse CacheCore::use_space(Space space) const {
+    NamespaceUse name_space = namespaces_.use(namespace_of(space));
+    return name_space && group_of(space) < name_space->groups.size() ? std::move(name_space) : NamespaceUse();
 }
 
 }  // namespace kvo

@@ -160,7 +160,7 @@ struct CacheStats {
     std::uint64_t index_bytes = 0;         // memory the index has taken
     std::vector<std::uint64_t> residence;  // evicted blocks by how long they were there, see kResidenceBounds
     std::uint64_t residence_seconds = 0;
-    std::vector<std::uint64_t> used_by;  // bytes of slots, by namespace
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> used_by;  // number of a namespace that has slots, their bytes
     std::vector<TenantTable::Usage> tenants;
 };
 
@@ -195,6 +195,9 @@ public:
     void note_user(std::uint32_t uid);
 
     Result<std::uint32_t> open_namespace(const Fingerprint& fingerprint, const Geometry& geometry);
+    // Identities without blocks are forgotten, but for these and for those that a call goes on with; which ones were.
+    // Their numbers are nobody's from then on: whoever still says one finds nothing, and leaves nothing.
+    std::vector<std::uint32_t> forget_namespaces(std::span<const std::uint32_t> kept);
     Result<TenantNumber> open_tenant(const std::string& name, std::uint64_t quota_bytes);
 
     // Records that one block of the group has; 0: no such group.
@@ -293,7 +296,8 @@ private:
     CommitOutcome commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
                              const Namespace& name_space);
     EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const;
-    const Namespace* find_space(Space space) const;
+    NamespaceUse use_space(Space space) const;
+    bool has_entries(std::uint32_t name_space) const;
     std::uint64_t make_digest(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
     std::uint64_t digest_bytes(std::span<const std::byte> record, Space space,
                                std::span<const std::uint8_t, kHashBytes> hash, std::uint32_t shard) const;

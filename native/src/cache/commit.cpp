@@ -22,8 +22,8 @@ bool is_zero(const HashWords& words) { return (words[0] | words[1] | words[2] | 
 
 Result<std::size_t> CacheCore::reserve(SessionId session, TenantNumber tenant, Space space,
                                        std::span<const std::uint8_t> hashes, std::span<Ticket> tickets) {
-    const Namespace* const name_space = find_space(space);
-    if (name_space == nullptr || (!hashes.empty() && hashes.size() != tickets.size() * kHashBytes)) {
+    const NamespaceUse name_space = use_space(space);
+    if (!name_space || (!hashes.empty() && hashes.size() != tickets.size() * kHashBytes)) {
         return Status(Code::invalid, "no such group, or hashes that are not one for each ticket");
     }
     const std::uint64_t slot_bytes = name_space->groups[group_of(space)].slot_bytes;
@@ -85,6 +85,7 @@ Status CacheCore::locate(SessionId session, std::span<const Ticket> tickets, std
         return {Code::invalid, "there is not one address for each ticket"};
     }
     const bool is_known = sessions_.is_known(session);
+    NamespaceUse name_space;
     for (std::size_t i = 0; i < tickets.size(); ++i) {
         if (tickets[i] == 0) {
             addresses[i] = kNoAddress;
@@ -92,7 +93,10 @@ Status CacheCore::locate(SessionId session, std::span<const Ticket> tickets, std
         }
         Space space = 0;
         const auto slot = is_known ? slot_of(session_place(session), tickets[i], space) : std::nullopt;
-        if (!slot) {
+        if (slot && (!name_space || name_space->number != namespace_of(space))) {
+            name_space = namespaces_.use(namespace_of(space));  // the reservation may end meanwhile
+        }
+        if (!slot || !name_space) {
             return {Code::invalid, "ticket " + std::to_string(tickets[i]) + " is not one of this session"};
         }
         addresses[i] = store_.address_of(space, *slot);
@@ -101,9 +105,9 @@ Status CacheCore::locate(SessionId session, std::span<const Ticket> tickets, std
 }
 
 Status CacheCore::commit(SessionId session, const CommitBatch& batch, std::span<CommitOutcome> outcomes) {
-    const Namespace* const name_space = find_space(batch.space);
+    const NamespaceUse name_space = use_space(batch.space);
     const std::size_t count = batch.tickets.size();
-    if (name_space == nullptr || batch.hashes.size() != count * kHashBytes || outcomes.size() != count ||
+    if (!name_space || batch.hashes.size() != count * kHashBytes || outcomes.size() != count ||
         (!batch.parents.empty() && batch.parents.size() != count * kHashBytes) ||
         (!batch.digests.empty() && batch.digests.size() != count)) {
         return {Code::invalid, "no such group, or not one hash, parent and digest for each ticket"};
@@ -337,8 +341,10 @@ CacheStats CacheCore::stats() const {
         stats.residence.push_back(bucket.load(kRelaxed));
     }
     stats.residence_seconds = counts.residence_seconds.load(kRelaxed);
-    for (std::uint32_t number = 0; number < namespaces_.count(); ++number) {
-        stats.used_by.push_back(counts.used_by[number].load(kRelaxed));
+    for (const std::uint32_t number : namespaces_.list()) {
+        if (const std::uint64_t bytes = counts.used_by[place_of_namespace(number)].load(kRelaxed); bytes != 0) {
+            stats.used_by.emplace_back(number, bytes);
+        }
     }
     stats.moved_bytes = counts.moved_bytes.load(kRelaxed);
     stats.leases = leases_.count();

@@ -245,7 +245,7 @@ void EntryStore::free_number(EntryNumber entry) {
 // Negative numbers wrap.
 void EntryStore::count_used(Space space, std::uint64_t bytes) {
     view_.header->used_bytes.store(counts_.used_bytes.fetch_add(bytes, kRelaxed) + bytes, kRelaxed);
-    counts_.used_by[namespace_of(space)].fetch_add(bytes, kRelaxed);
+    counts_.used_by[place_of_namespace(namespace_of(space))].fetch_add(bytes, kRelaxed);
 }
 
 // Out of the table and its policy; the word says already that it cannot be acquired.

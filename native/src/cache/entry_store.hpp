@@ -46,7 +46,7 @@ struct StoreCounts {
     std::atomic<std::uint64_t> reserved = 0;
     std::atomic<std::uint64_t> quarantined = 0;
     std::atomic<std::uint64_t> used_bytes = 0;                             // slots of all of these, unrounded
-    std::array<std::atomic<std::uint64_t>, kNamespaceLimit> used_by = {};  // the same by namespace
+    std::array<std::atomic<std::uint64_t>, kNamespaceLimit> used_by = {};  // the same by a namespace's place
     std::atomic<std::uint64_t> evicted = 0;
     std::atomic<std::uint64_t> evicted_bytes = 0;
     std::atomic<std::uint64_t> evicted_unused = 0;  // nobody ever loaded them

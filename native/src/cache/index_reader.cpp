@@ -43,12 +43,12 @@ Status IndexReader::lookup(Space space, std::span<const std::uint8_t> hashes, st
 }
 
 Result<std::uint64_t> IndexReader::find_boundary(const BoundaryQuery& query) {
-    const Namespace* name_space = namespaces_.find(query.name_space);
-    if (name_space == nullptr) {
+    NamespaceUse name_space = namespaces_.use(query.name_space);
+    if (!name_space) {
         namespaces_.adopt();
-        name_space = namespaces_.find(query.name_space);
+        name_space = namespaces_.use(query.name_space);
     }
-    if (name_space == nullptr) {
+    if (!name_space) {
         return Status(Code::invalid, "no namespace has number " + std::to_string(query.name_space));
     }
     if (query.chain.size() % kHashBytes != 0 || query.alignment == 0) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace kvo {
@@ -18,6 +19,12 @@ Reuse reuse_of(BoundaryRule rule) {
         default:
             return Reuse::prefix;
     }
+}
+
+// Before whatever is loaded after it: the writer may be about to write for another.
+template <typename Number>
+Number load(Number& field) {
+    return std::atomic_ref(field).load(std::memory_order_acquire);
 }
 
 std::unique_ptr<Namespace> derive(std::uint32_t number, const Fingerprint& fingerprint, Geometry geometry) {
@@ -63,18 +70,21 @@ Result<std::uint32_t> NamespaceTable::open(const Fingerprint& fingerprint, const
             return Status(Code::invalid, "the identity is known with another geometry of its groups");
         }
     }
-    const std::uint32_t number = choose_number();
-    if (number == kNamespaceLimit) {
+    const std::uint32_t place = choose_place();
+    if (place == kNamespaceLimit) {
         return Status(Code::failed,
                       "there are " + std::to_string(kNamespaceLimit) + " identities, more are not served");
     }
-    if (Status status = reserve_(view_.regions.namespaces, number + 1); !status.ok()) {
+    if (Status status = reserve_(view_.regions.namespaces, place + 1); !status.ok()) {
         return status;
     }
+    NamespaceRecord& record = view_.namespaces[place];
+    const bool was_given = place < count() && place_of_namespace(record.number) == place;
+    const std::uint32_t number = was_given ? next_namespace(record.number) : place;
     // Nobody's as long as it is not whole.
-    NamespaceRecord& record = view_.namespaces[number];
     const std::atomic_ref<std::uint32_t> group_count(record.group_count);
-    group_count.store(0, std::memory_order_release);
+    group_count.exchange(0, std::memory_order_acq_rel);
+    std::atomic_ref(record.number).store(number, std::memory_order_relaxed);
     record.hash_block_size = geometry.hash_block_size;
     record.fingerprint = fingerprint;
     for (std::size_t i = 0; i < geometry.groups.size(); ++i) {
@@ -87,70 +97,127 @@ Result<std::uint32_t> NamespaceTable::open(const Fingerprint& fingerprint, const
                             {}};
     }
     group_count.store(static_cast<std::uint32_t>(geometry.groups.size()), std::memory_order_release);
-    view_.header->namespace_count.store(std::max(number + 1, count()), std::memory_order_release);
+    view_.header->namespace_count.store(std::max(place + 1, count()), std::memory_order_release);
+    if (place < count()) {
+        free_places_.pop_front();
+    }
     publish(number, fingerprint, geometry);
     return number;
 }
 
+// Counted before it is looked for, and looked for before the count is: one of both sees the other.
+NamespaceUse NamespaceTable::use(std::uint32_t number) const noexcept {
+    const std::uint32_t place = place_of_namespace(number);
+    std::atomic<std::uint32_t>& uses = uses_[place];
+    uses.fetch_add(1, std::memory_order_seq_cst);
+    const Namespace* const found = by_place_[place].load(std::memory_order_seq_cst);
+    if (found == nullptr || found->number != number) {
+        uses.fetch_sub(1, std::memory_order_release);
+        return {};
+    }
+    return {&uses, found};
+}
+
 const Namespace* NamespaceTable::find(std::uint32_t number) const noexcept {
-    return number < count() ? by_number_[number].load(std::memory_order_acquire) : nullptr;
+    const Namespace* const found = by_place_[place_of_namespace(number)].load(std::memory_order_acquire);
+    return found != nullptr && found->number == number ? found : nullptr;
 }
 
 void NamespaceTable::adopt() {
     const std::lock_guard lock(mutex_);
     const std::uint32_t end = std::min(view_.header->namespace_count.load(std::memory_order_acquire), kNamespaceLimit);
-    for (std::uint32_t number = 0; number < end; ++number) {
-        if (find(number) != nullptr) {
-            continue;
-        }
-        NamespaceRecord& record = view_.namespaces[number];
-        const std::uint32_t group_count =
-            std::atomic_ref<std::uint32_t>(record.group_count).load(std::memory_order_acquire);
-        if (group_count == 0) {
-            continue;
-        }
-        if (group_count > kGroupLimit) {
+    for (std::uint32_t place = 0; place < end; ++place) {
+        NamespaceRecord& record = view_.namespaces[place];
+        const std::atomic_ref<std::uint32_t> group_count_now(record.group_count);
+        const std::atomic_ref<std::uint32_t> number_now(record.number);
+        const std::uint32_t group_count = group_count_now.load(std::memory_order_acquire);
+        const std::uint32_t number = number_now.load(std::memory_order_relaxed);
+        if (number >= kNamespaceNumbers || place_of_namespace(number) != place || group_count > kGroupLimit) {
             break;
         }
-        Geometry geometry{.hash_block_size = record.hash_block_size, .groups = {}};
+        if (group_count == 0 || find(number) != nullptr) {
+            continue;
+        }
+        Fingerprint fingerprint;
+        std::ranges::transform(record.fingerprint, fingerprint.begin(), load<std::uint8_t>);
+        Geometry geometry{.hash_block_size = load(record.hash_block_size), .groups = {}};
         for (std::uint32_t i = 0; i < group_count; ++i) {
-            const GroupRecord& group = record.groups[i];
-            geometry.groups.push_back({.record_bytes = group.record_bytes,
-                                       .block_size = group.block_size,
-                                       .window = group.window,
-                                       .shards = group.shards,
-                                       .rule = static_cast<BoundaryRule>(group.rule)});
+            GroupRecord& group = record.groups[i];
+            geometry.groups.push_back({.record_bytes = load(group.record_bytes),
+                                       .block_size = load(group.block_size),
+                                       .window = load(group.window),
+                                       .shards = load(group.shards),
+                                       .rule = static_cast<BoundaryRule>(load(group.rule))});
+        }
+        if (group_count_now.load(std::memory_order_relaxed) != group_count ||
+            number_now.load(std::memory_order_relaxed) != number) {
+            continue;  // it is being written for another
         }
         if (!check(geometry).ok()) {
             break;
         }
-        publish(number, record.fingerprint, std::move(geometry));
+        leave(place);
+        publish(number, fingerprint, std::move(geometry));
+    }
+    // A writer's successor goes on with the numbers of places that nobody has.
+    const std::uint32_t sound = std::max(end, count());
+    count_.store(sound, std::memory_order_release);
+    free_places_.clear();
+    for (std::uint32_t place = 0; place < sound; ++place) {
+        if (by_place_[place].load(std::memory_order_relaxed) == nullptr) {
+            free_places_.push_back(place);
+        }
     }
 }
 
-void NamespaceTable::forget(const std::function<bool(std::uint32_t)>& is_it) {
+// Whoever had the place before is forgotten once the calls that go on with it have ended, which wait for nothing.
+void NamespaceTable::leave(std::uint32_t place) {
+    if (by_place_[place].load(std::memory_order_relaxed) == nullptr) {
+        return;
+    }
+    const Namespace* const former = by_place_[place].exchange(nullptr, std::memory_order_seq_cst);
+    while (uses_[place].load(std::memory_order_seq_cst) != 0) {
+        std::this_thread::yield();
+    }
+    std::erase_if(owned_, [&](const std::unique_ptr<const Namespace>& known) { return known.get() == former; });
+    known_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+std::vector<std::uint32_t> NamespaceTable::forget(const IsIt& is_it) {
     const std::lock_guard lock(mutex_);
+    std::vector<std::uint32_t> forgotten;
     std::erase_if(owned_, [&](const std::unique_ptr<const Namespace>& known) {
-        if (!is_it(known->number)) {
+        const std::uint32_t place = place_of_namespace(known->number);
+        if (!is_it(known->number) || uses_[place].load(std::memory_order_relaxed) != 0) {
             return false;
         }
-        by_number_[known->number].store(nullptr, std::memory_order_release);
-        std::atomic_ref<std::uint32_t>(view_.namespaces[known->number].group_count).store(0, std::memory_order_release);
+        by_place_[place].store(nullptr, std::memory_order_seq_cst);
+        if (uses_[place].load(std::memory_order_seq_cst) != 0) {
+            by_place_[place].store(known.get(), std::memory_order_release);
+            return false;
+        }
+        std::atomic_ref<std::uint32_t>(view_.namespaces[place].group_count).store(0, std::memory_order_release);
+        free_places_.push_back(place);
+        forgotten.push_back(known->number);
         known_.fetch_sub(1, std::memory_order_relaxed);
         return true;
     });
+    return forgotten;
 }
 
-// The next one, or the first that is nobody's; `kNamespaceLimit`: there is none.
-std::uint32_t NamespaceTable::choose_number() const noexcept {
-    std::uint32_t number = count();
-    if (number == kNamespaceLimit && known() < number) {
-        number = 0;
-        while (by_number_[number].load(std::memory_order_relaxed) != nullptr) {
-            ++number;
-        }
+std::vector<std::uint32_t> NamespaceTable::list() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::uint32_t> numbers;
+    for (const auto& known : owned_) {
+        numbers.push_back(known->number);
     }
-    return number;
+    return numbers;
+}
+
+// The next one, or the first that was given back; `kNamespaceLimit`: there is none.
+std::uint32_t NamespaceTable::choose_place() const noexcept {
+    const std::uint32_t next = count();
+    return next == kNamespaceLimit && !free_places_.empty() ? free_places_.front() : next;
 }
 
 Status NamespaceTable::check(const Geometry& geometry) const {
@@ -170,10 +237,11 @@ Status NamespaceTable::check(const Geometry& geometry) const {
 }
 
 void NamespaceTable::publish(std::uint32_t number, const Fingerprint& fingerprint, Geometry geometry) {
+    const std::uint32_t place = place_of_namespace(number);
     owned_.push_back(derive(number, fingerprint, std::move(geometry)));
-    by_number_[number].store(owned_.back().get(), std::memory_order_release);
+    by_place_[place].store(owned_.back().get(), std::memory_order_release);
     known_.fetch_add(1, std::memory_order_relaxed);
-    count_.store(std::max(number + 1, count()), std::memory_order_release);
+    count_.store(std::max(place + 1, count()), std::memory_order_release);
 }
 
 }  // namespace kvo

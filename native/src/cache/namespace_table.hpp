@@ -3,10 +3,12 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/status.hpp"
@@ -35,10 +37,39 @@ struct Namespace {
     std::vector<GroupFacts> groups;
 };
 
-// `find` may be called from any thread and takes no lock; a namespace that was found stays.
+// A call that goes on with a namespace: so long it stays.
+class NamespaceUse {
+public:
+    NamespaceUse() = default;
+    NamespaceUse(std::atomic<std::uint32_t>* uses, const Namespace* used) : uses_(uses), used_(used) {}
+    NamespaceUse(NamespaceUse&& other) noexcept
+        : uses_(std::exchange(other.uses_, nullptr)), used_(std::exchange(other.used_, nullptr)) {}
+    NamespaceUse& operator=(NamespaceUse&& other) noexcept {
+        std::swap(uses_, other.uses_);
+        std::swap(used_, other.used_);
+        return *this;
+    }
+    ~NamespaceUse() {
+        if (uses_ != nullptr) {
+            uses_->fetch_sub(1, std::memory_order_release);
+        }
+    }
+
+    const Namespace* get() const noexcept { return used_; }
+    const Namespace& operator*() const noexcept { return *used_; }
+    const Namespace* operator->() const noexcept { return used_; }
+    explicit operator bool() const noexcept { return used_ != nullptr; }
+
+private:
+    std::atomic<std::uint32_t>* uses_ = nullptr;
+    const Namespace* used_ = nullptr;
+};
+
+// `use` and `find` may be called from any thread and take no lock.
 class NamespaceTable {
 public:
     using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
+    using IsIt = std::function<bool(std::uint32_t number)>;
 
     NamespaceTable(const IndexView& view, Reserve reserve);
 
@@ -47,31 +78,42 @@ public:
     // same by it.
     Result<std::uint32_t> open(const Fingerprint& fingerprint, const Geometry& geometry);
 
-    // nullptr: no namespace has this number.
+    // False: no namespace has this number (any more).
+    NamespaceUse use(std::uint32_t number) const noexcept;
+
+    // The same without keeping it, for whoever has something that does: an entry of it, or a use. nullptr: none has it.
     const Namespace* find(std::uint32_t number) const noexcept;
 
-    // Reads records that another process wrote and that are not known here, up to the first that makes no sense.
+    // Reads records that another process wrote and that are not known here, up to the first that makes no sense. Whom
+    // that process has forgotten is forgotten when another has the place.
     void adopt();
 
-    // Numbers of these identities are nobody's, and given again where all others are taken. None of them has an entry,
-    // and nobody looks for one meanwhile.
-    void forget(const std::function<bool(std::uint32_t)>& is_it);
+    // These identities are forgotten, unless a call goes on with them; which ones were. Their numbers are nobody's from
+    // then on. None of them has an entry. Their places are given again once all others are taken, the one that was
+    // given back first before the others.
+    std::vector<std::uint32_t> forget(const IsIt& is_it);
 
-    // Numbers below were ever given.
+    // Numbers of all.
+    std::vector<std::uint32_t> list() const;
+
+    // Places below were ever given.
     std::uint32_t count() const noexcept { return count_.load(std::memory_order_acquire); }
     // Identities that have one now.
     std::uint32_t known() const noexcept { return known_.load(std::memory_order_relaxed); }
 
 private:
     Status check(const Geometry& geometry) const;
-    std::uint32_t choose_number() const noexcept;
+    std::uint32_t choose_place() const noexcept;
     void publish(std::uint32_t number, const Fingerprint& fingerprint, Geometry geometry);
+    void leave(std::uint32_t place);
 
     const IndexView view_;
     const Reserve reserve_;
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::vector<std::unique_ptr<const Namespace>> owned_;
-    std::array<std::atomic<const Namespace*>, kNamespaceLimit> by_number_{};
+    std::deque<std::uint32_t> free_places_;  // of those below the count
+    std::array<std::atomic<const Namespace*>, kNamespaceLimit> by_place_{};
+    mutable std::array<std::atomic<std::uint32_t>, kNamespaceLimit> uses_{};  // by place
     std::atomic<std::uint32_t> count_ = 0;
     std::atomic<std::uint32_t> known_ = 0;
 };

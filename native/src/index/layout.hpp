@@ -25,7 +25,7 @@
 namespace kvo {
 
 constexpr std::uint64_t kIndexMagic = 0x3158444e494f564b;  // "KVOINDX1"
-constexpr std::uint32_t kIndexVersion = 4;
+constexpr std::uint32_t kIndexVersion = 5;
 constexpr std::size_t kHashBytes = 32;
 constexpr EntryNumber kEntryLimitMax = 1u << 30;
 
@@ -66,11 +66,21 @@ private:
     std::uint64_t bits_ = 0;
 };
 
-// Namespace in the upper half, group in the lower: with the hash, the key.
+constexpr std::uint32_t kGroupLimit = 64;
+constexpr std::uint32_t kNamespaceLimit = 4096;
+
+// Number of a namespace: its place in the lower 12 bits, above them how many identities had the place before. So a
+// number that was given back is nobody's until 16,384 others have had its place.
+constexpr std::uint32_t kNamespaceNumbers = 1u << 26;
+constexpr std::uint32_t place_of_namespace(std::uint32_t number) { return number % kNamespaceLimit; }
+constexpr std::uint32_t next_namespace(std::uint32_t number) { return (number + kNamespaceLimit) % kNamespaceNumbers; }
+
+// Number of a namespace in the upper 26 bits, group in the lower 6: with the hash, the key.
 using Space = std::uint32_t;
-constexpr Space make_space(std::uint32_t name_space, std::uint32_t group) { return (name_space << 16) | group; }
-constexpr std::uint32_t namespace_of(Space space) { return space >> 16; }
-constexpr std::uint32_t group_of(Space space) { return space & 0xffff; }
+constexpr Space make_space(std::uint32_t name_space, std::uint32_t group) { return (name_space * kGroupLimit) | group; }
+constexpr std::uint32_t namespace_of(Space space) { return space / kGroupLimit; }
+constexpr std::uint32_t group_of(Space space) { return space % kGroupLimit; }
+static_assert(namespace_of(make_space(kNamespaceNumbers - 1, kGroupLimit - 1)) == kNamespaceNumbers - 1);
 
 // What a look-up needs, in one cache line.
 struct alignas(64) Entry {
@@ -136,15 +146,15 @@ struct GroupRecord {
 };
 static_assert(sizeof(GroupRecord) == 24);
 
-constexpr std::uint32_t kGroupLimit = 64;
-constexpr std::uint32_t kNamespaceLimit = 4096;
-
-// An identity whose blocks are kept, and the number by which keys name it. Written once, before the header counts it,
-// and never removed.
+// An identity whose blocks are kept, and the number by which keys name it. Written whole before the header counts it,
+// and again for the next identity that has the place: who finds the same number and groups before and after has read
+// one identity's.
 struct NamespaceRecord {
-    std::uint32_t group_count;
+    std::uint32_t group_count;      // 0: nobody has the place, or nobody yet
     std::uint32_t hash_block_size;  // tokens of one hash of a request's chain
     std::array<std::uint8_t, 32> fingerprint;
+    std::uint32_t number;  // also the last one that the place had, where nobody has it
+    std::uint32_t reserved;
     std::array<GroupRecord, kGroupLimit> groups;
 };
 
@@ -213,7 +223,7 @@ struct IndexHeader {
     std::atomic<std::uint32_t> bucket_count;      // of the table proper; overflow buckets lie at the end of the region
     std::atomic<std::uint32_t> entry_count;       // entries that were ever used: numbers below it may be read
     std::atomic<std::uint32_t> lease_node_count;  // the same for lease nodes
-    std::atomic<std::uint32_t> namespace_count;   // and for namespaces, which are whole
+    std::atomic<std::uint32_t> namespace_count;   // and for places of namespaces
     std::atomic<std::uint32_t> session_count;     // and for sessions
     std::atomic<std::uint32_t> segment_count;
     std::atomic<std::uint32_t> clock;        // counts acquires

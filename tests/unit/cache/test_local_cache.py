@@ -159,8 +159,10 @@ def test_a_closed_cache_says_so_and_its_views_stay(cache: LocalCache) -> None:
     ("call", "line"),
     [
         (lambda cache, session: cache.lookup(0, 0, bytes(31)), "hashes have 32 bytes each"),
-        (lambda cache, session: cache.lookup(5000, 0, bytes(32)), "no such group"),
-        (lambda cache, session: cache.lookup(7, 3, bytes(32)), "no such group"),
+        (lambda cache, session: cache.lookup(0, 1, bytes(32)), "no such group"),
+        (lambda cache, session: cache.lookup(1 << 26, 0, bytes(32)), "no such group"),
+        (lambda cache, session: cache.lookup(7, 64, bytes(32)), "no such group"),
+        (lambda cache, session: cache.acquire_entries(session, 7, 0, bytes(32)), "no such group"),
         (lambda cache, session: cache.invalidate(0, 0, bytes(33)), "hashes have 32 bytes each"),
         (lambda cache, session: cache.invalidate(0, 1, bytes(32)), "no such group"),
         (lambda cache, session: cache.clear(99), "no namespace has number 99"),
@@ -205,6 +207,25 @@ def test_a_broken_contract_is_one_clear_line(cache: LocalCache, call: object, li
     cache.open_namespace(fingerprint("a"), PLAIN)
     with pytest.raises(ValueError, match=line):
         call(cache, cache.open_session())  # type: ignore[operator]
+
+
+def test_nothing_lies_under_a_number_that_nobody_has(cache: LocalCache) -> None:
+    """It may have been somebody's: whoever is late with it is told of no blocks, and no more."""
+    session = cache.open_session()
+    number = cache.open_namespace(fingerprint("a"), PLAIN)
+    slots = cache.reserve(session, number, 0, count=1)
+    cache.commit(session, number, 0, slots.tickets, hashes=bytes(32))
+    assert cache.forget_namespaces([]) == []
+    assert dict(cache.stats.used_by) == {number: 4096}
+    cache.clear(number)
+    assert cache.forget_namespaces([number]) == []
+    assert cache.forget_namespaces([]) == [number]
+    assert not cache.lookup(number, 0, bytes(64)).any()
+    assert cache.invalidate(number, 0, bytes(64)) == 0
+    with pytest.raises(ValueError, match="no such group"):
+        cache.reserve(session, number, 0, count=1)
+    with pytest.raises(ValueError, match="no namespace has number"):
+        cache.acquire(session, number, bytes(64))
 
 
 def test_flipped_bytes_are_a_miss_where_every_use_is_verified() -> None:
