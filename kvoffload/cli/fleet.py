@@ -82,6 +82,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         queue_s=settings.remote_queue,
         wants=place.lives_elsewhere,
         on_learn=spaces.learn,
+        on_forget=spaces.forget,
     )
     return FleetPlan(
         tier=TierPlan(place=place, terms=tier),

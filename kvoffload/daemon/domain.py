@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -77,8 +76,8 @@ class Domain:
         """Accepted ones by fingerprint."""
         self.fingerprints: dict[int, bytes] = {}
         """By namespace."""
-        self.brought: Counter[int] = Counter()
-        """How many of them engines of a user were the first to name, by user."""
+        self.brought: dict[int, int] = {}
+        """Whose engines were the first to name it, by namespace."""
         self.geometries: dict[int, CacheGeometry] = {}
         self._tenants: dict[str, int] = {}
 
@@ -93,6 +92,14 @@ class Domain:
         }
         self.cache = cache
         self.adopted_boot_id = adopted_boot_id
+
+    def forget(self, name_space: int) -> bytes:
+        """Nobody knows this identity any more; which one it was."""
+        fingerprint = self.fingerprints.pop(name_space)
+        del self.geometries[name_space]
+        self.registers.pop(fingerprint, None)
+        self.brought.pop(name_space, None)
+        return fingerprint
 
     def list_tenants(self, uid: int) -> dict[str, int]:
         """Those that this user may name, in their order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -135,6 +135,23 @@ class EventFeed:
             del watch.hashes[key]
         watch.todo, watch.offset = [], 0
 
+    def forget(self, domain: str, fingerprints: Mapping[int, bytes]) -> None:
+        """Nobody has these numbers any more, nor any block of theirs. Whoever thinks so is told."""
+        watch = self._watches.get(domain)
+        if watch is None:
+            return
+        step = self._limits.swept_blocks * HASH_BYTES
+        for name_space, group in [key for key in watch.hashes if key[0] in fingerprints]:
+            space = Space(domain=domain, name_space=name_space, fingerprint=fingerprints[name_space])
+            gone = bytes(watch.hashes.pop((name_space, group)))
+            for first in range(0, len(gone), step):
+                part = gone[first : first + step]
+                self._tell(space, Removed(name_space=name_space, medium=Medium.MEMORY, group=group, hashes=part))
+        watch.todo, watch.offset = [], 0
+        for subscriber in self._subscribers.values():
+            if subscriber.domain == domain:
+                subscriber.told -= fingerprints.keys()
+
     def sweep(self, domain: str, cache: ServedCache) -> None:
         """Tells of some of the blocks that are gone."""
         watch = self._watches.get(domain)
@@ -153,8 +170,12 @@ class EventFeed:
             if watch.offset == len(watch.hashes[key]):
                 watch.todo.pop()
                 watch.offset = 0
+                if not watch.hashes[key]:
+                    del watch.hashes[key]
         if not watch.todo:
             watch.done_version = watch.pass_version
+            watched = {name_space for name_space, _ in watch.hashes}
+            watch.fingerprints = {number: name for number, name in watch.fingerprints.items() if number in watched}
 
     def _check(self, domain: str, watch: _Watch, key: tuple[int, int], hashes: bytes, cache: ServedCache) -> bytes:
         """Those that are still there; subscribers hear of the others."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvoffload.daemon.domain import Domain
 from kvoffload.daemon.event_feed import EventFeed, Space
 from kvoffload.daemon.refusal import refuse
-from kvoffload.daemon.registering import open_namespace
+from kvoffload.daemon.registering import Identities
 from kvoffload.daemon.session import Connection
 from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_desk import TierDesk
@@ -157,12 +157,12 @@ def open_office(
 
 
 def peer_calls(
-    office: LinkOffice | None, namespace_limit: int
+    office: LinkOffice | None, identities: Identities
 ) -> dict[type[ClientMessage], Callable[[Connection, Any], ServerMessage]]:
     """Who answers what peers say."""
     return {
         OpenLink: partial(open_link, office=office),
-        Introduce: partial(introduce, namespace_limit=namespace_limit),
+        Introduce: partial(introduce, identities=identities),
     }
 
 
@@ -178,7 +178,7 @@ def open_link(connection: Connection, message: OpenLink, *, office: LinkOffice |
     return LinkOpened(port=office.port, token=opened.token, secret=opened.secret)
 
 
-def introduce(connection: Connection, message: Introduce, *, namespace_limit: int) -> Done | Error:
+def introduce(connection: Connection, message: Introduce, *, identities: Identities) -> Done | Error:
     """An identity of which a peer has records."""
     guest = connection.session.guest
     domain: Domain = connection.session.domain
@@ -186,5 +186,5 @@ def introduce(connection: Connection, message: Introduce, *, namespace_limit: in
         return refuse(message, ErrorCode.NOT_ALLOWED, "only a peer introduces identities")
     if domain.cache is None:
         return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
-    opened = open_namespace(domain, message, namespace_limit)
+    opened = identities.open(domain, message)
     return opened if isinstance(opened, Error) else Done()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,16 @@ class Promotions:
     def waiting(self) -> int:
         """Requests."""
         return len(self._waiting) + len(self._looks)
+
+    def busy_spaces(self) -> set[int]:
+        """Identities of which something is asked for, or comes."""
+        reading = (piece for piece, _ in self._reading.values())
+        return self._looks.spaces() | {piece.space.number for piece in (*self._queue, *reading)}
+
+    def forget_spaces(self, name_spaces: Set[int]) -> None:
+        """None of these is busy, and nobody asks for their blocks any more."""
+        for key in [key for key in self._coming if key[0] in name_spaces]:
+            del self._coming[key]
 
     def next_s(self) -> float | None:
         """When `expire` is due."""

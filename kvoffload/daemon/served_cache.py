@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,8 @@ class ServedCache(PeerCache, Protocol):
     """More than its peers need. The words are those of `LocalCache`, and their docstrings are the contract."""
 
     def open_namespace(self, fingerprint: Fingerprint, geometry: CacheGeometry) -> int: ...
+
+    def forget_namespaces(self, kept: Iterable[int]) -> list[int]: ...
 
     def open_tenant(self, name: str, *, quota_bytes: int = 0) -> int: ...
 

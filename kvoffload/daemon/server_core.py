@@ -20,7 +20,7 @@ from kvoffload.daemon.insight_desk import ExpressCounts, InsightDesk
 from kvoffload.daemon.peer_office import LinkOffice, peer_calls
 from kvoffload.daemon.prompt_ledger import OnPrompt
 from kvoffload.daemon.refusal import refuse
-from kvoffload.daemon.registering import open_express, register
+from kvoffload.daemon.registering import Identities, open_express
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.server_terms import CoreTerms
 from kvoffload.daemon.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
@@ -115,10 +115,11 @@ class ServerCore:
         self._blocks = BlockDesk(self.tell_stored, self._tiers.forget)
         self._insight = InsightDesk(self._domains, clear=self.clear, express=express, on_prompt=on_prompt)
         self._survey = SurveyDesk(self._sessions, self._tiers)
+        self._identities = Identities(terms.limits, self._sessions, self._feed.forget)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
-            **peer_calls(links, terms.limits.namespaces),
+            **peer_calls(links, self._identities),
             Mark: lambda _, __: Done(),
             **self._insight.handlers,
             **self._survey.handlers,
@@ -399,13 +400,7 @@ class ServerCore:
 
     def _register(self, connection: Connection, message: Register) -> ServerMessage:
         self._survey.keep_report(connection.session, message)
-        limits = self._terms.limits
-        return register(
-            connection,
-            replace(message, report=b""),
-            namespace_limit=limits.namespaces,
-            user_limit=limits.user_namespaces,
-        )
+        return self._identities.register(connection, replace(message, report=b""))
 
     def _adopt(self, connection: Connection, message: Adopt) -> ServerMessage:
         if connection.session.is_observer:

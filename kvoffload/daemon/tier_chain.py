@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -96,6 +96,18 @@ class TierChain:
         """Blocks of this identity are moved from here on."""
         for tier in self.tiers:
             tier.learn(name_space, fingerprint, geometry)
+
+    def forget_spaces(self, name_spaces: Set[int]) -> set[int]:
+        """Nobody registers these any more, and memory has none of their blocks. Which ones are forgotten: all but those
+        for which a tier has something to do."""
+        spaces = [space for number in name_spaces if (space := self.tiers[0].find_space(number)) is not None]
+        forgotten = set(name_spaces)
+        for tier in self.tiers:
+            forgotten = tier.forget_spaces(forgotten)
+        for space in spaces:
+            if space.number not in forgotten:
+                self.learn(space.number, space.fingerprint, space.geometry)
+        return forgotten
 
     def files(self) -> list[int]:
         """Readable when `advance` may have something to do."""

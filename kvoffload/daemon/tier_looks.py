@@ -24,6 +24,7 @@ Then = Callable[[Found, float], None]
 class _Look:
     """One request's."""
 
+    space: TierSpace
     found: Found
     then: Then
     deadline_s: float
@@ -43,6 +44,10 @@ class TierLooks:
     def __len__(self) -> int:
         return len(self._looks)
 
+    def spaces(self) -> set[int]:
+        """Identities of which something is asked."""
+        return {look.space.number for look in self._looks}
+
     def next_s(self) -> float | None:
         """When `expire` is due."""
         return min((look.deadline_s for look in self._looks), default=None)
@@ -52,7 +57,7 @@ class TierLooks:
     ) -> None:
         """`then` is called once, now or later; a block is there that has all its shards there. What cannot be asked, or
         is not answered in time, is not there."""
-        look = _Look([np.zeros(len(group), np.bool_) for group in rows], then, now_s + wait_s)
+        look = _Look(space, [np.zeros(len(group), np.bool_) for group in rows], then, now_s + wait_s)
         for group, wanted in enumerate(lacking):
             at = np.flatnonzero(wanted)
             hashes = rows[group][at].tobytes()

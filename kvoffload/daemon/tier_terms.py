@@ -31,6 +31,8 @@ class WriteRule(Enum):
 
 OnLearn = Callable[[int, bytes, CacheGeometry], None]
 """Of a namespace: its number, fingerprint and geometry."""
+OnForget = Callable[[bytes], bool]
+"""Of an identity, by its fingerprint: False if it is to stay."""
 Wants = Callable[[bytes], npt.NDArray[np.bool_]]
 """Of hashes: which."""
 
@@ -66,6 +68,8 @@ class TierTerms:
     """Which blocks are written; None: all."""
     on_learn: OnLearn = lambda *_: None
     """Hears of identities whose blocks are moved."""
+    on_forget: OnForget = lambda _: True
+    """Hears of those of which nobody has blocks any more."""
 
 
 class TierPlace(Protocol):

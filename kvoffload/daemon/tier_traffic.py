@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,19 @@ class TierTraffic:
         """Blocks of this identity are moved from here on."""
         self._spaces.setdefault(name_space, TierSpace(number=name_space, fingerprint=fingerprint, geometry=geometry))
         self.terms.on_learn(name_space, fingerprint, geometry)
+
+    def forget_spaces(self, name_spaces: Set[int]) -> set[int]:
+        """Nobody registers these any more, and memory has none of their blocks. Which ones are forgotten here: all but
+        those for which something is to be done."""
+        idle = name_spaces - self._reads.busy_spaces()
+        known = {number: space for number in idle if (space := self._spaces.get(number)) is not None}
+        stay = {number for number, space in known.items() if not self.terms.on_forget(space.fingerprint)}
+        forgotten = set(idle - stay)
+        for number in forgotten & known.keys():
+            del self._spaces[number]
+        self._writes.forget_spaces(forgotten)
+        self._reads.forget_spaces(forgotten)
+        return forgotten
 
     def fileno(self) -> int:
         """Readable when `advance` may have something to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +125,22 @@ class WriteDown:
             noted = writing.noted
             if (noted.space.number, noted.group) == (space.number, group):
                 writing.forgotten |= np.array([row.tobytes() in names for row in noted.hashes])
+
+    def forget_spaces(self, name_spaces: Set[int]) -> None:
+        """Memory has lost all blocks of these that wait here."""
+        for waiting in (self._kept, self._queue):
+            gone = [noted for noted in waiting if noted.space.number in name_spaces]
+            if not gone:
+                continue
+            left = [noted for noted in waiting if noted.space.number not in name_spaces]
+            waiting.clear()
+            waiting.extend(left)
+            size_bytes = sum(noted.size_bytes for noted in gone)
+            if waiting is self._kept:
+                self._kept_bytes -= size_bytes
+            else:
+                self._queued_bytes -= size_bytes
+            self._counts.dropped_gone += sum(len(noted.hashes) for noted in gone)
 
     def flush(self) -> None:
         """What is kept to be written back is queued, all of it: the server ends, and how long that takes is bounded."""

@@ -153,7 +153,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_namespaces",
         kind=Kind.GAUGE,
         unit=Unit.NONE,
-        help="Identities that have registered.",
+        help="Identities that have a number now.",
         labels={},
         source=Source.SERVER,
     ),

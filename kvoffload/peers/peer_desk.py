@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -162,9 +163,9 @@ class PeerDesk:
         stats = self._cache.stats
         return stats.capacity_bytes, stats.used_bytes
 
-    def knows(self, fingerprint: bytes) -> bool:
-        """Whether somebody has said what its records are."""
-        return self._spaces.find(fingerprint) is not None
+    def use(self, fingerprint: bytes) -> AbstractContextManager[bool]:
+        """Whether somebody has said what its records are; if so it is not forgotten before the end."""
+        return self._spaces.use(fingerprint)
 
     def look(self, names: RecordNames) -> npt.NDArray[np.uint8]:
         """FOUND or MISSING."""

@@ -293,10 +293,11 @@ def _serve_requests(end: socket.socket, link: native.RecordLink, desk: PeerDesk)
         poller.poll()
         head = read_head(link.receive(HEAD_BYTES, timeout_ms=step_ms))
         rest = link.receive(head.rest_bytes, timeout_ms=step_ms) if head.count else b""
-        if head.verb is LinkVerb.COUNT or desk.knows(head.fingerprint):
-            verbs[head.verb](link, desk, head.read_rest(rest))
-        else:
-            _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
+        with desk.use(head.fingerprint) as is_known:
+            if head.verb is LinkVerb.COUNT or is_known:
+                verbs[head.verb](link, desk, head.read_rest(rest))
+            else:
+                _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
 
 
 def _answer(link: native.RecordLink, answer: RecordsAnswer, slots: np.ndarray = _EMPTY, record_bytes: int = 0) -> None:

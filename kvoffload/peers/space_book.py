@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvoffload.cache import CacheGeometry, CacheGroup
@@ -30,6 +33,7 @@ class SpaceBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spaces: dict[bytes, PeerSpace] = {}
+        self._uses: Counter[bytes] = Counter()
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
         """An engine of this machine, or a peer, has named it. Once more changes nothing."""
@@ -40,3 +44,25 @@ class SpaceBook:
     def find(self, fingerprint: bytes) -> PeerSpace | None:
         with self._lock:
             return self._spaces.get(fingerprint)
+
+    @contextmanager
+    def use(self, fingerprint: bytes) -> Iterator[bool]:
+        """Whether it is known; if so it is not forgotten before the end."""
+        with self._lock:
+            is_known = fingerprint in self._spaces
+            self._uses[fingerprint] += is_known
+        try:
+            yield is_known
+        finally:
+            with self._lock:
+                self._uses[fingerprint] -= is_known
+                if not self._uses[fingerprint]:
+                    del self._uses[fingerprint]
+
+    def forget(self, fingerprint: bytes) -> bool:
+        """Nobody on this machine knows it any more. False: a request goes on with it, and it stays."""
+        with self._lock:
+            is_used = self._uses[fingerprint] > 0
+            if not is_used:
+                self._spaces.pop(fingerprint, None)
+            return not is_used

@@ -90,7 +90,9 @@ class Registered(Reply):
 
     op = 67
 
-    name_space: Annotated[U32, "stands for the fingerprint, for as long as the boot id stays"]
+    name_space: Annotated[
+        U32, "stands for the fingerprint as long as the session is there, and for no other while the boot id stays"
+    ]
     held_limit_bytes: Annotated[U64, "what the session may hold in leases and reservations"] = 2**64 - 1
     resume: Annotated[U64, "to be named as former_session later, to this server or its successor; 0: the session"] = 0
     tenants: Annotated[

@@ -104,7 +104,7 @@ class IdentityRead(Reply):
     op = 81
 
     total: Annotated[U32, "that there are"]
-    name_space: Annotated[U32, "its number, for as long as the boot id stays"] = 0
+    name_space: Annotated[U32, "its number, for as long as it is known and the boot id stays"] = 0
     fingerprint: Annotated[OptionalDigest, "of the identity; empty: there are not so many"] = b""
     used_bytes: Annotated[U64, "what its blocks take of the memory"] = 0
     hash_algorithm: Annotated[Name, "that names its blocks; empty: not known"] = ""

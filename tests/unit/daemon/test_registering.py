@@ -106,16 +106,6 @@ def test_one_user_does_not_take_the_identities_of_others() -> None:
             assert isinstance(other.ask(register_of(name=name)), Registered)
 
 
-def test_identities_of_adopted_memory_count_too(server: Server) -> None:
-    """They have numbers, though nobody has named them to this server yet."""
-    for at in range(4096):
-        server.cache.open_namespace(fingerprint(f"model {at}"), PLAIN)
-    answer = greeted(server, "engine").ask(register_of(name="another"))
-    assert isinstance(answer, Error)
-    assert answer.code is ErrorCode.BUSY
-    assert isinstance(greeted(server, "known").ask(register_of(PLAIN, name="model 7")), Registered)
-
-
 def test_an_express_channel_is_opened_once_all_of_a_session_is_known(server: Server) -> None:
     process = greeted(server, "engine", wants_express=True)
     assert server.opened == []

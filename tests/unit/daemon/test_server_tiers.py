@@ -47,9 +47,9 @@ def disk_below(folder: Path, **terms: Any) -> TierPlan:
 
 
 @contextmanager
-def serving(socket: Path, **options: Any) -> Iterator[CacheServer]:
+def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterator[CacheServer]:
     """Its loop has a thread of its own."""
-    server = CacheServer(ServerPlan(socket=socket, memory={"": MEMORY}, **options))
+    server = CacheServer(ServerPlan(socket=socket, memory={"": memory}, **options))
     is_ending = threading.Event()
 
     def run() -> None:

@@ -296,3 +296,18 @@ def test_of_a_namespace_that_no_tier_knows_nothing_is_said(setting: ChainSetting
     answers: list[Any] = []
     setting.chain.find_places(99, CHAIN[:32], now_s=setting.now_s, wait_s=0.5, then=answers.append)
     assert answers == [[]]
+
+
+def test_an_identity_is_forgotten_by_all_tiers_or_by_none(setting: ChainSetting) -> None:
+    setting.drop(setting.tier, *range(BLOCKS))
+    setting.far.is_held = True
+    answers = setting.ask(CHAIN)
+    assert setting.chain.forget_spaces({setting.name_space}) == set()
+    assert setting.traffic.find_space(setting.name_space) is not None
+    setting.far.is_held = False
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    setting.settle()
+    setting.cache.clear(setting.name_space)
+    assert setting.chain.forget_spaces({setting.name_space, 4711}) == {setting.name_space, 4711}
+    assert setting.traffic.find_space(setting.name_space) is setting.far_traffic.find_space(setting.name_space) is None

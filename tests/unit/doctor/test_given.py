@@ -13,7 +13,10 @@ def test_a_command_keeps_what_was_given_but_what_it_changes() -> None:
     told = given.command("serve", memory="8GiB")
     assert told == "kvoffload serve --config 'a b.toml' --set server=/run/kvoffload --set memory=8GiB"
     assert shlex.split(told)[3] == "a b.toml"
-    assert given.command("doctor") == "kvoffload doctor --config 'a b.toml' --set server=/run/kvoffload --set memory=900TiB"
+    assert (
+        given.command("doctor")
+        == "kvoffload doctor --config 'a b.toml' --set server=/run/kvoffload --set memory=900TiB"
+    )
 
 
 def test_an_engine_with_a_private_server_has_settings_in_its_own_configuration() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier
 from kvoffload.tiers.envelope import RecordName
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.types import Fingerprint
 from tests.unit.peers.one_peer import OnePeer, one_peer, same_groups
 from tests.unit.tiers.tier_contract import FINGERPRINT, Records, TierContract, hashes_of
 
@@ -86,6 +88,25 @@ def test_an_identity_is_introduced_once_and_nothing_is_sent_twice(peer: OnePeer,
     assert peer.introduced == 1
     assert peer.stored == [(0, records.names.hashes, records.parents)]
     assert peer.cache.stats.reserved == 0
+
+
+def test_an_identity_that_a_peer_has_forgotten_is_introduced_again(peer: OnePeer, store: PeerStore) -> None:
+    """Under another number: what memory has lost of it is not there, and what comes is."""
+    records = Records(0, 4, 5000, filled=True)
+    assert put(store, records) == [RecordOutcome.WRITTEN] * 4
+    peer.cache.clear(0)
+    while not peer.there.forget(FINGERPRINT):  # the link has answered, and has not come to its end
+        os.sched_yield()
+    assert peer.cache.forget_namespaces([]) == [0]
+    for at in range(4095):
+        peer.cache.open_namespace(Fingerprint(b"%032d" % at), same_groups(5000))
+    assert get(store, records) == [RecordOutcome.MISSING] * 4
+    assert peer.introduced == 2
+    assert put(store, records) == [RecordOutcome.WRITTEN] * 4
+    assert get(store, records) == [RecordOutcome.FOUND] * 4
+    found = peer.there.find(FINGERPRINT)
+    assert found is not None
+    assert found.number == 4096
 
 
 def test_an_identity_that_nobody_knows_is_not_stored(peer: OnePeer, store: PeerStore) -> None:
