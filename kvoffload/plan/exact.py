@@ -39,16 +39,14 @@ def _run(arguments: Sequence[str]) -> list[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_S)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"vLLM said nothing within {ASK_S:.0f} s", remedy="run it without --exact") from None
-    last = done.stdout.rstrip().rpartition("\n")[2]
     try:
-        found = json.loads(last)
+        found = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     except ValueError:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        found = {"fault": reason}
+        found = None
     if not isinstance(found, list):
-        raise ConfigError(
-            f"vLLM does not take this config: {found['fault']}", remedy="start it with the model to see more"
-        )
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = found["fault"] if isinstance(found, dict) else lines[-1]
+        raise ConfigError(f"vLLM does not take this config: {reason}", remedy="start it with the model to see more")
     return found
 
 

@@ -95,6 +95,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/tiers/disk.py": "what the native core returns",
     "kvoffload/tiers/mooncake.py": "lines of a child of this process; values go through the envelope",
     "kvoffload/tiers/mooncake_child.py": "lines of its parent",
+    "kvoffload/plan/exact.py": "the last line of a child of this process",
     "kvoffload/transfer/copy_engine.py": "what the native core returns",
 }
 """Files that decode something else, and what."""

@@ -100,13 +100,13 @@ class SimWire:
         self.refused = 0
         """Messages that were not taken on the control connection."""
 
-    def dial(self) -> bool:
+    def dial(self) -> str:
         server = self._world.machine.listener
         if server is None or (server.is_stopped and self._world.timeline.chance(0.1)):
-            return False
+            return "nobody listens"
         self.lifeline = self.connect(Channel.LIFELINE, self._process.on_lifeline, tells_end=True)
         server.accept(self.lifeline, self._process)
-        return True
+        return ""
 
     def open_control(self, endpoint: str) -> None:
         # Whoever has this path now: it need not be the server that was dialled.

@@ -99,8 +99,8 @@ class Service:
 def serving(model: Path, log: Path, *arguments: str) -> Iterator[Service]:
     """Of the dense tiny model in this folder, with an engine's cache for two prompts or so."""
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--model", str(model), "--served-model-name", DENSE.name, "--enforce-eager"]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", DENSE.name, "--enforce-eager"]
     command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20)]
     command += ["--kv-transfer-config", json.dumps(CONNECTOR), *arguments]
     # It logs as it does for a user who has said nothing of that.

@@ -141,7 +141,7 @@ def test_an_unknown_setting_is_refused_when_arguments_are_read(engines: EnginePo
 
 
 def test_a_service_with_an_unknown_setting_ends_with_one_line(engines: EnginePool) -> None:
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(engines.model_folder(DENSE))]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(engines.model_folder(DENSE))]
     command += ["--kv-transfer-config", json.dumps(probe.transfer(memori="1GiB"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0

