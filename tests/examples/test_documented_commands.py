@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ class Reader:
     """Whoever types the commands, beside a server at which an engine works."""
 
     def __init__(self, socket: Path, load: PromptLoad) -> None:
+        self.environment = os.environ | {"KVOFFLOAD_SERVER": str(socket)}
         rows, _ = Inspector(load.client).find_blocks()
         self._words = {
             "server=/run/kvoffload.sock": f"server={socket}",
@@ -94,9 +96,11 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_until_told(command: list[str], folder: Path) -> None:
+def run_until_told(command: list[str], folder: Path, environment: Mapping[str, str]) -> None:
     """Something that goes on, until it has said something; Ctrl-C ends it well."""
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             said = process.stdout.readline()
@@ -119,9 +123,11 @@ def test_it_runs(reader: Reader, desk: Path, line: str) -> None:
             file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "kvoffload", *words]
     if words[0] in GOES_ON:
-        run_until_told(command, desk)
+        run_until_told(command, desk, reader.environment)
         return
-    done = subprocess.run(command, cwd=desk, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, cwd=desk, env=reader.environment, capture_output=True, text=True, check=False, timeout=300
+    )
     wanted = DEPENDS.get(tuple(words[:2]), DEPENDS.get(tuple(words[:1]), {0}))
     assert done.returncode in wanted, done.stdout + done.stderr
     assert done.stdout or len(done.stderr.splitlines()) == 1, "what cannot be done here is said in a line"

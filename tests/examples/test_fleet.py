@@ -19,7 +19,9 @@ def test_the_fleet_runs() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tokens and logprobs equal, every bit: yes" in done.stdout
-    assert done.stderr == ""
+    # One machine is there before the other, and one goes.
+    told = "the cache server warns: peer tier "
+    assert [line for line in done.stderr.splitlines() if not line.startswith(told)] == []
 
 
 def test_the_file_with_disk_and_remote_is_accepted(tmp_path: Path) -> None:
