@@ -7,6 +7,8 @@ from html import escape
 
 COLOURS = ("#8a8f98", "#3b7dd8", "#2a9d5c")
 BAR, GAP, PLOT_HEIGHT, MARGIN = 30, 28, 220, 46
+LETTER = 6.2
+"""Width of one of the legend's."""
 
 
 def draw_bars(title: str, series: Mapping[str, Sequence[float]]) -> str:
@@ -23,6 +25,7 @@ def draw_bars(title: str, series: Mapping[str, Sequence[float]]) -> str:
         f'<text x="{MARGIN}" y="24" font-size="15">{escape(title)}</text>',
         f'<line x1="{MARGIN}" y1="{base}" x2="{width - MARGIN}" y2="{base}" stroke="#444"/>',
     ]
+    legend_x = float(MARGIN)
     for row, (name, values) in enumerate(series.items()):
         colour = COLOURS[row % len(COLOURS)]
         for position, value in enumerate(values):
@@ -31,9 +34,9 @@ def draw_bars(title: str, series: Mapping[str, Sequence[float]]) -> str:
             y = base - bar_height
             parts.append(f'<rect x="{x}" y="{y:.1f}" width="{BAR - 3}" height="{bar_height:.1f}" fill="{colour}"/>')
             parts.append(f'<text x="{x + BAR // 2 - 1}" y="{y - 4:.1f}" text-anchor="middle">{value:.0f}</text>')
-        legend_x = MARGIN + row * 180
-        parts.append(f'<rect x="{legend_x}" y="{height - 22}" width="11" height="11" fill="{colour}"/>')
-        parts.append(f'<text x="{legend_x + 16}" y="{height - 12}">{escape(name)}</text>')
+        parts.append(f'<rect x="{legend_x:.1f}" y="{height - 22}" width="11" height="11" fill="{colour}"/>')
+        parts.append(f'<text x="{legend_x + 16:.1f}" y="{height - 12}">{escape(name)}</text>')
+        legend_x += 16 + LETTER * (len(name) + 2)
     for position in range(positions):
         x = MARGIN + position * group_width + group_width // 2
         parts.append(f'<text x="{x}" y="{base + 16}" text-anchor="middle">{position + 1}</text>')
