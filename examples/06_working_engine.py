@@ -1,7 +1,7 @@
 """An engine that works at a cache server, for whoever wants something to look at: conversations that go on.
 
-    kvoffload serve --set server=/run/kvoffload.sock --set memory=1GiB
-    python examples/06_working_engine.py /run/kvoffload.sock
+    kvoffload serve --set memory=1GiB
+    python examples/06_working_engine.py
 
 Its own cache is small: most of what comes again is restored from the server. It ends after --turns, at Ctrl-C or at
 SIGTERM.
@@ -26,6 +26,8 @@ from mini_engine.model import LAYER_SETS, ModelConfig
 from mini_engine.offload import BlockStore
 from mini_engine.shared_store import SharedStore
 
+from kvoffload.config import load_shared
+
 CACHE = CacheConfig(blocks=48)
 CONVERSATIONS = 12
 LONGEST = 30 * CACHE.block_tokens
@@ -37,7 +39,7 @@ TOLD = 25
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("server", type=Path, help="the server's socket")
+    parser.add_argument("server", type=Path, nargs="?", help="the server's socket, if not where all look for it")
     parser.add_argument("--turns", type=int, help="prompts, then it ends")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between two of them")
     return parser.parse_args()
@@ -73,10 +75,11 @@ def is_right(model: ModelConfig, prompt: list[int], answer: Request) -> bool:
 def work(options: argparse.Namespace) -> bool:
     """Whether all that was checked was right."""
     model = ModelConfig(layers=LAYER_SETS["hybrid"])
-    store = SharedStore(options.server, model, CACHE)
+    server = options.server or Path(load_shared(None, {}).settings.server)
+    store = SharedStore(server, model, CACHE)
     engine = Engine(model, CACHE, torch.device("cpu"), store)
     if not store.client.wait_until_served(30):
-        print(f"error: no server at {options.server}: {store.client.fault}", file=sys.stderr)
+        print(f"error: no server at {server}: {store.client.fault}", file=sys.stderr)
         return False
     conversations = Conversations(model.vocabulary)
     asked = reused = restored = 0

@@ -128,7 +128,7 @@ def _places_table(holdings: list[Holding], prefill: float) -> Table:
 
 
 def _suggest(places: list[Place]) -> str:
-    lines = ['server = "/run/kvoffload.sock"', f'memory = "{format_size(places[0].size_bytes)}"']
+    lines = [f'memory = "{format_size(places[0].size_bytes)}"']
     if len(places) > 1:
         lines += ['disk = "/nvme0/kvoffload"', f'disk_size = "{format_size(places[1].size_bytes)}"']
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -48,8 +49,9 @@ def test_the_example_runs(script: str, says: str) -> None:
 
 def test_an_engine_works_and_is_counted() -> None:
     with serve(memory="64MiB") as socket:
-        command = [sys.executable, str(EXAMPLES / "06_working_engine.py"), str(socket), "--turns", "60", "--pause", "0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        command = [sys.executable, str(EXAMPLES / "06_working_engine.py"), "--turns", "60", "--pause", "0"]
+        places = os.environ | {"KVOFFLOAD_SERVER": str(socket)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=places)
         assert (done.returncode, done.stderr) == (0, ""), done
         first, last = done.stdout.splitlines()
         assert first.startswith("25 turns: ")
