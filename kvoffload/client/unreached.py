@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -18,7 +19,8 @@ _REASONS = {
 def explain_unreached(path: Path, fault: OSError) -> str:
     """`fault`: what connecting to `path` raised. Looks at the file system, so it says what is true now."""
     if isinstance(fault, PermissionError):
-        return _refused(path)
+        with contextlib.suppress(OSError):  # it may be gone by now
+            return _refused(path)
     why = _REASONS.get(fault.errno or 0, "cannot be reached: " + (fault.strerror or str(fault)))
     if isinstance(fault, ConnectionRefusedError) and path.exists() and not path.is_socket():
         why = "is no socket"

@@ -34,7 +34,7 @@ class Wanted:
 def check_limits(machine: Machine, wanted: Wanted, given: Given = NOTHING) -> Iterator[Finding]:
     yield check_memory(machine, wanted, given)
     yield check_commit(machine, wanted)
-    yield check_filedescribe_size(machine, wanted)
+    yield check_file_size(machine, wanted)
     yield check_open_files(machine, wanted)
     yield check_address_space(machine, wanted)
     yield check_locked_memory(machine)
@@ -69,7 +69,7 @@ def check_commit(machine: Machine, wanted: Wanted) -> Finding:
     return ok("overcommit", f"vm.overcommit_memory is 2, with {describe_size(room)} left")
 
 
-def check_filedescribe_size(machine: Machine, wanted: Wanted) -> Finding:
+def check_file_size(machine: Machine, wanted: Wanted) -> Finding:
     limit = machine.limits["file size"]
     if limit != NO_LIMIT and limit < wanted.segment_bytes:
         return fail(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -46,6 +47,11 @@ def dial(path: Path) -> str:
 def test_a_socket_that_is_not_there(tmp_path: Path) -> None:
     assert dial(tmp_path / "s") == f"{tmp_path}/s is not there"
     assert dial(tmp_path / "folder" / "s") == f"{tmp_path}/folder/s is not there"
+
+
+def test_what_was_refused_and_is_gone_by_now(tmp_path: Path) -> None:
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    assert explain_unreached(tmp_path / "s", refused) == f"{tmp_path}/s cannot be reached: Permission denied"
 
 
 def test_a_file_that_is_no_socket(tmp_path: Path) -> None:
