@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from kvoffload.client.unreached import explain_unreached
 from kvoffload.client.wire import SocketWire
 
 NOBODY = 65534
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """That every user may enter."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @contextmanager
@@ -79,23 +92,19 @@ def test_a_server_that_takes_no_connection(tmp_path: Path) -> None:
             wire.close()
 
 
-def test_a_socket_whose_mode_refuses_us_tells_both_ids(tmp_path: Path) -> None:
-    path = tmp_path / "s"
+def test_a_socket_whose_mode_refuses_us_tells_both_ids(open_folder: Path) -> None:
+    path = open_folder / "s"
     with listening(path):
         path.chmod(0)
-        for folder in (tmp_path, tmp_path.parent):
-            folder.chmod(0o755)
         with no_superuser() as uid:
             told = dial(path)
     assert told.startswith(f"{path} may not be used by this process, which is of user {uid} and group")
     assert told.endswith(f": it has mode 0000, user {os.geteuid()} and group {os.getegid()}")
 
 
-def test_a_folder_that_nobody_may_enter_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "closed"
+def test_a_folder_that_nobody_may_enter_is_named(open_folder: Path) -> None:
+    folder = open_folder / "closed"
     folder.mkdir()
-    (tmp_path).chmod(0o755)
-    tmp_path.parent.chmod(0o755)
     with listening(folder / "s"):
         folder.chmod(0)
         with no_superuser():
