@@ -103,8 +103,9 @@ def serving(model: Path, log: Path, *arguments: str) -> Iterator[Service]:
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", DENSE.name, "--enforce-eager"]
     command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20)]
     command += ["--kv-transfer-config", json.dumps(CONNECTOR), *arguments]
-    # It logs as it does for a user who has said nothing of that.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_LOGGING_")}
+    # It logs and has the processes that it has for a user who has said nothing of that, whatever engines began before.
+    told = ("VLLM_LOGGING_", "VLLM_ENABLE_V1_MULTIPROCESSING")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(told)}
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
