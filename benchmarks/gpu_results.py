@@ -18,7 +18,7 @@ from kvoffload.bench.digest import DigestBenchmark
 
 
 def measure() -> Iterator[Result]:
-    """Copies and digests; with vLLM's build for CUDA there, a model of real size on it."""
+    """Measures copies and digests, and a model of real size where vLLM's build for CUDA is."""
     for benchmark in (CopyBenchmark(), DigestBenchmark()):
         yield from benchmark.run(_say)
     if any(found.name == "vllm" for found in distributions()):

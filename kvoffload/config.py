@@ -165,7 +165,7 @@ def _find_socket(environment: Mapping[str, str]) -> str:
 
 
 def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Variable, setting and value."""
+    """Yields variable, setting and value of each that is ours."""
     for variable, value in environment.items():
         if not variable.startswith(VARIABLE_PREFIX) or variable.startswith(TEST_VARIABLE):
             continue

@@ -23,7 +23,7 @@ COLD_ROUNDS = 2
 REQUESTS, TOKENS, NEW_TOKENS = 128, 1024, 128
 BATCHES = 3
 FIRST_SEED = 100_000
-"""Times the batch's number: none is one of a single prompt."""
+"""Batches begin at multiples of it, so that none has a seed of a single prompt."""
 ENGINE = {
     "kv_cache_memory_bytes": 48 * GIB,
     "max_model_len": max(PROMPTS) + 128,

@@ -132,7 +132,7 @@ def _add_web(app: typer.Typer) -> None:
 class _Command(NamedTuple):
     add: Callable[[typer.Typer], None]
     short_help: str
-    """Of the list of commands."""
+    """What the list of commands says of it."""
 
 
 _COMMANDS = {

@@ -38,7 +38,7 @@ def doctor(
 
 
 def _load(file: Path | None, flags: dict[str, object]) -> Settings:
-    """With the socket of a shared server, if one is said or there is one where commands look."""
+    """The settings; `server` is the socket of a shared server, if one is said or there is one where commands look."""
     loaded = load_settings(file=file, flags=flags)
     if loaded.sources["server"] is not Source.DEFAULT:
         return loaded.settings

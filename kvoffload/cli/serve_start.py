@@ -1,4 +1,4 @@
-"""What `kvoffload serve` tells while it starts: how far its memory is, on a terminal, and once that it is ready."""
+"""`kvoffload serve` tells on a terminal how far its memory is while it starts, and once that it is ready."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StandardError(logging.StreamHandler[TextIO]):
 
     @stream.setter
     def stream(self, stream: TextIO) -> None:
-        """Nothing else is ever written to."""
+        """Changes nothing: standard error is what is written to."""
 
 
 class StartTeller:
@@ -68,7 +68,7 @@ class StartTeller:
             self.close()
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """Takes the bar away. After it, `look` tells nothing."""
         self._is_over = True
         if self._bar is not None:
             self._bar.stop()

@@ -76,7 +76,7 @@ class Connection:
 
     @property
     def socket(self) -> Path | None:
-        """Of the server that it is served by; None: there is none, and it is not known where one will be."""
+        """The socket of the server that it is served by; None: there is none, or nobody knows yet where one will be."""
         return self._wire.path
 
     @property

@@ -1,4 +1,4 @@
-"""What a cache server warns of, in the log of the process that it serves."""
+"""Writes what a cache server warns of into the log of the process that it serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvoffload.protocol import Warned
 logger = logging.getLogger(__name__)
 
 MOST_LINES = 100
-"""Of one server. What it warns of beyond is counted, and is in its own log."""
+"""So many warnings of one server are logged. Those after them are counted, and stand in its own log."""
 
 
 class ServerWarnings:
@@ -17,7 +17,7 @@ class ServerWarnings:
 
     def __init__(self) -> None:
         self.count = 0
-        """That were heard, of all servers."""
+        """How many were heard, of all servers."""
         self._boot_id = 0
         self._last = 0
 

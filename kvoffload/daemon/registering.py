@@ -15,7 +15,7 @@ from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register,
 from kvoffload.types import Fingerprint
 
 OnForgotten = Callable[[str, Mapping[int, bytes]], None]
-"""Of a domain: fingerprints by namespace."""
+"""Hears of a domain's forgotten identities: its name, and fingerprints by namespace."""
 
 
 class Identities:
@@ -96,7 +96,7 @@ class Identities:
         return None
 
     def _forget(self, domain: Domain) -> None:
-        """Those that nobody knows any more."""
+        """Forgets the identities that nobody knows any more."""
         assert domain.cache is not None
         registrations = (session.registration for session in self._sessions if session.domain is domain)
         kept = {one.name_space for one in registrations if one is not None}

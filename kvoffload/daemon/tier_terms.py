@@ -32,7 +32,7 @@ class WriteRule(Enum):
 OnLearn = Callable[[int, bytes, CacheGeometry], None]
 """Of a namespace: its number, fingerprint and geometry."""
 OnForget = Callable[[bytes], bool]
-"""Of an identity, by its fingerprint: False if it is to stay."""
+"""Hears of an identity, by its fingerprint, and answers False if it is to stay."""
 Wants = Callable[[bytes], npt.NDArray[np.bool_]]
 """Of hashes: which."""
 

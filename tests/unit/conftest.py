@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +33,12 @@ def _log_is_our_own() -> None:
     ours = logging.getLogger("kvoffload")
     ours.parent = logging.getLogger()
     ours.setLevel(ours.level)  # so that loggers forget which levels they took to be enabled
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; those that pytest makes are its own user's."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

@@ -65,7 +65,7 @@ def describe_spec(spec: Any) -> Row:
 
 
 def main() -> None:
-    """The rows, or what vLLM raised, on the last line of the output."""
+    """Prints the rows, or what vLLM raised, as the last line of the output."""
     logging.disable(logging.CRITICAL)
     folder, kv_dtype, state_dtype = sys.argv[1:]
     try:

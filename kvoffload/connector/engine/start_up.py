@@ -177,7 +177,7 @@ class EngineStart:
 
 
 def _name_private(client: Client) -> str:
-    """With where its log is, which says more than it tells its engines."""
+    """Names its log, too, which says more than it tells its engines."""
     socket = client.socket
     return "a private server" if socket is None else f"a private server (log: {PrivateFiles(socket).log})"
 

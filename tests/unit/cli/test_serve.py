@@ -5,12 +5,10 @@ from __future__ import annotations
 import grp
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,15 +149,6 @@ else:
     print("saves", acquire(client, hashes_of(3)).boundary)
 """
 GROUP = 54321
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """That every user may enter."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

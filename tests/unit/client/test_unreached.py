@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from kvoffload.client.unreached import explain_unreached
 from kvoffload.client.wire import SocketWire
 
 NOBODY = 65534
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """That every user may enter."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @contextmanager
