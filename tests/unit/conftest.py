@@ -28,10 +28,13 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _log_is_our_own() -> None:
-    """A connector that some test before has made gave our loggers a parent of vLLM's, to which nobody here listens."""
-    ours = logging.getLogger("kvoffload")
+def _log_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector, of this test or of one before, makes vLLM's logger the parent of ours, and what has configured that
+    one in this process may have told it to say errors alone, and nothing to those who listen further up."""
+    ours, theirs = logging.getLogger("kvoffload"), logging.getLogger("vllm")
     ours.parent = logging.getLogger()
+    monkeypatch.setattr(theirs, "level", logging.NOTSET)
+    monkeypatch.setattr(theirs, "propagate", True)
     ours.setLevel(ours.level)  # so that loggers forget which levels they took to be enabled
 
 
