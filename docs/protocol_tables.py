@@ -50,7 +50,7 @@ def _overview() -> list[str]:
 
 def _limits() -> list[str]:
     rows = [
-        ["bytes of a frame on the control channel", f"{Channel.CONTROL.limit_bytes:,}"],
+        ["bytes of a frame on the control or the express channel", f"{Channel.CONTROL.limit_bytes:,}"],
         ["bytes of a packet on the lifeline", f"{Channel.LIFELINE.limit_bytes:,}"],
         ["items of any array", str(ARRAY_ITEMS)],
         ["arrays in one frame, the frame's own and all nested ones", str(FRAME_ARRAYS)],

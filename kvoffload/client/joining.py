@@ -1,8 +1,10 @@
 """How a process comes to be served: what it sends next, fed with what arrives. Pure: no socket, no clock.
 
-    start ─► greeting ─► welcome ─► hello ─► accepted ──────────────► memory ─► register ─► JOINED
+    start ─► greeting ─► welcome ─► hello ─► accepted ──────────────► memory ─► register ─► express ─► JOINED
                                                  │                       ▲
                                                  └► adopt ─► WANTED ─► offers      (it holds an old server's memory)
+
+The express channel comes once the session is registered: to its later processes that is right behind the welcome.
 
 Whatever else arrives ends the attempt with one line that says what; the caller begins anew, later.
 """
@@ -100,6 +102,7 @@ class Step(Enum):
     ADOPT = "adopt_answer"
     MEMORY = "memory"
     REGISTERED = "registered"
+    EXPRESS = "express"
     JOINED = "nothing"
     FAILED = "nothing any more"
 
@@ -135,16 +138,15 @@ class Joining:
         register: Register | None,
         *,
         former: HeldMemory | None = None,
-        wants_express: bool = False,
     ) -> None:
-        """An observer has no register, and gets no memory. An express channel that comes is the caller's to take."""
+        """An observer has no register, no memory and no blocks. The express channel is the caller's to take."""
         assert (register is None) == (member.role is Role.OBSERVER)
         self._member = member
         self._register = register
         self._former = former
-        self._wants_express = wants_express
         self._parcel = _Parcel()
         self.step = Step.WELCOME
+        self.awaits_express = register is not None
         self.fault = ""
         """One line, once the attempt has failed."""
         self.refusal: Error | None = None
@@ -179,7 +181,7 @@ class Joining:
             former_session=0 if held is None else held.session,
             former_boot_id=0 if held is None else held.boot_id,
             software=SOFTWARE,
-            wants_express=self._wants_express,
+            wants_express=self._register is not None,
             wants_warnings=self._member.role is Role.SCHEDULER,
         )
         return [OnLifeline(greeting, (pidfd,))]
@@ -194,6 +196,13 @@ class Joining:
             return self._on_memory(message, descriptors)
         close_all(descriptors)
         return self._fail_on(answer, "lifeline")
+
+    def on_express(self) -> list[ToSend]:
+        """The caller has taken the express channel."""
+        self.awaits_express = False
+        if self.step is Step.EXPRESS:
+            self.step = Step.JOINED
+        return []
 
     def on_control(self, answer: Answer) -> list[ToSend]:
         message = answer.message
@@ -210,7 +219,7 @@ class Joining:
             return offers or self._after_memory()
         if isinstance(message, Registered) and self.step is Step.REGISTERED:
             self.registered = message
-            self.step = Step.JOINED
+            self.step = Step.EXPRESS if self.awaits_express else Step.JOINED
             return []
         return self._fail_on(answer, "control")
 

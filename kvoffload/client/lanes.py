@@ -1,7 +1,6 @@
 """The two channels of a connection as what is sent sees them: which one a message takes, and what of it may be lost.
 
-Pure. Between the two there is no order, and what is said of a block before and after it was invalidated must keep its
-own. So blocks go by the express channel once nothing that was told is under way on the control channel.
+Pure. Between the two there is no order; what is said of blocks goes by one of them alone, and keeps its own.
 """
 
 from __future__ import annotations
@@ -13,21 +12,8 @@ from kvoffload.client.backoff import Backoff
 from kvoffload.client.breaker import Breaker
 from kvoffload.client.one_way_log import OneWayLog
 from kvoffload.client.pending import MAX_PENDING, Pending, PendingCalls
-from kvoffload.protocol import (
-    Abort,
-    Acquire,
-    AcquireEntries,
-    Call,
-    ClientMessage,
-    Credits,
-    Invalidate,
-    Mark,
-    Publish,
-    Release,
-)
+from kvoffload.protocol import Call, Channel, ClientMessage, Mark
 from kvoffload.protocol.message import OneWay, Request
-
-_BLOCKS = frozenset({Acquire, AcquireEntries, Credits, Publish, Abort, Release, Invalidate})
 
 
 class Wire(Protocol):
@@ -126,20 +112,16 @@ class Lane:
 
 
 class Lanes:
-    """Both."""
+    """Both. A process without blocks has no use for the express channel, and gets none."""
 
-    def __init__(self, wire: Wire, make_backoff: Callable[[], Backoff]) -> None:
+    def __init__(self, wire: Wire, make_backoff: Callable[[], Backoff], *, has_blocks: bool) -> None:
         self.control = Lane(wire.send_control, make_backoff())
         self.express = Lane(wire.send_express, make_backoff())
-        self._is_open = self._is_used = False
+        self.main = self.express if has_blocks else self.control
+        """The one whose answers say whether the process is served."""
 
     def __iter__(self) -> Iterator[Lane]:
         return iter((self.control, self.express))
-
-    @property
-    def blocks(self) -> Lane:
-        """The one that blocks go by."""
-        return self.express if self._is_used else self.control
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -148,27 +130,13 @@ class Lanes:
 
     def choose(self, message: ClientMessage) -> Lane:
         """The one that the message takes."""
-        return self.blocks if type(message) in _BLOCKS else self.control
-
-    def open_express(self) -> None:
-        """It is there."""
-        self._is_open = True
-
-    def switch(self) -> bool:
-        """Uses the express channel from here on, if there is one and that may be. False: an answer is to be awaited."""
-        if self._is_open and not self._is_used:
-            self._is_used = len(self.control.log) == 0
-        return self._is_used or not self._is_open
+        return self.control if Channel.CONTROL in message.channels else self.express
 
     def reset(self) -> None:
-        """The connection is gone. What is told from here on, on whatever lane, comes behind all that was."""
-        self._is_open = self._is_used = False
-        for message in self.express.log.take_all():
-            self.control.log.add(message, self.control.pending.last_number)
+        """The connection is gone."""
         for lane in self:
             lane.reset()
 
     def take_all(self) -> list[OneWay]:
         """What nobody knows of whether the server has had it, to be sent once more in this order."""
-        assert len(self.express.log) == 0, "a connection is there still"
-        return self.control.log.take_all()
+        return [message for lane in self for message in lane.log.take_all()]

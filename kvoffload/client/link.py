@@ -100,7 +100,7 @@ class Link:
         self._dial_ns = 0
         self._join_by_ns = 0
         self._redial = self._make_backoff()
-        self._lanes = Lanes(wire, self._make_backoff)
+        self._lanes = Lanes(wire, self._make_backoff, has_blocks=register is not None)
         self._told = 0
         """One-way messages sent on the lifeline."""
         self._told_held: tuple[tuple[int, int], ...] | None = None
@@ -109,8 +109,8 @@ class Link:
 
     @property
     def is_serving(self) -> bool:
-        """It is joined, and what it asks of blocks is answered in time."""
-        return self.state is LinkState.SERVING and not self._lanes.blocks.breaker.is_open
+        """It is joined, and what it asks is answered in time."""
+        return self.state is LinkState.SERVING and not self._lanes.main.breaker.is_open
 
     def has(self, capability: str) -> bool:
         """The server that it is served by has it, and this process may use it."""
@@ -166,15 +166,9 @@ class Link:
 
     def on_lifeline(self, answer: Answer, descriptors: list[int], now_ns: int) -> None:
         """Takes the descriptors."""
-        is_joined = self.state in (LinkState.JOINING, LinkState.SERVING)
         if isinstance(answer.message, Warned):
             close_all(descriptors)
             self.warnings.hear(answer.message, answer.boot_id)
-            return
-        if isinstance(answer.message, Express) and is_joined and len(descriptors) == 1:
-            self._wire.open_express(descriptors[0])
-            self._lanes.open_express()
-            self._switch(now_ns)
             return
         if self.state is LinkState.JOINING and self._joining is not None:
             if isinstance(answer.message, Closing | Quarantine | Retire):
@@ -184,6 +178,10 @@ class Link:
                 elif isinstance(answer.message, Closing):
                     # What is held can be given back once it is joined.
                     self._hear_closing(answer.message)
+                return
+            if isinstance(answer.message, Express) and self._joining.awaits_express and len(descriptors) == 1:
+                self._wire.open_express(descriptors[0])
+                self._go_on(self._joining, self._joining.on_express(), now_ns)
                 return
             self._go_on(self._joining, self._joining.on_lifeline(answer, descriptors), now_ns)
             return
@@ -224,7 +222,6 @@ class Link:
         if isinstance(answer.message, Error) and self._has_lost_thread(answer.message, now_ns):
             return
         pending = lane.hear(answer.number)
-        self._lanes.switch()
         if pending is None or not pending.is_wanted:
             self._give_back(answer, now_ns)
         if pending is not None:
@@ -258,7 +255,7 @@ class Link:
 
     def confirm(self, now_ns: int, wait_ns: int) -> Pending | None:
         """Over when the server has had all that was asked and told of blocks. None: it has had it."""
-        lane = self._lanes.blocks
+        lane = self._lanes.main
         if self.state is not LinkState.SERVING or not (lane.pending or lane.log):
             return None
         return lane.mark(self._session, now_ns, wait_ns)
@@ -289,7 +286,6 @@ class Link:
             self._member,
             self._register,
             former=None if former is None else former.held,
-            wants_express=self._register is not None,
         )
         self.state = LinkState.JOINING
         self._joining = joining
@@ -362,7 +358,6 @@ class Link:
         # In a new session of the same memory it is void, but for what others of the engine were given there.
         for message in () if is_new else again:
             self.tell(message, now_ns)
-        self._switch(now_ns)
         logger.info("served by cache server %x, session %x", self.boot_id, self._session)
         self.on_joined(goes_on)
         if self._subscription is not None:
@@ -376,7 +371,6 @@ class Link:
     # ---- being served ----
 
     def _watch_answers(self, now_ns: int) -> None:
-        self._switch(now_ns)
         for lane in self._lanes:
             lane.expire(now_ns)
             breaker = lane.breaker
@@ -387,13 +381,6 @@ class Link:
                 return
             if breaker.take_probe(now_ns):
                 lane.mark(self._session, now_ns, self._call_ns)
-
-    def _switch(self, now_ns: int) -> None:
-        """To the express channel, if there is one; else a mark shows when that may be."""
-        control = self._lanes.control
-        is_done = self.state is not LinkState.SERVING or self._lanes.switch()
-        if not (is_done or control.has_mark or control.breaker.is_open):
-            control.mark(self._session, now_ns, self._call_ns)
 
     def _has_lost_thread(self, error: Error, now_ns: int) -> bool:
         """Whether the server knows this connection or session no more; what it said of a one-way message is logged."""

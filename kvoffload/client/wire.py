@@ -106,7 +106,9 @@ class SocketWire:
         if self._express is None:
             return False
         message, number, session, expires_ns = call
-        frame = CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns)
+        frame = CODEC.encode_call(
+            message, number=number, session=session, expires_ns=expires_ns, channel=Channel.EXPRESS
+        )
         # Nobody waits for a release. The next message takes it along, or `receive_all`.
         is_urgent = not isinstance(message, Release)
         is_sent = self._express.send(frame) if is_urgent else self._express.send_later(frame)
@@ -191,7 +193,7 @@ class SocketWire:
             if express is not self._express:
                 # What came before has ended it.
                 return True
-            answer = CODEC.decode_answer(frame)
+            answer = CODEC.decode_answer(frame, channel=Channel.EXPRESS)
             if isinstance(answer, Answer):
                 link.on_express(answer, now_ns)
             else:

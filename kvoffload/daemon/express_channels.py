@@ -12,8 +12,8 @@ from kvoffload.daemon.to_send import OpenExpress
 from kvoffload.protocol import limits
 from kvoffload.units import MIB
 
-MAX_CHANNELS = 96
-"""At a time, a thread each; no user and no domain gets all. Whoever comes later is served over the control channel."""
+MAX_CHANNELS = 2048
+"""At a time, a thread each; no user and no domain gets all."""
 MAX_LOGGED = 65_536
 """Blocks that were stored and not told yet. Beyond it they are only counted."""
 _SOCKET_BYTES = MIB

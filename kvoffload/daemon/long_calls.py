@@ -33,7 +33,7 @@ class LongCalls:
         """Connections whose call is under way, or has its turn later."""
         self._lines: dict[int, deque[Later]] = {}
         """Calls whose turn comes later, by user; that of the first user comes next."""
-        self._running: tuple[Later, Future[ServerMessage | None]] | None = None
+        self._running: tuple[Later, Future[ServerMessage]] | None = None
         self._waiting: dict[bytes, deque[bytes]] = {}
         self._owners: dict[bytes, int] = {}
         self._bytes: Counter[int] = Counter()
@@ -70,7 +70,7 @@ class LongCalls:
         waiting.append(frame)
         return True
 
-    def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage | None]]]:
+    def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage]]]:
         """Yields what is done: its connection has no call any more, and the next call has its turn."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)

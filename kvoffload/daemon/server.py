@@ -38,6 +38,8 @@ from kvoffload.protocol import (
     AdoptVerdict,
     Call,
     ClosingReason,
+    Error,
+    ErrorCode,
     Express,
     Farewell,
     Holding,
@@ -436,7 +438,10 @@ class CacheServer:
 
     def _open_express(self, wanted: OpenExpress) -> None:
         end = self._express.open(wanted, self._pools.caches[wanted.space.domain].core)
-        if end is not None and not self._lifelines.send_event(wanted.lifeline, Express(), (end,), taken=(end,)):
+        if end is None:
+            refusal = Error(code=ErrorCode.BUSY, message="there are too many express channels", retryable=True)
+            self._lifelines.send_event(wanted.lifeline, refusal)
+        elif not self._lifelines.send_event(wanted.lifeline, Express(), (end,), taken=(end,)):
             self._express.end(wanted.lifeline)
 
     def _send_events(self) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from kvoffload.daemon.adoption import AdoptionDesk
-from kvoffload.daemon.block_desk import BlockDesk, BlockMessage, LongPublish
 from kvoffload.daemon.counts import describe_draining
 from kvoffload.daemon.domain import Domain, DomainTerms
 from kvoffload.daemon.drain import DrainState, check_operator
@@ -30,8 +29,6 @@ from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_desk import TierDesk
 from kvoffload.daemon.to_send import Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.protocol import (
-    Acquire,
-    AcquireEntries,
     Adopt,
     AdoptAnswer,
     AdoptVerdict,
@@ -42,7 +39,6 @@ from kvoffload.protocol import (
     ClientMessage,
     Closing,
     ClosingReason,
-    Credits,
     Done,
     Drain,
     Draining,
@@ -69,10 +65,10 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.survey import FollowBlock
 
-_ENDS_WITH_DRAIN = (Acquire, AcquireEntries, Credits, Adopt, Promote)
+_ENDS_WITH_DRAIN = (Adopt, Promote)
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 
-_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage | None] | None
+_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage] | None
 """None: there is none. A call: it takes long to find, on whatever thread."""
 
 
@@ -112,7 +108,6 @@ class ServerCore:
         self._closing: Closing | None = None
         self._faults = FaultLog()
         self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
-        self._blocks = BlockDesk(self.tell_stored, self._tiers.forget)
         self._insight = InsightDesk(self._domains, clear=self.clear, express=express, on_prompt=on_prompt)
         self._survey = SurveyDesk(self._sessions, self._tiers)
         self._identities = Identities(terms.limits, self._sessions, self._feed.forget)
@@ -124,7 +119,6 @@ class ServerCore:
             **self._insight.handlers,
             **self._survey.handlers,
             Subscribe: self._subscribe,
-            **dict.fromkeys(get_args(BlockMessage), self._blocks.serve),
         }
 
     @property
@@ -232,14 +226,9 @@ class ServerCore:
             return [Later(connection, call.message, call.number, answer), *behind]
         return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
 
-    def finish(self, later: Later, find: Callable[[], ServerMessage | None]) -> list[Sendable]:
+    def finish(self, later: Later, find: Callable[[], ServerMessage]) -> list[Sendable]:
         """What `later` was to find is found: `find` returns or raises it."""
-        answer = self._faults.serve(later.request, find)
-        if isinstance(later.find, LongPublish):
-            self._faults.attempt("tell", later.find.tell)
-        if answer is None:
-            return []
-        return [self._answer(later.connection, answer, later.number)]
+        return [self._answer(later.connection, self._faults.serve(later.request, find), later.number)]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
         """A message came in over TCP, on a connection whose key nobody on the Unix socket can have. Its session is the

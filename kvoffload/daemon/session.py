@@ -54,7 +54,7 @@ class Process:
     pidfd: OwnedDescriptor | None
     """Until the cache has it."""
     wants_express: bool = False
-    """Until it is given an express channel, or there is none to give."""
+    """Until it is given an express channel, or told that there is none to give."""
     wants_warnings: bool = False
     warned: int = 0
     """The number of the last warning that it was told."""

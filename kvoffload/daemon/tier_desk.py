@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from kvoffload.daemon import block_calls
 from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.fault_log import FaultLog
 from kvoffload.daemon.promotion_parts import Wanted
+from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.daemon.session import Connection
 from kvoffload.daemon.tier_chain import TierChain
 from kvoffload.daemon.tier_terms import TierSpace
 from kvoffload.daemon.to_send import Sendable, ToConnection
-from kvoffload.protocol import Call, Prefetch, Promote, Promoted, ServerMessage
+from kvoffload.protocol import Call, ErrorCode, Prefetch, Promote, Promoted, ServerMessage
 
 _SECOND_NS = 1_000_000_000
 
@@ -51,10 +51,12 @@ class TierDesk:
         message = call.message
         assert isinstance(message, Promote | Prefetch)
         _, _, registration = connection.hold()
-        refusal = block_calls.check_names(registration, message)
+        if message.name_space != registration.name_space:
+            line = f"namespace {message.name_space} is not the session's"
+            return refuse(message, ErrorCode.NOT_FOUND, line)
         traffic = self._traffic.get(connection.session.domain.name)
-        if refusal is not None or traffic is None:
-            return refusal
+        if traffic is None:
+            return None
         if isinstance(message, Prefetch):
             traffic.prefetch(message, now_ns / _SECOND_NS)
         else:

@@ -25,7 +25,7 @@ class Later(NamedTuple):
     connection: bytes
     request: ClientMessage
     number: int
-    find: Callable[[], ServerMessage | None]
+    find: Callable[[], ServerMessage]
 
 
 class ToLifeline(NamedTuple):

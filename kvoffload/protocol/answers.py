@@ -7,7 +7,7 @@ from typing import Annotated
 
 from kvoffload.protocol.faults import ErrorCode, ProtocolFault
 from kvoffload.protocol.fields import U16, U32, Choice, Flag, Line
-from kvoffload.protocol.message import CONTROL, LIFELINE, Reply
+from kvoffload.protocol.message import CONTROL, EXPRESS, LIFELINE, Reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class Error(Reply):
     """Answers whatever is not served: refusals, wrong messages, unknown operations. To a one-way message too."""
 
     op = 64
-    channels = CONTROL + LIFELINE
+    channels = CONTROL + LIFELINE + EXPRESS
 
     code: Annotated[ErrorCode, Choice(ErrorCode), "why"]
     message: Annotated[Line, "one line for people: what, where, what is allowed"]
@@ -32,6 +32,7 @@ class Done(Reply):
     """It is done, and there is nothing to tell."""
 
     op = 65
+    channels = CONTROL + EXPRESS
 
 
 def answer_fault(fault: ProtocolFault) -> Error:

@@ -21,7 +21,7 @@ from kvoffload.protocol.fields import (
     Whole,
 )
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS, MAX_GROUPS, MAX_LEASES, MAX_SHARDS
-from kvoffload.protocol.message import OneWay, Reply, Request
+from kvoffload.protocol.message import EXPRESS, OneWay, Reply, Request
 from kvoffload.protocol.shape import Shape
 
 
@@ -78,6 +78,7 @@ class Acquired(Reply):
     """A lease if it is a hit. Its records are in mapped memory and stay until it is released."""
 
     op = 68
+    channels = EXPRESS
 
     outcome: Annotated[Outcome, Choice(Outcome), "whether there is a lease"]
     boundary: Annotated[U64, "in tokens; `local` again where it is no hit; 0 for acquire_entries"] = 0
@@ -93,6 +94,7 @@ class Acquire(Request):
     """The longest boundary in (local, limit] that all groups accept, and a lease on what a load up to it needs."""
 
     op = 4
+    channels = EXPRESS
     reply = Acquired
 
     name_space: Annotated[U32, "from registered"]
@@ -139,6 +141,7 @@ class AcquireEntries(Request):
     """A lease on these blocks of one group, all or none."""
 
     op = 5
+    channels = EXPRESS
     reply = Acquired
 
     name_space: Annotated[U32, "from registered"]
@@ -152,6 +155,7 @@ class CreditsGranted(Reply):
     """Slots to write to, in the order asked for; fewer where there is no room."""
 
     op = 69
+    channels = EXPRESS
 
     tickets: Annotated[Numbers, "rights to write; 0: this block needs no saving"]
     addresses: Annotated[Numbers, AsMany("tickets"), "where to write"]
@@ -163,6 +167,7 @@ class Credits(Request):
     """Asks for slots: `count` of them, or with hashes one for each block that is not readable."""
 
     op = 6
+    channels = EXPRESS
     reply = CreditsGranted
 
     name_space: Annotated[U32, "from registered"]
@@ -181,6 +186,7 @@ class Publish(OneWay):
     """
 
     op = 32
+    channels = EXPRESS
 
     name_space: Annotated[U32, "from registered"]
     group: Annotated[U16, "its number"]
@@ -200,6 +206,7 @@ class Abort(OneWay):
     """Gives slots back, written or not. Tickets that are not valid any more are ignored."""
 
     op = 33
+    channels = EXPRESS
 
     tickets: Annotated[Numbers, "from credits_granted"]
 
@@ -209,6 +216,7 @@ class Release(OneWay):
     """Ends leases: no copy reads their records any more. Leases that are over are ignored."""
 
     op = 34
+    channels = EXPRESS
 
     leases: Annotated[bytes, Blob("little-endian u64", 8, MAX_LEASES), "from acquired"]
 
@@ -231,6 +239,7 @@ class Invalidate(OneWay):
     """Forget blocks whose bytes are not to be trusted. Leases on them stay good."""
 
     op = 36
+    channels = EXPRESS
 
     name_space: Annotated[U32, "from registered"]
     group: Annotated[U16, "its number"]

@@ -79,7 +79,7 @@ class Greeting(Request):
     former_session: Annotated[U64, "to be reopened; 0: none"] = 0
     former_boot_id: Annotated[U64, "of the server that it was of; another than the present one: see adopt"] = 0
     software: Annotated[Name, "for logs"] = ""
-    wants_express: Annotated[Flag, "an express channel, once the session is registered"] = False
+    wants_express: Annotated[Flag, "an express channel, without which it has no blocks"] = False
     wants_warnings: Annotated[Flag, "to hear what the server's log warns of"] = False
 
 
@@ -166,11 +166,11 @@ class Growth(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Express(Event):
-    """A channel for blocks alone, with the session's rights; after it the control channel serves as before.
+    """The channel of blocks, with the session's rights, once the session is registered.
 
-    A byte stream of the control channel's frames, each behind its length in 4 bytes, little-endian. It has acquire,
-    acquire_entries, credits, mark, publish, abort, release and invalidate, their answers, and a count of one-way
-    messages of its own. Between the two channels there is no order.
+    A byte stream of frames like those of the control channel, each behind its length in 4 bytes, little-endian, with
+    a count of one-way messages of its own. Between the two channels there is no order. Where none can be opened, an
+    `error` comes on the lifeline in its place.
     """
 
     op = 117

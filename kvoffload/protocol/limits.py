@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvoffload.units import MIB
 
 FRAME_BYTES = 8 * MIB
-"""Of one message on the control channel."""
+"""Of one message on the control or the express channel."""
 PACKET_BYTES = 64 << 10
 """Of one message on the lifeline; a sequenced packet must fit a socket's buffer."""
 MAX_BLOCKS = 131_072

@@ -16,17 +16,19 @@ class Channel(Enum):
 
     CONTROL = "control"
     LIFELINE = "lifeline"
+    EXPRESS = "express"
 
     # There is one of each; Enum's own is code in Python, on the way of every message.
     __hash__ = object.__hash__
 
     @property
     def limit_bytes(self) -> int:
-        return FRAME_BYTES if self is Channel.CONTROL else PACKET_BYTES
+        return PACKET_BYTES if self is Channel.LIFELINE else FRAME_BYTES
 
 
 CONTROL = (Channel.CONTROL,)
 LIFELINE = (Channel.LIFELINE,)
+EXPRESS = (Channel.EXPRESS,)
 
 
 class Phase(IntEnum):
@@ -47,7 +49,6 @@ class Message:
     since: ClassVar[int] = 1
     """The protocol version that brought it."""
     channels: ClassVar[tuple[Channel, ...]] = CONTROL
-    """What the control channel has, the express channel may have too."""
     descriptors: ClassVar[str] = ""
     """What goes with it as SCM_RIGHTS, in this order."""
 

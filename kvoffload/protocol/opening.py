@@ -22,7 +22,7 @@ from kvoffload.protocol.fields import (
     Whole,
 )
 from kvoffload.protocol.limits import LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, MAX_REPORT, MAX_TENANTS, NAME_BYTES
-from kvoffload.protocol.message import Phase, Reply, Request
+from kvoffload.protocol.message import CONTROL, EXPRESS, Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
 
 ReportText = Blob("lines of UTF-8, bytes", 1, MAX_REPORT)
@@ -132,6 +132,7 @@ class Mark(Request):
     """Answered when everything that came before it on its channel was served."""
 
     op = 11
+    channels = CONTROL + EXPRESS
     needs = Phase.GREETED
     reply = Done
 

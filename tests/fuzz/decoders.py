@@ -11,7 +11,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/wire_codec.py",
         "native/src/bindings/frame_reader.hpp",
     ),
-    "server_core": ("kvoffload/daemon/adoption.py", "kvoffload/daemon/block_calls.py"),
+    "server_core": ("kvoffload/daemon/adoption.py",),
     "zmtp_frames": ("kvoffload/daemon/zmtp.py",),
     "peer_link": (
         "kvoffload/peers/link_hello.py",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvoffload.cache import SessionId
-from kvoffload.daemon import ServerCore, block_calls
+from kvoffload.daemon import ServerCore
 from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.refusal import refuse
 from kvoffload.daemon.served_cache import ServedCache
@@ -26,6 +26,7 @@ from kvoffload.protocol import (
     ServerMessage,
 )
 from kvoffload.protocol.message import OneWay
+from tests.simulation import block_service
 
 
 @dataclass(eq=False)
@@ -49,25 +50,25 @@ class ExpressModel:
             assert call.number == self.one_way, "a stream has lost something"
         if call.is_late(now_ns):
             return None
-        refusal = block_calls.check_names(self.registration, message)
+        refusal = block_service.check_names(self.registration, message)
         if refusal is not None:
             return refusal
         if is_draining and isinstance(message, Acquire | AcquireEntries | Credits):
             return refuse(message, ErrorCode.DRAINING, "this server ends")
         match message:
             case Acquire() | AcquireEntries():
-                return block_calls.acquire(self.cache, self.cache_session, message)
+                return block_service.acquire(self.cache, self.cache_session, message)
             case Credits():
-                return block_calls.grant_credits(self.cache, self.cache_session, self.registration, message)
+                return block_service.grant_credits(self.cache, self.cache_session, self.registration, message)
             case Publish():
                 tell = partial(self.core.tell_stored, self.space, message.group)
-                return block_calls.publish(self.cache, self.cache_session, self.registration, message, tell)
+                return block_service.publish(self.cache, self.cache_session, self.registration, message, tell)
             case Abort():
-                block_calls.abort(self.cache, self.cache_session, message)
+                block_service.abort(self.cache, self.cache_session, message)
             case Release():
-                block_calls.release(self.cache, self.cache_session, message)
+                block_service.release(self.cache, self.cache_session, message)
             case Invalidate():
-                block_calls.invalidate(self.cache, message)
+                block_service.invalidate(self.cache, message)
                 self.core.tiers.forget(self.space, message.group, message.hashes)
             case Mark():
                 return Done()

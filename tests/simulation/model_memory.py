@@ -144,6 +144,10 @@ class ModelCache:
         self.memory.sessions[self.memory.last_session] = Session()
         return SessionId(self.memory.last_session)
 
+    def held_bytes(self, session: SessionId) -> int:
+        leased = sum(len(entries) for of, entries in self.memory.leases.values() if of == session)
+        return SLOT_BYTES * (leased + sum(of == session for _, of in self.memory.reservations()))
+
     def add_process(self, session: SessionId, *, pidfd: int) -> None:
         found = self.memory.sessions.get(session)
         if found is None or not found.is_open or found.is_ending:

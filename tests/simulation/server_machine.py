@@ -20,6 +20,7 @@ from kvoffload.protocol import (
     ClosingReason,
     CreditsGranted,
     Error,
+    ErrorCode,
     Express,
     Farewell,
     Greeting,
@@ -316,10 +317,7 @@ class Server:
                 self._connections[one.lifeline].send_answer(Answer(one.message, one.number, self.boot_id))
 
     def _send_control(self, number: int, message: ServerMessage, call_number: int) -> None:
-        connection, process = self._connections[number], self.processes[number]
-        if isinstance(message, CreditsGranted | Acquired):
-            assert self.memory is not None
-            self.world.ledger.grant(process, connection, self.memory, message)
+        connection = self._connections[number]
         if isinstance(message, Registered):
             assert self.memory is not None
             connection.truth = (self.memory.number, message.resume % (1 << 32))
@@ -329,13 +327,15 @@ class Server:
     def _open_express(self, wanted: OpenExpress) -> None:
         """Now and then there are too many."""
         if self.timeline.chance(0.1):
+            busy = Error(code=ErrorCode.BUSY, message="there are too many")
+            self._connections[wanted.lifeline].send_answer(Answer(busy, 2, self.boot_id))
             return
         session = self.core.sessions.find_lifeline(wanted.lifeline)
         assert session is not None
         assert session.registration is not None
         assert self._cache is not None
         process = self.processes[wanted.lifeline]
-        connection = process.wire.connect(Channel.CONTROL, process.on_express, tells_end=True)
+        connection = process.wire.connect(Channel.EXPRESS, process.on_express, tells_end=True)
         assert self.memory is not None
         connection.truth = self.memory.number, wanted.cache_session
         model = ExpressModel(

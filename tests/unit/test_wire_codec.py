@@ -133,7 +133,7 @@ def test_what_is_asked_for_in_every_step_is_plain() -> None:
     plain = native.PlainFrames((0, 0), FRAME_BYTES)
     for message in (Acquire(name_space=1, chain=bytes(64)), Release(leases=bytes(8)), ACQUIRED):
         channel = COMPILED._calls if isinstance(message, ClientMessage) else COMPILED._answers
-        compiled = channel[Channel.CONTROL]._plain
+        compiled = channel[Channel.EXPRESS]._plain
         assert compiled is not None
         numbers = (1, 2, 3) if isinstance(message, ClientMessage) else (1, 2)
         frame = compiled.write(message.op, message, numbers)

@@ -36,8 +36,8 @@ class HonestClient:
     def __init__(self, path: Path, blocks: int) -> None:
         self._chain = hashes_of(blocks, seed=os.getuid())
         self._blocks = blocks
-        self.client = RawClient(path, register_of(), engine="honest", wants_express=True)
-        self._express = self.client.receive_express()
+        self.client = RawClient(path, register_of(), engine="honest")
+        self._express = self.client.express
         self._save()
 
     def check(self) -> dict[str, int]:

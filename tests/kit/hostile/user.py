@@ -80,8 +80,9 @@ class HostileUser:
         self._held: deque[socket.socket] = deque()
         self._engines = 0
         self._numbers = self._one_way = 0
+        """Of requests on both channels, and of one-way messages on the control channel."""
         self.joined = self.served = self.refused = 0
-        """How often it has joined, and how many answers on the control channel were none of an error, or of one."""
+        """How often it has joined, and how many answers were none of an error, or of one."""
         self.client: RawClient | None = None
         self._express: socket.socket | None = None
         self._chain = hashes_of(4, seed=os.getuid())
@@ -99,11 +100,9 @@ class HostileUser:
         while True:
             self.leave()
             try:
-                client = self.client = RawClient(
-                    self._path, register_of(9), engine=f"hostile {os.getpid()}", wants_express=True
-                )
+                client = self.client = RawClient(self._path, register_of(9), engine=f"hostile {os.getpid()}")
                 # Its end goes with the peer.
-                peer = client.receive_express()
+                peer = client.express
                 self._express = socket.socket(fileno=os.dup(peer.fileno()))
                 self._express.setblocking(False)
             except (AssertionError, KVOffloadError, OSError) as fault:
@@ -117,6 +116,16 @@ class HostileUser:
 
     def live_on(self) -> None:
         """Gets itself tickets and leases, as anybody may, as far as it is given any."""
+        while True:
+            try:
+                self._ask_for_some()
+            except AssertionError:
+                # What was said last on the lifeline was a farewell, or another greeting.
+                self.join()
+            else:
+                return
+
+    def _ask_for_some(self) -> None:
         assert self.client is not None
         name_space = self.client.name_space
         granted = self.client.ask(Credits(name_space=name_space, group=0, count=len(LIVE_TICKETS)))
@@ -140,8 +149,9 @@ class HostileUser:
     def say(self, channel: str, forged: Forged) -> None:
         assert self.client is not None
         self._numbers += 1
-        self._one_way += forged.is_one_way
-        number = self._one_way if forged.is_one_way else self._numbers
+        number = self._numbers
+        if forged.is_one_way:
+            number = self.client.express.draw_one_way() if channel == "express" else self._draw_one_way()
         forged = replace(forged, fields=fill_in(forged.fields, self._live))
         frame = forged.pack(number=number, session=self.client.session)
         if channel == "lifeline":
@@ -154,6 +164,10 @@ class HostileUser:
             assert self.client._control is not None
             with contextlib.suppress(zmq.Again):
                 self.client._control.send(frame, zmq.NOBLOCK)
+
+    def _draw_one_way(self) -> int:
+        self._one_way += 1
+        return self._one_way
 
     def settle(self, wait_s: float = SETTLE_S) -> None:
         """All that was said has been read, or nobody reads it any more; then it has joined anew."""
@@ -183,8 +197,7 @@ class HostileUser:
                 assert isinstance(answer, Answer), answer
                 if answer.number == self._numbers:
                     return isinstance(answer.message, Done)
-                self.refused += isinstance(answer.message, Error)
-                self.served += not isinstance(answer.message, Error)
+                self._count(answer)
             return False
         assert self._express is not None
         heard = b""
@@ -193,17 +206,22 @@ class HostileUser:
             self._express.settimeout(wait_s)
             while True:
                 while len(heard) >= 4 and len(heard) >= 4 + (size := int.from_bytes(heard[:4], "little")):
-                    answer = CODEC.decode_answer(heard[4 : 4 + size])
+                    answer = CODEC.decode_answer(heard[4 : 4 + size], channel=Channel.EXPRESS)
                     assert isinstance(answer, Answer), answer
                     heard = heard[4 + size :]
                     if answer.number == self._numbers:
                         self._express.setblocking(False)
                         return isinstance(answer.message, Done)
+                    self._count(answer)
                 more = self._express.recv(1 << 16)
                 if not more:
                     return False
                 heard += more
         return False
+
+    def _count(self, answer: Answer) -> None:
+        self.refused += isinstance(answer.message, Error)
+        self.served += not isinstance(answer.message, Error)
 
     def _send_all(self, connected: socket.socket, data: bytes) -> None:
         """As much as is taken: who does not read is read no further here, either."""
@@ -370,7 +388,7 @@ class HostileUser:
             return 0
         hello = Hello(protocol_min=1, protocol_max=1, capabilities=("events",))
         asked: list[ClientMessage] = [Subscribe(), ListJoined(), Stats()]
-        asked += [Acquire(name_space=self.client.name_space, chain=self._chain)] * 100
+        asked += [Stats()] * 100
         said = HELLO_GREETING
         for number, message in enumerate((hello, *asked), 1):
             frame = CODEC.encode_call(message, number=number, session=self.client.session)

@@ -19,6 +19,7 @@ from kvoffload.protocol import (
     AdoptVerdict,
     Answer,
     Call,
+    Channel,
     Express,
     Hello,
     HelloAccepted,
@@ -80,6 +81,10 @@ class FakeWire:
         """What was sent on the control channel since the last look."""
         taken, self.control = self.control, []
         return taken
+
+    def take_all(self) -> list[Call]:
+        """On both channels; each has its own order."""
+        return [*self.take(), *self.take_express()]
 
     def take_express(self) -> list[Call]:
         taken, self.express = self.express, []
@@ -143,16 +148,17 @@ class Script:
         name_space: int = 4,
         resume: int = 0,
         brings_express: bool = False,
+        opens_express: bool = True,
         capabilities: tuple[str, ...] = ("adopt", "events"),
         tenants: tuple[str, ...] = (),
     ) -> list[Call]:
-        """From the dial on to being served; what is sent right after that."""
+        """From the dial on to being served; what is sent right after that, on both channels."""
         self.boot_id = boot_id
-        self.wire.take()
+        self.wire.take_all()
         self.link.on_time(self.now_ns)
         welcome = Welcome(protocol=1, session=session, domain="", control="ipc://c", is_reopened=is_reopened)
         self.tell(welcome)
-        if brings_express:
+        if brings_express and opens_express:
             self.open_express()
         for call in self.wire.take():
             assert isinstance(call.message, Hello)
@@ -169,7 +175,9 @@ class Script:
         for call in self.wire.take():
             assert isinstance(call.message, Register)
             self.answer(call, Registered(name_space=name_space, resume=resume, tenants=tenants))
-        return self.wire.take()
+        if opens_express and not brings_express:
+            self.open_express()
+        return self.wire.take_all()
 
     def tell(self, message: ServerMessage, descriptors: list[int] | None = None) -> None:
         """On the lifeline."""
@@ -182,7 +190,11 @@ class Script:
         self.link.on_express(Answer(message, call.number, self.boot_id), self.now_ns)
 
     def answer(self, call: Call, message: ServerMessage) -> None:
-        self.link.on_control(Answer(message, call.number, self.boot_id), self.now_ns)
+        """Where it came from; a mark's is the control channel."""
+        if Channel.CONTROL in call.message.channels:
+            self.link.on_control(Answer(message, call.number, self.boot_id), self.now_ns)
+        else:
+            self.answer_express(call, message)
 
     def send(self, message: ServerMessage, number: int = 0) -> None:
         """On the control channel, unasked."""

@@ -104,14 +104,14 @@ def test_a_miss_sends_nothing() -> None:
     assert not pending.found.is_hit
     setting.index.boundary = 32
     assert setting.acquire(local=32).is_over
-    assert setting.wire.take() == []
+    assert setting.wire.take_all() == []
 
 
 def test_a_hit_is_asked_for_as_far_as_it_goes() -> None:
     setting = Setting()
     setting.index.boundary = 64
     pending = setting.acquire(shards=())
-    (call,) = setting.wire.take()
+    (call,) = setting.wire.take_all()
     assert call.message == Acquire(name_space=4, chain=CHAIN[: 32 * 4], limit=64)
     assert (pending.is_over, pending.found) == (False, None)
     setting.hit(call)
@@ -121,7 +121,7 @@ def test_a_hit_is_asked_for_as_far_as_it_goes() -> None:
     assert pending.found.groups[0].digests.shape == (0, 4)
     setting.blocks.release(pending.found.lease, 0)
     setting.blocks.release(pending.found.lease, 0)
-    assert [call.message for call in setting.wire.take()] == [Release(leases=(9).to_bytes(8, "little"))]
+    assert [call.message for call in setting.wire.take_all()] == [Release(leases=(9).to_bytes(8, "little"))]
 
 
 def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
@@ -129,17 +129,17 @@ def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
     setting.index.boundary = 64
     far = FarTerms(wait_s=1.5, token_ns=70_000)
     pending = setting.acquire(shards=(), far=far)
-    (call,) = setting.wire.take()
+    (call,) = setting.wire.take_all()
     assert call.message == Promote(name_space=4, chain=CHAIN, limit=128, wait_ms=1500, prefill_ns=70_000)
     setting.index.boundary = 128
     setting.script.answer(call, Promoted(outcome=PromotionOutcome.COMPLETE, boundary=128))
     setting.blocks.go_on(pending, setting.script.now_ns)
-    (call,) = setting.wire.take()
+    (call,) = setting.wire.take_all()
     assert call.message == Acquire(name_space=4, chain=CHAIN, limit=128)
     assert pending.in_memory == 64
     # What memory has whole is not asked for below.
     setting.acquire(shards=(), far=far)
-    assert [type(call.message) for call in setting.wire.take()] == [Acquire]
+    assert [type(call.message) for call in setting.wire.take_all()] == [Acquire]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MISS, Outcome.OVER_LIMIT, Outcome.NO_ROOM])
@@ -147,7 +147,7 @@ def test_the_server_may_say_no(outcome: Outcome) -> None:
     setting = Setting()
     setting.index.boundary = 64
     pending = setting.acquire(local=16)
-    setting.script.answer(setting.wire.take()[0], Acquired(outcome=outcome, boundary=16))
+    setting.script.answer(setting.wire.take_all()[0], Acquired(outcome=outcome, boundary=16))
     assert (pending.found.outcome, pending.found.boundary) == (AcquireOutcome[outcome.name], 16)
 
 
@@ -155,26 +155,26 @@ def test_an_error_and_a_late_answer_are_misses() -> None:
     setting = Setting()
     setting.index.boundary = 64
     pending = setting.acquire()
-    setting.script.answer(setting.wire.take()[0], Error(code=ErrorCode.DRAINING, message="it ends"))
+    setting.script.answer(setting.wire.take_all()[0], Error(code=ErrorCode.DRAINING, message="it ends"))
     assert pending.found.outcome is AcquireOutcome.MISS
     pending = setting.acquire()
     setting.script.pass_time(0.06)
     assert pending.found.outcome is AcquireOutcome.MISS
-    late = setting.wire.take()[0]
+    late = setting.wire.take_all()[0]
     setting.hit(late)
-    assert setting.wire.take()[-1].message == Release(leases=(9).to_bytes(8, "little"))
+    assert setting.wire.take_all()[-1].message == Release(leases=(9).to_bytes(8, "little"))
 
 
 def test_a_cancelled_acquire_gives_its_lease_back_whenever_it_comes() -> None:
     setting = Setting()
     setting.index.boundary = 64
     before, after = setting.acquire(), setting.acquire()
-    first, second = setting.wire.take()
+    first, second = setting.wire.take_all()
     setting.blocks.cancel(before, 0)
     setting.hit(first, lease=1)
     setting.hit(second, lease=2)
     setting.blocks.cancel(after, 0)
-    told = [call.message for call in setting.wire.take()]
+    told = [call.message for call in setting.wire.take_all()]
     assert told == [Release(leases=number.to_bytes(8, "little")) for number in (1, 2)]
     assert not before.found.is_hit
     assert not after.found.is_hit
@@ -185,7 +185,7 @@ def test_a_lease_of_former_memory_is_released_without_a_word() -> None:
     setting = Setting()
     setting.index.boundary = 64
     pending = setting.acquire()
-    setting.hit(setting.wire.take()[0])
+    setting.hit(setting.wire.take_all()[0])
     former = setting.link.memories.current
     assert isinstance(former, IndexedMemory)
     setting.link.on_hang_up(setting.script.now_ns, "gone")
@@ -193,7 +193,7 @@ def test_a_lease_of_former_memory_is_released_without_a_word() -> None:
     setting.script.join(boot_id=2, memory=NO_FILE + 10)
     assert setting.blocks.memory(NO_FILE) == "segments"
     setting.blocks.release(pending.found.lease, 0)
-    assert setting.wire.take() == []
+    assert setting.wire.take_all() == []
     assert former.is_closed
 
 
@@ -211,15 +211,15 @@ def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
     setting = Setting(STOCKED)
     now_ns = setting.script.now_ns
     assert len(setting.blocks.take(0, 3, now_ns)) == 0
-    (call,) = setting.wire.take()
+    (call,) = setting.wire.take_all()
     assert call.message == Credits(name_space=4, group=0, count=16)
     tickets = np.arange(1, 13, dtype="<u8").tobytes()
     setting.script.answer(call, CreditsGranted(tickets=tickets, addresses=tickets))
     assert setting.blocks.take(0, 5, now_ns).tickets.tolist() == [1, 2, 3, 4, 5]
     # There was no room for all; it is not asked at once again.
-    assert setting.wire.take() == []
+    assert setting.wire.take_all() == []
     setting.blocks.refill(now_ns + SECOND_NS)
-    (call,) = setting.wire.take()
+    (call,) = setting.wire.take_all()
     assert call.message == Credits(name_space=4, group=0, count=9)
     setting.link.on_hang_up(now_ns, "gone")
     setting.script.now_ns += SECOND_NS
@@ -231,28 +231,28 @@ def test_a_server_that_ends_gets_its_slots_back_and_is_asked_for_none() -> None:
     """Whenever they come: it waits for them."""
     setting = Setting(STOCKED)
     setting.blocks.refill(setting.script.now_ns)
-    (call,) = setting.wire.take()
+    (call,) = setting.wire.take_all()
     setting.script.tell(Closing(reason=ClosingReason.DRAINED))
     setting.blocks.refill(setting.script.now_ns)
-    assert setting.wire.take() == []
+    assert setting.wire.take_all() == []
     tickets = np.arange(1, 17, dtype="<u8").tobytes()
     setting.script.answer(call, CreditsGranted(tickets=tickets, addresses=tickets))
     setting.blocks.refill(setting.script.now_ns)
-    assert [call.message for call in setting.wire.take()] == [Abort(tickets=tickets)]
+    assert [call.message for call in setting.wire.take_all()] == [Abort(tickets=tickets)]
     setting.blocks.refill(setting.script.now_ns + SECOND_NS)
-    assert setting.wire.take() == []
+    assert setting.wire.take_all() == []
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(boot_id=2, memory=NO_FILE + 10)
     setting.blocks.refill(setting.script.now_ns)
-    assert [type(call.message) for call in setting.wire.take()] == [Credits]
+    assert [type(call.message) for call in setting.wire.take_all()] == [Credits]
 
 
 def test_slots_of_a_session_that_goes_on_are_kept() -> None:
     setting = Setting(STOCKED)
     setting.blocks.refill(setting.script.now_ns)
     tickets = np.arange(1, 17, dtype="<u8").tobytes()
-    setting.script.answer(setting.wire.take()[0], CreditsGranted(tickets=tickets, addresses=tickets))
+    setting.script.answer(setting.wire.take_all()[0], CreditsGranted(tickets=tickets, addresses=tickets))
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(is_reopened=True)
@@ -264,7 +264,7 @@ def test_a_tenant_goes_by_its_place_among_those_that_the_server_named() -> None:
     slots = ReservedSlots(NO_FILE, SESSION, 0, np.array([7], np.uint64), np.array([0], np.uint64))
     for tenant in ("two", "one", "unknown", ""):
         assert setting.blocks.publish(slots, 0, hashes=CHAIN[:32], tenant=tenant)
-    assert [call.message.tenant for call in setting.wire.take()] == [2, 1, 0, 0]
+    assert [call.message.tenant for call in setting.wire.take_all()] == [2, 1, 0, 0]
 
 
 def test_large_batches_are_cut() -> None:
@@ -274,21 +274,21 @@ def test_large_batches_are_cut() -> None:
     slots = ReservedSlots(NO_FILE, SESSION, 0, tickets, tickets)
     hashes = np.arange(count * 4, dtype="<u8").tobytes()
     setting.blocks.publish(slots, 0, hashes=hashes, parents=hashes, digests=tickets + np.uint64(1))
-    first, second = (call.message for call in setting.wire.take())
+    first, second = (call.message for call in setting.wire.take_all())
     assert isinstance(first, Publish)
     assert isinstance(second, Publish)
     assert (len(first.tickets), len(second.tickets)) == (8 * MAX_BATCH, 8 * 4)
     assert first.hashes + second.hashes == first.parents + second.parents == hashes[32:]
     assert first.digests + second.digests == (tickets[1:] + np.uint64(1)).tobytes()
     setting.blocks.abort(slots, 0)
-    aborts = [call.message for call in setting.wire.take()]
+    aborts = [call.message for call in setting.wire.take_all()]
     assert b"".join(abort.tickets for abort in aborts if isinstance(abort, Abort)) == tickets[1:].tobytes()
 
 
 def test_a_prefetch_is_a_hint() -> None:
     setting = Setting()
     setting.blocks.prefetch(CHAIN, 0, local=16)
-    assert [call.message for call in setting.wire.take()] == [Prefetch(name_space=4, chain=CHAIN, local=16)]
+    assert [call.message for call in setting.wire.take_all()] == [Prefetch(name_space=4, chain=CHAIN, local=16)]
     setting.link.on_hang_up(0, "gone")
     setting.blocks.prefetch(CHAIN, 0, local=32)
     setting.script.now_ns += SECOND_NS
@@ -303,20 +303,20 @@ def test_without_counts_there_is_a_reason() -> None:
 def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
     setting = Setting(replace(TERMS, stock_slots=(64,)))
     setting.index.boundary = 64
-    setting.wire.take()
+    setting.wire.take_all()
     pending = setting.acquire()
     reserving = setting.blocks.start_reserve(0, setting.script.now_ns, count=1)
     setting.blocks.refill(setting.script.now_ns)
-    calls = setting.wire.take()
+    calls = setting.wire.take_all()
     setting.blocks.close(setting.script.now_ns)
-    setting.wire.take()
+    setting.wire.take_all()
     for ticket, call in enumerate(calls, 1):
         if isinstance(call.message, Credits):
             tickets = ticket.to_bytes(8, "little")
             setting.script.answer(call, CreditsGranted(tickets=tickets, addresses=tickets))
         else:
             setting.hit(call)
-    given_back = [call.message for call in setting.wire.take()]
+    given_back = [call.message for call in setting.wire.take_all()]
     assert [type(message) for message in given_back].count(Release) == 1
     assert [type(message) for message in given_back].count(Abort) == len(calls) - 1 >= 2
     assert (pending.is_over, pending.found.is_hit) == (True, False)

@@ -1,14 +1,13 @@
-"""A client and a real server with an express channel between them, and where there is none."""
+"""A client and a real server with the express channel between them."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,52 +17,9 @@ from kvoffload.client.lanes import Lane
 from kvoffload.protocol import Call, Mark, Role, Stats
 from tests.children import child
 from tests.unit.cache.cache_model import make_chain
-from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, OffloadCacheContract, save
+from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
 from tests.unit.client.conftest import SERVER, make_terms
 from tests.unit.client.test_client import WAIT_S, served, wait_for
-
-WITHOUT = "from kvoffload.daemon import express_channels\nexpress_channels.MAX_CHANNELS = 0\n" + SERVER
-
-
-@pytest.fixture(scope="module")
-def plain_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of a server that has no express channel for anybody."""
-    path = tmp_path_factory.mktemp("plain") / "s"
-    with child(["-c", WITHOUT, str(path), "0"], says="serves"):
-        yield path
-
-
-def uses_express(client: Client | AsyncClient) -> bool:
-    lanes = client._link._lanes
-    return lanes.blocks is lanes.express
-
-
-def express(path: Path, **options: Any) -> Client:
-    client = served(path, **options)
-    wait_for(lambda: uses_express(client))
-    return client
-
-
-class TestClientWithoutExpress(OffloadCacheContract):
-    @pytest.fixture
-    def cache(self, plain_path: Path) -> Iterator[Any]:
-        with served(plain_path) as client, served(plain_path, role=Role.OBSERVER) as observer:
-            yield AsAwaited(client)
-            assert not uses_express(client)
-            client.close()
-            wait_for(lambda: observer.stats().leases == 0)
-
-
-class TestClientWithExpress(OffloadCacheContract):
-    """From the first message on."""
-
-    @pytest.fixture
-    def cache(self, socket_path: Path) -> Iterator[Any]:
-        with express(socket_path) as client, served(socket_path, role=Role.OBSERVER) as observer:
-            yield AsAwaited(client)
-            assert uses_express(client)
-            client.close()
-            wait_for(lambda: observer.stats().leases == 0)
 
 
 async def test_a_loop_uses_it_too(socket_path: Path) -> None:
@@ -71,7 +27,6 @@ async def test_a_loop_uses_it_too(socket_path: Path) -> None:
         assert await client.wait_until_served(WAIT_S)
         await save(client)
         await client.stats()
-        assert uses_express(client)
         found = await client.acquire(CHAIN)
         assert found.boundary == TOKENS
         assert found.lease is not None
@@ -87,7 +42,7 @@ def test_an_observer_has_none(socket_path: Path) -> None:
 
 async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come by control, and what they count went by express."""
-    with express(socket_path) as client:
+    with served(socket_path) as client:
         await save(AsAwaited(client))
         leases = [client.acquire(CHAIN).lease for _ in range(3)]
         sent: list[tuple[Lane, type]] = []
@@ -108,7 +63,7 @@ async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypa
 
 async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path) -> None:
     """32,000 blocks are a frame of a megabyte."""
-    with express(socket_path) as client:
+    with served(socket_path) as client:
         await save(AsAwaited(client))
         mapped = client._engine._mapped
         assert mapped is not None
@@ -124,7 +79,7 @@ async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path
 
 async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_path: Path) -> None:
     """Nobody waits for a hint or a release, whose sender may never come back."""
-    with express(socket_path) as client:
+    with served(socket_path) as client:
         await save(AsAwaited(client))
         woken = threading.Event()
         wake = client._wire.on_unsent
@@ -153,7 +108,7 @@ def test_the_keeper_is_woken_for_what_is_unsent(tmp_path: Path) -> None:
 def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = express(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S))
+        client = served(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S))
         keeps, may_keep = threading.Event(), threading.Event()
         find = client._find_server
 
@@ -188,22 +143,13 @@ def _is_woken(client: Client) -> bool:
 async def test_a_server_that_comes_back_gives_another(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = express(path)
+        client = served(path)
         await save(AsAwaited(client))
         server.kill()
         server.wait()
         wait_for(lambda: not client.is_served)
-        assert not uses_express(client)
-    with child(["-c", WITHOUT, str(path), "60"], says="serves") as server:
-        assert client.wait_until_served(WAIT_S), client.fault
-        found = client.acquire(CHAIN)
-        assert found.lease is not None
-        client.release(found.lease)
-        assert (client.stats().leases, uses_express(client)) == (0, False)
-        server.kill()
-        server.wait()
-        wait_for(lambda: not client.is_served)
+        assert client._wire.express_file == -1
     with child(["-c", SERVER, str(path), "60"], says="serves"):
-        wait_for(lambda: uses_express(client))
+        assert client.wait_until_served(WAIT_S), client.fault
         assert client.acquire(CHAIN).is_hit
         client.close()

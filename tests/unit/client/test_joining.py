@@ -114,6 +114,8 @@ def test_a_worker_greets_says_hello_maps_and_registers() -> None:
     assert joining.step is Step.MEMORY
     assert on_lifeline(joining, memory(3, 2, 1), files=1, number=2) == [OnControl(REGISTER)]
     assert on_control(joining, REGISTERED) == []
+    assert joining.step is Step.EXPRESS
+    assert joining.on_express() == []
     assert joining.step is Step.JOINED
     held = take_and_close(joining)
     assert (held.boot_id, held.session, len(held.segments), held.segment_sizes) == (BOOT_ID, 5, 3, (1 << 20,) * 3)
@@ -127,6 +129,7 @@ def test_memory_and_hello_come_in_any_order(comes_first: str) -> None:
     for step in steps if comes_first == "memory" else reversed(steps):
         sent = step()
     assert sent == [OnControl(REGISTER)]
+    joining.on_express()
     on_control(joining, REGISTERED)
     take_and_close(joining)
 
@@ -157,6 +160,7 @@ def test_a_new_server_is_offered_what_is_held_in_packets(segments: int) -> None:
         sent += offer.descriptors
     assert sent == [900, 901, *held.segments]
     assert on_lifeline(joining, memory(1, 0, 1, adopted=FORMER_BOOT_ID), files=3) == [OnControl(REGISTER)]
+    joining.on_express()
     on_control(joining, REGISTERED)
     assert joining.keeps_former
     take_and_close(joining)
@@ -169,6 +173,7 @@ def test_what_is_not_wanted_is_replaced(verdict: AdoptVerdict) -> None:
     on_control(joining, ACCEPTED)
     assert on_control(joining, AdoptAnswer(verdict=verdict)) == []
     assert on_lifeline(joining, memory(1, 0, 1), files=3) == [OnControl(REGISTER)]
+    joining.on_express()
     on_control(joining, REGISTERED)
     assert not joining.keeps_former
     take_and_close(joining)
@@ -188,6 +193,7 @@ def test_an_answer_that_comes_after_the_memory_asks_for_nothing() -> None:
     on_control(joining, ACCEPTED)
     assert on_lifeline(joining, memory(1, 0, 1), files=3) == []
     assert on_control(joining, AdoptAnswer(verdict=AdoptVerdict.WANTED)) == [OnControl(REGISTER)]
+    joining.on_express()
     on_control(joining, REGISTERED)
     take_and_close(joining)
 
@@ -209,6 +215,7 @@ def test_the_same_server_keeps_what_is_mapped() -> None:
     joining = greeted(held)
     assert on_control(joining, ACCEPTED) == []
     on_lifeline(joining, memory(1, 0, 1), files=3)
+    joining.on_express()
     on_control(joining, REGISTERED)
     assert joining.keeps_former
     take_and_close(joining)
@@ -260,5 +267,6 @@ def test_an_answer_of_another_server_ends_it() -> None:
 
 def test_an_answer_that_nobody_asked_for_ends_it() -> None:
     joining = greeted()
+    joining.on_express()
     on_control(joining, REGISTERED)
     assert joining.fault == "control: Registered came, awaited was hello_accepted"

@@ -65,13 +65,11 @@ def wire() -> FakeWire:
 
 @pytest.fixture
 def lanes(wire: FakeWire) -> Lanes:
-    return Lanes(wire, lambda: Backoff(FIRST_NS, FIRST_NS, Random(1)))
+    return Lanes(wire, lambda: Backoff(FIRST_NS, FIRST_NS, Random(1)), has_blocks=True)
 
 
 @pytest.fixture
 def express(lanes: Lanes) -> Lane:
-    lanes.open_express()
-    assert lanes.switch()
     return lanes.express
 
 
@@ -86,45 +84,13 @@ def tell(lane: Lane, message: OneWay) -> bool:
 
 
 @pytest.mark.parametrize("message", [*BLOCKS, *OTHERS], ids=lambda message: type(message).__name__)
-def test_blocks_go_by_the_express_channel_once_it_is_used(lanes: Lanes, message: ClientMessage) -> None:
-    assert lanes.choose(message) is lanes.control
-    lanes.open_express()
-    assert lanes.choose(message) is lanes.control
-    assert lanes.switch()
+def test_blocks_go_by_the_express_channel(lanes: Lanes, message: ClientMessage) -> None:
     assert lanes.choose(message) is (lanes.express if message in BLOCKS else lanes.control)
-    lanes.reset()
-    assert lanes.choose(message) is lanes.control
 
 
-def test_without_an_express_channel_there_is_nothing_to_switch_to(lanes: Lanes) -> None:
-    assert tell(lanes.control, INVALIDATE)
-    assert lanes.switch()
-    assert lanes.blocks is lanes.control
-
-
-def test_it_is_used_when_nothing_is_under_way(lanes: Lanes) -> None:
-    """Else a publish could come behind what undoes it."""
-    tell(lanes.control, lease(1))
-    tell(lanes.control, INVALIDATE)
-    lanes.open_express()
-    assert not lanes.switch()
-    assert lanes.blocks is lanes.control
-    lanes.control.ask(Stats(), SESSION, NOW_NS, WAIT_NS)
-    assert not lanes.switch()
-    tell(lanes.control, INVALIDATE)
-    lanes.control.hear(1)
-    assert not lanes.switch()  # the second one is behind what was answered
-    lanes.control.mark(SESSION, NOW_NS, WAIT_NS)
-    lanes.control.hear(2)
-    assert lanes.switch()
-    assert lanes.blocks is lanes.express
-
-
-def test_what_goes_by_the_express_channel_never_goes_back(lanes: Lanes, express: Lane) -> None:
-    tell(express, INVALIDATE)
-    tell(lanes.control, Prefetch(name_space=4, chain=b""))
-    assert lanes.switch()
-    assert lanes.blocks is express
+def test_who_has_no_blocks_is_served_by_the_other(lanes: Lanes, wire: FakeWire) -> None:
+    observers = Lanes(wire, lambda: Backoff(FIRST_NS, FIRST_NS, Random(1)), has_blocks=False)
+    assert (lanes.main, observers.main) == (lanes.express, observers.control)
 
 
 def test_each_lane_counts_for_itself(lanes: Lanes, wire: FakeWire, express: Lane) -> None:
@@ -205,15 +171,13 @@ def test_a_lost_connection_ends_both(lanes: Lanes, express: Lane, wire: FakeWire
         lane.breaker.on_late(NOW_NS)
     lanes.reset()
     assert [(one.is_over, one.answer) for one in asked] == [(True, None)] * 2
-    assert (lanes.blocks, lanes.next_deadline_ns) == (lanes.control, None)
+    assert lanes.next_deadline_ns is None
     wire.control, wire.express = [], []
     for lane in lanes:
         assert not lane.breaker.is_open
         lane.ask(Mark(), SESSION, NOW_NS, WAIT_NS)
         lane.tell(lease(2), SESSION)
     assert [call.number for call in (*wire.control, *wire.express)] == [1, 1, 1, 1]
-    assert lanes.switch()  # there is no express channel any more
-    assert lanes.blocks is lanes.control
 
 
 def test_a_mark_of_a_lost_connection_is_awaited_no_more(lanes: Lanes, express: Lane) -> None:
@@ -222,21 +186,6 @@ def test_a_mark_of_a_lost_connection_is_awaited_no_more(lanes: Lanes, express: L
     lanes.control.mark(SESSION, NOW_NS, WAIT_NS)
     lanes.reset()
     assert lanes.control.needs_mark
-
-
-def test_all_is_said_again_in_the_order_in_which_it_was_told(lanes: Lanes) -> None:
-    """By control, then by express, and then, without a server, by neither."""
-    tell(lanes.control, lease(1))
-    lanes.open_express()
-    lanes.switch()
-    tell(lanes.express, lease(2))
-    tell(lanes.express, lease(3))
-    lanes.reset()
-    again = INVALIDATE
-    lane = lanes.choose(again)
-    lane.log.add(again, lane.pending.last_number)
-    assert lanes.take_all() == [lease(1), lease(2), lease(3), again]
-    assert lanes.take_all() == []
 
 
 def test_what_is_told_while_requests_end_comes_last(lanes: Lanes, express: Lane) -> None:
@@ -251,3 +200,4 @@ def test_what_is_told_while_requests_end_comes_last(lanes: Lanes, express: Lane)
         lane.ask(Mark(), SESSION, NOW_NS, WAIT_NS).when_over(give_back)
     lanes.reset()
     assert lanes.take_all() == [lease(1), lease(2), lease(2)]
+    assert lanes.take_all() == []

@@ -16,6 +16,7 @@ from kvoffload.protocol import (
     ClosingReason,
     Counts,
     CreditsGranted,
+    Done,
     Error,
     ErrorCode,
     EventsLost,
@@ -38,6 +39,8 @@ from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, lease, make_l
 
 COUNTS = Counts(**{name: 0 for name in Counts.__dataclass_fields__ if name != "tenants"})
 WAIT_NS = SECOND_NS // 10
+ACQUIRE = Acquire(name_space=4, chain=b"")
+MISS = Acquired(outcome=Outcome.MISS, boundary=0)
 
 
 def one_ways(calls: list[Call]) -> list[tuple[int, object]]:
@@ -145,14 +148,14 @@ def test_what_may_have_been_lost_is_said_again_to_a_session_that_goes_on(
 ) -> None:
     script.join()
     link.tell(lease(1), script.now_ns)
-    link.ask(Stats(), script.now_ns, WAIT_NS)
+    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     link.tell(lease(2), script.now_ns)
-    calls = wire.take()
+    calls = wire.take_express()
     assert one_ways(calls) == [(1, lease(1)), (2, lease(2))]
-    script.answer(calls[1], COUNTS)  # the first one arrived
+    script.answer_express(calls[1], MISS)  # the first one arrived
     link.on_hang_up(script.now_ns, "gone")
     link.tell(lease(3), script.now_ns)
-    assert wire.take() == []
+    assert wire.take_express() == []
     script.now_ns += SECOND_NS
     assert one_ways(script.join(is_reopened=True)) == [(1, lease(2)), (2, lease(3))]
 
@@ -252,9 +255,12 @@ def test_a_refused_one_way_message_ends_nothing(link: Link, wire: FakeWire, scri
     assert (pending.is_over, link.state) == (False, LinkState.SERVING)
 
 
-def test_a_late_server_is_asked_nothing_but_whether_it_answers(link: Link, wire: FakeWire, script: Script) -> None:
+def test_a_late_server_is_asked_nothing_but_whether_it_answers(wire: FakeWire) -> None:
+    """By an observer, on the only channel that it has."""
+    link = make_link(wire, role=Role.OBSERVER)
+    script = Script(link, wire)
     script.join()
-    pending = link.ask(Acquire(name_space=4, chain=b""), script.now_ns, WAIT_NS)
+    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
     late = wire.take()[0]
     script.pass_time(0.11)
     assert (pending.is_over, pending.answer) == (True, None)
@@ -262,10 +268,10 @@ def test_a_late_server_is_asked_nothing_but_whether_it_answers(link: Link, wire:
     script.pass_time(0.05)
     (probe,) = wire.take()
     assert isinstance(probe.message, Mark)
-    # The late answer shows that the server lives; what it brings goes back.
-    script.answer(late, Acquired(outcome=Outcome.HIT, boundary=16, lease=77))
+    # The late answer shows that the server lives.
+    script.answer(late, COUNTS)
     assert link.is_serving
-    assert [call.message for call in wire.take()] == [lease(77)]
+    assert wire.take() == []
 
 
 def test_slots_that_nobody_waits_for_go_back(link: Link, wire: FakeWire, script: Script) -> None:
@@ -274,7 +280,7 @@ def test_slots_that_nobody_waits_for_go_back(link: Link, wire: FakeWire, script:
     pending.is_wanted = False
     tickets = (5).to_bytes(8, "little")
     script.answer(wire.take()[0], CreditsGranted(tickets=tickets, addresses=bytes(8)))
-    assert [call.message for call in wire.take()] == [Abort(tickets=tickets)]
+    assert [call.message for call in wire.take_express()] == [Abort(tickets=tickets)]
     assert pending.answer is None
 
 
@@ -302,7 +308,7 @@ def test_a_server_that_has_not_answered_for_long_is_greeted_anew(link: Link, scr
 def test_a_server_that_does_not_read_is_left_without_a_hole(link: Link, wire: FakeWire, script: Script) -> None:
     script.join()
     wire.takes = False
-    pending = link.ask(Stats(), script.now_ns, WAIT_NS)
+    pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     assert (pending.is_over, link.is_serving, link.state) == (True, False, LinkState.SERVING)
     link.tell(lease(1), script.now_ns)
     assert link.state is LinkState.DOWN
@@ -316,9 +322,9 @@ def test_many_one_way_messages_are_followed_by_a_request(link: Link, wire: FakeW
     script.join()
     for number in range(256):
         link.tell(lease(number), script.now_ns)
-    calls = wire.take()
+    calls = wire.take_express()
     assert isinstance(calls[-1].message, Mark)
-    script.answer(calls[-1], COUNTS)
+    script.answer_express(calls[-1], Done())
     link.on_hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     assert one_ways(script.join(is_reopened=True)) == []
@@ -328,11 +334,11 @@ def test_while_that_request_is_awaited_there_is_no_second_one(link: Link, wire: 
     def tell(count: int) -> list[Call]:
         for number in range(count):
             link.tell(lease(number), script.now_ns)
-        return [call for call in wire.take() if isinstance(call.message, Mark)]
+        return [call for call in wire.take_express() if isinstance(call.message, Mark)]
 
     script.join()
     (mark,) = tell(300)
-    script.answer(mark, COUNTS)
+    script.answer_express(mark, Done())
     assert tell(211) == []  # 255 are in doubt
     assert len(tell(2)) == 1
     script.pass_time(6)  # it was not answered in time

@@ -1,4 +1,4 @@
-"""A link with an express channel: when it is used, what is awaited of it, and what becomes of it all when it ends."""
+"""A link's express channel: when it is there, what is awaited of it, and what becomes of it all when it ends."""
 
 from __future__ import annotations
 
@@ -52,14 +52,8 @@ def messages(calls: list[Call]) -> list[Message]:
     return [call.message for call in calls]
 
 
-def join_with_express(script: Script) -> None:
-    script.join()
-    script.open_express()
-
-
-def test_blocks_go_by_express_from_then_on(link: Link, wire: FakeWire, script: Script) -> None:
+def test_blocks_go_by_express(link: Link, wire: FakeWire, script: Script) -> None:
     script.join(session=9)
-    script.open_express()
     assert (wire.express_end, wire.take(), wire.take_express()) == (NO_FILE, [], [])
     acquire = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     link.tell(lease(2), script.now_ns)
@@ -82,92 +76,54 @@ def test_it_may_come_before_all_else(link: Link, wire: FakeWire, script: Script,
         link.tell(message, script.now_ns)
     script.now_ns += SECOND_NS
     again = script.join(is_reopened=True, brings_express=True)
-    assert (wire.express_end, link.state, wire.take_express()) == (NO_FILE, LinkState.SERVING, [])
+    assert (wire.express_end, link.state) == (NO_FILE, LinkState.SERVING)
+    assert messages(again) == [message] * (message is not None)
     link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-    if message is not None:
-        assert messages(again) == [message, Mark()]
-        assert (messages(wire.take()), wire.take_express()) == ([ACQUIRE], [])
-    else:
-        assert again == []
-        assert (wire.take(), messages(wire.take_express())) == ([], [ACQUIRE])
+    assert (wire.take(), messages(wire.take_express())) == ([], [ACQUIRE])
 
 
-@pytest.mark.parametrize("state", [LinkState.DOWN, LinkState.CLOSED])
+def test_without_it_nobody_is_served(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join(opens_express=False)
+    assert link.state is LinkState.JOINING
+    script.pass_time(3)
+    assert (link.state, link.fault) == (LinkState.DOWN, "the server does not answer: awaited is its express")
+
+
+def test_where_there_is_none_to_be_had_it_is_tried_again(link: Link, wire: FakeWire, script: Script) -> None:
+    script.join(opens_express=False)
+    script.tell(Error(code=ErrorCode.BUSY, message="there are too many"))
+    assert (link.state, link.fault) == (LinkState.DOWN, "refused: there are too many")
+    script.pass_time(5)
+    assert wire.dials == 2
+
+
+@pytest.mark.parametrize("state", [LinkState.DOWN, LinkState.SERVING, LinkState.CLOSED])
 def test_nobody_else_gets_one(
     link: Link, wire: FakeWire, script: Script, open_files: list[int], state: LinkState
 ) -> None:
     if state is LinkState.CLOSED:
         link.close()
+    elif state is LinkState.SERVING:
+        script.join()
+        wire.express_end = -1
     os.close(open_files[1])
     script.tell(Express(), open_files[:1])
     assert (link.state, wire.express_end) == (state, -1)
 
 
 @pytest.mark.parametrize("count", [0, 2])
-@pytest.mark.parametrize("is_joined", [False, True])
 def test_one_without_its_descriptor_is_none(
-    link: Link, wire: FakeWire, script: Script, open_files: list[int], count: int, is_joined: bool
+    link: Link, wire: FakeWire, script: Script, open_files: list[int], count: int
 ) -> None:
-    if is_joined:
-        script.join()
-    else:
-        link.on_time(script.now_ns)
+    link.on_time(script.now_ns)
     for file in open_files[count:]:
         os.close(file)
     script.tell(Express(), open_files[:count])
-    assert wire.express_end == -1
-    if is_joined:
-        link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-        assert (messages(wire.take()), wire.take_express()) == ([ACQUIRE], [])
-    else:
-        # What became of the attempt is joining's to say; its descriptors are closed.
-        link.close()
-
-
-def test_an_invalidate_is_served_before_anything_goes_by_express(link: Link, wire: FakeWire, script: Script) -> None:
-    script.join()
-    link.tell(INVALIDATE, script.now_ns)
-    script.open_express()
-    mark = wire.take()[-1]
-    assert (mark.message, mark.number) == (Mark(), 3)
-    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-    assert (messages(wire.take()), wire.take_express()) == ([ACQUIRE], [])
-    script.answer(mark, Done())
-    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-    assert (wire.take(), messages(wire.take_express())) == ([], [ACQUIRE])
-
-
-def test_any_later_answer_does_for_a_mark(link: Link, wire: FakeWire, script: Script) -> None:
-    script.join()
-    link.tell(INVALIDATE, script.now_ns)
-    script.open_express()
-    link.tell(INVALIDATE, script.now_ns)
-    mark = wire.take()[1]
-    script.answer(mark, Done())
-    link.ask(Credits(name_space=4, group=0, count=1), script.now_ns, WAIT_NS)
-    (credits,) = wire.take()
-    script.answer(credits, CreditsGranted(tickets=b"", addresses=b""))
-    link.tell(INVALIDATE, script.now_ns)
-    assert (wire.take(), messages(wire.take_express())) == ([], [INVALIDATE])
-
-
-def test_a_mark_that_is_late_is_followed_by_another(link: Link, wire: FakeWire, script: Script) -> None:
-    script.join()
-    link.tell(INVALIDATE, script.now_ns)
-    script.open_express()
-    wire.take()
-    script.pass_time(6)
-    script.pass_time(0.1)
-    (probe,) = wire.take()
-    assert not link.is_serving
-    script.answer(probe, Done())
-    assert link.is_serving
-    link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-    assert messages(wire.take_express()) == [ACQUIRE]
+    assert (link.state, wire.express_end) == (LinkState.DOWN, -1)
 
 
 def test_a_late_answer_on_express_is_of_blocks_alone(link: Link, wire: FakeWire, script: Script) -> None:
-    join_with_express(script)
+    script.join()
     pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     (late,) = wire.take_express()
     script.pass_time(0.11)
@@ -187,7 +143,7 @@ def test_a_late_answer_on_express_is_of_blocks_alone(link: Link, wire: FakeWire,
 def test_slots_that_came_by_express_and_nobody_waits_for_go_back_by_it(
     link: Link, wire: FakeWire, script: Script
 ) -> None:
-    join_with_express(script)
+    script.join()
     link.ask(Credits(name_space=4, group=0, count=1), script.now_ns, WAIT_NS).is_wanted = False
     (call,) = wire.take_express()
     script.answer_express(call, CreditsGranted(tickets=bytes(8), addresses=bytes(8)))
@@ -196,7 +152,7 @@ def test_slots_that_came_by_express_and_nobody_waits_for_go_back_by_it(
 
 def test_a_dead_control_channel_is_not_hidden_by_express(link: Link, wire: FakeWire, script: Script) -> None:
     """Blocks are served on; but nobody would hear of anything else any more."""
-    join_with_express(script)
+    script.join()
     link.ask(Stats(), script.now_ns, WAIT_NS)
     wire.take()
     script.pass_time(0.2)
@@ -212,7 +168,7 @@ def test_a_dead_control_channel_is_not_hidden_by_express(link: Link, wire: FakeW
 
 
 def test_a_dead_express_channel_is_not_hidden_by_control(link: Link, wire: FakeWire, script: Script) -> None:
-    join_with_express(script)
+    script.join()
     link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     script.pass_time(0.2)
     for _ in range(29):
@@ -224,9 +180,8 @@ def test_a_dead_express_channel_is_not_hidden_by_control(link: Link, wire: FakeW
     assert link.state is LinkState.DOWN
 
 
-def test_what_either_lost_is_said_again_on_control(link: Link, wire: FakeWire, script: Script) -> None:
+def test_what_either_lost_is_said_again_where_it_was(link: Link, wire: FakeWire, script: Script) -> None:
     script.join()
-    script.open_express()
     link.tell(PREFETCH, script.now_ns)
     link.tell(lease(2), script.now_ns)
     acquire = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
@@ -242,17 +197,13 @@ def test_what_either_lost_is_said_again_on_control(link: Link, wire: FakeWire, s
     script.now_ns += SECOND_NS
     again = script.join(is_reopened=True)
     # In the order in which it was told: the publish must not bring back what was invalidated.
-    assert [(call.number, call.message) for call in again] == [(1, PREFETCH), (2, PUBLISH), (3, INVALIDATE)]
-    wire.take_express()
-    # The new connection has an express channel of its own, or none.
+    assert [(call.number, call.message) for call in again] == [(1, PREFETCH), (1, PUBLISH), (2, INVALIDATE)]
     link.tell(lease(3), script.now_ns)
-    assert (messages(wire.take()), wire.take_express()) == ([lease(3)], [])
-    script.open_express()
-    assert messages(wire.take()) == [Mark()]
+    assert (wire.take(), messages(wire.take_express())) == ([], [lease(3)])
 
 
 def test_what_was_answered_by_express_is_not_said_again(link: Link, wire: FakeWire, script: Script) -> None:
-    join_with_express(script)
+    script.join()
     for number in range(256):
         link.tell(lease(number), script.now_ns)
     sent = wire.take_express()
@@ -264,7 +215,7 @@ def test_what_was_answered_by_express_is_not_said_again(link: Link, wire: FakeWi
 
 
 def test_an_express_channel_that_takes_nothing_ends_the_connection(link: Link, wire: FakeWire, script: Script) -> None:
-    join_with_express(script)
+    script.join()
     wire.takes = False
     pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     assert (pending.is_over, link.is_serving, link.state) == (True, False, LinkState.SERVING)
@@ -276,7 +227,6 @@ def test_confirmed_is_what_the_channel_of_blocks_has_answered(link: Link, wire: 
     assert link.confirm(script.now_ns, WAIT_NS) is None
     script.join()
     assert link.confirm(script.now_ns, WAIT_NS) is None
-    script.open_express()
     link.tell(lease(1), script.now_ns)
     confirmed = link.confirm(script.now_ns, WAIT_NS)
     assert confirmed is not None
@@ -294,7 +244,7 @@ def test_confirmed_is_what_the_channel_of_blocks_has_answered(link: Link, wire: 
 
 
 def test_answers_of_another_server_are_none(link: Link, wire: FakeWire, script: Script) -> None:
-    join_with_express(script)
+    script.join()
     pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     script.boot_id = 2
     script.answer_express(wire.take_express()[0], Acquired(outcome=Outcome.HIT, boundary=16, lease=7))
@@ -306,14 +256,14 @@ def test_answers_of_another_server_are_none(link: Link, wire: FakeWire, script: 
 def test_a_server_that_has_lost_the_thread_is_greeted_anew(
     link: Link, wire: FakeWire, script: Script, code: ErrorCode
 ) -> None:
-    join_with_express(script)
+    script.join()
     link.tell(lease(1), script.now_ns)
     script.answer_express(wire.take_express()[0], Error(code=code, message="who?", about_op=Release.op))
     assert (link.state, link.fault) == (LinkState.DOWN, "who?")
 
 
 def test_a_refused_one_way_message_ends_nothing(link: Link, wire: FakeWire, script: Script) -> None:
-    join_with_express(script)
+    script.join()
     pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     (call,) = wire.take_express()
     script.answer_express(call, Error(code=ErrorCode.NOT_FOUND, message="no group", about_op=Publish.op))
@@ -321,7 +271,7 @@ def test_a_refused_one_way_message_ends_nothing(link: Link, wire: FakeWire, scri
 
 
 def test_what_is_awaited_is_known_by_channel(link: Link, wire: FakeWire, script: Script) -> None:
-    join_with_express(script)
+    script.join()
     assert (link.awaits_answers, link.awaits_control) == (False, False)
     link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     assert (link.awaits_answers, link.awaits_control) == (True, False)

@@ -13,7 +13,7 @@ from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited
 from tests.unit.cache.offload_contract import save as save_blocks
 from tests.unit.client.conftest import SERVER, make_terms
 from tests.unit.client.test_client import WAIT_S, wait_for
-from tests.unit.daemon import raw_client
+from tests.unit.daemon import express_peer, raw_client
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.test_server import hashes_of, register_of, save
 from tests.unit.protocol import version_two
@@ -84,7 +84,8 @@ def test_both_speak_what_they_agreed_on(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_the_next_version_adds_does_no_harm_to_this_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raw_client, "CODEC", CODEC_TWO)
+    for module in (raw_client, express_peer):
+        monkeypatch.setattr(module, "CODEC", CODEC_TWO)
     with child(["-c", SERVER, str(tmp_path / "s"), "0"], says="serves"):
         client = RawClient(tmp_path / "s", register_of())
         save(client, hashes_of(3), 5)

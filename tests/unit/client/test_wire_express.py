@@ -16,6 +16,7 @@ from kvoffload.protocol import (
     Acquired,
     Answer,
     Call,
+    Channel,
     ClientMessage,
     Done,
     Mark,
@@ -74,7 +75,7 @@ class Peer:
             size = int.from_bytes(self._read[:4], "little")
             if len(self._read) < 4 + size:
                 break
-            call = CODEC.decode_call(self._read[4 : 4 + size])
+            call = CODEC.decode_call(self._read[4 : 4 + size], channel=Channel.EXPRESS)
             assert isinstance(call, Call)
             calls.append(call)
             self._read = self._read[4 + size :]
@@ -118,7 +119,7 @@ def link() -> Any:
 
 
 def framed(message: ServerMessage, number: int = 1) -> bytes:
-    frame = CODEC.encode_answer(message, number=number, boot_id=BOOT_ID)
+    frame = CODEC.encode_answer(message, number=number, boot_id=BOOT_ID, channel=Channel.EXPRESS)
     return len(frame).to_bytes(4, "little") + frame
 
 
@@ -190,7 +191,7 @@ def test_a_release_goes_when_somebody_looks(wire: SocketWire, peer: Peer, link: 
 
 
 def test_many_releases_do_not_wait(wire: SocketWire, peer: Peer) -> None:
-    frame_bytes = 4 + len(CODEC.encode_call(lease(1), number=1, session=9, expires_ns=77))
+    frame_bytes = 4 + len(CODEC.encode_call(lease(1), number=1, session=9, expires_ns=77, channel=Channel.EXPRESS))
     for number in range(2 * LATER_BYTES // frame_bytes):
         assert send(wire, lease(number + 1), 1)
     assert len(peer.receive()) >= LATER_BYTES // frame_bytes

@@ -13,11 +13,9 @@ import numpy.typing as npt
 
 from kvoffload.cache import (
     NO_LIMIT,
-    Acquired,
     CacheGeometry,
     CacheTerms,
     LocalCache,
-    Reservation,
     SessionId,
 )
 from kvoffload.client.describing import describe_blocks
@@ -32,6 +30,7 @@ from kvoffload.daemon import (
     ToConnection,
     ToLifeline,
 )
+from kvoffload.daemon.express_channels import ExpressChannels
 from kvoffload.daemon.insight_desk import ExpressCounts
 from kvoffload.daemon.peer_office import LinkOffice
 from kvoffload.daemon.tier_traffic import TierTraffic
@@ -46,6 +45,7 @@ from kvoffload.protocol import (
     ErrorCode,
     Greeting,
     Hello,
+    Quarantine,
     Register,
     Registered,
     Role,
@@ -55,6 +55,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import OneWay
 from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
+from tests.unit.daemon.express_peer import ExpressPeer
 
 BOOT_ID = 0xB007
 UID = 1000
@@ -63,8 +64,7 @@ UID = 1000
 class CacheWithoutProcesses(LocalCache):
     """Pidfds are numbers, and a test says which of them have exited.
 
-    The native core ends a quarantined session that has no processes; so here it hears of a quarantine at the end only,
-    and nothing new may be asked of a session in between.
+    The native core ends a quarantined session that has no processes; so here it hears of a quarantine at the end only.
     """
 
     def __init__(self, core: Any) -> None:
@@ -104,14 +104,6 @@ class CacheWithoutProcesses(LocalCache):
             super().quarantine_session(session)
         assert super().reclaim_ended() == len(ended)
         return len(ended)
-
-    def acquire(self, session: SessionId, *arguments: Any, **options: Any) -> Acquired:
-        assert session not in self.quarantined
-        return super().acquire(session, *arguments, **options)
-
-    def reserve(self, session: SessionId, *arguments: Any, **options: Any) -> Reservation:
-        assert session not in self.quarantined
-        return super().reserve(session, *arguments, **options)
 
     def _is_ending(self, session: SessionId) -> bool:
         members = self.members[session]
@@ -171,13 +163,24 @@ class Server:
         if limits is not None:
             terms = replace(terms, limits=limits)
         self.terms = terms
-        self.core = ServerCore(terms, domains, draw=_draw(), tiers=tiers or {}, links=links, express=express)
+        self.express = ExpressChannels(boot_id=BOOT_ID)
+        self.express.watch_stored(bool(tiers))
+        self.core = ServerCore(
+            terms,
+            domains,
+            draw=_draw(),
+            on_heard=lambda is_wanted: self.express.watch_stored(is_wanted or bool(tiers)),
+            tiers=tiers or {},
+            links=links,
+            express=express,
+        )
         self.caches: dict[str, CacheWithoutProcesses] = {}
+        self._cores: dict[str, Any] = {}
         self.told: dict[int, list[ServerMessage]] = {}
         """Events by lifeline."""
         self.memory_sent: list[SendMemory] = []
         self.opened: list[OpenExpress] = []
-        """Express channels, with nobody behind them."""
+        """Express channels that were offered. A client opens its own when it first needs it."""
         self.now_ns = 1_000
         self.numbers = count(1)
         for domain in domains if memory is not None else ():
@@ -187,6 +190,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.express.close()
         for cache in self.caches.values():
             cache.close()
 
@@ -197,11 +201,15 @@ class Server:
     def attach(self, domain: str, cache: CacheWithoutProcesses | ServedCache, *, adopted_boot_id: int = 0) -> None:
         if isinstance(cache, CacheWithoutProcesses):
             self.caches[domain] = cache
+        if isinstance(cache, LocalCache):
+            self._cores[domain] = cache.core
         self.deliver(self.core.attach_memory(domain, cache, adopted_boot_id=adopted_boot_id))
 
     def deliver(self, sent: list[Sendable], *, lifeline: int = 0, key: bytes = b"") -> ServerMessage | None:
         """Keeps what others are told; the answer to the one who asked."""
         answer: ServerMessage | None = None
+        if self.core.is_draining:
+            self.express.start_drain()
         for item in sent:
             match item:
                 case SendMemory():
@@ -209,6 +217,8 @@ class Server:
                 case OpenExpress():
                     self.opened.append(item)
                 case ToLifeline(to, message, 0):
+                    if isinstance(message, Quarantine):
+                        self.express.end(to)
                     self.told.setdefault(to, []).append(_cross(message, 1, Channel.LIFELINE))
                 case ToLifeline(to, message, number):
                     assert to == lifeline
@@ -219,6 +229,17 @@ class Server:
                     assert answer is None
                     answer = _cross(message, number, Channel.CONTROL)
         return answer
+
+    def open_express(self, lifeline: int) -> ExpressPeer:
+        """The end of the process whose lifeline this is."""
+        (wanted,) = [one for one in self.opened if one.lifeline == lifeline]
+        end = self.express.open(wanted, self._cores[wanted.space.domain])
+        assert end is not None
+        return ExpressPeer(end, session=wanted.session)
+
+    def hear_stored(self) -> None:
+        """What the loop does when something was stored."""
+        self.express.take_stored(self.core.tell_stored, self.core.tiers.forget, self.core.feed.tell_lost)
 
     def greet(self, greeting: Greeting, *, lifeline: int, peer: Peer, pidfd: FakePidfd | None) -> ServerMessage | None:
         call = _cross_call(greeting, number=1, channel=Channel.LIFELINE)
@@ -233,8 +254,13 @@ class Server:
         for client in clients:
             for cache in self.caches.values():
                 cache.exited.add(client.pidfd.number)
-            self.core.close_lifeline(client.lifeline)
+            self.close_lifeline(client.lifeline)
         self.core.tick()
+
+    def close_lifeline(self, lifeline: int) -> None:
+        """The process has closed it, and its express channel ends."""
+        self.express.end(lifeline)
+        self.core.close_lifeline(lifeline)
 
 
 @dataclass
@@ -246,7 +272,7 @@ class Client:
     uid: int = UID
     role: Role = Role.SCHEDULER
     domain: str = ""
-    wants_express: bool = False
+    wants_express: bool = True
     session: int = 0
     name_space: int = -1
     number: int = 0
@@ -255,6 +281,8 @@ class Client:
     lifeline: int = field(init=False)
     key: bytes = field(init=False)
     pidfd: FakePidfd = field(init=False)
+    _express: tuple[int, ExpressPeer] | None = None
+    """With the lifeline that it came by."""
 
     def __post_init__(self) -> None:
         self.lifeline = next(self.server.numbers)
@@ -307,12 +335,25 @@ class Client:
         return self
 
     def ask(self, message: ClientMessage, *, session: int | None = None) -> Any:
-        """The answer to a request; None: it was dropped."""
+        """The answer to a request; None: it was dropped. What is said of blocks goes by the express channel."""
+        if Channel.CONTROL not in message.channels:
+            return self.express.ask(message, expires_ns=self.expires_ns)
         self.number += 1
         return self._send(message, self.number, session)
 
+    @property
+    def express(self) -> ExpressPeer:
+        if self._express is None or self._express[0] != self.lifeline:
+            self._express = self.lifeline, self.server.open_express(self.lifeline)
+        return self._express[1]
+
     def tell(self, message: OneWay, *, number: int | None = None) -> Any:
         """A one-way message, with the next number unless told otherwise; the error that answers it, or None."""
+        if Channel.CONTROL not in message.channels:
+            self.express.tell(message, number=number, expires_ns=self.expires_ns)
+            error = self.express.confirm()
+            self.server.hear_stored()
+            return error
         if number is None:
             self.one_way += 1
             number = self.one_way

@@ -6,14 +6,13 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import zmq
 
 from kvoffload.cache import IndexReader, SegmentMap
 from kvoffload.client.joining import HeldMemory, Joining, Member, OnControl, OnLifeline, Step, ToSend
 from kvoffload.packets import PacketSocket, close_all
-from kvoffload.protocol import CODEC, Answer, Channel, ClientMessage, Express, Greeting, Register, Role, ServerMessage
+from kvoffload.protocol import CODEC, Answer, Channel, ClientMessage, Done, Express, Mark, Register, Role, ServerMessage
 from kvoffload.protocol.message import OneWay
 from tests.unit.daemon.express_peer import ExpressPeer
 
@@ -30,15 +29,15 @@ class RawClient:
         *,
         engine: str = "engine",
         former: HeldMemory | None = None,
-        wants_express: bool = False,
         turn: Callable[[], object] = lambda: None,
     ) -> None:
         self._turn = turn
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._control: zmq.Socket[bytes] | None = None
         self._requests = self._one_way = 0
-        self._wants_express = wants_express
-        self._express: list[ExpressPeer] = []
+        self._express: ExpressPeer | None = None
+        self.came: list[type[ServerMessage]] = []
+        """What the server said, in this order, but for blocks."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connected.connect(str(path))
         self.lifeline = PacketSocket(connected)
@@ -61,11 +60,18 @@ class RawClient:
 
     def ask(self, message: ClientMessage) -> ServerMessage:
         """A request, and its answer."""
+        if Channel.CONTROL not in message.channels:
+            return self.express.ask(message)
         self._requests += 1
         self._send(message, self._requests)
         return self.receive(self._requests)
 
     def tell(self, message: OneWay, number: int | None = None) -> None:
+        """What it does may be seen when this is over, whatever channel that is asked of."""
+        if Channel.CONTROL not in message.channels:
+            self.express.tell(message)
+            assert self.express.ask(Mark()) == Done()
+            return
         self._one_way += 1
         self._send(message, self._one_way if number is None else number)
 
@@ -95,22 +101,17 @@ class RawClient:
         self._wait(poll)
         return found[0]
 
-    def receive_express(self) -> ExpressPeer:
-        """The channel that comes on the lifeline."""
-
-        def poll() -> bool:
-            if not self._express:
-                self._receive_lifeline()
-            return bool(self._express)
-
-        self._wait(poll)
-        return self._express.pop()
+    @property
+    def express(self) -> ExpressPeer:
+        """The channel of blocks."""
+        assert self._express is not None
+        return self._express
 
     def close(self) -> None:
         """As if the process had ended, but for its memory, which goes with this object."""
         self.joining.close()
         self.lifeline.close()
-        self._express.clear()
+        self._express = None
         if self._control is not None:
             self._control.close(0)
         self._context.term()
@@ -123,34 +124,32 @@ class RawClient:
         came = self._receive_lifeline()
         if came is not None:
             self._send_all(self.joining.on_lifeline(*came))
-        answer = self._receive_control()
+        answer = None if self.joining.step is Step.FAILED else self._receive_control()
         if answer is not None:
             self._send_all(self.joining.on_control(answer))
         return self.joining.step in (Step.JOINED, Step.FAILED)
 
     def _receive_lifeline(self) -> tuple[Answer, list[int]] | None:
-        """None: nothing came, or an express channel."""
+        """None: nothing came, or the express channel."""
         packet = self.lifeline.receive()
         if packet is None:
             return None
         answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
         assert isinstance(answer, Answer)
+        self.came.append(type(answer.message))
         descriptors = packet.take()
         if not isinstance(answer.message, Express):
             return answer, descriptors
-        assert self._wants_express
         assert self.joining.welcome is not None
+        self.joining.on_express()
         (end,) = descriptors
-        self._express.append(ExpressPeer(end, session=self.joining.welcome.session, turn=self._turn))
+        self._express = ExpressPeer(end, session=self.joining.welcome.session, turn=self._turn)
         return None
 
     def _send_all(self, messages: list[ToSend]) -> None:
         for one in messages:
             if isinstance(one, OnLifeline):
-                message = one.message
-                if isinstance(message, Greeting):
-                    message = replace(message, wants_express=self._wants_express)
-                data = CODEC.encode_call(message, number=1, session=0, channel=Channel.LIFELINE)
+                data = CODEC.encode_call(one.message, number=1, session=0, channel=Channel.LIFELINE)
                 self._wait(lambda data=data, one=one: self.lifeline.send(data, one.descriptors))  # type: ignore[misc]
             elif isinstance(one, OnControl):
                 self._requests += 1
@@ -173,6 +172,7 @@ class RawClient:
             return None
         answer = CODEC.decode_answer(frame)
         assert isinstance(answer, Answer)
+        self.came.append(type(answer.message))
         return answer
 
     def _wait(self, poll: Callable[[], bool]) -> None:

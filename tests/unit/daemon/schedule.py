@@ -21,7 +21,6 @@ from kvoffload.protocol import (
     Invalidate,
     Outcome,
     Publish,
-    Quarantine,
     Registered,
     Release,
     Subscribe,
@@ -81,6 +80,12 @@ class Holding:
 class EngineProcess(Client):
     """A process with a wire in front of it."""
 
+    def hang_up(self) -> None:
+        """It says nothing more on its connections."""
+        self.server.close_lifeline(self.lifeline)
+        self.server.core.close_connection(self.key)
+        self.is_connected = False
+
     def start(self) -> None:
         self.outbox: deque[tuple[int, OneWay, bool]] = deque()
         """Number, message, whether it is late."""
@@ -134,7 +139,7 @@ class Schedule:
         process = self.pick()
         if process is not None and (not process.is_connected or self.random.random() < 0.2):
             former = {"former_session": process.session, "former_boot_id": BOOT_ID}
-            self.server.core.close_lifeline(process.lifeline)
+            process.hang_up()
             self.connect(process, former if self.random.random() < 0.8 else {})
 
     def connect(self, process: EngineProcess, former: dict[str, int]) -> None:
@@ -236,7 +241,7 @@ class Schedule:
         """The lifeline ends; the process may still be copying."""
         process = self.pick()
         if process is not None and self.random.random() < 0.3:
-            self.server.core.close_lifeline(process.lifeline)
+            process.hang_up()
             self.forget_resets()
 
     def exit_one(self) -> None:
@@ -248,7 +253,7 @@ class Schedule:
         self.server.cache.exited.add(process.pidfd.number)
         if self.random.random() < 0.5:
             self.server.core.tick()
-        self.server.core.close_lifeline(process.lifeline)
+        self.server.close_lifeline(process.lifeline)
         self.forget_resets()
 
     # ---- the wire ----
@@ -285,20 +290,17 @@ class Schedule:
             self.arrive(process, *process.outbox.popleft())
 
     def arrive(self, process: EngineProcess, number: int, message: OneWay, is_late: bool) -> None:
+        """Where a number is not the next one, the channel ends, and its process has to come back."""
+        if not process.is_connected:
+            return
         process.expires_ns = self.server.now_ns if is_late else 0
-        has_lifeline = self.server.core.sessions.find_lifeline(process.lifeline) is not None
         answer = process.tell(message, number=number)
         process.expires_ns = 0
-        if not process.is_connected:
-            assert isinstance(answer, Error)
-            assert answer.code in (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED)
-        elif number != process.expected:
+        if number != process.expected:
             assert isinstance(answer, Error)
             assert answer.code is ErrorCode.OUT_OF_ORDER
-            told = self.server.told.get(process.lifeline, [])
-            assert not has_lifeline or any(isinstance(event, Quarantine) for event in told)
-            self.forget_resets()
-            assert not process.is_connected
+            process.express.wait_for_end()
+            process.hang_up()
         else:
             process.expected += 1
             assert answer is None, answer

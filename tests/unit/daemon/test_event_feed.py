@@ -23,7 +23,7 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import Event
 from tests.unit.cache.cache_model import MIB, PLAIN, fingerprint, make_chain
 from tests.unit.daemon.harness import Client, Server, core_terms
-from tests.unit.daemon.test_block_desk import save_chain
+from tests.unit.daemon.test_served_blocks import save_chain
 
 
 @pytest.fixture

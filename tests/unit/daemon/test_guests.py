@@ -12,7 +12,6 @@ from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,
     MESSAGES,
-    Abort,
     Bye,
     Call,
     Channel,
@@ -25,6 +24,7 @@ from kvoffload.protocol import (
     ErrorCode,
     Hello,
     HelloAccepted,
+    Prefetch,
     Stats,
     Subscribe,
     Subscribed,
@@ -32,9 +32,10 @@ from kvoffload.protocol import (
 from kvoffload.protocol.shape import Shape
 from tests.unit.cache.cache_model import make_chain
 from tests.unit.daemon.harness import Client, Server, code_of, core_terms, register_of
-from tests.unit.daemon.test_block_desk import save_chain
+from tests.unit.daemon.test_served_blocks import save_chain
 from tests.unit.protocol.examples import make_example
 
+PREFETCH = Prefetch(name_space=0, chain=b"")
 HELLO = Hello(protocol_min=1, protocol_max=1, capabilities=tuple(sorted(CAPABILITIES)))
 _NUMBERS = count(1)
 
@@ -74,7 +75,7 @@ def test_a_guest_is_an_observer(server: Server, engine: Client) -> None:
 
 def test_nothing_is_served_before_hello_and_nothing_kept(server: Server) -> None:
     visitor = Visitor(server)
-    for message in (Stats(), register_of(), Drain(), Abort(tickets=b"")):
+    for message in (Stats(), register_of(), Drain(), PREFETCH):
         assert code_of(visitor.ask(message)) is ErrorCode.NO_SESSION
     assert visitor.ask(Bye()) == Done()
     assert code_of(visitor.ask(Hello(protocol_min=7, protocol_max=8))) is ErrorCode.VERSION
@@ -181,7 +182,7 @@ def test_a_closed_connection_ends_its_guest(server: Server) -> None:
 def test_a_gap_of_a_guest_ends_it(server: Server) -> None:
     visitor = Visitor(server)
     visitor.ask(HELLO)
-    assert code_of(visitor.ask(Abort(tickets=b""), number=2)) is ErrorCode.OUT_OF_ORDER
+    assert code_of(visitor.ask(PREFETCH, number=2)) is ErrorCode.OUT_OF_ORDER
     assert len(server.core.sessions) == 0
     assert isinstance(visitor.ask(HELLO), HelloAccepted)
 

@@ -23,6 +23,7 @@ from kvoffload.protocol import (
     Inspect,
     Invalidate,
     Miss,
+    Prefetch,
     ProtocolFault,
     Publish,
     Query,
@@ -174,7 +175,7 @@ def test_errors_are_counted_by_code_wherever_they_were_answered() -> None:
     with Server(express=Express()) as server:
         engine = server.process().join(PLAIN)
         for _ in range(3):
-            assert isinstance(engine.ask(Credits(name_space=99, group=0, count=1)), Error)
+            assert isinstance(engine.tell(Prefetch(name_space=99, chain=b"")), Error)
         assert isinstance(server.process(domain="no such").greet(), Error)
         assert server.core.handle_fault(b"who", ProtocolFault(code=ErrorCode.MALFORMED, message="nothing of ours"))
         insight = engine.ask(Inspect())

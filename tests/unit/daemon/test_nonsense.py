@@ -209,9 +209,9 @@ def test_whatever_is_said_on_the_control_channel(
 @contextmanager
 def open_express(served: Served) -> Iterator[tuple[socket.socket, int]]:
     """A joined process's end, and its session."""
-    process = RawClient(served.path, register_of(), engine="express", wants_express=True)
+    process = RawClient(served.path, register_of(), engine="express")
     try:
-        peer = process.receive_express()
+        peer = process.express
         with socket.socket(fileno=os.dup(peer.fileno())) as end:
             end.settimeout(TIMEOUT_S)
             yield end, process.session

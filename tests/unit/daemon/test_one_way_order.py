@@ -15,6 +15,7 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     HelloAccepted,
+    Prefetch,
     ProtocolFault,
     Quarantine,
     Registered,
@@ -22,6 +23,8 @@ from kvoffload.protocol import (
     Welcome,
 )
 from tests.unit.daemon.harness import Client, Server, code_of, register_of
+
+PREFETCH = Prefetch(name_space=0, chain=b"")
 
 
 @pytest.mark.parametrize(("number", "what"), [(3, "gap"), (1, "duplicate"), (2**64 - 1, "gap")])
@@ -31,7 +34,8 @@ def test_a_broken_order_quarantines_the_session_and_says_so(
     second = server.process().join()
     granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=2))
     assert engine.tell(Abort(tickets=granted.tickets[:8])) is None
-    answer = engine.tell(Abort(tickets=granted.tickets[8:]), number=number)
+    assert engine.tell(PREFETCH) is None
+    answer = engine.tell(PREFETCH, number=number)
     assert code_of(answer) is ErrorCode.OUT_OF_ORDER
     assert what in answer.message
     for process in (engine, second):
@@ -48,7 +52,7 @@ def test_a_broken_session_is_reopened_with_all_it_held(server: Server, engine: C
     second = server.process().join()
     granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=2))
     engine.lose()
-    engine.tell(Abort(tickets=b""))
+    engine.tell(PREFETCH)
     welcome = engine.greet(former_session=engine.session, former_boot_id=server.terms.boot_id)
     assert isinstance(welcome, Welcome)
     assert welcome.is_reopened
@@ -65,7 +69,7 @@ def test_a_wrong_one_way_frame_is_counted(server: Server, engine: Client) -> Non
     fault = ProtocolFault(code=ErrorCode.TOO_LARGE, message="publish.hashes: too many", op=32, number=1)
     (sent,) = server.core.handle_fault(engine.key, fault)
     assert sent.message == Error(code=ErrorCode.TOO_LARGE, message="publish.hashes: too many", about_op=32)  # type: ignore
-    assert engine.tell(Abort(tickets=b""), number=2) is None
+    assert engine.tell(PREFETCH, number=2) is None
 
 
 def test_a_wrong_frame_out_of_order_breaks_it_too(server: Server, engine: Client) -> None:
@@ -85,7 +89,7 @@ def test_a_wrong_frame_of_anybody_is_answered(server: Server, engine: Client, op
 
 
 def test_a_one_way_message_without_room_breaks_the_order(server: Server, engine: Client) -> None:
-    call = Call(message=Abort(tickets=b""), number=1, session=engine.session, expires_ns=0)
+    call = Call(message=PREFETCH, number=1, session=engine.session, expires_ns=0)
     answer = server.deliver(server.core.overflow(engine.key, call), key=engine.key)
     assert code_of(answer) is ErrorCode.OUT_OF_ORDER
     assert server.told[engine.lifeline]
@@ -100,7 +104,7 @@ def test_a_request_without_room_may_come_again(server: Server, engine: Client) -
 
 
 def test_bye_sees_the_loss_of_the_last_message(server: Server, engine: Client) -> None:
-    engine.tell(Abort(tickets=b""))
+    engine.tell(PREFETCH)
     engine.lose()
     assert code_of(engine.ask(Bye(one_way_count=engine.one_way))) is ErrorCode.OUT_OF_ORDER
     assert server.told[engine.lifeline]
@@ -108,7 +112,7 @@ def test_bye_sees_the_loss_of_the_last_message(server: Server, engine: Client) -
 
 def test_bye_ends_the_connection_and_nothing_else(server: Server, engine: Client) -> None:
     engine.ask(Credits(name_space=engine.name_space, group=0, count=2))
-    engine.tell(Abort(tickets=b""))
+    engine.tell(PREFETCH)
     assert engine.ask(Bye(one_way_count=1)) == Done()
     assert code_of(engine.ask(Stats())) is ErrorCode.NOT_GREETED
     assert server.cache.stats.reserved == 2

@@ -24,7 +24,6 @@ from kvoffload.daemon.unix_listener import UnixListener
 from kvoffload.errors import ConfigError, PacketError
 from kvoffload.protocol import (
     CODEC,
-    Abort,
     Acquire,
     Acquired,
     Adopt,
@@ -45,6 +44,7 @@ from kvoffload.protocol import (
     GroupTerms,
     Offer,
     Outcome,
+    Prefetch,
     Publish,
     Quarantine,
     Register,
@@ -149,7 +149,7 @@ def test_what_one_engine_saves_another_hits(server: CacheServer, tmp_path: Path)
     counts = second.ask(Stats())
     assert isinstance(counts, Counts)
     assert counts.leases == 0
-    assert second.ask(Bye(one_way_count=1)) == Done()
+    assert second.ask(Bye(one_way_count=0)) == Done()
     first.close()
     second.close()
 
@@ -184,7 +184,7 @@ def test_a_different_geometry_is_refused_by_name(server: CacheServer, tmp_path: 
 
 def test_one_way_messages_out_of_order_end_the_session(server: CacheServer, tmp_path: Path) -> None:
     client = connect(server, tmp_path)
-    client.tell(Abort(tickets=b""), number=2)
+    client.tell(Prefetch(name_space=client.name_space, chain=b""), number=2)
     assert isinstance(client.receive_event(), Quarantine)
     refused = client.ask(Stats())
     assert isinstance(refused, Error)

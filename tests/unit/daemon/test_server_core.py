@@ -11,26 +11,24 @@ from kvoffload.protocol import (
     CAPABILITIES,
     MESSAGES,
     Abort,
-    Acquire,
-    AcquireEntries,
     Bye,
     Call,
     Channel,
     ClientMessage,
     Counts,
     Credits,
-    CreditsGranted,
     Done,
     Error,
     ErrorCode,
+    Explain,
     Greeting,
     Hello,
     HelloAccepted,
     Mark,
     Prefetch,
+    Promote,
     Register,
     Registered,
-    Release,
     Role,
     ServerTerms,
     Stats,
@@ -42,7 +40,7 @@ from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.shape import Shape
 from tests.unit.cache.cache_model import make_chain
 from tests.unit.daemon.harness import UID, Client, FakePidfd, Server, code_of, core_terms, register_of
-from tests.unit.daemon.test_block_desk import save_chain
+from tests.unit.daemon.test_served_blocks import save_chain
 from tests.unit.protocol.examples import make_example
 
 
@@ -65,25 +63,20 @@ def test_an_engine_is_one_session_with_all_its_processes(server: Server) -> None
     assert server.process("other").join().session != first.session
 
 
-BEFORE_HELLO: list[ClientMessage] = [register_of(), Stats(), Acquire(name_space=0, chain=b""), Release(leases=b"")]
+PREFETCH = Prefetch(name_space=0, chain=b"")
+NEED_REGISTER: list[ClientMessage] = [Promote(name_space=0, chain=b""), Explain(queries=())]
 
 
-@pytest.mark.parametrize("message", BEFORE_HELLO, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize(
+    "message", [register_of(), Stats(), *NEED_REGISTER, PREFETCH], ids=lambda message: type(message).__name__
+)
 def test_nothing_is_served_before_hello(server: Server, message: ClientMessage) -> None:
     process = server.process()
     process.greet()
     assert code_of(process.ask(message)) is ErrorCode.NOT_GREETED
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Acquire(name_space=0, chain=b""),
-        AcquireEntries(name_space=0, group=0, hashes=b""),
-        Credits(name_space=0, group=0, count=1),
-    ],
-    ids=lambda message: type(message).__name__,
-)
+@pytest.mark.parametrize("message", NEED_REGISTER, ids=lambda message: type(message).__name__)
 def test_blocks_are_not_named_before_register(server: Server, message: ClientMessage) -> None:
     process = server.process()
     process.greet()
@@ -95,9 +88,9 @@ def test_a_one_way_message_before_register_is_refused_and_counted(server: Server
     process = server.process()
     process.greet()
     process.connect()
-    assert code_of(process.tell(Abort(tickets=b""))) is ErrorCode.NOT_REGISTERED
+    assert code_of(process.tell(PREFETCH)) is ErrorCode.NOT_REGISTERED
     assert isinstance(process.ask(register_of()), Registered)
-    assert process.tell(Abort(tickets=b"")) is None
+    assert process.tell(PREFETCH) is None
 
 
 @pytest.mark.parametrize(
@@ -118,12 +111,12 @@ def test_a_refused_hello_changes_nothing(server: Server, hello: dict[str, object
 
 
 def test_hello_begins_all_counts_anew(engine: Client) -> None:
-    engine.tell(Abort(tickets=b""))
-    hello = Hello(protocol_min=1, protocol_max=1)
+    engine.tell(PREFETCH)
+    hello = Hello(protocol_min=1, protocol_max=1, capabilities=("prefetch",))
     assert isinstance(engine.ask(hello), HelloAccepted)
-    assert code_of(engine.ask(Credits(name_space=0, group=0, count=1))) is ErrorCode.NOT_REGISTERED
+    assert code_of(engine.ask(NEED_REGISTER[0])) is ErrorCode.NOT_REGISTERED
     assert isinstance(engine.ask(register_of()), Registered)
-    assert engine.tell(Abort(tickets=b""), number=1) is None
+    assert engine.tell(PREFETCH, number=1) is None
 
 
 def test_a_capability_that_was_not_agreed_is_not_served(server: Server) -> None:
@@ -161,21 +154,23 @@ def test_a_number_is_answered_as_it_came(server: Server, engine: Client) -> None
 
 def test_a_late_request_is_dropped_unanswered(server: Server, engine: Client) -> None:
     engine.expires_ns = server.now_ns
-    assert engine.ask(Credits(name_space=engine.name_space, group=0, count=1)) is None
+    assert engine.ask(Stats()) is None
     assert engine.ask(Hello(protocol_min=1, protocol_max=1)) is None
-    assert server.cache.stats.reserved == 0
     engine.expires_ns = server.now_ns + 1
-    assert isinstance(engine.ask(Credits(name_space=engine.name_space, group=0, count=1)), CreditsGranted)
+    assert isinstance(engine.ask(Stats()), Counts)
 
 
-def test_a_late_one_way_message_is_counted_and_not_served(server: Server, engine: Client) -> None:
-    granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=2))
+def test_a_late_one_way_message_is_counted_and_not_served(
+    server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Call] = []
+    monkeypatch.setattr(server.core.tiers, "serve", lambda _, call, __: served.append(call))
     engine.expires_ns = server.now_ns
-    assert engine.tell(Abort(tickets=granted.tickets)) is None
-    assert server.cache.stats.reserved == 2
+    assert engine.tell(PREFETCH) is None
+    assert served == []
     engine.expires_ns = 0
-    assert engine.tell(Abort(tickets=granted.tickets)) is None
-    assert server.cache.stats.reserved == 0
+    assert engine.tell(PREFETCH) is None
+    assert [call.number for call in served] == [2]
 
 
 def test_a_late_greeting_is_dropped_with_its_pidfd(server: Server) -> None:
@@ -193,29 +188,32 @@ def test_a_late_greeting_is_dropped_with_its_pidfd(server: Server) -> None:
 
 
 def test_a_fault_of_the_cache_is_internal_and_logged_once(
-    server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("disk on\nfire")
+        raise OSError("disk on\nfire")
 
-    monkeypatch.setattr(server.cache, "reserve", fail)
+    engine = server.process()
+    engine.greet()
+    engine.connect()
+    monkeypatch.setattr(server.cache, "open_namespace", fail)
     for _ in range(3):
-        answer = engine.ask(Credits(name_space=engine.name_space, group=0, count=1))
+        answer = engine.ask(register_of())
         assert code_of(answer) is ErrorCode.INTERNAL
-        assert answer.message == "credits: RuntimeError: disk on fire"
+        assert answer.message == "register: OSError: disk on fire"
         assert answer.retryable
     assert len([record for record in caplog.records if record.exc_info]) == 1
     monkeypatch.undo()
-    assert isinstance(engine.ask(Credits(name_space=engine.name_space, group=0, count=1)), CreditsGranted)
+    assert isinstance(engine.ask(register_of()), Registered)
 
 
 def test_a_one_way_message_that_met_a_fault_is_counted(
     server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.cache, "abort", None)
-    assert code_of(engine.tell(Abort(tickets=b""))) is ErrorCode.INTERNAL
+    monkeypatch.setattr(server.core.tiers, "serve", None)
+    assert code_of(engine.tell(PREFETCH)) is ErrorCode.INTERNAL
     monkeypatch.undo()
-    assert engine.tell(Abort(tickets=b"")) is None
+    assert engine.tell(PREFETCH) is None
 
 
 # ---- memory that comes later, observers, counts ----

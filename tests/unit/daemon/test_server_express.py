@@ -17,7 +17,7 @@ from kvoffload.protocol import (
     Acquire,
     Acquired,
     Channel,
-    Counts,
+    ClientMessage,
     Credits,
     CreditsGranted,
     Done,
@@ -26,11 +26,14 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     EventsLost,
+    Express,
     Farewell,
     Greeting,
+    HelloAccepted,
     Mark,
     Medium,
     NamespaceOpened,
+    Prefetch,
     Publish,
     Quarantine,
     Release,
@@ -60,14 +63,8 @@ def server(tmp_path: Path) -> Iterator[CacheServer]:
 def connect(server: CacheServer, tmp_path: Path) -> Iterator[Any]:
     clients: list[RawClient] = []
 
-    def make(engine: str = "engine", *, wants_express: bool = True) -> RawClient:
-        client = RawClient(
-            tmp_path / "s",
-            register_of(),
-            engine=engine,
-            wants_express=wants_express,
-            turn=lambda: server.turn(0.001),
-        )
+    def make(engine: str = "engine") -> RawClient:
+        client = RawClient(tmp_path / "s", register_of(), engine=engine, turn=lambda: server.turn(0.001))
         clients.append(client)
         return client
 
@@ -107,31 +104,39 @@ def turn(server: CacheServer, count: int = 20) -> None:
         server.turn(0.001)
 
 
-def test_who_wants_one_gets_one_once_it_has_registered(connect: Any) -> None:
+def test_who_has_registered_gets_one(connect: Any) -> None:
     client = connect()
-    express = client.receive_express()
+    express = client.express
     save(client, express)
     assert client.index.lookup(client.name_space, 0, HASHES).all()
     hit = acquire(client, express)
     assert hit.boundary == 48
-    # The control channel serves as before, of what the express channel holds too.
+    # Of what it holds, the control channel tells.
     counts = client.ask(Stats())
     assert (counts.leases, counts.readable) == (1, 3)
-    client.tell(Release(leases=np.array([hit.lease], "<u8").tobytes()))
-    assert client.ask(Stats()).leases == 0
 
 
-def test_who_wants_none_gets_none(server: CacheServer, connect: Any) -> None:
-    client = connect(wants_express=False)
-    assert isinstance(client.ask(Stats()), Counts)
-    turn(server)
-    assert client.lifeline.receive() is None
+def test_blocks_are_served_whatever_the_loop_does(connect: Any) -> None:
+    client = connect()
+    client.express._turn = lambda: None
+    save(client, client.express)
+    hit = acquire(client, client.express)
+    release(client.express, hit)
+    assert client.express.ask(Mark()) == Done()
+
+
+@pytest.mark.parametrize("message", [Acquire(name_space=0, chain=b""), Abort(tickets=b"")])
+def test_blocks_go_by_no_other_channel(connect: Any, message: ClientMessage) -> None:
+    client = connect()
+    client._control.send(CODEC.encode_call(message, number=1, session=client.session, channel=Channel.EXPRESS))
+    refused = client.receive(1)
+    assert (refused.code, refused.about_op) == (ErrorCode.UNKNOWN_OPERATION, message.op)
 
 
 def test_each_process_of_a_session_has_its_own(connect: Any) -> None:
     first, second = connect(), connect()
     assert first.session == second.session
-    channels = [client.receive_express() for client in (first, second)]
+    channels = [client.express for client in (first, second)]
     save(first, channels[0])
     hit = acquire(second, channels[1])
     # Their rights are the session's.
@@ -144,34 +149,29 @@ def test_a_process_of_a_registered_session_gets_it_when_it_greets(connect: Any) 
     connect()
     second = connect()
     # It came before anything was said on the control channel of this one.
-    assert len(second._express) == 1
+    assert second.came.index(Express) < second.came.index(HelloAccepted)
 
 
 def test_nobody_gets_a_second_one(server: CacheServer, connect: Any) -> None:
     client = connect()
-    client.receive_express()
     client.ask(register_of())
     turn(server)
     client._receive_lifeline()
-    assert client._express == []
+    assert client.came.count(Express) == 1
 
 
-def test_without_room_the_control_channel_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_room_for_one_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(express_channels, "MAX_CHANNELS", 0)
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
-    client = RawClient(tmp_path / "s", register_of(), wants_express=True, turn=lambda: server.turn(0.001))
-    granted = client.ask(Credits(name_space=client.name_space, group=0, count=3))
-    assert isinstance(granted, CreditsGranted)
-    turn(server)
-    assert client.lifeline.receive() is None
-    client.close()
+    with pytest.raises(AssertionError, match="refused: there are too many express channels"):
+        RawClient(tmp_path / "s", register_of(), turn=lambda: server.turn(0.001))
     server.close()
 
 
 def test_a_quarantine_ends_it(connect: Any) -> None:
     first, second, other = connect(), connect(), connect("other")
-    channels = [client.receive_express() for client in (first, second, other)]
-    first.tell(Abort(tickets=b""), number=2)
+    channels = [client.express for client in (first, second, other)]
+    first.tell(Prefetch(name_space=first.name_space, chain=b""), number=2)
     for client, channel in zip((first, second), channels[:2], strict=True):
         assert isinstance(client.receive_event(), Quarantine)
         channel.wait_for_end()
@@ -180,14 +180,14 @@ def test_a_quarantine_ends_it(connect: Any) -> None:
 
 def test_a_farewell_ends_it(connect: Any) -> None:
     client = connect()
-    express = client.receive_express()
+    express = client.express
     assert client.lifeline.send(CODEC.encode_call(Farewell(), number=1, channel=Channel.LIFELINE))
     express.wait_for_end()
 
 
 def test_the_end_of_a_lifeline_ends_it(connect: Any) -> None:
     client = connect()
-    express = client.receive_express()
+    express = client.express
     client.lifeline.close()
     express.wait_for_end()
 
@@ -195,7 +195,7 @@ def test_the_end_of_a_lifeline_ends_it(connect: Any) -> None:
 def test_a_process_that_greets_anew_has_left_its_channel(connect: Any) -> None:
     """It belongs to another session now."""
     client = connect()
-    express = client.receive_express()
+    express = client.express
     greeting = Greeting(protocol_min=1, protocol_max=1, engine="other", role=Role.WORKER)
     data = CODEC.encode_call(greeting, number=1, channel=Channel.LIFELINE)
     assert client.lifeline.send(data)
@@ -204,7 +204,7 @@ def test_a_process_that_greets_anew_has_left_its_channel(connect: Any) -> None:
 
 def test_a_subscriber_hears_of_what_is_stored_by_express(connect: Any) -> None:
     engine, router = connect(), connect("router")
-    express = engine.receive_express()
+    express = engine.express
     before, after = hashes_of(2, seed=2), hashes_of(2, seed=3)
     save(engine, express, before)
     assert router.ask(Subscribe()) == Subscribed()
@@ -224,9 +224,9 @@ def test_a_subscriber_hears_of_what_is_stored_by_express(connect: Any) -> None:
 def test_a_subscriber_hears_of_what_was_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(express_channels, "MAX_LOGGED", 2)
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
-    engine = RawClient(tmp_path / "s", register_of(), wants_express=True, turn=lambda: server.turn(0.001))
+    engine = RawClient(tmp_path / "s", register_of(), turn=lambda: server.turn(0.001))
     assert engine.ask(Subscribe()) == Subscribed()
-    save(engine, engine.receive_express())
+    save(engine, engine.express)
     assert engine.receive(1) == EventsLost(count=3)
     engine.close()
     server.close()
@@ -235,7 +235,7 @@ def test_a_subscriber_hears_of_what_was_too_much(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("how", ["stop", "drain"])
 def test_a_server_that_ends_takes_back_what_is_held_by_express(server: CacheServer, connect: Any, how: str) -> None:
     client = connect()
-    express = client.receive_express()
+    express = client.express
     save(client, express)
     hit = acquire(client, express)
     granted = express.ask(Credits(name_space=client.name_space, group=0, count=1))
@@ -262,8 +262,8 @@ def test_a_server_that_ends_takes_back_what_is_held_by_express(server: CacheServ
 def test_the_end_of_a_server_ends_it(tmp_path: Path) -> None:
     before = count_open_files()
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
-    client = RawClient(tmp_path / "s", register_of(), wants_express=True, turn=lambda: server.turn(0.001))
-    express = client.receive_express()
+    client = RawClient(tmp_path / "s", register_of(), turn=lambda: server.turn(0.001))
+    express = client.express
     server.close()
     express._turn = lambda: None
     express.wait_for_end()

@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.cache import NO_LIMIT, LocalCache, SessionId
 from kvoffload.daemon import DomainTerms, Peer, ServerLimits
-from kvoffload.protocol import Abort, Bye, Credits, Done, Error, ErrorCode, Greeting, Role, Stats, Welcome
+from kvoffload.protocol import Bye, Credits, Done, Error, ErrorCode, Greeting, Role, Stats, Welcome
 from tests.children import child
 from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.unit.daemon.harness import (
@@ -222,7 +222,7 @@ def test_a_session_that_breaks_before_the_memory_is_there_holds_nothing() -> Non
         engine = server.process()
         engine.greet()
         engine.connect()
-        engine.tell(Abort(tickets=b""), number=2)
+        engine.tell(Prefetch(name_space=0, chain=b""), number=2)
         assert (len(server.core.sessions), engine.pidfd.is_closed) == (0, True)
         server.attach("main", CacheWithoutProcesses.create(SMALL))
         welcome = engine.greet(former_session=engine.session, former_boot_id=BOOT_ID)
@@ -319,7 +319,7 @@ def test_the_kernels_word_frees_memory() -> None:
     with LocalCache.create(SMALL) as cache, child(["-c", "import time; time.sleep(1000)"]) as process:
         server.attach("main", cache)
         engine = server.process()
-        greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.SCHEDULER)
+        greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.SCHEDULER, wants_express=True)
         pidfd = RealPidfd(os.pidfd_open(process.pid))
         peer = Peer(pid=process.pid, uid=UID)
         welcome = server.greet(greeting, lifeline=engine.lifeline, peer=peer, pidfd=pidfd)  # type: ignore[arg-type]
@@ -371,7 +371,9 @@ class Process:
         self.client.engine = f"engine {self.count}"
         self.client.lifeline = next(self.client.server.numbers)
         self.client.pidfd = FakePidfd(self.client.pidfd.number)
-        greeting = Greeting(protocol_min=1, protocol_max=1, engine=self.client.engine, role=Role.WORKER)
+        greeting = Greeting(
+            protocol_min=1, protocol_max=1, engine=self.client.engine, role=Role.WORKER, wants_express=True
+        )
         answer = self.client.server.greet(
             greeting,
             lifeline=self.client.lifeline,

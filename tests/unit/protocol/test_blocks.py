@@ -10,7 +10,7 @@ from kvoffload.cache import Acquired as CacheAcquired
 from kvoffload.cache import AcquireOutcome, Reservation
 from kvoffload.cache import LeasedGroup as CacheLeasedGroup
 from kvoffload.errors import ProtocolError
-from kvoffload.protocol import CODEC, Acquired, CreditsGranted, LeasedSlots, Outcome, Publish
+from kvoffload.protocol import CODEC, Acquired, Channel, CreditsGranted, LeasedSlots, Outcome, Publish
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_BATCH
 from kvoffload.types import HASH_BYTES
@@ -35,7 +35,12 @@ def test_parents_and_digests_of_published_blocks_may_be_left_out(parents: bytes,
     message = Publish(
         name_space=1, group=0, shard=0, tickets=bytes(16), hashes=HASHES, parents=parents, digests=digests
     )
-    assert CODEC.decode_call(CODEC.encode_call(message, number=1)).message == message  # type: ignore[union-attr]
+    assert (
+        CODEC.decode_call(
+            CODEC.encode_call(message, number=1, channel=Channel.EXPRESS), channel=Channel.EXPRESS
+        ).message
+        == message
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_parents_and_digests_of_published_blocks_may_be_left_out(parents: bytes,
 def test_but_not_some_of_them(field: str, value: bytes) -> None:
     values = {"tickets": bytes(16), "hashes": HASHES, field: value}
     with pytest.raises(ProtocolError, match=rf"^publish.{field}: \d values beside 2 of tickets"):
-        CODEC.encode_call(Publish(name_space=1, group=0, shard=0, **values), number=1)  # type: ignore[arg-type]
+        CODEC.encode_call(Publish(name_space=1, group=0, shard=0, **values), number=1, channel=Channel.EXPRESS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("shards", "is_right"), [(0, True), (1, True), (3, True), (1.5, False), (0.5, False)])
@@ -52,10 +57,10 @@ def test_digests_come_for_whole_shards(shards: float, is_right: bool) -> None:
     row = LeasedSlots(first=0, addresses=bytes(16), digests=bytes(int(16 * shards)))
     message = Acquired(outcome=Outcome.HIT, groups=(row,))
     if is_right:
-        assert CODEC.encode_answer(message, number=1, boot_id=1)
+        assert CODEC.encode_answer(message, number=1, boot_id=1, channel=Channel.EXPRESS)
         return
     with pytest.raises(ProtocolError, match=r"^acquired.groups\[0\].digests: \d values beside 2 of addresses"):
-        CODEC.encode_answer(message, number=1, boot_id=1)
+        CODEC.encode_answer(message, number=1, boot_id=1, channel=Channel.EXPRESS)
 
 
 def test_the_largest_publish_fits_a_frame() -> None:
@@ -63,5 +68,5 @@ def test_the_largest_publish_fits_a_frame() -> None:
     message = Publish(
         name_space=2**32 - 1, group=9, shard=9, tickets=numbers, hashes=hashes, parents=hashes, digests=numbers
     )
-    frame = CODEC.encode_call(message, number=U64_MAX, session=U64_MAX, expires_ns=U64_MAX)
+    frame = CODEC.encode_call(message, number=U64_MAX, session=U64_MAX, expires_ns=U64_MAX, channel=Channel.EXPRESS)
     assert len(frame) <= FRAME_BYTES

@@ -76,7 +76,7 @@ def test_a_decoded_message_is_a_value_like_any_other(message: Any) -> None:
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
 def test_any_kind_of_buffer_is_decoded(wrap: Any) -> None:
-    assert CODEC.decode_call(wrap(send(ACQUIRE))).message == ACQUIRE  # type: ignore[union-attr]
+    assert CODEC.decode_call(wrap(send(ACQUIRE)), channel=Channel.EXPRESS).message == ACQUIRE  # type: ignore[union-attr]
 
 
 def test_a_frame_is_one_array_in_the_documented_order() -> None:
@@ -135,8 +135,8 @@ class TestFaults:
             ([4, 0, 8, 9], ErrorCode.MALFORMED, "number: 0, allowed: 1 to 2^64 - 1"),
             ([4, 7, -1, 9], ErrorCode.MALFORMED, "session: -1, allowed: 0 to 2^64 - 1"),
             ([4, 7, 8, 1.0], ErrorCode.MALFORMED, "expires_ns: float, allowed: 0 to 2^64 - 1"),
-            ([68, 7, 8, 9], ErrorCode.UNKNOWN_OPERATION, "op: 68, allowed: known control operations"),
-            ([48, 7, 8, 9], ErrorCode.UNKNOWN_OPERATION, "op: 48, allowed: known control operations"),
+            ([68, 7, 8, 9], ErrorCode.UNKNOWN_OPERATION, "op: 68, allowed: known express operations"),
+            ([48, 7, 8, 9], ErrorCode.UNKNOWN_OPERATION, "op: 48, allowed: known express operations"),
             ([4, 7, 8, 9, True, b""], ErrorCode.MALFORMED, "acquire.name_space: bool, allowed: 0 to 2^32 - 1"),
             ([4, 7, 8, 9, None, b""], ErrorCode.MALFORMED, "acquire.name_space: nothing, allowed: 0 to 2^32 - 1"),
             (
@@ -167,12 +167,12 @@ class TestFaults:
         ],
     )
     def test_the_line_names_the_field_and_what_is_allowed(self, items: Any, code: ErrorCode, line: str) -> None:
-        fault = CODEC.decode_call(msgpack.packb(items))
+        fault = CODEC.decode_call(msgpack.packb(items), channel=Channel.EXPRESS)
         assert isinstance(fault, ProtocolFault)
         assert (fault.code, fault.message, fault.retryable) == (code, line, False)
 
     def test_the_number_of_a_wrong_message_is_told_so_that_it_can_be_answered(self) -> None:
-        fault = CODEC.decode_call(msgpack.packb([4, 7, 8, 9, "x"]))
+        fault = CODEC.decode_call(msgpack.packb([4, 7, 8, 9, "x"]), channel=Channel.EXPRESS)
         assert isinstance(fault, ProtocolFault)
         assert (fault.op, fault.number) == (4, 7)
         frame = CODEC.encode_answer(answer_fault(fault), number=fault.number, boot_id=1)
@@ -181,7 +181,9 @@ class TestFaults:
         assert (answer.number, answer.message) == (7, answer_fault(fault))
 
     def test_a_row_is_named_by_its_position(self) -> None:
-        fault = CODEC.decode_answer(msgpack.packb([68, 7, 8, 0, 0, 0, [[0, b""], [0, bytes(9)]]]))
+        fault = CODEC.decode_answer(
+            msgpack.packb([68, 7, 8, 0, 0, 0, [[0, b""], [0, bytes(9)]]]), channel=Channel.EXPRESS
+        )
         assert isinstance(fault, ProtocolFault)
         assert fault.message.startswith("acquired.groups[1].addresses: 9 bytes, allowed: little-endian u64")
 
@@ -196,7 +198,8 @@ class TestFaults:
         assert fault.code is ErrorCode.TOO_LARGE
 
     def test_a_chain_beyond_its_limit_is_refused(self) -> None:
-        fault = CODEC.decode_call(msgpack.packb([4, 7, 8, 9, 1, bytes(HASH_BYTES * (MAX_BLOCKS + 1))]))
+        frame = msgpack.packb([4, 7, 8, 9, 1, bytes(HASH_BYTES * (MAX_BLOCKS + 1))])
+        fault = CODEC.decode_call(frame, channel=Channel.EXPRESS)
         assert isinstance(fault, ProtocolFault)
         assert fault.code is ErrorCode.TOO_LARGE
 
@@ -220,7 +223,7 @@ class TestEncoding:
     )
     def test_a_field_beyond_its_limit_is_an_error_that_names_it(self, message: Any, line: str) -> None:
         with pytest.raises(ProtocolError, match=f"^{line}"):
-            CODEC.encode_call(message, number=1)
+            CODEC.encode_call(message, number=1, channel=message.channels[0])
 
     @pytest.mark.parametrize(("number", "session"), [(0, 0), (2**64, 0), (1, -1), (1, 2**64)])
     def test_so_is_a_number_of_the_envelope(self, number: int, session: int) -> None:
@@ -230,7 +233,7 @@ class TestEncoding:
     def test_a_message_whose_fields_are_too_much_together_is_an_error(self) -> None:
         row = LeasedSlots(first=0, addresses=bytes(8 * MAX_BLOCKS))
         with pytest.raises(ProtocolError, match=r"^acquired: 9437\d+ bytes, allowed: at most 8388608"):
-            CODEC.encode_answer(Acquired(outcome=Outcome.HIT, groups=(row,) * 9), number=1, boot_id=1)
+            send(Acquired(outcome=Outcome.HIT, groups=(row,) * 9))
 
     def test_a_message_goes_over_its_own_channel(self) -> None:
         greeting = Greeting(protocol_min=1, protocol_max=1, engine="e", role=Role.WORKER)
