@@ -2,9 +2,8 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# Under TSan GCC 12 finds overlaps in strings that come out of a precompiled header, where it is not a system's.
 set(KVOFFLOAD_SHARES_HEADERS OFF)
-if(KVOFFLOAD_SANITIZE AND NOT "thread" IN_LIST KVOFFLOAD_SANITIZE)
+if(KVOFFLOAD_SANITIZE)
   set(KVOFFLOAD_SHARES_HEADERS ON)
 endif()
 # -fPIC for libraries and -fPIE for programs would part what shares a precompiled header.
@@ -46,7 +45,7 @@ if(KVOFFLOAD_FUZZ)
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
-# What many files include, parsed once. Under ASan alone: the other builds go without, and so find a missing #include.
+# What many files include, parsed once, under sanitizers alone: other builds go without, and so find a missing #include.
 function(kvoffload_share_headers)
   if(NOT KVOFFLOAD_SHARES_HEADERS)
     return()
