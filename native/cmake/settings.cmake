@@ -22,6 +22,10 @@ target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-W
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees overlaps in every concatenation of strings that it inlines (its bug 105651).
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  # The same under TSan where <string> comes out of a precompiled header; the other builds keep this warning.
+  if("thread" IN_LIST KVOFFLOAD_SANITIZE)
+    target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds>)
+  endif()
 endif()
 if(KVOFFLOAD_WERROR)
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)

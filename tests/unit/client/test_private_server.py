@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from kvoffload.cli.config import parse_assignments
@@ -31,7 +32,7 @@ from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
 
 TIMEOUT_MS = 60_000
 AT_ONCE = 3
-ROUNDS = 10
+CAMPAIGN_ROUNDS = 10
 SETTINGS = Settings(memory="64MiB")  # type: ignore[arg-type]
 
 
@@ -148,8 +149,9 @@ def test_nothing_is_left_however_an_engine_ends(
             assert all(process.is_gone() for process in processes), "the engine itself has not ended"
             server.assert_nothing_is_left(room)
 
+    is_campaign = hypothesis.settings().max_examples > hypothesis.settings.get_profile("house").max_examples
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(run_round, range(ROUNDS)))
+        list(pool.map(run_round, range(CAMPAIGN_ROUNDS if is_campaign else AT_ONCE)))
 
 
 def test_engines_that_start_at_once_have_one_server(engines: Nursery, tmp_path: Path) -> None:
