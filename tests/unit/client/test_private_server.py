@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from kvoffload.cli.config import parse_assignments
@@ -26,6 +25,7 @@ from kvoffload.errors import ConfigError, PrivateServerError
 from kvoffload.protocol import Counts, Stats
 from kvoffload.units import GIB
 from tests.children import child
+from tests.kit.campaign import is_campaign
 from tests.unit.client.private_engine import Group, Nursery, nursery
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
@@ -149,9 +149,8 @@ def test_nothing_is_left_however_an_engine_ends(
             assert all(process.is_gone() for process in processes), "the engine itself has not ended"
             server.assert_nothing_is_left(room)
 
-    is_campaign = hypothesis.settings().max_examples > hypothesis.settings.get_profile("house").max_examples
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(run_round, range(CAMPAIGN_ROUNDS if is_campaign else AT_ONCE)))
+        list(pool.map(run_round, range(CAMPAIGN_ROUNDS if is_campaign() else AT_ONCE)))
 
 
 def test_engines_that_start_at_once_have_one_server(engines: Nursery, tmp_path: Path) -> None:
