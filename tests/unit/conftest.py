@@ -28,14 +28,17 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _log_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def _log_is_heard() -> Iterator[None]:
     """A connector, of this test or of one before, makes vLLM's logger the parent of ours, and what has configured that
     one in this process may have told it to say errors alone, and nothing to those who listen further up."""
     ours, theirs = logging.getLogger("kvoffload"), logging.getLogger("vllm")
     ours.parent = logging.getLogger()
-    monkeypatch.setattr(theirs, "level", logging.NOTSET)
-    monkeypatch.setattr(theirs, "propagate", True)
-    ours.setLevel(ours.level)  # so that loggers forget which levels they took to be enabled
+    # Not by the fixture of that name: a test's own patches are to end before the fixtures that it names first.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(theirs, "level", logging.NOTSET)
+        patched.setattr(theirs, "propagate", True)
+        ours.setLevel(ours.level)  # so that loggers forget which levels they took to be enabled
+        yield
 
 
 @pytest.fixture

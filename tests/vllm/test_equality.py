@@ -245,7 +245,7 @@ def test_where_two_prompts_part_the_third_one_hits(engines: EnginePool) -> None:
     assert probe.faults(engine) == {}
 
 
-@each(*LOCAL_CASES, TWO_RANKS_CASE, MLA_CASE)
+@each(*LOCAL_CASES, MLA_CASE, TWO_RANKS_CASE)
 def test_every_byte_of_the_engines_cache_is_accounted_for(engines: EnginePool, case: Case) -> None:
     engine = case.acquire(engines)
     for report, shape in zip(engine.ask_workers(probe.completeness_report), cache_shapes(engine), strict=True):
@@ -260,6 +260,16 @@ def test_every_byte_of_the_engines_cache_is_accounted_for(engines: EnginePool, c
         assert report["elsewhere"] == []
     records = [sum(group.page_bytes for _ in group.layers) for group in shape.groups]
     assert engine.ask_workers(probe.record_bytes) == [records] * len(engine.ask_workers(probe.record_bytes))
+
+
+def test_two_ranks_share_the_heads(engines: EnginePool) -> None:
+    engine = TWO_RANKS_CASE.acquire(engines)
+    whole, shapes = GDN.groups, cache_shapes(engine)
+    assert len(shapes) == 2
+    for shape in shapes:
+        assert [group.page_bytes * 2 for group in shape.groups] == [group.page_bytes for group in whole]
+        assert [group.padded_page_bytes * 2 for group in shape.groups] == [group.padded_page_bytes for group in whole]
+    assert len(engine.generate(make_prompt(seed=6, length=700)).outputs[0].token_ids) == 8
 
 
 @each(*LOCAL_CASES[:4])

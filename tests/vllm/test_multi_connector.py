@@ -24,7 +24,7 @@ def is_first(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def engine(engines: EnginePool, tmp_path: Path, is_first: bool) -> Iterator[Engine]:
     """The other one keeps what it saves, whatever is reset."""
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     other = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",

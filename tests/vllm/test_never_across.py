@@ -144,7 +144,7 @@ def _scales(scale: float) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shop(engines: EnginePool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     folder = tmp_path_factory.mktemp("shop")
     serve = ["-c", "from kvoffload.cli.app import main; main()", "serve", "--adopt-wait", "0"]
     settings = [f"server={folder}/s", "memory=512MiB", "segment_size=64MiB"]

@@ -35,7 +35,7 @@ def start(engines: EnginePool, server: SharedServer, model: TinyModel, **argumen
 def test_an_engine_that_was_started_again_hits_at_its_first_request(
     engines: EnginePool, server: SharedServer, model: TinyModel
 ) -> None:
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     prompt, expected = make_prompt(seed=21, length=1400), restorable(model, 1400)
     engine = start(engines, server, model)
     try:
@@ -70,7 +70,7 @@ quota = "64MiB"
 
 
 def test_a_request_is_charged_to_its_tenant(engines: EnginePool, tmp_path: Path) -> None:
-    engines.close()
+    engines.leave_process()
     prompts = {tenant: make_prompt(seed, 700) for seed, tenant in enumerate(("own", "batch", "stranger"), 24)}
     with SharedServer(tmp_path, tables=TENANTS) as server:
         server.start()

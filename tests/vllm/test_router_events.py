@@ -96,7 +96,7 @@ def listening(engines: EnginePool, folder: Path) -> Iterator[tuple[Engine, Route
     router = Router(folder)
     events = KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", topic=TOPIC)
     events.endpoint, events.replay_endpoint = router.endpoints["endpoint"], router.endpoints["replay_endpoint"]
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     folder_of_model = engines.model_folder(DENSE)
     engine = start_engine(DENSE, folder_of_model, kv_transfer_config=probe.transfer(), kv_events_config=events)
     probe.prepare(engine)

@@ -80,7 +80,7 @@ def assert_nothing_is_left(engine: Engine) -> None:
 
 
 def test_an_engine_that_was_started_again_loads_what_the_one_before_stored(engines: EnginePool, tmp_path: Path) -> None:
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     prompt, expected = make_prompt(seed=41, length=LENGTH), restorable(DENSE, LENGTH)
     with SharedServer(tmp_path) as server:
         server.start()
@@ -105,7 +105,7 @@ def test_an_engine_that_was_started_again_loads_what_the_one_before_stored(engin
 def test_windows_come_back_from_the_disk_of_a_server_that_was_started_again(
     engines: EnginePool, tmp_path: Path
 ) -> None:
-    engines.close()
+    engines.leave_process()
     (tmp_path / "disk").mkdir(mode=0o700)
     prompt, expected = make_prompt(seed=42, length=LENGTH), restorable(SLIDING, LENGTH)
     with disk_server(tmp_path) as server:

@@ -54,7 +54,7 @@ def test_thousands_of_requests_restore_what_was_saved_and_leave_nothing_behind(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     room = tmp_path_factory.mktemp("r")
     monkeypatch.setenv("TMPDIR", str(room))
     monkeypatch.setattr(tempfile, "tempdir", str(room))

@@ -98,7 +98,7 @@ def test_states_survive_a_sleep(engines: EnginePool) -> None:
 
 @pytest.fixture
 def beside_another(engines: EnginePool, tmp_path: Path) -> Iterator[Engine]:
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     other = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
@@ -148,7 +148,7 @@ PROMPT = make_prompt(seed=60, length=LENGTH)
 @pytest.fixture(scope="module")
 def provable(engines: EnginePool) -> Iterator[Engine]:
     """An engine whose weights can all be seen."""
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     transfer = probe.transfer(verify="always", memory="64MiB")
     with seen_weights():
         engine = start_engine(DENSE, engines.model_folder(DENSE), kv_transfer_config=transfer)

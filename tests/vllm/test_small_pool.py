@@ -21,7 +21,7 @@ MANY = 60
 
 
 def test_it_serves_a_reset_a_second_engine_and_a_restart(engines: EnginePool, tmp_path: Path) -> None:
-    engines.close()
+    engines.leave_process()
     prompts, expected = [make_prompt(seed, LENGTH) for seed in range(40, 44)], restorable(DENSE, LENGTH)
     with SharedServer(tmp_path, memory="64MiB") as server:
         server.start()
@@ -51,7 +51,7 @@ def test_an_engine_that_is_told_to_stop_leaves_there_what_it_had_computed_last(
     engines: EnginePool, tmp_path: Path
 ) -> None:
     """The pool was full by then, so it was to be saved when the engine would have lost it."""
-    engines.close()
+    engines.leave_process()
     prompts = [make_prompt(seed, LENGTH) for seed in range(100, 100 + MANY)]
     with SharedServer(tmp_path, memory="64MiB") as server:
         server.start()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.vllm import connector_probe as probe
 from tests.vllm.engine import CacheShape, EnginePool, cache_shapes, make_prompt
-from tests.vllm.tiny_models import ALL_MODELS, DENSE, GDN, TinyModel
+from tests.vllm.tiny_models import ALL_MODELS, DENSE, TinyModel
 
 pytestmark = pytest.mark.vllm
 
@@ -69,13 +68,3 @@ def test_text_goes_in_and_out_through_the_saved_tokenizer(engines: EnginePool) -
     output = engine.llm.generate("The engine asks", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)[0]
     assert engine.llm.get_tokenizer().decode(output.prompt_token_ids) == "The engine asks"
     assert output.outputs[0].text
-
-
-def test_two_ranks_share_the_heads(engines: EnginePool) -> None:
-    engine = engines.acquire(GDN, has_own_processes=True, kv_transfer_config=probe.transfer(), **probe.TWO_RANKS)
-    whole, shapes = GDN.groups, cache_shapes(engine)
-    assert len(shapes) == 2
-    for shape in shapes:
-        assert [group.page_bytes * 2 for group in shape.groups] == [group.page_bytes for group in whole]
-        assert [group.padded_page_bytes * 2 for group in shape.groups] == [group.padded_page_bytes for group in whole]
-    assert len(engine.generate(make_prompt(seed=6, length=700)).outputs[0].token_ids) == 8

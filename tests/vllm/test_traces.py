@@ -93,7 +93,7 @@ def test_one_trace_reaches_from_the_request_to_its_blocks(engines: EnginePool, m
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")  # vLLM sets it, for its children
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     with collecting() as collector:
         engine = start_engine(
             DENSE,

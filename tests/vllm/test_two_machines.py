@@ -156,7 +156,7 @@ def await_ready(engine: Engine) -> None:
 def test_the_first_request_on_another_machine_hits(
     engines: EnginePool, tmp_path: Path, kind: str, model: TinyModel
 ) -> None:
-    engines.close()  # only one may run in this process
+    engines.leave_process()
     prompts, expected = [make_prompt(seed=seed, length=LENGTH) for seed in SEEDS], restorable(model, LENGTH)
     with two_machines() as network, KINDS[kind](tmp_path, network) as (here, there):
         engine = start(engines, here, model)

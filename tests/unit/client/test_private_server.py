@@ -25,13 +25,14 @@ from kvoffload.errors import ConfigError, PrivateServerError
 from kvoffload.protocol import Counts, Stats
 from kvoffload.units import GIB
 from tests.children import child
+from tests.kit.campaign import is_campaign
 from tests.unit.client.private_engine import Group, Nursery, nursery
 from tests.unit.daemon.raw_client import RawClient
 from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
 
 TIMEOUT_MS = 60_000
 AT_ONCE = 3
-ROUNDS = 10
+CAMPAIGN_ROUNDS = 10
 SETTINGS = Settings(memory="64MiB")  # type: ignore[arg-type]
 
 
@@ -149,7 +150,7 @@ def test_nothing_is_left_however_an_engine_ends(
             server.assert_nothing_is_left(room)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(run_round, range(ROUNDS)))
+        list(pool.map(run_round, range(CAMPAIGN_ROUNDS if is_campaign() else AT_ONCE)))
 
 
 def test_engines_that_start_at_once_have_one_server(engines: Nursery, tmp_path: Path) -> None:

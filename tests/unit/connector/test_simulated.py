@@ -19,6 +19,7 @@ from kvoffload.connector.loads import restores
 from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import StepPlan
+from tests.kit.campaign import is_campaign
 from tests.unit.connector.engine_configs import chunked, full, recurrent, window
 from tests.unit.connector.local_client import MEMORY
 from tests.unit.connector.scripted import Group
@@ -217,7 +218,7 @@ class NotedEngine(SimulatedEngine):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_scheduler_that_rests_plans_what_one_plans_that_does_not(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     played = []
-    for seed in range(6):
+    for seed in range(6 if is_campaign() else 3):
         for rests in (True, False):
             with monkeypatch.context() as patched:
                 if not rests:

@@ -369,6 +369,14 @@ class Client:
         return self.server.deliver(self.server.core.handle(self.key, call, self.server.now_ns), key=self.key)
 
 
+def greeted(server: Server, name: str, **options: Any) -> Client:
+    """A process that the server has welcomed, with a connection."""
+    process = server.process(name, **options)
+    process.greet()
+    process.connect()
+    return process
+
+
 def numbers(blob: bytes) -> npt.NDArray[np.uint64]:
     """Of a little-endian blob."""
     return np.frombuffer(blob, "<u8")

@@ -26,19 +26,12 @@ from tests.unit.cache.cache_model import PLAIN, fingerprint, make_chain
 from tests.unit.cache.offload_contract import CHAIN as SAVED
 from tests.unit.cache.offload_contract import TOKENS, has_patterns, names_of, save
 from tests.unit.client.conftest import make_terms
-from tests.unit.daemon.harness import UID, Client, Server, code_of, register_of
+from tests.unit.daemon.harness import UID, Client, Server, code_of, greeted, register_of
 from tests.unit.daemon.test_served_blocks import save_chain
 from tests.unit.daemon.test_server_tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving
 
 FEW = ServerLimits(namespaces=16, user_namespaces=12)
 CHAIN = make_chain(1, 4)
-
-
-def greeted(server: Server, name: str, *, uid: int = UID) -> Client:
-    process = server.process(name, uid=uid)
-    process.greet()
-    process.connect()
-    return process
 
 
 def plain(name: str) -> Register:

@@ -24,9 +24,8 @@ from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpene
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from tests.unit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
-from tests.unit.daemon.harness import Server, code_of, core_terms, register_of
+from tests.unit.daemon.harness import Server, code_of, core_terms, greeted, register_of
 from tests.unit.daemon.test_guests import HELLO, Visitor
-from tests.unit.daemon.test_registering import greeted
 from tests.unit.daemon.tier_setting import TierSetting
 
 PEER = "peer"

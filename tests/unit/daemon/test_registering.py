@@ -11,14 +11,7 @@ from kvoffload.daemon.event_feed import Space
 from kvoffload.daemon.to_send import OpenExpress
 from kvoffload.protocol import Error, ErrorCode, Register, Registered
 from tests.unit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
-from tests.unit.daemon.harness import UID, Client, Server, register_of
-
-
-def greeted(server: Server, name: str, *, wants_express: bool = False) -> Client:
-    process = server.process(name, wants_express=wants_express)
-    process.greet()
-    process.connect()
-    return process
+from tests.unit.daemon.harness import UID, Server, greeted, register_of
 
 
 def larger(message: Register) -> Register:

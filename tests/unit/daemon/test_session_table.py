@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.cache import NO_LIMIT, LocalCache, SessionId
 from kvoffload.daemon import DomainTerms, Peer, ServerLimits
-from kvoffload.protocol import Bye, Credits, Done, Error, ErrorCode, Greeting, Role, Stats, Welcome
+from kvoffload.protocol import Bye, Credits, Done, Error, ErrorCode, Greeting, Prefetch, Role, Stats, Welcome
 from tests.children import child
 from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.unit.daemon.harness import (
