@@ -25,6 +25,7 @@ JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
 ADVISORIES ?=
+KERNELS ?= on
 
 NATIVE_SOURCES := $(shell find native -type f 2>/dev/null)
 CXX_FILES      := $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE_SOURCES))
@@ -36,7 +37,7 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs sbom audit wheel clean
+        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs sbom audit wheel wheels clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -256,8 +257,12 @@ audit: setup ## known vulnerabilities of pinned versions, by advisories in OSV's
 	@test -n "$(ADVISORIES)" || { echo "say where advisories are: make audit ADVISORIES=folder"; exit 2; }
 	@$(BIN)/python -m requirements.audit "$(ADVISORIES)"
 
-wheel: setup ## a wheel in dist/
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps -w dist .
+# The packages for tests are not needed for it: pip brings what builds a wheel, in the versions that are pinned.
+wheel: $(STAMPS)/venv ## a wheel for this Python and this machine, in dist/
+	@PIP_CONSTRAINT=requirements/tests.txt $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+
+wheels: ## a release's wheels, for x86_64 and aarch64, checked, in dist/ with SHA256SUMS (KERNELS=off: without those for GPUs)
+	@$(PYTHON) -m requirements.wheels --kernels $(KERNELS) dist
 
 clean: ## remove what was built, keep .venv
 	@rm -rf build dist .cache
