@@ -97,52 +97,50 @@ def find_pythons(minors: Sequence[int]) -> dict[int, Path]:
 
 
 def write_compilers(folder: Path, zig: Path) -> Path:
-    """Writes commands of the names that CMake expects: it takes a path, and zig's compiler is a word behind zig's."""
+    """Writes commands of the names that CMake expects: it takes a path, and zig's compiler is a word behind zig's.
+
+    zig makes its C++ library for each level of optimization that it is asked for; CMake's own trials name none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    commands = {f"c++-{machine}": f"c++ -target {machine}-linux-gnu.{GLIBC}" for machine in MACHINES}
+    commands = {f"c++-{machine}": f"c++ -O3 -target {machine}-linux-gnu.{GLIBC}" for machine in MACHINES}
     for name, words in {**commands, "ar": "ar", "ranlib": "ranlib"}.items():
         (folder / name).write_text(f'#!/bin/sh\nexec "{zig}" {words} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 
 
-def list_pins() -> str:
-    """A requirements file of all that builds and checks a wheel."""
+def list_pins() -> tuple[str, str]:
+    """Lines of requirements files: what builds a wheel in its Python, and what compiles and checks it."""
     tests, wheels = ((ROOT / f"requirements/{name}.txt").read_text() for name in ("tests", "wheels"))
     builders = [line for line in tests.splitlines(keepends=True) if line.startswith(BUILDERS)]
-    return wheels + "".join(builders)
+    return "".join(builders), wheels
+
+
+def install(python: Path, folder: Path, pins: str) -> Path:
+    """An environment with these pins. Does nothing where they are installed already."""
+    named, installed = folder / "pins.txt", folder / "installed"
+    if not (installed.is_file() and named.read_text() == pins):
+        run(python, "-m", "venv", "--clear", folder)
+        named.write_text(pins)
+        run(folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", named)
+        installed.touch()
+    return folder
 
 
 class Tools:
-    """An environment for one Python, with what builds and checks its wheels."""
+    """The environment of the oldest Python: it compiles and checks all wheels, and builds its own."""
 
-    def __init__(self, minor: int) -> None:
-        self.folder = TOOLS / f"3.{minor}"
-        self.python = self.folder / "bin/python"
-        self._packages = self.folder / f"lib/python3.{minor}/site-packages"
-
-    def install(self, python: Path) -> None:
-        """Does nothing where the same pins are installed already."""
-        pins, installed = self.folder / "pins.txt", self.folder / "installed"
-        if installed.is_file() and pins.read_text() == list_pins():
-            return
-        run(python, "-m", "venv", "--clear", self.folder)
-        pins.write_text(list_pins())
-        run(self.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", pins)
-        installed.touch()
-
-    @property
-    def zig(self) -> Path:
-        return self._packages / "ziglang/zig"
-
-    @property
-    def cuda(self) -> Path:
+    def __init__(self, python: Path) -> None:
+        builders, tools = list_pins()
+        self.folder = install(python, TOOLS / f"3.{OLDEST_MINOR}", builders + tools)
+        packages = self.folder / f"lib/python3.{OLDEST_MINOR}/site-packages"
+        self.compilers = write_compilers(TOOLS / "compilers", packages / "ziglang/zig")
+        self._cuda = packages / "nvidia/cu13"
         """Where nvcc and its headers are."""
-        return self._packages / "nvidia/cu13"
 
     def run(self, *command: object, more: Mapping[str, str] | None = None) -> str:
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
-        return run(*command, environment={**(more or {}), "PATH": path, "CUDA_HOME": str(self.cuda)})
+        return run(*command, environment={**(more or {}), "PATH": path, "CUDA_HOME": str(self._cuda)})
 
 
 def run(*command: object, environment: Mapping[str, str] | None = None) -> str:
@@ -161,17 +159,21 @@ def run(*command: object, environment: Mapping[str, str] | None = None) -> str:
     return done.stdout
 
 
-def build(target: Target, tools: Tools, folder: Path) -> Path:
-    """Builds one wheel and gives it its name. WheelError: auditwheel says that it needs more than its platform has."""
-    compilers = write_compilers(TOOLS / "compilers", tools.zig)
-    # Both Pythons use the same objects of the core: what CMake remembers of the other Python has to go.
+def build(target: Target, python: Path, tools: Tools, folder: Path) -> Path:
+    """Builds one wheel with an environment's Python and gives it its name.
+
+    WheelError: auditwheel says that it needs more than its platform has.
+    """
+    # Both Pythons use the same objects of the core. What CMake remembers of the other Python has to go, and what the
+    # build backend does, which would remove the objects, too.
     objects = ROOT / f"build/wheels/{target.machine}-{BUILD_TAGS[target.has_kernels]}"
-    (objects / "CMakeCache.txt").unlink(missing_ok=True)
+    for name in ("CMakeCache.txt", ".skbuild-info.json"):
+        (objects / name).unlink(missing_ok=True)
     settings = {"build-dir": str(objects), "wheel.build-tag": BUILD_TAGS[target.has_kernels]}
-    settings |= {f"cmake.define.{name}": value for name, value in target.definitions(compilers).items()}
+    settings |= {f"cmake.define.{name}": value for name, value in target.definitions(tools.compilers).items()}
     words = [f"--config-settings={name}={value}" for name, value in settings.items()]
     with tempfile.TemporaryDirectory() as built:
-        pip = (tools.python, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
+        pip = (python, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
         tools.run(*pip, "-w", built, *words, ROOT, more=target.environment() | {"SOURCE_DATE_EPOCH": commit_time()})
         (linked,) = Path(built).glob("*.whl")
         tools.run("auditwheel", "repair", "--only-plat", "--plat", target.platform, "-w", folder, linked)
@@ -204,10 +206,11 @@ def build_all(folder: Path, *, has_kernels: bool) -> Iterator[str]:
     if OLDEST_MINOR not in pythons or stable is None:
         raise WheelError("Python 3.11 and one from 3.12 on are needed, with their headers")
     folder.mkdir(parents=True, exist_ok=True)
+    tools = Tools(pythons[OLDEST_MINOR])
+    newer = install(pythons[stable], TOOLS / f"3.{stable}", list_pins()[0])
+    builders = {OLDEST_MINOR: tools.folder / "bin/python", stable: newer / "bin/python"}
     for target in list_targets((OLDEST_MINOR, stable), has_kernels=has_kernels):
-        tools = Tools(target.minor)
-        tools.install(pythons[target.minor])
-        wheel = build(target, tools, folder)
+        wheel = build(target, builders[target.minor], tools, folder)
         yield f"{wheel.name}: {wheel.stat().st_size / 2**20:.1f} MiB, needs glibc {GLIBC} at most"
         if target.machine == platform.machine():
             yield run(pythons[target.minor], "-m", "requirements.wheel_trial", wheel).rstrip()
