@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ class Target:
     def environment(self) -> dict[str, str]:
         """What makes a Python for this machine build for another one."""
         suffix = f".cpython-3{self.minor}-{self.machine}-linux-gnu.so"
-        return {"_PYTHON_HOST_PLATFORM": f"linux-{self.machine}", "SETUPTOOLS_EXT_SUFFIX": suffix}
+        return {"_PYTHON_HOST_PLATFORM": self.platform, "SETUPTOOLS_EXT_SUFFIX": suffix}
 
     def definitions(self, compilers: Path) -> dict[str, str]:
         """For CMake. `compilers`: the folder that `write_compilers` wrote."""
@@ -172,15 +173,21 @@ def build(target: Target, python: Path, tools: Tools, folder: Path) -> Path:
     settings = {"build-dir": str(objects), "wheel.build-tag": BUILD_TAGS[target.has_kernels]}
     settings |= {f"cmake.define.{name}": value for name, value in target.definitions(tools.compilers).items()}
     words = [f"--config-settings={name}={value}" for name, value in settings.items()]
-    with tempfile.TemporaryDirectory() as built:
-        pip = (python, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
-        tools.run(*pip, "-w", built, *words, ROOT, more=target.environment() | {"SOURCE_DATE_EPOCH": commit_time()})
-        (linked,) = Path(built).glob("*.whl")
-        tools.run("auditwheel", "repair", "--only-plat", "--plat", target.platform, "-w", folder, linked)
+    pip = (python, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
+    tools.run(*pip, "-w", folder, *words, ROOT, more=target.environment() | {"SOURCE_DATE_EPOCH": commit_time()})
     (wheel,) = folder.glob(f"*-{target.tags}.whl")
+    check_platform(target, tools.run("auditwheel", "show", "--json", wheel))
     if "-abi3-" in wheel.name:
         tools.run("abi3audit", "--strict", wheel)
     return wheel
+
+
+def check_platform(target: Target, told: str) -> None:
+    """`told`: what auditwheel prints, JSON after any warnings. WheelError: the wheel needs more than its name says."""
+    tag = json.loads(told[told.index("{") :])["overall_tag"]
+    found = re.fullmatch(rf"manylinux_(\d+)_(\d+)_{target.machine}", tag)
+    if found is None or (int(found[1]), int(found[2])) > tuple(map(int, GLIBC.split("."))):
+        raise WheelError(f"a wheel for {target.platform} needs {tag}, says auditwheel")
 
 
 def commit_time() -> str:

@@ -47,7 +47,7 @@ def test_pip_takes_the_wheel_with_kernels_where_both_are() -> None:
 def test_what_is_built_for_another_machine_is_called_so() -> None:
     target = Target(machine="aarch64", minor=11, has_kernels=True)
     assert target.environment() == {
-        "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+        "_PYTHON_HOST_PLATFORM": "manylinux_2_28_aarch64",
         "SETUPTOOLS_EXT_SUFFIX": ".cpython-311-aarch64-linux-gnu.so",
     }
     definitions = target.definitions(Path("compilers"))
@@ -64,6 +64,16 @@ def test_compilers_link_for_the_glibc_that_the_name_promises(tmp_path: Path) -> 
         command = [folder / f"c++-{machine}", "-c", "a b.cpp"]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert told == ["c++", "-O3", "-target", f"{machine}-linux-gnu.2.28", "-c", "a b.cpp"]
+
+
+@pytest.mark.parametrize(
+    "tag", ["manylinux_2_31_aarch64", "manylinux_3_1_aarch64", "manylinux_2_27_x86_64", "linux_aarch64"]
+)
+def test_a_wheel_that_needs_more_than_its_name_says_is_refused(tag: str) -> None:
+    target = Target(machine="aarch64", minor=12, has_kernels=True)
+    wheels.check_platform(target, 'a warning\n{"overall_tag": "manylinux_2_27_aarch64"}')
+    with pytest.raises(WheelError, match=tag):
+        wheels.check_platform(target, f'{{"overall_tag": "{tag}"}}')
 
 
 def test_everything_that_builds_is_pinned_once() -> None:
