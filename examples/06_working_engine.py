@@ -3,8 +3,8 @@
     kvoffload serve --set memory=1GiB
     python examples/06_working_engine.py
 
-Its own cache is small: most of what comes again is restored from the server. It ends after --turns, at Ctrl-C or at
-SIGTERM.
+Its own cache is small: most of what comes again is restored from the server. It needs numpy alone, and ends after
+--turns, at Ctrl-C or at SIGTERM.
 
 Exit code 0: it was served, and every prompt's answer is what a cold engine computes. 1: not. 2: bad arguments.
 """
@@ -19,22 +19,19 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-import torch
-from mini_engine.engine import Engine, Request
-from mini_engine.kv_cache import CacheConfig
-from mini_engine.model import LAYER_SETS, ModelConfig
-from mini_engine.offload import BlockStore
-from mini_engine.shared_store import SharedStore
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from small_engine import BLOCK_TOKENS, VOCABULARY, Answer, SmallEngine
 
 from kvoffload.config import load_shared
 
-CACHE = CacheConfig(blocks=48)
 CONVERSATIONS = 12
-LONGEST = 30 * CACHE.block_tokens
+LONGEST = 30 * BLOCK_TOKENS
 CHECKED = 25
 """One prompt in so many is computed by a cold engine, too."""
 TOLD = 25
-"""A line for so many."""
+"""A line for so many, where no terminal shows a bar."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -46,15 +43,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Conversations:
-    """Somebody goes on with one of them; one that has become too long begins anew.
+    """Somebody goes on with one of them; one that has become too long begins anew."""
 
-    The model's own answers are no part of them: a cold engine would compute those as a prompt, whose sums are rounded
-    differently from those of tokens that were decoded one by one.
-    """
-
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self) -> None:
         self._random = Random(7)
-        self._vocabulary = vocabulary
         self._tokens: dict[int, list[int]] = {}
 
     def choose(self) -> list[int]:
@@ -62,45 +54,65 @@ class Conversations:
         tokens = self._tokens.setdefault(who, [])
         if len(tokens) > LONGEST:
             tokens.clear()
-        tokens += [self._random.randrange(self._vocabulary) for _ in range(self._random.randint(8, 40))]
+        tokens += [self._random.randrange(VOCABULARY) for _ in range(self._random.randint(8, 40))]
         return tokens
 
 
-def is_right(model: ModelConfig, prompt: list[int], answer: Request) -> bool:
-    """What an engine with an empty cache says."""
-    cold = Engine(model, CACHE, torch.device("cpu"), BlockStore()).run(prompt, max_tokens=answer.max_tokens)
-    return cold.generated == answer.generated and torch.equal(torch.stack(cold.logprobs), torch.stack(answer.logprobs))
+class Teller:
+    """What has been done so far: a bar on a terminal, else a line for some turns."""
+
+    def __init__(self, turns: int | None) -> None:
+        self._turns, self._asked, self._reused, self._restored = 0, 0, 0, 0
+        self._is_shown = sys.stderr.isatty()
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not self._is_shown)
+        self._task = self._bar.add_task("waiting for the server", total=turns)
+        self._bar.start()
+
+    def tell(self, prompt: list[int], answer: Answer) -> None:
+        self._turns += 1
+        self._asked += len(prompt)
+        self._reused += answer.reused
+        self._restored += answer.restored_blocks
+        share = f"{self._reused / self._asked:.0%} of {self._asked:,} tokens reused"
+        line = f"{self._turns} turns: {share}, {self._restored:,} blocks restored"
+        self._bar.update(self._task, advance=1, description=line)
+        if not self._is_shown and self._turns % TOLD == 0:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def is_right(prompt: list[int], answer: Answer) -> bool:
+    """What an engine with an empty cache says, bit by bit."""
+    return np.array_equal(SmallEngine(None).run(prompt).logits, answer.logits)
 
 
 def work(options: argparse.Namespace) -> bool:
     """Whether all that was checked was right."""
-    model = ModelConfig(layers=LAYER_SETS["hybrid"])
     server = options.server or Path(load_shared(None, {}).settings.server)
-    store = SharedStore(server, model, CACHE)
-    engine = Engine(model, CACHE, torch.device("cpu"), store)
-    if not store.client.wait_until_served(30):
-        print(f"error: no server at {server}: {store.client.fault}", file=sys.stderr)
-        return False
-    conversations = Conversations(model.vocabulary)
-    asked = reused = restored = 0
+    engine, teller = SmallEngine(server), Teller(options.turns)
+    assert engine.client is not None
+    conversations = Conversations()
     try:
+        if not engine.client.wait_until_served(30):
+            teller.close()
+            print(f"error: no server at {server}: {engine.client.fault}", file=sys.stderr)
+            return False
         for turn in count(1) if options.turns is None else range(1, options.turns + 1):
             prompt = conversations.choose()
-            answer = engine.run(prompt, max_tokens=3)
-            asked += len(prompt)
-            reused += answer.reused
-            restored += answer.restored_blocks
-            if turn % CHECKED == 1 and not is_right(model, prompt, answer):
+            answer = engine.run(prompt)
+            teller.tell(prompt, answer)
+            if turn % CHECKED == 1 and not is_right(prompt, answer):
                 print(f"turn {turn}: its answer differs from a cold engine's", file=sys.stderr)
                 return False
-            if turn % TOLD == 0:
-                share = f"{reused / asked:.0%} of {asked:,} tokens reused"
-                print(f"{turn} turns: {share}, {restored:,} blocks restored", flush=True)
             time.sleep(options.pause)
     except KeyboardInterrupt:
         pass
     finally:
-        engine.sleep()
+        teller.close()
+        engine.close()
     return True
 
 

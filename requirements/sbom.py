@@ -15,7 +15,10 @@ from typing import Any
 from kvoffload import __version__
 from requirements.pins import Bounds, Pin, read_bounds, read_pins
 
-LINKED = {"nanobind": "its library is linked into the extension"}
+LINKED = {
+    "nanobind": "its library is linked into the extension",
+    "ziglang": "its C++ library is linked into the wheels of a release",
+}
 """Of what builds the package: what is in it then."""
 _DEVELOPMENT = ("test",)
 """Extras for who works on it."""

@@ -29,6 +29,7 @@ def check_machine(machine: Machine) -> Iterator[Finding]:
     yield check_numa(machine)
     yield check_clock(machine)
     yield check_driver(machine)
+    yield check_kernels(machine)
     yield from check_devices(machine)
 
 
@@ -84,6 +85,12 @@ def check_driver(machine: Machine) -> Finding:
             "install NVIDIA's driver; in a container: docker run --gpus all ...",
         )
     return ok("CUDA driver", "none, and no NVIDIA device: only engines on the processor")
+
+
+def check_kernels(machine: Machine) -> Finding:
+    """Which of the two kinds of build this one is. Whether that matters, the GPUs' own checks say."""
+    archs = machine.capabilities.kernel_archs
+    return ok("copy kernels", f"in this build, for {', '.join(archs)}" if archs else "none in this build")
 
 
 def check_devices(machine: Machine) -> Iterator[Finding]:

@@ -5,6 +5,8 @@
 # and PTX of the oldest, which the driver compiles at load for everything else from there on (sm_120 among them).
 set(KVOFFLOAD_KERNEL_SM 80 90 100)
 set(KVOFFLOAD_KERNEL_PTX 80)
+# nvcc asks a host compiler to preprocess, and knows few. What is kept of it is the GPU's code alone, so any will do.
+set(KVOFFLOAD_NVCC_CXX "" CACHE STRING "The host compiler that nvcc uses, if not the one that compiles the rest")
 
 function(kvoffload_nvcc_flags out_flags out_archs)
   foreach(sm IN LISTS KVOFFLOAD_KERNEL_SM)
@@ -15,7 +17,11 @@ function(kvoffload_nvcc_flags out_flags out_archs)
     list(APPEND flags -gencode arch=compute_${ptx},code=compute_${ptx})
     list(APPEND archs ptx_${ptx})
   endforeach()
-  list(APPEND flags -std=c++20 -O3 -ccbin ${CMAKE_CXX_COMPILER} -I${PROJECT_SOURCE_DIR}/src)
+  set(host ${CMAKE_CXX_COMPILER})
+  if(KVOFFLOAD_NVCC_CXX)
+    set(host ${KVOFFLOAD_NVCC_CXX})
+  endif()
+  list(APPEND flags -std=c++20 -O3 -ccbin ${host} -I${PROJECT_SOURCE_DIR}/src)
   set(${out_flags} ${flags} PARENT_SCOPE)
   set(${out_archs} ${archs} PARENT_SCOPE)
 endfunction()

@@ -2,12 +2,17 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
+# What many files include is parsed once in a build for use, and under sanitizers, where it is half the time. The builds
+# whose warnings are errors go without, and so find a missing #include: that of the core for Python's tests, and `make
+# native-optimized`, which the campaign runs, of the native tests.
 set(KVOFFLOAD_SHARES_HEADERS OFF)
 if(KVOFFLOAD_SANITIZE)
   set(KVOFFLOAD_SHARES_HEADERS ON)
+elseif(KVOFFLOAD_EXTENSION AND NOT KVOFFLOAD_WERROR AND NOT KVOFFLOAD_TESTS)
+  set(KVOFFLOAD_SHARES_HEADERS ON)
 endif()
-# -fPIC for libraries and -fPIE for programs would part what shares a precompiled header.
-if(NOT KVOFFLOAD_SHARES_HEADERS)
+# -fPIC for libraries and -fPIE for programs would part what shares a precompiled header. The extension has no programs.
+if(KVOFFLOAD_EXTENSION OR NOT KVOFFLOAD_SHARES_HEADERS)
   set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 endif()
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
@@ -49,16 +54,18 @@ if(KVOFFLOAD_FUZZ)
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
-# What many files include, parsed once, under sanitizers alone. A missing #include is found by the builds without: the
-# extension's of the core, `make native-optimized`, which the campaign runs, of the tests.
+# Headers of the standard library that many files include.
+set(KVOFFLOAD_SHARED_HEADERS
+  <algorithm> <array> <atomic> <bit> <cerrno> <chrono> <condition_variable> <cstdint> <cstdio> <cstring> <deque>
+  <filesystem> <fstream> <functional> <limits> <list> <map> <memory> <mutex> <optional> <random> <set> <span> <sstream>
+  <stdexcept> <string> <string_view> <system_error> <thread> <utility> <vector>)
+
+# The core's precompiled headers, which these targets reuse: they are compiled with the same flags.
 function(kvoffload_share_headers)
   if(NOT KVOFFLOAD_SHARES_HEADERS)
     return()
   endif()
-  target_precompile_headers(kvoffload_core PRIVATE
-    <algorithm> <array> <atomic> <bit> <cerrno> <chrono> <condition_variable> <cstdint> <cstdio> <cstring> <deque>
-    <filesystem> <fstream> <functional> <limits> <list> <map> <memory> <mutex> <optional> <random> <set> <span> <sstream>
-    <stdexcept> <string> <string_view> <system_error> <thread> <utility> <vector>)
+  target_precompile_headers(kvoffload_core PRIVATE ${KVOFFLOAD_SHARED_HEADERS})
   foreach(target IN LISTS ARGN)
     target_precompile_headers(${target} REUSE_FROM kvoffload_core)
   endforeach()

@@ -2,67 +2,40 @@
 
 from __future__ import annotations
 
-import configparser
-import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-import yaml
 
-from kvoffload.cli.app import make_app
-from kvoffload.cli.config import parse_assignments
-from kvoffload.config import Settings, load_settings
 from kvoffload.units import parse_size
+from tests.examples.deploy import CONTAINER, DEPLOY, GROUP, read_command, read_entry
 
-DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
-UNIT = (DEPLOY / "kvoffload.service").read_text()
-CONTAINER = (DEPLOY / "Containerfile").read_text()
-GROUP = 10001
+UNITS = sorted(file.name for file in DEPLOY.glob("*.service"))
+DROP_INS = sorted((DEPLOY / "kvoffload.service.d").glob("*.conf"))
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
 
 
-def read_command(words: Sequence[str]) -> Settings:
-    """The settings of a `kvoffload serve` as our command line takes it."""
-    assert list(words[:2]) == ["kvoffload", "serve"]
-    commands: Any = typer.main.get_command(make_app())
-    context = commands.commands["serve"].make_context("serve", list(words[2:]))
-    return load_settings(flags=parse_assignments(context.params["assignments"])).settings
-
-
-def read_unit() -> configparser.SectionProxy:
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(UNIT)
-    return parser["Service"]
-
-
-def read_entry() -> tuple[list[str], list[str]]:
-    """Of the container: what always runs, and its arguments unless others are given."""
-    found = [re.findall(rf"^{name} (\[.*\])$", CONTAINER, re.M) for name in ("ENTRYPOINT", "CMD")]
-    return json.loads(found[0][0]), json.loads(found[1][0])
-
-
-@pytest.fixture(scope="module")
-def manifests() -> dict[str, dict[str, Any]]:
-    documents = [one for one in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()) if one]
-    return {one["kind"]: one for one in documents}
+def read_unit(text: str = (DEPLOY / "kvoffload.service").read_text()) -> dict[str, list[str]]:
+    """The lines of its service by their names, in order: a name may come again."""
+    found: dict[str, list[str]] = {}
+    for line in text.partition("[Service]")[2].partition("[Install]")[0].splitlines():
+        name, is_set, value = line.partition("=")
+        if is_set and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def test_the_unit_runs_a_server_in_its_own_folder() -> None:
     unit = read_unit()
-    settings = read_command(shlex.split(unit["ExecStart"]))
-    assert settings.server == f"/run/{unit['RuntimeDirectory']}/server"
+    settings = read_command(shlex.split(unit["ExecStart"][0]))
+    assert [settings.server] == [f"/run/{folder}/server" for folder in unit["RuntimeDirectory"]]
     assert settings.socket_mode == "0660"
     assert isinstance(settings.memory, int)
-    assert parse_size(unit["MemoryMax"] + "iB") > settings.memory
+    assert parse_size(unit["MemoryMax"][0] + "iB") > settings.memory
     assert "PrivateUsers" not in unit
     assert "ProtectProc" not in unit
 
@@ -74,17 +47,66 @@ def read_drop_ins() -> dict[str, list[str]]:
     return {what.strip(): re.findall(r"`([A-Z]\w+=[^`]+)`", lines) for what, lines in rows[1:]}
 
 
-@needs_systemd
-@pytest.mark.parametrize("what", ["", *read_drop_ins()])
-def test_systemd_accepts_the_unit(tmp_path: Path, what: str) -> None:
-    unit = tmp_path / "kvoffload.service"
-    lines = "\n".join(["[Service]", *read_drop_ins().get(what, [])])
-    unit.write_text(UNIT.replace("ExecStart=kvoffload ", f"ExecStart={sys.executable} ") + lines + "\n")
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
-    )
-    said = [line for line in done.stderr.splitlines() if "kvoffload.service" in line]
+def verify(folder: Path, name: str, *drop_ins: str) -> None:
+    """systemd itself has nothing to say against the unit, as it is and with each of these files beside it."""
+    unit = folder / name
+    unit.write_text((DEPLOY / name).read_text().replace("ExecStart=kvoffload ", f"ExecStart={sys.executable} "))
+    (folder / f"{name}.d").mkdir()
+    for number, text in enumerate(drop_ins):
+        (folder / f"{name}.d/{number}.conf").write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if name in line]
     assert (said, done.returncode) == ([], 0)
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_accepts_the_unit(tmp_path: Path, name: str) -> None:
+    verify(tmp_path, name)
+
+
+@needs_systemd
+@pytest.mark.parametrize("what", read_drop_ins())
+def test_systemd_accepts_the_unit_with_the_lines_that_a_tier_needs(tmp_path: Path, what: str) -> None:
+    verify(tmp_path, "kvoffload.service", "\n".join(["[Service]", *read_drop_ins()[what]]))
+
+
+@needs_systemd
+@pytest.mark.parametrize(
+    "files", [[file] for file in DROP_INS] + [DROP_INS], ids=lambda files: "+".join(f.stem for f in files)
+)
+def test_systemd_accepts_the_unit_with_drop_ins(tmp_path: Path, files: list[Path]) -> None:
+    verify(tmp_path, "kvoffload.service", *(file.read_text() for file in files))
+
+
+@needs_systemd
+def test_systemd_refuses_a_drop_in_with_a_wrong_line(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="Unknown key"):
+        verify(tmp_path, "kvoffload.service", "[Service]\nStateDirectoryMod=0700\n")
+
+
+def test_drop_ins_have_the_lines_that_the_documents_tell() -> None:
+    told = {what: lines for what, lines in read_drop_ins().items() if what == "disk" or what.startswith("Valkey")}
+    for file, lines in zip(DROP_INS, told.values(), strict=True):
+        text = file.read_text().splitlines()
+        assert [line for line in lines if line not in text and not line.startswith("ReadWritePaths")] == []
+
+
+def test_drop_ins_set_what_the_server_takes() -> None:
+    words = shlex.split(read_unit()["ExecStart"][0])
+    lines = [line for file in DROP_INS for line in read_unit(file.read_text())["Environment"]]
+    environment = dict(line.replace("%S", "/run/kvoffload/state").split("=", 1) for line in lines)
+    settings = read_command(words, environment=environment)
+    assert (settings.disk, settings.disk_size) == ("/run/kvoffload/state/kvoffload", parse_size("500GiB"))
+    assert settings.valkey == "valkey://10.0.0.9:6379/0"
+
+
+def test_the_page_is_of_the_server_of_the_unit() -> None:
+    web = read_unit((DEPLOY / "kvoffload-web.service").read_text())
+    settings = read_command(shlex.split(web["ExecStart"][0]), name="web")
+    assert settings.server == read_command(shlex.split(read_unit()["ExecStart"][0])).server
+    assert web["User"] == read_unit()["User"]
 
 
 def test_what_needs_lines_of_its_own_has_some() -> None:
@@ -96,7 +118,7 @@ def test_what_needs_lines_of_its_own_has_some() -> None:
 def test_the_unit_leaves_the_server_little_that_it_does_not_need(tmp_path: Path) -> None:
     """What stays is told in the unit. Tenths of what systemd rates from 0 to 10."""
     unit = tmp_path / "kvoffload.service"
-    unit.write_text(UNIT)
+    unit.write_text((DEPLOY / "kvoffload.service").read_text())
     judged = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=10", str(unit)]
     done = subprocess.run(judged, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,30 +134,11 @@ def test_the_container_runs_a_server() -> None:
     assert "COPY . /source" in CONTAINER
 
 
-def test_the_node_has_one_server_that_its_engines_reach(manifests: dict[str, dict[str, Any]]) -> None:
-    node = manifests["DaemonSet"]["spec"]["template"]["spec"]
-    engine = manifests["Pod"]["spec"]
-    assert manifests["DaemonSet"]["spec"]["selector"]["matchLabels"].items() <= (
-        manifests["DaemonSet"]["spec"]["template"]["metadata"]["labels"].items()
-    )
-    (server,) = node["containers"]
-    settings = read_command([*read_entry()[0], *server["args"]])
-
-    # The same folder of the node, in both, with the socket in it.
-    folders = {pod["volumes"][0]["hostPath"]["path"] for pod in (node, engine)}
-    mounts = [*node["initContainers"][0]["volumeMounts"], *server["volumeMounts"]]
-    mounts += engine["containers"][0]["volumeMounts"]
-    assert folders == {mount["mountPath"] for mount in mounts} == {str(Path(settings.server).parent)}
-    (given,) = re.findall(r"--kv-transfer-config=(.*)", "\n".join(engine["containers"][0]["args"]))
-    assert load_settings(engine=json.loads(given)["kv_connector_extra_config"]).settings.server == settings.server
-
-    # The same group, by other users.
-    assert (settings.socket_group, settings.socket_mode) == (str(GROUP), "0660")
-    assert node["initContainers"][0]["command"] == f"install -d -o {GROUP} -g {GROUP} -m 0750 {folders.pop()}".split()
-    assert server["securityContext"]["runAsGroup"] == GROUP
-    assert engine["securityContext"]["supplementalGroups"] == [GROUP]
-    assert engine["containers"][0]["securityContext"]["runAsUser"] != server["securityContext"]["runAsUser"]
-
-    assert isinstance(settings.memory, int)
-    assert parse_size(server["resources"]["limits"]["memory"] + "B") > settings.memory
-    assert node["terminationGracePeriodSeconds"] == int(read_unit()["TimeoutStopSec"])
+def test_the_container_of_an_engine_has_the_wheels_of_make_wheels() -> None:
+    text = (DEPLOY / "Containerfile.engine").read_text()
+    assert "source=dist," in text
+    ignored = (DEPLOY.parents[1] / ".dockerignore").read_text().splitlines()
+    assert {".git", ".venv", "build"} <= set(ignored)
+    assert not {"dist", "native", "kvoffload", "requirements"} & set(ignored)
+    (version,) = re.findall(r"^ARG VLLM=v(\S+)$", text, re.M)
+    assert f"| {version} |" in (DEPLOY.parents[1] / "docs/versions.md").read_text()

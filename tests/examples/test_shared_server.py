@@ -47,6 +47,11 @@ def test_the_example_runs(script: str, says: str) -> None:
     assert done.stderr == ""
 
 
+def test_the_working_engine_needs_no_torch() -> None:
+    script = "import runpy, sys; runpy.run_path('06_working_engine.py'); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {script}"], cwd=EXAMPLES, check=True)
+
+
 def test_an_engine_works_and_is_counted() -> None:
     with serve(memory="64MiB") as socket:
         command = [sys.executable, str(EXAMPLES / "06_working_engine.py"), "--turns", "60", "--pause", "0"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from requirements.wheels import STABLE_MINORS, find_pythons
 from tests.house.tree import ROOT
 
 SDIST = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
@@ -24,12 +25,6 @@ import importlib.util, sys
 import kvoffload, kvoffload.native as native
 assert kvoffload.__file__.startswith(sys.prefix), kvoffload.__file__
 print(native.capabilities().kernel_archs, native.sha256(b"").hex(), importlib.util.find_spec("torch"))
-"""
-NEWER_MINORS = (12, 13, 14)
-VERSION = """
-import os, sys, sysconfig
-os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))
-print(sys.version_info.minor)
 """
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 BUILDERS = ("nanobind", "scikit-build-core")
@@ -47,26 +42,10 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
-def find_pythons() -> list[Path]:
-    """Those from 3.12 on are found in PATH and under pyenv, with the headers to build for them; the oldest comes first.
-
-    Where there is none, this Python is the only one.
-    """
-    named = [shutil.which(f"python3.{minor}") for minor in NEWER_MINORS]
-    kept = [
-        path for minor in NEWER_MINORS for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/*/python3"))
-    ]
-    found = {}
-    for python in [*map(Path, filter(None, named)), *kept]:
-        done = subprocess.run([python, "-c", VERSION], capture_output=True, text=True, check=False)
-        if done.returncode == 0:  # one of pyenv's in PATH may be switched off, one of the system's without headers
-            found.setdefault(int(done.stdout), python)
-    return [found[minor] for minor in sorted(found)] or [Path(sys.executable)]
-
-
 @pytest.fixture(scope="module")
 def pythons() -> list[Path]:
-    return find_pythons()
+    """From 3.12 on, the oldest first; where there is none, this Python is the only one."""
+    return list(find_pythons(STABLE_MINORS).values()) or [Path(sys.executable)]
 
 
 @pytest.fixture(scope="module")

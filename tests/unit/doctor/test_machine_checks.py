@@ -41,6 +41,12 @@ def test_what_is_wrong_is_said(machine: Machine, check: str, verdict: Verdict, t
     assert {one.verdict for name, one in found.items() if name != check} == {Verdict.OK}
 
 
+@pytest.mark.parametrize(("archs", "text"), [(("sm_80", "sm_90"), "for sm_80, sm_90"), ((), "none in this build")])
+def test_it_says_whether_the_build_has_kernels(archs: tuple[str, ...], text: str) -> None:
+    [found] = [one for one in check_machine(able(kernel_archs=archs)) if one.check == "copy kernels"]
+    assert (found.verdict, text in found.text) == (Verdict.OK, True)
+
+
 @pytest.mark.parametrize(
     ("problem", "remedy"),
     [
