@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+SITE   := .venv-site
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
 OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py multi_connector.py faults.py \
@@ -36,7 +37,7 @@ CMAKE_TESTS := -S native -DKVOFFLOAD_TESTS=ON -DKVOFFLOAD_WERROR=ON -DCMAKE_BUIL
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs sbom audit wheel clean
+        python-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-there versions gpu docs docs-site site-there sbom audit wheel clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,7 +119,7 @@ python-test: setup
 
 # ---- gates ----
 
-check: format-check lint types imports spell sanitize newest-there test ## what CI runs
+check: format-check lint types imports spell site-there sanitize newest-there test ## what CI runs
 # While the real engine's tests on our own vLLM still run.
 check: AFTER_OTHERS = if test -e $(NEWEST)/stamps/engine; then echo '-- with the newest vLLM --'; $(NEWEST_CHECK); \
                       else echo '-- not with the newest vLLM: it was not to be had --'; fi
@@ -238,6 +239,23 @@ $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh
+
+docs-site: $(SITE)/stamps/packages ## the site of documentation in build/site: open build/site/index.html
+	$(call say,the site of documentation)
+	@$(SITE)/bin/python -m docs.site build/site-pages
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict > build/site.log 2>&1 \
+	  || { grep -v '^INFO' build/site.log; exit 1; }; echo "build/site/index.html"
+
+$(SITE)/stamps/packages: requirements/site.txt
+	$(call say,set-up of $(SITE))
+	@$(PYTHON) -m venv $(SITE) && mkdir -p $(SITE)/stamps
+	@$(SITE)/bin/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+# Some seconds, where its packages are to be had.
+site-there:
+	@if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory docs-site; \
+	else echo "not to be had here: mkdocs-material"; fi
 
 docs: setup ## write the tables that are made from code
 	@$(BIN)/python -m docs.generate
