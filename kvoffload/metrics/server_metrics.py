@@ -239,7 +239,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_tier_dropped_blocks_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Blocks that were not written below memory.",
+        help="Blocks that were not written to a slower tier.",
         labels={**_BELOW, "reason": "full (the queue was too long), gone (memory had lost them) or failed (not taken)"},
         source=Source.SERVER,
     ),
