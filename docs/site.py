@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site-pages"
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 DECISIONS = "docs/decisions"
-AS_THEY_ARE = {".png", ".svg", ".json"}
+AS_THEY_ARE = {".png", ".webp", ".svg", ".json"}
 """Files that a browser shows, or that are too long for a page."""
 
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")

@@ -198,7 +198,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_reserved_slots",
         kind=Kind.GAUGE,
         unit=Unit.NONE,
-        help="Slots that are being written.",
+        help="Slots that engines hold ready for their saves, or are writing.",
         labels={},
         source=Source.SERVER,
     ),
