@@ -244,7 +244,9 @@ docs-site: $(SITE)/stamps/packages ## the site of documentation in build/site: o
 	$(call say,the site of documentation)
 	@$(SITE)/bin/python -m docs.site build/site-pages
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict > build/site.log 2>&1 \
-	  || { grep -v '^INFO' build/site.log; exit 1; }; echo "build/site/index.html"
+	  || { grep -v '^INFO' build/site.log; exit 1; }
+	@if grep -rl --include='*.html' 'src="http' build/site; then echo "these pages load something from elsewhere"; exit 1; fi
+	@echo "build/site/index.html; with search: python3 -m http.server -b 127.0.0.1 -d build/site"
 
 $(SITE)/stamps/packages: requirements/site.txt
 	$(call say,set-up of $(SITE))

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site-pages"
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 DECISIONS = "docs/decisions"
+STYLE = "docs/site.css"
 AS_THEY_ARE = {".png", ".webp", ".svg", ".json"}
 """Files that a browser shows, or that are too long for a page."""
 
@@ -40,6 +41,7 @@ class SitePages:
         for file in sorted((self._root / "docs").rglob("*.md")):
             self._add_page(file.relative_to(self._root).as_posix())
         self._add_folder(DECISIONS)
+        self.copies.add(STYLE)
         return self
 
     def write(self, folder: Path) -> None:

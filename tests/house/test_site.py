@@ -60,6 +60,7 @@ def test_what_pages_link_to_is_laid_out(tmp_path: Path) -> None:
     (tmp_path / "docs/decisions").mkdir(parents=True)
     (tmp_path / "docs/decisions/0001-one.md").write_text("# 1. One\n")
     (tmp_path / "docs/old.png").write_bytes(b"\x89PNG")
+    (tmp_path / "docs/site.css").write_text("")
     (tmp_path / "tool.py").write_text("print()\n")
     for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
         (tmp_path / name).write_text(f"# {name}\n")
