@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+SITE   := .venv-site
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
 OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py multi_connector.py faults.py \
@@ -43,7 +44,7 @@ endif
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        unit-test engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs sbom audit wheel wheels clean
+        unit-test engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs docs-site site-there sbom audit wheel wheels clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,7 +143,7 @@ other-test: setup test-driver
 # ---- gates ----
 
 # What has one process comes before what has several, so that these fill the machine at the end.
-check: format-check lint types imports spell engine-rest other-test test newest-check-there sanitize ## what CI runs
+check: format-check lint types imports spell site-there engine-rest other-test test newest-check-there sanitize ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)
@@ -261,6 +262,25 @@ $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh
+
+docs-site: $(SITE)/stamps/packages ## the site of documentation in build/site: open build/site/index.html
+	$(call say,the site of documentation)
+	@$(SITE)/bin/python -m docs.site build/site-pages
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict > build/site.log 2>&1 \
+	  || { grep -v '^INFO' build/site.log; exit 1; }
+	@if grep -rl --include='*.html' 'src="http' build/site; then echo "these pages load something from elsewhere"; exit 1; fi
+	@echo "build/site/index.html; with search: python3 -m http.server -b 127.0.0.1 -d build/site"
+
+$(SITE)/stamps/packages: requirements/site.txt
+	$(call say,set-up of $(SITE))
+	@$(PYTHON) -m venv $(SITE) && mkdir -p $(SITE)/stamps
+	@$(SITE)/bin/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+# Some seconds, where its packages are to be had.
+site-there:
+	@if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory docs-site; \
+	else echo "not to be had here: mkdocs-material"; fi
 
 docs: setup ## write the tables that are made from code
 	@$(BIN)/python -m docs.generate

@@ -11,6 +11,7 @@ from docs.table import render_table
 from kvoffload.config import SettingRow, describe_settings
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
+from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN
 
 DOCS = Path(__file__).parent
 ROOMS = DOCS.parent / "kvoffload"
@@ -22,6 +23,7 @@ def render_pages() -> dict[str, str]:
     return {
         "configuration.md": _configuration(),
         "errors.md": _errors(),
+        "labels.md": _labels(),
         "metrics.md": _metrics(),
         "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
         "../examples/monitoring/grafana.json": render_dashboard(),
@@ -58,6 +60,20 @@ def _errors() -> str:
         "kvoffload/errors.py",
         "Every fault that kvoffload raises on purpose. The command line ends with the exit code.",
         ["code", "class", "exit code", "meaning"],
+        rows,
+    )
+
+
+def _labels() -> str:
+    sections = (("outcome of prompt tokens", OUTCOMES), ("call or wait", CALLS), ("figure", SHOWN))
+    rows = [[one.words, what, f"`{name}`", one.meaning] for what, labels in sections for name, one in labels.items()]
+    return _page(
+        "What the page and top show",
+        "kvoffload/metrics/labels.py",
+        "Each label of the page of [`kvoffload web`](web.md) and of `kvoffload top`, and what it means; on the page\n"
+        "the meaning is shown where the pointer rests. The name is that in metrics, `/stats` and `--json`, if there\n"
+        "is one.",
+        ["label", "of", "name", "meaning"],
         rows,
     )
 

@@ -188,7 +188,7 @@ class ServerError(KVOffloadError):
 
 
 class TierError(KVOffloadError):
-    """A tier below memory cannot be made with these settings, is closed, or does not answer."""
+    """A tier slower than memory cannot be made with these settings, is closed, or does not answer."""
 
     code = "tier"
 

@@ -176,7 +176,7 @@ class Settings(BaseModel):
         "",
         room="tiers",
         allowed="absolute paths of folders of this user alone (mode 0700), with commas between them, or empty",
-        description="Folders below memory for blocks that memory loses, one on each device. Empty: none.",
+        description="Folders of a slower tier for blocks that memory loses, one on each device. Empty: none.",
     )
     disk_size: Size = _setting(
         0,
@@ -209,8 +209,8 @@ class Settings(BaseModel):
         "",
         room="tiers",
         allowed=f"{VALKEY_FORM}, or empty",
-        description="A Valkey or Redis server, or a node of a cluster, below memory and disk, for blocks that other "
-        "machines use too. Empty: none.",
+        description="A Valkey or Redis server, or a node of a cluster: a tier behind memory and disk, for blocks that "
+        "other machines use too. Empty: none.",
     )
     valkey_password_file: FilePath = _setting(
         "",
@@ -248,7 +248,7 @@ class Settings(BaseModel):
         "",
         room="tiers",
         allowed=f"{S3_FORM}, or empty",
-        description="A bucket of an S3-compatible object store, below all other tiers, for blocks that other machines "
+        description="A bucket of an S3-compatible object store: the last of all tiers, for blocks that other machines "
         "use too. Empty: none.",
     )
     s3_endpoint: S3Endpoint = _setting(
@@ -282,7 +282,8 @@ class Settings(BaseModel):
         "",
         room="tiers",
         allowed=f"{MOONCAKE_FORM}, or empty",
-        description="A Mooncake Store below memory and disk, for blocks that other machines use too. Empty: none.",
+        description="A Mooncake Store: a tier behind memory and disk, for blocks that other machines use too. "
+        "Empty: none.",
     )
     mooncake_protocol: Literal["tcp", "rdma"] = _setting(
         "tcp",
@@ -346,7 +347,8 @@ class Settings(BaseModel):
         2.0,
         room="connector",
         allowed="a duration from 0s to 60s; 0 for not at all",
-        description="How long a request waits for blocks that come up from below; what has come by then is used.",
+        description="How long a request waits for blocks that are promoted from slower tiers; what has come by then "
+        "is used.",
         ge=0.0,
         le=60.0,
     )

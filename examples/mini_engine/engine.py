@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class Engine:
         self._model, self._hasher = Model(model, device), BlockHasher(cache.block_tokens)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._computed_tokens, self._computing_s = 0, 0.0
         self.wake()
 
     def wake(self) -> None:
@@ -194,14 +196,22 @@ class Engine:
         self._store.load(restored)
         request.restored_blocks = len(restored)
         request.computed = request.reused = boundary
-        self._store.note_prompt(self._chain(request.prompt), len(request.prompt), local=local, boundary=boundary)
+        saved_s = (boundary - local) * self._computing_s / max(self._computed_tokens, 1)
+        self._store.note_prompt(
+            self._chain(request.prompt), len(request.prompt), local=local, boundary=boundary, saved_s=saved_s
+        )
         return True
 
     def _advance(self, request: Request) -> None:
         start, tokens = request.computed, [*request.prompt, *request.generated]
         end = min(start + self.cache.chunk_tokens, len(tokens))
         tables = [torch.tensor(request.tables[g], device=self._device) for g in self.cache.group_of_layer]
+        begin_s = time.perf_counter()
         logprobs = self._model.forward(tokens[start:end], start, self.cache.pages, tables)
+        if end - start > 1:
+            # What a prompt's tokens take; those that are decoded one by one take longer.
+            self._computed_tokens += end - start
+            self._computing_s += time.perf_counter() - begin_s
         request.computed = end
         if end == len(tokens):
             request.generated.append(int(logprobs.argmax()))

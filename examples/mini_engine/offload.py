@@ -54,8 +54,9 @@ class Registrar:
         registration.register(geometry, cache.tensors, scale_views=cache.scale_views, self_test=self._open_tested)
         registration.attach(self._engine)
 
-    def note_prompt(self, chain: bytes, tokens: int, *, local: int, boundary: int) -> None:
-        """A prompt goes on at `boundary`; the engine's own cache alone would have reached `local`."""
+    def note_prompt(self, chain: bytes, tokens: int, *, local: int, boundary: int, saved_s: float) -> None:
+        """A prompt goes on at `boundary`; the engine's own cache alone would have reached `local`, and computing what
+        lies between would have taken `saved_s`."""
 
     def unregister(self) -> None:
         held = self.registration.unregister()

@@ -85,12 +85,20 @@ class SharedStore(Registrar):
             if found.lease is not None:
                 self.client.release(found.lease)
 
-    def note_prompt(self, chain: bytes, tokens: int, *, local: int, boundary: int) -> None:
+    def note_prompt(self, chain: bytes, tokens: int, *, local: int, boundary: int, saved_s: float) -> None:
         """The server counts it, and knows why what is missing is missing."""
         limit = (tokens - 1) // self._chunk_tokens * self._chunk_tokens
         miss = Miss.TOO_SHORT if boundary == limit else Miss.NEVER_SEEN
         self.client.note_prompt(
-            PromptNote(chain=chain, local=local, tokens=tokens, boundary=boundary, limit=limit, miss=miss)
+            PromptNote(
+                chain=chain,
+                local=local,
+                tokens=tokens,
+                boundary=boundary,
+                limit=limit,
+                saved_us=round(1e6 * saved_s),
+                miss=miss,
+            )
         )
 
     def has(self, key: EntryKey) -> bool:

@@ -78,6 +78,11 @@ def replay(
             )
 
 
+def count_own_hits(trace: native.ReplayTrace, blocks: int) -> int:
+    """What engines' own caches of so many blocks together would have served; theirs is an LRU list."""
+    return int(native.replay_policy(trace, "lru", blocks, False)["hits"]) if blocks else 0
+
+
 def parse_policies(text: str) -> tuple[str, ...]:
     """`all`, or names between commas, each once."""
     known = native.policy_names()

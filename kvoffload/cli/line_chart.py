@@ -1,9 +1,9 @@
-"""Shares by size as lines, in one SVG picture that needs nothing else."""
+"""Shares or amounts by size as lines, in one SVG picture that needs nothing else."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 _COLOURS = ("#3b7dd8", "#d0652a", "#2a9d5c", "#9b59b6", "#b08a1e", "#c0392b", "#168a8a", "#6b7280")
@@ -13,13 +13,38 @@ _LABEL_HEIGHT = 15
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 Points = Sequence[tuple[float, float]]
-"""Sizes above 0, in rising order, and shares from 0 to 1."""
+"""Sizes above 0, in rising order, and shares from 0 to 1 or amounts from 0 on."""
 
 
 def draw_shares(title: str, across: str, lines: Mapping[str, Points], *, dashed: str = "") -> str:
     """`across`: what sizes are, in percent. One line is a limit: it is dashed."""
-    sizes = sorted({size for points in lines.values() for size, _ in points})
     top = min(max((share for points in lines.values() for _, share in points), default=1.0) * 1.1, 1.0) or 1.0
+    ticks = {share: f"{share:.0%}" for share in _SHARES if share <= top}
+    return _draw(title, across, lines, ticks, top=top, name_size=lambda size: f"{size:g}%", dashed=dashed)
+
+
+def draw_amounts(
+    title: str, across: str, lines: Mapping[str, Points], *, name_size: Callable[[float], str], dashed: str = ""
+) -> str:
+    """As `draw_shares`, of amounts of any size, beside four round numbers."""
+    most = max((amount for points in lines.values() for _, amount in points), default=0.0) or 1.0
+    power = 10 ** math.floor(math.log10(most))
+    step = next(part * power for part in (0.25, 0.5, 1.0, 2.5) if most <= 4 * part * power)
+    ticks = {step * at: f"{step * at:g}" for at in range(5) if step * at <= most * 1.1}
+    return _draw(title, across, lines, ticks, top=most * 1.1, name_size=name_size, dashed=dashed)
+
+
+def _draw(
+    title: str,
+    across: str,
+    lines: Mapping[str, Points],
+    ticks: Mapping[float, str],
+    *,
+    top: float,
+    name_size: Callable[[float], str],
+    dashed: str,
+) -> str:
+    sizes = sorted({size for points in lines.values() for size, _ in points})
     place = _Place(sizes, top)
     ink = 'font-family="sans-serif" font-size="12" fill="#222"'
     parts = [
@@ -28,13 +53,13 @@ def draw_shares(title: str, across: str, lines: Mapping[str, Points], *, dashed:
         f'<text x="{_LEFT}" y="26" font-size="15">{escape(title)}</text>',
         f'<text x="{_LEFT}" y="{_HEIGHT - 12}">{escape(across)}</text>',
     ]
-    for share in (share for share in _SHARES if share <= top):
-        y = place.y(share)
+    for amount, name in ticks.items():
+        y = place.y(amount)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{share:.0%}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
     for size in sizes:
         parts.append(
-            f'<text x="{place.x(size):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{size:g}%</text>'
+            f'<text x="{place.x(size):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{name_size(size)}</text>'
         )
     labels = _spread({name: place.y(points[-1][1]) for name, points in lines.items() if points})
     for number, (name, points) in enumerate(lines.items()):

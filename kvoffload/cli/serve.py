@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvoffload.daemon.tier_terms import TierPlan
 
 BELOW = ("disk", "peer_listen", "fleet_board", "mooncake", "valkey", "s3")
-"""Settings that say of something that it lies below memory."""
+"""Settings that name a tier slower than memory."""
 AUTO_LEAST_BYTES = GIB
 MOST_GROWING_THREADS = 8
 """Each takes about 2 GiB a second. More of them would be in the way of the engines that load meanwhile."""
@@ -113,7 +113,7 @@ def serve(
             signal.signal(number, lambda *_: server.stop())
         where = " and ".join(filter(None, (settings.server, server.remote_endpoint)))
         places = [tier.place.describe() for below in plan.tiers.values() for tier in below]
-        below = f", {' and '.join(places)} below it" if places else ""
+        below = f", {' and '.join(places)} behind it" if places else ""
         typer.echo(f"kvoffload serves {format_size(memory_bytes)} on {where}, process {os.getpid()}{below}")
         if private is not None:
             tell_starter(FileLock(files.start_lock, private[0]), private[1])
@@ -126,8 +126,8 @@ def serve(
 
 
 def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | None, dict[str, list[TierPlan]]]:
-    """The fleet that the server is of, and by domain what lies below its memory. Most have neither, and start sooner
-    as they import nothing that only these need."""
+    """The fleet that the server is of, and by domain the tiers slower than its memory. Most have neither, and start
+    sooner as they import nothing that only these need."""
     if not (config.peers or any(getattr(settings, name) for name in BELOW)):
         return None, {}
     from kvoffload.cli.below import choose_tiers

@@ -30,7 +30,7 @@ class Draining(Reply):
     op = 72
 
     leases: Annotated[U64, "open"]
-    reserved: Annotated[U64, "slots that are being written"]
+    reserved: Annotated[U64, "slots that are held ready or being written"]
     sessions: Annotated[U64, "open or quarantined"]
 
 

@@ -72,7 +72,7 @@ class Counts(Reply):
     capacity_bytes: Annotated[U64, "of all segments"]
     used_bytes: Annotated[U64, "in slots"]
     readable: Annotated[U64, "entries"]
-    reserved: Annotated[U64, "slots that are being written"]
+    reserved: Annotated[U64, "slots that are held ready or being written"]
     quarantined: Annotated[U64, "entries that are not found any more, but leased"]
     leases: Annotated[U64, "open"]
     sessions: Annotated[U64, "open or quarantined"]

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvoffload.client.insight import ServerInsight
+from kvoffload.metrics.labels import OUTCOMES
 from kvoffload.top.samples import Sample, TierLine, View
 from kvoffload.units import GIB, KIB, MIB
 
@@ -21,7 +22,8 @@ def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
         return Text.assemble((f"kvoffload  {where}\n", "bold"), ("no answer: ", "red"), sample.fault or "not yet")
     return Group(
         Text.assemble(
-            (f"kvoffload  {where}", "bold"), f"  {view.stats.sessions} sessions, {view.stats.namespaces} models"
+            (f"kvoffload  {where}", "bold"),
+            f"  {plural(view.stats.sessions, 'process', 'es')}, {plural(view.stats.namespaces, 'identit', 'ies', 'y')}",
         ),
         _draw_memory(view),
         _draw_requests(view),
@@ -39,8 +41,12 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def plural(count: int, word: str, many: str = "s", one: str = "") -> str:
+    return f"{count:,} {word}{one if count == 1 else many}"
+
+
 def number(count: float) -> str:
-    return f"{count:,.1f}" if 0 < count < 10 else f"{count:,.0f}"
+    return f"{count:,.1f}" if 0 < count < 10 and count % 1 else f"{count:,.0f}"
 
 
 def _draw_memory(view: View) -> Text:
@@ -51,8 +57,8 @@ def _draw_memory(view: View) -> Text:
         "memory    ",
         ("█" * full, color),
         ("░" * (_BAR - full), "dim"),
-        f" {view.fill:.0%} of {size(stats.capacity_bytes)}{growth}, {stats.readable:,} blocks, {stats.leases} leases, "
-        f"{stats.reserved} being written",
+        f" {view.fill:.0%} of {size(stats.capacity_bytes)}{growth}, {plural(stats.readable, 'block')}, "
+        f"{plural(stats.leases, 'lease')}, {plural(stats.reserved, 'slot')} held ready",
     )
 
 
@@ -67,22 +73,31 @@ def _draw_prompts(view: View, insight: ServerInsight) -> Text:
     per_second = any(view.outcomes.values())
     shown = view.outcomes if per_second else insight.outcomes
     rows = sorted(((count, name) for name, count in shown.items() if count), reverse=True)[:_OUTCOMES]
-    line = ", ".join(f"{number(count)} {name}" for count, name in rows) or "nothing was asked yet"
-    ceiling = "" if insight.ceiling is None else f"; at most {insight.ceiling:.1%} of blocks could hit"
+    line = ", ".join(f"{number(count)} {_say(name)}" for count, name in rows) or "nothing was asked yet"
+    ceiling = "" if insight.ceiling is None else f"; with endless memory: {insight.ceiling:.1%} of blocks"
     return Text(f"tokens    {'a second' if per_second else 'so far'}: {line}{ceiling}")
 
 
-def _draw_tiers(view: View) -> Table:
+def _say(outcome: str) -> str:
+    """A newer server's outcome has its name."""
+    return OUTCOMES[outcome].words if outcome in OUTCOMES else outcome.replace("_", " ")
+
+
+def _draw_tiers(view: View) -> Group:
+    """What is wrong with one stands behind the table, as long as it is."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("tier", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
     for name in ("written/s", "read/s", "late/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", overflow="ellipsis", no_wrap=True)
+    faults = []
     for tier in view.tiers:
-        style = "" if tier.state == "ready" else "red"
-        table.add_row(tier.name, _used(tier), *_moved(tier), Text(tier.state, style))
-    return table
+        state, colon, why = tier.state.partition(": ")
+        table.add_row(tier.name, _used(tier), *_moved(tier), Text(state, "" if state == "ready" else "red"))
+        if colon:
+            faults.append(Text.assemble((f"{tier.name} is {state}: ", "red"), why, overflow="fold"))
+    return Group(table, *faults)
 
 
 def _used(tier: TierLine) -> str:
@@ -105,7 +120,9 @@ def _draw_tenants(view: View) -> Table:
     table.add_column("quota", justify="right", no_wrap=True)
     tenants = sorted(view.stats.tenants, key=lambda one: one.used_bytes, reverse=True)
     for one in tenants[:_TENANTS]:
-        table.add_row(one.name or "(none)", size(one.used_bytes), size(one.quota_bytes) if one.quota_bytes else "")
+        table.add_row(
+            one.name or "without a tenant", size(one.used_bytes), size(one.quota_bytes) if one.quota_bytes else ""
+        )
     rest = tenants[_TENANTS:]
     if rest:
         table.add_row(f"{len(rest)} more", size(sum(one.used_bytes for one in rest)), "")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from base64 import b64encode
 from importlib.resources import files
 
+from kvoffload.metrics.labels import describe_labels
 from kvoffload.web.http_message import Response
 
+_LABELS = "/* labels */"
+"""Where the page has them, once: they are its words for what is counted by a name."""
 _INLINE = {
     "script-src": re.compile("<script>(.*?)</script>", re.DOTALL),
     "style-src": re.compile("<style>(.*?)</style>", re.DOTALL),
@@ -17,6 +21,7 @@ _INLINE = {
 
 def read_page() -> Response:
     text = (files("kvoffload.web") / "page.html").read_text(encoding="utf-8")
+    text = text.replace(_LABELS, json.dumps(describe_labels()))
     return Response(
         body=text.encode(),
         content_type="text/html; charset=utf-8",

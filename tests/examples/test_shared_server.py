@@ -65,6 +65,7 @@ def test_an_engine_works_and_is_counted() -> None:
         with Client(ClientTerms(socket=socket, member=member)) as client:
             assert client.wait_until_served(60)
             assert client.insight().outcomes["hit_memory"] > 0
+            assert client.insight().saved_s > 0, "computing that hits have saved is told, too"
 
 
 def test_without_its_server_the_working_engine_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from kvoffload.cli.line_chart import draw_shares
+from kvoffload.cli.line_chart import draw_amounts, draw_shares
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -42,3 +42,15 @@ def test_labels_do_not_lie_on_one_another() -> None:
 @pytest.mark.parametrize("lines", [{}, {"a": []}, {"a": [(5.0, 0.0)]}])
 def test_little_to_draw_is_a_picture_too(lines: dict[str, list[tuple[float, float]]]) -> None:
     ElementTree.fromstring(draw_shares("t", "x", lines))
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [(0.35, ["0", "0.1", "0.2", "0.3"]), (3.7, ["0", "1", "2", "3", "4"]), (800.0, ["0", "250", "500", "750"])],
+)
+def test_amounts_stand_beside_round_numbers(most: float, ticks: list[str]) -> None:
+    picture = draw_amounts("t", "x", {"a": [(1, most / 2), (10, most)]}, name_size=lambda size: f"{size:g} B")
+    texts = [text.text for text in ElementTree.fromstring(picture).iter(f"{SPACE}text")]
+    assert texts == ["t", "x", *ticks, "1 B", "10 B", "a"]
+    [[first, last]] = lines_of(picture)
+    assert first[1] > last[1]

@@ -69,6 +69,47 @@ def test_a_picture_has_a_line_per_policy(trace: Path, tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError)
 
 
+SPARED = ["--token-bytes", "1000", "--memory", "12288kB,1GB", "--prefill", "1000"]
+
+
+def test_what_a_pool_spares_is_beside_what_it_hits(trace: Path, tmp_path: Path) -> None:
+    """24 distinct blocks of 512,000 bytes, 57 asked for in 3 ms, all of them there the second time at 100%."""
+    file = tmp_path / "spared.svg"
+    money = ["--gpu-price", "2", "--picture", str(file)]
+    done = CliRunner().invoke(app, ["replay", str(trace), "--policy", "lru", *SPARED, *money])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert [row[0] for row in lines[1:3]] == ["100%", "100%"]
+    assert lines[3] == ["spared", "by", "policy", "lru"]
+    assert lines[5] == ["11.7MiB", f"{33 * 512:,}", f"{33 / 57:.1%}", "17", "s", "5632.00", "11,264.00"]
+    assert "GPUs&#x27; worth of prefill" in file.read_text()
+
+
+def test_what_engines_have_themselves_is_no_benefit(trace: Path) -> None:
+    own = ["--own", "1GB", "--json"]
+    done = CliRunner().invoke(app, ["replay", str(trace), "--policy", "lru", *SPARED, *own])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["policy"], line["spared_tokens"]) for line in lines] == [("lru", 0), ("optimum", 0)] * 2
+    assert lines[0]["hits"] == 33
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--memory", "1GB"], "bytes a token takes"),
+        (["--prefill", "5"], "bytes a token takes"),
+        (["--token-bytes", "9", "--own", "1GB"], "without --prefill"),
+        (["--token-bytes", "9", "--prefill", "5", "--hybrid"], "hybrid"),
+        (["--token-bytes", "9", "--memory", "much"], "--memory"),
+        (["--token-bytes", "9999", "--memory", "1kB"], "hold no block"),
+    ],
+)
+def test_what_cannot_be_reckoned_is_refused_in_one_line(trace: Path, given: list[str], line: str) -> None:
+    done = CliRunner().invoke(app, ["replay", str(trace), *given])
+    assert isinstance(done.exception, ConfigError)
+    assert line in str(done.exception)
+
+
 def test_the_hybrid_table_has_no_optimum_and_says_what_is_of_no_use(trace: Path) -> None:
     done = CliRunner().invoke(app, ["replay", str(trace), "--hybrid", "--capacity", "100", "--policy", "slru"])
     assert done.exit_code == 0

@@ -360,7 +360,7 @@ def test_it_says_what_lies_below(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline().endswith(
-            f"process {server.pid}, 1GiB of disk in {tmp_path / 'disk'} below it\n"
+            f"process {server.pid}, 1GiB of disk in {tmp_path / 'disk'} behind it\n"
         )
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0

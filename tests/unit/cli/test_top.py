@@ -113,7 +113,7 @@ def test_live_it_follows_the_server_and_the_terminal(tmp_path: Path, is_interrup
     try:
         with serving(path) as server:
             await_that(lambda: server.has_memory)
-            terminal.await_text("memory", "requests", "sessions")
+            terminal.await_text("memory", "requests", "process")
             terminal.resize(10, 40)
             terminal.process.send_signal(signal.SIGWINCH)
             terminal.await_text("memory", "requests")

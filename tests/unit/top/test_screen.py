@@ -35,7 +35,9 @@ def test_what_matters_is_said() -> None:
         "90 hits",
         "disk",
         "1 GiB of 100 GiB",
-        "absent: no answer",
+        "valkey is absent: no answer within 1 s",
+        "5 processes, 1 identity",
+        "2 leases, 3 slots held ready",
     ):
         assert part in text, part
 
@@ -44,12 +46,12 @@ def test_what_became_of_prompts_is_said_a_second_and_the_most_frequent_first() -
     before = Sample(time_s=0.0, stats=stats(), insight=INSIGHT)
     later = replace(INSIGHT, outcomes={**INSIGHT.outcomes, "hit_memory": 700, "evicted": 350})
     text = show(Sample(time_s=2.0, stats=stats(), insight=later), before)
-    assert "tokens    a second: 150 evicted, 50 hit_memory; at most 75.0% of blocks could hit" in text
+    assert "tokens    a second: 150 evicted, 50 from memory; with endless memory: 75.0% of blocks" in text
 
 
 def test_what_became_of_prompts_is_said_so_far_where_nothing_is_asked() -> None:
     idle = show(Sample(time_s=0.0, stats=stats(), insight=INSIGHT), width=140)
-    assert "tokens    so far: 600 hit_memory, 250 never_seen, 100 hit_lower, 50 evicted" in idle
+    assert "tokens    so far: 600 from memory, 250 never seen, 100 from slower tiers, 50 evicted" in idle
     nobody = replace(INSIGHT, outcomes={}, asked_blocks=0)
     assert "nothing was asked yet" in show(Sample(time_s=0.0, stats=stats(), insight=nobody))
 
@@ -84,7 +86,7 @@ def test_sizes_are_short(count: float, text: str) -> None:
     assert size(count) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0"), (0.25, "0.2"), (9.96, "10.0"), (12345.6, "12,346")])
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (8, "8"), (0.25, "0.2"), (9.96, "10.0"), (12345.6, "12,346")])
 def test_numbers_are_short(count: float, text: str) -> None:
     assert number(count) == text
 
@@ -93,3 +95,11 @@ def test_a_pool_that_grows_is_said() -> None:
     growing = show(Sample(time_s=0.0, stats=stats(ready_bytes=5 * GIB)), width=140)
     assert "25% of 16 GiB (5 GiB are there, it grows), 1,000 blocks" in growing
     assert "grows" not in show(Sample(time_s=0.0, stats=stats()))
+
+
+def test_an_absent_disk_is_said_whole_in_80_columns() -> None:
+    why = "disk folder /nvme0/kvoffload: its identity file is damaged or of another version; empty the folder"
+    absent = replace(DISK, state="absent", reason=why)
+    text = show(Sample(time_s=0.0, stats=stats(places=(absent,), traffic={"disk": {}})), width=80)
+    assert why in " ".join(text.split())
+    assert "absent" in text

@@ -1,4 +1,7 @@
-"""A picture of the page while two made-up models work: `python -m tests.unit.web.page_picture FILE.png`."""
+"""Pictures of the page while two made-up models work: `python -m tests.unit.web.page_picture FOLDER [SECONDS]`.
+
+page.webp is what README.md shows; the others are widths and colours to be looked at: page-1440-dark.webp and so on.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,28 @@ from kvoffload.daemon.tier_terms import TierPlan, TierTerms
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.units import GIB, MIB
 from tests.unit.cli.test_web import web
-from tests.unit.daemon import test_server_tiers
 from tests.unit.daemon.test_server_tiers import serving
-from tests.unit.web.browser import browsing
+from tests.unit.web.browser import Browser, browsing
 from tests.unit.web.prompt_load import PromptLoad
+from tests.unit.web.test_page import WIDTHS
 
 WORK_S = 120.0
 MEMORY = CacheTerms(memory_bytes=128 * MIB, segment_bytes=64 * MIB)
 
 
-def main(picture: Path) -> None:
-    test_server_tiers.MEMORY = MEMORY
+def main(pictures: Path, work_s: float) -> None:
+    pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "disk").mkdir(mode=0o700)
         path = folder / "s"
-        with serving(path, tiers={"": [below(folder / "disk")]}) as server, web(path) as address:
-            take_picture(server, path, address, folder, picture)
+        with serving(path, MEMORY, tiers={"": [below(folder / "disk")]}) as server, web(path) as address:
+            loads = work(server, path, work_s)
+            with browsing(folder / "browser") as browser:
+                browser.open(address)
+                take_pictures(browser, pictures)
+            for load in loads:
+                load.close()
 
 
 def below(folder: Path) -> TierPlan:
@@ -37,23 +45,30 @@ def below(folder: Path) -> TierPlan:
     return TierPlan(place=disk, terms=TierTerms())
 
 
-def take_picture(server: CacheServer, path: Path, address: str, folder: Path, picture: Path) -> None:
+def work(server: CacheServer, path: Path, work_s: float) -> list[PromptLoad]:
     while not server.has_memory:
         time.sleep(0.05)
     loads = [PromptLoad(path, model=model, seed=seed) for seed, model in enumerate(("chat-8b", "code-30b-fp8"))]
-    end_s = time.monotonic() + WORK_S
+    end_s = time.monotonic() + work_s
     while time.monotonic() < end_s:
         for load in loads:
             load.turn(conversations=50)
         time.sleep(0.01)
-    with browsing(folder / "browser") as browser:
-        browser.open(address)
-        browser.look_like(width=1120, height=1060)
-        browser.wait_for("Number(document.body.dataset.seen) >= 2 && !!document.querySelector('#tokens polygon')")
-        browser.photograph(picture)
-    for load in loads:
-        load.close()
+    return loads
+
+
+def take_pictures(browser: Browser, pictures: Path) -> None:
+    browser.wait_for("Number(document.body.dataset.seen) >= 2 && !!document.querySelector('#tokens polygon')")
+    browser.look_like(width=1120)
+    browser.look_like(width=1120, height=browser.run("document.documentElement.scrollHeight"))
+    browser.photograph(pictures / "page.webp", format="webp", quality=85)
+    for width in WIDTHS:
+        for scheme in ("light", "dark"):
+            browser.look_like(width=width, height=800, scheme=scheme)
+            browser.look_like(width=width, height=browser.run("document.documentElement.scrollHeight"), scheme=scheme)
+            browser.wait_for("document.querySelector('#tokens svg').clientWidth <= innerWidth")
+            browser.photograph(pictures / f"page-{width}-{scheme}.webp", format="webp", quality=85)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else WORK_S)

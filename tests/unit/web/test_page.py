@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,10 @@ def read_told(stats: dict[str, Any]) -> dict[str, str]:
     return {name: "" if value is None else repr(value).removesuffix(".0") for name, value in told.items()}
 
 
+CUT = (
+    "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.id)"
+)
+WIDTHS = (1440, 1024, 390)
 ALL = "[...document.querySelectorAll('main *')]"
 MEMORY = ("fill", "used_bytes", "capacity_bytes", "blocks", "leases", "reserved")
 
@@ -100,6 +105,13 @@ def test_it_shows_what_stats_tells_while_engines_work_and_when_they_rest(tmp_pat
         assert "made-up/model-8b" in shown
         assert "NaN" not in shown
         assert "undefined" not in shown
+        assert not re.search(r"[a-z]_[a-z]", shown), "labels are words"
+        assert browser.run("[...document.querySelectorAll('th')].every((one) => one.textContent)")
+        explained = "[...document.querySelectorAll('[data-label], #outcomes td > span, #calls td > span')]"
+        assert browser.run(f"{explained}.length > 15 && {explained}.every((one) => one.title && one.textContent)")
+        for width in WIDTHS:
+            browser.look_like(width=width)
+            assert browser.run(CUT) == [], width
         asked = browser.run("performance.getEntriesByType('resource').map((one) => one.name)")
         assert all(name.startswith(address) for name in asked)
         assert browser.complaints == []

@@ -1,0 +1,95 @@
+"""What hits of a trace are worth: computing that is spared, as time, as accelerators, and as money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kvoffload.cache.trace import TraceRequest
+from kvoffload.errors import ConfigError
+
+
+class TraceSpan:
+    """From a trace's first request to its last, seen as they pass."""
+
+    def __init__(self) -> None:
+        self._first_ms: float | None = None
+        self._last_ms = 0.0
+        self.tokens = 0
+        """Of all prompts."""
+
+    def watch(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+        for request in requests:
+            if self._first_ms is None:
+                self._first_ms = request.timestamp_ms
+            self._last_ms = request.timestamp_ms
+            self.tokens += request.input_length
+            yield request
+
+    @property
+    def seconds(self) -> float:
+        return (self._last_ms - (self._first_ms or 0.0)) / 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenefitTerms:
+    """What the reader knows of the engines. All of it is taken as given."""
+
+    token_bytes: int
+    """Of KV, as `kvoffload plan` says it."""
+    block_tokens: int
+    prefill: float
+    """Prompt tokens that one accelerator computes a second, when it does nothing else."""
+    hour_price: float = 0.0
+    """Of one accelerator; 0: unknown."""
+
+    @property
+    def block_bytes(self) -> int:
+        return self.token_bytes * self.block_tokens
+
+    def share_of(self, memory_bytes: int, distinct_blocks: int) -> float:
+        """That memory in percent of all distinct blocks, 100 at most. ConfigError: it holds no block."""
+        if memory_bytes < self.block_bytes:
+            raise ConfigError(
+                f"{memory_bytes} bytes hold no block: one of {self.block_tokens} tokens takes {self.block_bytes}",
+                remedy="give more memory, or fewer --token-bytes",
+            )
+        return min(memory_bytes / self.block_bytes / distinct_blocks, 1.0) * 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benefit:
+    """Of one pool. What engines' own caches hit is not counted: it is there without a pool."""
+
+    pool_bytes: int
+    spared_tokens: int
+    spared_share: float
+    """Of all prompt tokens."""
+    spared_s: float
+    """Of one accelerator."""
+    accelerators: float
+    """That would have been busy with it all the time."""
+    hour_price: float
+    """What these cost an hour."""
+
+
+def reckon_benefit(terms: BenefitTerms, span: TraceSpan, *, pool_blocks: int, hits: int, own_hits: int) -> Benefit:
+    """`hits`, `own_hits`: blocks that the pool, and engines' own caches alone, would have served.
+
+    ConfigError: the trace lasts no time, so that nothing is so much an hour.
+    """
+    if span.seconds <= 0:
+        raise ConfigError(
+            "all requests of the trace came at one time", remedy="leave --prefill out, or give a trace with timestamps"
+        )
+    tokens = max(hits - own_hits, 0) * terms.block_tokens
+    spared_s = tokens / terms.prefill
+    accelerators = spared_s / span.seconds
+    return Benefit(
+        pool_bytes=pool_blocks * terms.block_bytes,
+        spared_tokens=tokens,
+        spared_share=tokens / span.tokens,
+        spared_s=spared_s,
+        accelerators=accelerators,
+        hour_price=accelerators * terms.hour_price,
+    )

@@ -1,0 +1,76 @@
+"""The site has every page, and every link and anchor leads somewhere. `make docs-site` builds it, strictly."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from docs.site import SitePages
+from tests.house.tree import ROOT
+
+CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+PAGES = SitePages().add_all()
+_FENCE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
+
+
+def walk_nav(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    else:
+        for inside in part.values() if isinstance(part, dict) else part:
+            yield from walk_nav(inside)
+
+
+def find_anchors(text: str) -> set[str]:
+    """As Python-Markdown makes them of headings."""
+    titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", title.replace("`", "")).strip().lower() for title in titles]
+    return {re.sub(r"[-\s]+", "-", title) for title in plain}
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    nav = list(walk_nav(CONFIG["nav"]))
+    elsewhere = [f"{line.strip('/')}{'*' if line.endswith('/') else ''}" for line in CONFIG["not_in_nav"].split()]
+    rest = {page for page in PAGES.texts if not any(fnmatch.fnmatch(page, f"{pattern}*") for pattern in elsewhere)}
+    assert sorted(nav) == sorted(rest)
+
+
+def test_links_and_anchors_lead_somewhere() -> None:
+    broken = []
+    for page, text in PAGES.texts.items():
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", _FENCE.sub("", text)):
+            if "://" in target:
+                continue
+            there = posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) if target else page
+            if there not in PAGES.texts and there not in PAGES.copies:
+                broken.append(f"{page}: {target}")
+            elif anchor and anchor not in find_anchors(PAGES.texts[there]):
+                broken.append(f"{page}: {target}#{anchor}")
+    assert broken == []
+
+
+def test_what_pages_link_to_is_laid_out(tmp_path: Path) -> None:
+    """A source file is a page that shows it, a folder a list; what is of a former run is gone."""
+    (tmp_path / "docs/decisions").mkdir(parents=True)
+    (tmp_path / "docs/decisions/0001-one.md").write_text("# 1. One\n")
+    (tmp_path / "docs/old.png").write_bytes(b"\x89PNG")
+    (tmp_path / "docs/site.css").write_text("")
+    (tmp_path / "tool.py").write_text("print()\n")
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        (tmp_path / name).write_text(f"# {name}\n")
+    (tmp_path / "docs/a.md").write_text("# A\n[t](../tool.py) ![p](old.png)\n```\n[t](../tool.py)\n```\n")
+    site = tmp_path / "site"
+    (site / "gone.md").parent.mkdir()
+    (site / "gone.md").write_text("")
+    SitePages(tmp_path).add_all().write(site)
+    assert (site / "docs/a.md").read_text() == "# A\n[t](../tool.py.md) ![p](old.png)\n```\n[t](../tool.py)\n```\n"
+    assert "print()" in (site / "tool.py.md").read_text()
+    assert (site / "docs/old.png").read_bytes() == b"\x89PNG"
+    assert (site / "docs/decisions/index.md").read_text() == "# Decisions\n\n* [1. One](0001-one.md)\n"
+    assert not (site / "gone.md").exists()
