@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from kvoffload.daemon.served_cache import ServedCache
@@ -16,6 +16,8 @@ from kvoffload.protocol.message import Event
 from kvoffload.types import HASH_BYTES
 
 SpaceEvent: TypeAlias = Stored | Removed | Cleared
+EVENT_BLOCKS = 1024
+"""In one event: a frame has 64 KiB then, so that frames that a subscriber has not read are bounded in bytes, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +191,12 @@ class EventFeed:
         return rows[is_there].tobytes()
 
     def _tell(self, space: Space, event: SpaceEvent) -> None:
+        parts = list(_cut(event))
         for subscriber in self._subscribers.values():
             is_wanted = not subscriber.name_spaces or space.name_space in subscriber.name_spaces
             if subscriber.domain == space.domain and is_wanted:
-                self._enqueue(subscriber, space, event)
+                for part in parts:
+                    self._enqueue(subscriber, space, part)
 
     def _enqueue(self, subscriber: _Subscriber, space: Space, event: SpaceEvent) -> None:
         """All that this event needs, or a count of what was lost."""
@@ -224,6 +228,19 @@ class EventFeed:
 
     def _is_heard(self, domain: str) -> bool:
         return any(subscriber.domain == domain for subscriber in self._subscribers.values())
+
+
+def _cut(event: SpaceEvent) -> Iterator[SpaceEvent]:
+    """Into parts of at most `EVENT_BLOCKS`, in their order."""
+    if isinstance(event, Cleared):
+        yield event
+        return
+    for first in range(0, len(event.hashes), EVENT_BLOCKS * HASH_BYTES):
+        part = slice(first, first + EVENT_BLOCKS * HASH_BYTES)
+        if isinstance(event, Stored):
+            yield replace(event, hashes=event.hashes[part], parents=event.parents[part])
+        else:
+            yield replace(event, hashes=event.hashes[part])
 
 
 def _count_hashes(event: Event) -> int:

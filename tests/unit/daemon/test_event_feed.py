@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvoffload.daemon import DomainTerms, ServerCore, ServerLimits
-from kvoffload.daemon.event_feed import EventFeed, Space
+from kvoffload.daemon.event_feed import EVENT_BLOCKS, EventFeed, Space
 from kvoffload.protocol import (
     Cleared,
     Error,
@@ -63,6 +63,26 @@ def test_stored_blocks_are_told_with_their_parents(server: Server, engine: Clien
     assert isinstance(stored, Stored)
     assert (stored.hashes, stored.parents) == (chain, bytes(32) + chain[:-32])
     assert server.core.feed.ready() == []
+
+
+def test_events_are_small_whatever_was_stored_at_once() -> None:
+    with Server() as server:
+        engine = server.process().join(PLAIN)
+        router = server.process("router").watch()
+        router.ask(Subscribe())
+        space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
+        chain = make_chain(1, 2 * EVENT_BLOCKS + 1)
+        parents = bytes(32) + chain[:-32]
+        server.core.tell_stored(space, 0, chain, parents)
+        stored = [event for event in take(router) if isinstance(event, Stored)]
+        assert [len(event.hashes) // 32 for event in stored] == [EVENT_BLOCKS, EVENT_BLOCKS, 1]
+        assert b"".join(event.hashes for event in stored) == chain
+        assert b"".join(event.parents for event in stored) == parents
+        # Nobody has stored them, so that they are gone at the next look.
+        server.core.tick()
+        removed = [event for event in take(router) if isinstance(event, Removed)]
+        assert [len(event.hashes) // 32 for event in removed] == [EVENT_BLOCKS, EVENT_BLOCKS, 1]
+        assert b"".join(event.hashes for event in removed) == chain
 
 
 def test_numbers_have_no_holes(server: Server, engine: Client, router: Client) -> None:
