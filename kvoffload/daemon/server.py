@@ -20,6 +20,7 @@ from kvoffload.daemon.descriptor import ReceivedDescriptor
 from kvoffload.daemon.domain import DomainTerms
 from kvoffload.daemon.express_channels import ExpressChannels
 from kvoffload.daemon.lifelines import Lifelines
+from kvoffload.daemon.memory_record import MemoryRecord
 from kvoffload.daemon.open_files import is_of_reserve
 from kvoffload.daemon.peer_office import PeeringPlan, open_office
 from kvoffload.daemon.pools import Pools
@@ -142,6 +143,7 @@ class CacheServer:
         except BaseException:
             listener.close()
             raise
+        self._record = MemoryRecord(listener.lock_file)
         self._express = ExpressChannels(boot_id=self._boot_id)
         open_pidfd = partial(os.pidfd_open, os.getpid())
         tiers = open_chains(plan.tiers, open_pidfd=open_pidfd)
@@ -242,6 +244,8 @@ class CacheServer:
     def close(self) -> None:
         """Lets go of everything. Memory stays for as long as engines have it mapped."""
         self._is_stopping = True
+        # They may offer its memory to the next server.
+        is_held = any(session.processes and not session.is_observer for session in self._core.sessions)
         self._warnings.stop()
         self._pools.stop()
         self._lifelines.close()
@@ -254,7 +258,7 @@ class CacheServer:
         self._core.tiers.close(self._clock_ns)
         self._pools.close()
         # The last of all: a successor makes files of the same names.
-        self._listener.close()
+        self._listener.close(keeps_lock_file=is_held)
         if self._life is not None:
             self._life.close(is_clean=self._is_over)
 
@@ -392,11 +396,19 @@ class CacheServer:
                 self._peers.attach(domain, self._pools.caches[domain], self._core.tiers.find_chain(domain))
             except Exception:
                 logger.exception("peers are not served from the memory of domain %r", domain)
+        try:
+            self._record.add(domain, self._boot_id)
+        except OSError as fault:
+            logger.warning("the next server will not know its memory from another's: %s", fault.strerror)
         self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
 
     def _adopt(self, lifeline: int, former_boot_id: int) -> None:
         session = self._core.sessions.find_lifeline(lifeline)
         assert session is not None
+        if not self._record.admits(session.domain.name, former_boot_id):
+            logger.warning("memory of server %x is not adopted: it never was at %s", former_boot_id, self._plan.socket)
+            self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
+            return
         verdict = self._pools.adopt(session.domain.name, self._offered.pop(lifeline).files, former_boot_id)
         if verdict is None:
             self._attach(session.domain.name, former_boot_id)

@@ -32,6 +32,11 @@ class UnixListener:
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    @property
+    def lock_file(self) -> int:
+        """What is written into it is there for the next server, unless this one's `close` removes it."""
+        return self._lock.fileno()
+
     def accept(self) -> socket.socket | None:
         """The next connection; None: there is none. OSError: this process has no descriptor left for it."""
         try:
@@ -47,10 +52,13 @@ class UnixListener:
                 self.path.unlink()
             self._socket.close()
 
-    def close(self) -> None:
+    def close(self, *, keeps_lock_file: bool = False) -> None:
         """The path is free for another server."""
         self.stop()
-        self._lock.remove()
+        if keeps_lock_file:
+            self._lock.close()
+        else:
+            self._lock.remove()
 
 
 def _take_lock(path: Path, wait_s: float) -> FileLock:

@@ -76,6 +76,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/cli/config.py": "the owner's own settings",
     "kvoffload/cli/inspect.py": "what its user types",
     "kvoffload/cli/prompt_recorder.py": "fields of messages, whose sizes the codec has checked",
+    "kvoffload/daemon/memory_record.py": "a file of the server's own user, which nobody else can write",
     "kvoffload/daemon/prompt_ledger.py": "fields of messages, whose sizes the codec has checked",
     "kvoffload/client/blobs.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/client/insight.py": "fields of the own server's answers, whose sizes the codec has checked",

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -174,6 +174,34 @@ def test_memory_goes_to_a_domain_of_the_same_name_that_admits_all_who_had_it(
     ):
         assert again.joining.keeps_former == is_adopted
         assert again.index.lookup(again.name_space, 0, hashes).tolist() == [is_adopted] * 4
+
+
+@pytest.mark.parametrize("whose", ["here", "there"])
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_a_successor_takes_memory_of_its_own_path_alone(tmp_path: Path, whose: str, how: str) -> None:
+    """Another server of the same user has memory of a domain of the same name, and an engine uses both."""
+    hashes = hashes_of(4)
+    clients: dict[str, RawClient] = {}
+    with ExitStack() as stack:
+        for name in ("here", "there"):
+            if how == "killed":
+                stack.enter_context(serving(tmp_path / name, ""))
+                clients[name] = RawClient(tmp_path / name, register_of())
+            else:
+                server = stack.enter_context(
+                    closing(CacheServer(ServerPlan(socket=tmp_path / name, memory={"": MEMORY})))
+                )
+                clients[name] = come_back(server, tmp_path / name, None)
+            save(clients[name], hashes, 7)
+    plan = ServerPlan(socket=tmp_path / "here", memory={"": MEMORY}, adopt_wait_s=0.3)
+    with (
+        closing(CacheServer(plan)) as successor,
+        closing(come_back(successor, tmp_path / "here", clients[whose].held)) as again,
+    ):
+        assert again.joining.keeps_former == (whose == "here")
+        assert again.index.lookup(again.name_space, 0, hashes).tolist() == [whose == "here"] * 4
+    for client in clients.values():
+        client.close()
 
 
 @needs_root
