@@ -58,10 +58,15 @@ class Target:
         return f"manylinux_{GLIBC.replace('.', '_')}_{self.machine}"
 
     @property
+    def tag(self) -> str:
+        """Which Pythons it is for, and which platform."""
+        abi = "cp311-cp311" if self.minor == OLDEST_MINOR else f"cp{STABLE_MINORS[0] + 300}-abi3"
+        return f"{abi}-{self.platform}"
+
+    @property
     def tags(self) -> str:
         """What its name has behind the version."""
-        abi = "cp311-cp311" if self.minor == OLDEST_MINOR else f"cp{STABLE_MINORS[0] + 300}-abi3"
-        return f"{BUILD_TAGS[self.has_kernels]}-{abi}-{self.platform}"
+        return f"{BUILD_TAGS[self.has_kernels]}-{self.tag}"
 
     def environment(self) -> dict[str, str]:
         """What makes a Python for this machine build for another one."""
@@ -171,6 +176,9 @@ def build(target: Target, python: Path, tools: Tools, folder: Path) -> Path:
     for name in ("CMakeCache.txt", ".skbuild-info.json"):
         (objects / name).unlink(missing_ok=True)
     settings = {"build-dir": str(objects), "wheel.build-tag": BUILD_TAGS[target.has_kernels]}
+    if target.minor == OLDEST_MINOR:
+        # The build backend finds no ABI of its own for a platform that this machine is not.
+        settings["wheel.tags"] = target.tag
     settings |= {f"cmake.define.{name}": value for name, value in target.definitions(tools.compilers).items()}
     words = [f"--config-settings={name}={value}" for name, value in settings.items()]
     pip = (python, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
