@@ -126,20 +126,20 @@ class Settings(BaseModel):
         "",
         room="cli",
         allowed="the absolute path of a file that only this user can read, or empty",
-        description="Has what all servers of the fleet know and nobody else: whoever knows it may join. At least 16 "
+        description="A secret that all servers of the fleet share, and nobody else: a server that has it may join. At least 16 "
         "letters.",
     )
     http: TcpEndpoint = _setting(
         "tcp://127.0.0.1:9470",
         room="cli",
         allowed=TCP_FORM,
-        description="Where `kvoffload web` answers: metrics, health, counts. Whoever can reach it may read them.",
+        description="Where `kvoffload web` answers: metrics, health, counts. Everyone who can reach it may read them.",
     )
     http_token_file: FilePath = _setting(
         "",
         room="cli",
         allowed="the absolute path of a file that only this user can read, or empty",
-        description="Has what `kvoffload web` wants to be told by whoever asks it for an action. Empty: it takes none.",
+        description="The token that a request for an action has to bring to `kvoffload web`. Empty: it takes no actions.",
     )
     linger: Duration = _setting(
         0.0,

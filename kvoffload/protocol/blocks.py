@@ -117,7 +117,7 @@ class Promoted(Reply):
 
 @dataclass(frozen=True, kw_only=True)
 class Promote(Request):
-    """Bring up from slower tiers what an acquire of this chain would then find, and say when that is done.
+    """Promote what an acquire of this chain would find if slower tiers were memory, and answer when that is done.
 
     The answer comes after `wait_ms` at the latest, and what has come by then is of use. It comes at once where there is
     nothing to be done, or where that is estimated to take longer than to compute the tokens.
@@ -223,7 +223,7 @@ class Release(OneWay):
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(OneWay):
-    """A request with this chain comes soon: bring up from slower tiers what an acquire of it would find."""
+    """A request with this chain comes soon: promote what it needs from slower tiers."""
 
     op = 35
     capability = "prefetch"

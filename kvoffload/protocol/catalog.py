@@ -74,5 +74,5 @@ MESSAGES: tuple[type[Message], ...] = (
 )
 
 CAPABILITIES = frozenset({"adopt", "events", "explain", "former", "operate", "peer", "prefetch", "promote"})
-"""Parts of this version that a peer may lack. `promote` a server has where there are tiers below memory, `peer` where
+"""Parts of this version that a peer may lack. `promote` a server has where there are slower tiers, `peer` where
 it serves other servers."""

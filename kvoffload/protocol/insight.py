@@ -48,7 +48,7 @@ class Query:
 
     asked: Annotated[U32, "tokens that it had not itself"]
     promised: Annotated[U32, "of them, from the cache"]
-    lower: Annotated[U32, "of those, from below memory"] = 0
+    lower: Annotated[U32, "of those, from slower tiers"] = 0
     saved_us: Annotated[U64, "what computing the promised ones would have taken; 0: unknown"] = 0
     age_ms: Annotated[U32, "since it was asked"] = 0
     miss: Annotated[Miss, Choice(Miss), "why the others are computed"] = Miss.NEVER_SEEN
@@ -153,7 +153,7 @@ class ClearedBlocks(Reply):
 
 @dataclass(frozen=True, kw_only=True)
 class Clear(Request):
-    """Memory forgets all blocks of the domain; tiers below keep theirs. For operators."""
+    """Memory forgets all blocks of the domain; slower tiers keep theirs. For operators."""
 
     op = 17
     needs = Phase.GREETED

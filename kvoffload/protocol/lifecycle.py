@@ -44,7 +44,7 @@ class Drain(Request):
     reply = Draining
 
     token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
-    deadline_ms: Annotated[U32, "the server ends then, whoever still holds something; 0: when nobody does"] = 0
+    deadline_ms: Annotated[U32, "the server ends then, even if something is still held; 0: only when nothing is"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,7 +136,7 @@ class Farewell(OneWay):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Event):
-    """The memory of the domain, after welcome; in several packets if need be. Whoever holds it keeps it alive.
+    """The memory of the domain, after welcome; in several packets if need be. It lives as long as any process holds it.
 
     Map the segments in their order: addresses count over all of them.
     """

@@ -171,7 +171,7 @@ class BlockPlaces(Reply):
     left: Annotated[bytes, Blob("bytes", 1, MAX_GROUPS), AsMany("in_memory"), "1 evicted, 2 untrusted, 3 cleared; or 0"]
     left_seconds: Annotated[Numbers, AsMany("in_memory"), "since it left memory"]
     missing_bytes: Annotated[Numbers, AsMany("in_memory"), "more memory that would have kept it, about"]
-    tiers: Annotated[Names, "below memory, by their kinds"] = ()
+    tiers: Annotated[Names, "slower tiers, by their kinds"] = ()
     in_tiers: Annotated[
         bytes, Blob("bytes", 1, MAX_GROUPS * MAX_TIERS), "1: the tier has it; tier after tier, all groups of each"
     ] = b""
@@ -179,7 +179,7 @@ class BlockPlaces(Reply):
 
 @dataclass(frozen=True, kw_only=True)
 class FollowBlock(Request):
-    """Where a block is. Tiers below memory are asked, and what they do not answer in time they do not have. For
+    """Where a block is. Slower tiers are asked, and what they do not answer in time counts as absent. For
     operators."""
 
     op = 23

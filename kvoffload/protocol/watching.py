@@ -31,7 +31,7 @@ class TenantCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceCounts:
-    """One place of a tier below memory, a disk's folder for example."""
+    """One place of a slower tier, for example a disk's folder."""
 
     tier: Annotated[Name, "its kind"]
     name: Annotated[Line, "which one"]
@@ -44,7 +44,9 @@ class PlaceCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
-    """Between memory and a tier below it, since the server has that. In blocks, unless it says something else."""
+    """Traffic between memory and a slower tier, since the server has that tier. In blocks, unless a field says something
+    else.
+    """
 
     tier: Annotated[Name, "its kind"]
     waiting_bytes: Annotated[U64, "to be written, now"] = 0
@@ -88,7 +90,7 @@ class Counts(Reply):
     lost_touches: Annotated[U64, "uses that the eviction policy did not hear of"]
     evicted_unused: Annotated[U64, "of the evicted entries, those that nobody had loaded"] = 0
     tenants: Annotated[tuple[TenantCounts, ...], Several(Shape(TenantCounts), MAX_TENANTS), "of the pool"] = ()
-    places: Annotated[tuple[PlaceCounts, ...], Several(Shape(PlaceCounts), MAX_PLACES), "of tiers below memory"] = ()
+    places: Annotated[tuple[PlaceCounts, ...], Several(Shape(PlaceCounts), MAX_PLACES), "of slower tiers"] = ()
     traffic: Annotated[tuple[TrafficCounts, ...], Several(Shape(TrafficCounts), MAX_TIERS), "with each tier"] = ()
     ready_bytes: Annotated[U64, "of the capacity, what has its memory by now"] = 0
 

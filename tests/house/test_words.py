@@ -1,0 +1,39 @@
+"""Pages for users have the words of docs/glossary.md, and none of those that used to stand for them."""
+
+from __future__ import annotations
+
+import re
+
+from tests.house.tree import ROOT
+
+PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("*.md")]
+HISTORY = {"CHANGELOG.md"}
+INSTEAD = {
+    r"whoever": "anyone who, or the name of who it is",
+    r"tells? of": "reports, names",
+    r"the house": "what is meant",
+    r"(?:far|lower|farther) tiers?": "slower tier",
+    r"tiers? below": "slower tier",
+    r"below memory": "in a slower tier",
+    r"write[- ]down": "write-back",
+    r"bring(?:s|ing)? up from": "promote",
+}
+"""What stands for them now."""
+
+
+def test_pages_have_the_words_of_the_glossary() -> None:
+    found = [
+        f"{page.relative_to(ROOT)}: {match.group()!r}: {better}"
+        for page in PAGES
+        if page.name not in HISTORY
+        for word, better in INSTEAD.items()
+        for match in re.finditer(rf"\b{word}\b", page.read_text(), flags=re.IGNORECASE)
+    ]
+    assert found == []
+
+
+def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (ROOT / "docs/glossary.md").read_text(), flags=re.MULTILINE)
+    words = [row.strip() for row in rows if row.strip() not in ("word", "---")]
+    assert words == sorted(set(words), key=str.casefold)
+    assert len(words) > 30
