@@ -126,8 +126,7 @@ class Settings(BaseModel):
         "",
         room="cli",
         allowed="the absolute path of a file that only this user can read, or empty",
-        description="A secret that all servers of the fleet share, and nobody else: a server that has it may join. At least 16 "
-        "letters.",
+        description="A secret that all servers of the fleet share: a server that has it may join. At least 16 letters.",
     )
     http: TcpEndpoint = _setting(
         "tcp://127.0.0.1:9470",
@@ -139,7 +138,7 @@ class Settings(BaseModel):
         "",
         room="cli",
         allowed="the absolute path of a file that only this user can read, or empty",
-        description="The token that a request for an action has to bring to `kvoffload web`. Empty: it takes no actions.",
+        description="The token that requests for actions need at `kvoffload web`. Empty: it takes no actions.",
     )
     linger: Duration = _setting(
         0.0,

@@ -44,7 +44,7 @@ class PlaceCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
-    """Traffic between memory and a slower tier, since the server has it. In blocks, unless a field says something else."""
+    """Traffic between memory and a slower tier, since the server has it. In blocks unless a field differs."""
 
     tier: Annotated[Name, "its kind"]
     waiting_bytes: Annotated[U64, "to be written, now"] = 0
