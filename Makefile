@@ -145,7 +145,7 @@ other-test: setup test-driver
 # ---- gates ----
 
 # What has one process comes before what has several, so that these fill the machine at the end.
-check: format-check lint types imports spell site-there engine-rest other-test test newest-check-there sanitize ## what CI runs
+check: test-driver format-check lint types imports spell site-there engine-rest other-test test newest-check-there sanitize ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)
