@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -90,6 +91,8 @@ class SmallEngine:
         self._is_told = threading.Event()
         """Whether the server has heard of the last prompt."""
         self._is_told.set()
+        self._computing_s, self._computed_tokens = 0.0, 0
+        """So far: what a token that is restored would have taken."""
 
     def _terms(self, socket: Path) -> ClientTerms:
         rule = GroupRule(block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX)
@@ -124,10 +127,13 @@ class SmallEngine:
         local = len(blocks)
         blocks += self._restore(prompt, names[:usable], local)
         reused = len(blocks)
+        begun = time.perf_counter()
         for at in range(reused * BLOCK_TOKENS, len(prompt), BLOCK_TOKENS):
             made, logits = self._model.compute(prompt[at : at + BLOCK_TOKENS], blocks)
             if made.shape == RECORD:
                 blocks.append(made)
+        self._computing_s += time.perf_counter() - begun
+        self._computed_tokens += len(prompt) - reused * BLOCK_TOKENS
         self._save(names, blocks, reused)
         self._keep_own(names, blocks)
         return Answer(logits, reused * BLOCK_TOKENS, reused - local)
@@ -164,6 +170,7 @@ class SmallEngine:
                 views = [memory.view(address, RECORD_BYTES) for address in found.groups[0].addresses.tolist()]
                 restored = [view.view(np.float32).reshape(RECORD).copy() for view in views]
                 self.client.release(found.lease)
+        token_s = self._computing_s / max(self._computed_tokens, 1)
         miss = Miss.TOO_SHORT if boundary == limit else Miss.NEVER_SEEN
         self._is_told = threading.Event()
         note = PromptNote(
@@ -173,6 +180,7 @@ class SmallEngine:
             boundary=boundary,
             limit=limit,
             miss=miss,
+            saved_us=round(1e6 * token_s * (boundary - local * BLOCK_TOKENS)),
             on_explained=lambda _, is_told=self._is_told: is_told.set(),
         )
         self.client.note_prompt(note)
