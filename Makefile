@@ -106,8 +106,8 @@ test: unit-test engine-core native-test ## the tests of every part, a core of th
 # Many processes and threads leave the processors to the stages of one process, which take longest.
 define run_native_tests
 	@PATH="$(CURDIR)/$(BIN):$$PATH"; mkdir -p build; \
-	{ cmake -B build/$(1) $(CMAKE_TESTS) -G Ninja $(2) && nice cmake --build build/$(1) -j $(JOBS) \
-	  && nice ctest --test-dir build/$(1) --output-on-failure -j $(JOBS); } > build/$(1).log 2>&1 \
+	{ cmake -B build/$(1) $(CMAKE_TESTS) -G Ninja $(2) && nice -n 19 cmake --build build/$(1) -j $(JOBS) \
+	  && nice -n 19 ctest --test-dir build/$(1) --output-on-failure -j $(JOBS); } > build/$(1).log 2>&1 \
 	  || { cat build/$(1).log; exit 1; }; tail -n 3 build/$(1).log
 endef
 
