@@ -117,13 +117,13 @@ def test_an_express_channel_is_opened_once_all_of_a_session_is_known(server: Ser
 
 
 def test_an_express_channel_is_a_wish(server: Server) -> None:
-    greeted(server, "engine").ask(register_of())
+    greeted(server, "engine", wants_express=False).ask(register_of())
     server.process("watcher", wants_express=True).watch()
     assert server.opened == []
 
 
 def test_a_refused_register_opens_none(server: Server) -> None:
-    greeted(server, "engine").ask(register_of())
+    greeted(server, "engine", wants_express=False).ask(register_of())
     process = greeted(server, "another", wants_express=True)
     assert isinstance(process.ask(larger(register_of())), Error)
     assert server.opened == []

@@ -66,7 +66,8 @@ def server(tmp_path: Path) -> Iterator[CacheServer]:
     server = CacheServer(plan)
     yield server
     server.close()
-    assert list(tmp_path.iterdir()) == []
+    # The lock's file stays where an engine was there to the end: the next server reads whose memory that has.
+    assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == []
 
 
 class Connect(Protocol):
