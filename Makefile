@@ -296,7 +296,8 @@ audit: setup ## known vulnerabilities of pinned versions, by advisories in OSV's
 
 # The packages for tests are not needed for it: pip brings what builds a wheel, in the versions that are pinned.
 wheel: $(STAMPS)/venv ## a wheel for this Python and this machine, in dist/
-	@PIP_CONSTRAINT=requirements/tests.txt $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
+	@mkdir -p build; grep -E '^(cmake|nanobind|ninja|scikit-build-core)==' requirements/tests.txt > build/builders.txt
+	@PIP_CONSTRAINT=build/builders.txt $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 
 wheels: ## a release's wheels, for x86_64 and aarch64, checked, in dist/ with SHA256SUMS (KERNELS=off: without those for GPUs)
 	@$(PYTHON) -m requirements.wheels --kernels $(KERNELS) dist
