@@ -23,9 +23,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
         yield server
 
 
-def start(engines: EnginePool, server: SharedServer, model: TinyModel, **arguments: object) -> Engine:
+def start(
+    engines: EnginePool, server: SharedServer, model: TinyModel, *, promote_deadline: str = "2s", **arguments: object
+) -> Engine:
     """A new engine, which has forgotten nothing: it begins with what the server has."""
-    transfer = probe.transfer(server=str(server.socket))
+    transfer = probe.transfer(server=str(server.socket), promote_deadline=promote_deadline)
     engine = start_engine(model, engines.model_folder(model), kv_transfer_config=transfer, **arguments)  # type: ignore[arg-type]
     probe.prepare(engine)
     return engine

@@ -174,7 +174,7 @@ def test_the_first_request_on_another_machine_hits(
             assert await_settled(engine, kind).traffic[kind]["written"] > 0
         finally:
             engine.close()
-        engine = start(engines, there, model)
+        engine = start(engines, there, model, promote_deadline="30s")
         try:
             await_ready(engine)
             for prompt, hit in zip(prompts, local, strict=True):
