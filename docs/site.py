@@ -45,7 +45,7 @@ class SitePages:
         return self
 
     def write(self, folder: Path) -> None:
-        """What was there before goes: a page that is no more would be published."""
+        """Removes what was written before, so that no page is published that does not exist any more."""
         shutil.rmtree(folder, ignore_errors=True)
         for path, text in self.texts.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

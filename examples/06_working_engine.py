@@ -59,7 +59,7 @@ class Conversations:
 
 
 class Teller:
-    """What has been done so far: a bar on a terminal, else a line for some turns."""
+    """Shows what has been done so far: a bar on a terminal, elsewhere a line every `TOLD` turns."""
 
     def __init__(self, turns: int | None) -> None:
         self._turns, self._asked, self._reused, self._restored = 0, 0, 0, 0
@@ -85,7 +85,7 @@ class Teller:
 
 
 def is_right(prompt: list[int], answer: Answer) -> bool:
-    """What an engine with an empty cache says, bit by bit."""
+    """Compares an answer bit by bit with that of an engine whose cache is empty."""
     return np.array_equal(SmallEngine(None).run(prompt).logits, answer.logits)
 
 

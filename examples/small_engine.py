@@ -34,7 +34,7 @@ from kvoffload.types import HASH_BYTES, Fingerprint
 
 BLOCK_TOKENS, LAYERS, WIDTH, VOCABULARY = 16, 3, 64, 512
 OWN_BLOCKS = 32
-"""What it caches itself."""
+"""So many blocks the engine caches itself."""
 DEADLINE_S = 5.0
 """An example may wait; an engine that serves people has 50 ms."""
 
@@ -45,7 +45,7 @@ RECORD_BYTES = 4 * LAYERS * 2 * BLOCK_TOKENS * WIDTH
 
 
 class Answer(NamedTuple):
-    """Of a prompt: what a model would choose the next token from, and how much had not to be computed."""
+    """The answer to a prompt: the logits of its next token, and how much of the prompt had not to be computed."""
 
     logits: Floats
     reused: int
@@ -89,7 +89,7 @@ class SmallEngine:
         self._own: OrderedDict[bytes, Floats] = OrderedDict()
         self.client = None if socket is None else Client(self._terms(socket)).start()
         self._is_told = threading.Event()
-        """Whether the server has heard of the last prompt."""
+        """It is set once the server has heard of the last prompt."""
         self._is_told.set()
         self._computing_s, self._computed_tokens = 0.0, 0
         """So far: what a token that is restored would have taken."""
@@ -147,7 +147,7 @@ class SmallEngine:
         return taken
 
     def _keep_own(self, names: list[bytes], blocks: list[Floats]) -> None:
-        """From the end: what is kept first is dropped first, and a prefix is worth more than what follows it."""
+        """Keeps blocks from the end on: those kept first are dropped first, and a prefix is worth most."""
         for name, block in reversed(list(zip(names, blocks, strict=True))):
             self._own[name] = block
             self._own.move_to_end(name)
@@ -155,7 +155,7 @@ class SmallEngine:
             self._own.popitem(last=False)
 
     def _restore(self, prompt: list[int], names: list[bytes], local: int) -> list[Floats]:
-        """What the server has of the blocks behind the first `local` ones. They are copied while they are leased."""
+        """Copies what the server has of the blocks behind the first `local` ones, while they are leased."""
         if self.client is None:
             return []
         chain = b"".join(names)

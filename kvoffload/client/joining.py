@@ -197,12 +197,11 @@ class Joining:
         close_all(descriptors)
         return self._fail_on(answer, "lifeline")
 
-    def on_express(self) -> list[ToSend]:
+    def on_express(self) -> None:
         """The caller has taken the express channel."""
         self.awaits_express = False
         if self.step is Step.EXPRESS:
             self.step = Step.JOINED
-        return []
 
     def on_control(self, answer: Answer) -> list[ToSend]:
         message = answer.message

@@ -181,7 +181,8 @@ class Link:
                 return
             if isinstance(answer.message, Express) and self._joining.awaits_express and len(descriptors) == 1:
                 self._wire.open_express(descriptors[0])
-                self._go_on(self._joining, self._joining.on_express(), now_ns)
+                self._joining.on_express()
+                self._go_on(self._joining, [], now_ns)
                 return
             self._go_on(self._joining, self._joining.on_lifeline(answer, descriptors), now_ns)
             return

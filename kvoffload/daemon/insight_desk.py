@@ -82,9 +82,10 @@ class InsightDesk:
             case Stats():
                 return describe_counts(domain.cache.stats, domain.traffic)
             case Explain():
-                _, _, registration = connection.hold()
                 ledger = self._ledgers[domain.name]
-                return Explained(answers=tuple(ledger.take(registration, query) for query in message.queries))
+                return Explained(
+                    answers=tuple(ledger.take(connection.registration, query) for query in message.queries)
+                )
             case Inspect():
                 return self._inspect(domain)
             case Clear() | SetQuota():

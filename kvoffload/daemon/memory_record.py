@@ -37,7 +37,7 @@ class MemoryRecord:
         if boot_id not in known:
             known.append(boot_id)
         del known[:-MAX_SERVERS]
-        # The line first, and only then the end of the file: whoever is killed in between leaves a whole line.
+        # The line first, and only then the end of the file: a server that is killed in between leaves a whole line.
         line = json.dumps(self._servers).encode() + b"\n"
         os.pwrite(self._file, line, 0)
         os.ftruncate(self._file, len(line))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, Acquired, CacheGeometry, Departed, FoundEntries, SessionId
+from kvoffload.cache import CacheGeometry, Departed, FoundEntries, SessionId
 from kvoffload.peers.peer_desk import PeerCache
 from kvoffload.types import Fingerprint
 
@@ -28,18 +28,6 @@ class ServedCache(PeerCache, Protocol):
     def reopen_session(self, session: SessionId) -> bool: ...
 
     def reclaim_ended(self) -> int: ...
-
-    def acquire(
-        self,
-        session: SessionId,
-        name_space: int,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shard: int = 0,
-    ) -> Acquired: ...
 
     def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
 

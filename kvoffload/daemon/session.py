@@ -8,7 +8,6 @@ from typing import Protocol
 
 from kvoffload.cache import SessionId
 from kvoffload.daemon.domain import Domain
-from kvoffload.daemon.served_cache import ServedCache
 from kvoffload.protocol import Agreement, InboundSequence, Register, Role
 
 CACHE_SESSION_BITS = 32
@@ -142,10 +141,8 @@ class Connection:
     agreed: Agreement
     one_way: InboundSequence
 
-    def hold(self) -> tuple[ServedCache, SessionId, Registration]:
-        """What every operation on blocks needs; the agreement says that it is there."""
-        session = self.session
-        assert session.domain.cache is not None
-        assert session.cache_session is not None
-        assert session.registration is not None
-        return session.domain.cache, session.cache_session, session.registration
+    @property
+    def registration(self) -> Registration:
+        """What its session registered; the agreement says that it has."""
+        assert self.session.registration is not None
+        return self.session.registration

@@ -50,8 +50,7 @@ class TierDesk:
         """The answer; None: it comes with a later `advance`, or there is none."""
         message = call.message
         assert isinstance(message, Promote | Prefetch)
-        _, _, registration = connection.hold()
-        if message.name_space != registration.name_space:
+        if message.name_space != connection.registration.name_space:
             line = f"namespace {message.name_space} is not the session's"
             return refuse(message, ErrorCode.NOT_FOUND, line)
         traffic = self._traffic.get(connection.session.domain.name)

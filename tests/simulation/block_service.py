@@ -1,4 +1,4 @@
-"""What operations on blocks do in the cache, and how its answers look on the wire."""
+"""A model of the native code that serves blocks: what operations do in the cache, and how answers look on the wire."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 from collections.abc import Iterator
 from typing import Any
@@ -136,6 +137,28 @@ def test_there_are_so_many_and_room_again_when_one_has_ended(served: Served, mon
     while (third := served.open(3)) is None:
         pass  # the thread of the first ends by itself
     assert third.ask(Mark()) == peers[1].ask(Mark()) == Done()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Descriptors for both ends of all channels, as a server gives them to itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3 * express_channels.MAX_CHANNELS:
+        pytest.skip(f"a process may open {hard} files here, which is too few for both ends of all channels")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * express_channels.MAX_CHANNELS), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_one_user_is_served_on_three_quarters_of_them_at_once(many_files: None, served: Served) -> None:
+    peers = []
+    while (peer := served.open(len(peers), owner="first")) is not None:
+        peers.append(peer)
+    assert len(peers) == express_channels.MAX_CHANNELS * 3 // 4
+    assert all(peer.ask(Mark()) == Done() for peer in peers)
+    other = served.open(len(peers), owner="second")
+    assert other is not None
+    assert other.ask(Mark()) == Done()
 
 
 def test_no_user_gets_all(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
