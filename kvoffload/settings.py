@@ -28,7 +28,7 @@ from kvoffload.tcp_address import TCP_FORM
 from kvoffload.units import GIB, MIB, SIZE_FORM
 from kvoffload.valkey_address import VALKEY_FORM
 
-_SERVED_ROOMS = ("cache", "daemon", "tiers")
+_SERVED_ROOMS = ("cache", "server", "tiers")
 
 
 def _setting(
@@ -185,14 +185,14 @@ class Settings(BaseModel):
     )
     disk_write: Literal["write_through", "write_back", "second_use"] = _setting(
         "write_through",
-        room="daemon",
+        room="server",
         allowed="write_through, write_back or second_use",
         description="When blocks are written to disk: as soon as they are stored, when memory will need their room, or "
         "then and only if they were loaded since.",
     )
     disk_queue: Duration = _setting(
         2.0,
-        room="daemon",
+        room="server",
         allowed="a duration from 10ms to 60s",
         description="How far writes may lie behind, by the disk's measured speed; beyond it blocks are not written.",
         ge=0.01,
@@ -313,13 +313,13 @@ class Settings(BaseModel):
     )
     remote_write: Literal["write_through", "write_back", "second_use"] = _setting(
         "write_through",
-        room="daemon",
+        room="server",
         allowed="write_through, write_back or second_use",
         description="When blocks are written to a store that other machines use too; as disk_write.",
     )
     remote_queue: Duration = _setting(
         2.0,
-        room="daemon",
+        room="server",
         allowed="a duration from 10ms to 60s",
         description="How far those writes may lie behind; as disk_queue.",
         ge=0.01,

@@ -14,11 +14,11 @@ from kvoffload.bench.child import say_ready
 from kvoffload.cache import AcquiredBlocks, CacheTerms
 from kvoffload.cache.terms import DEFAULT_POLICY
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
-from kvoffload.daemon.server import CacheServer, ServerPlan
-from kvoffload.daemon.tier_terms import TierPlan, TierTerms
 from kvoffload.errors import BenchmarkError
 from kvoffload.protocol import GroupTerms, Register, Reuse, Role
 from kvoffload.protocol.limits import MAX_BATCH
+from kvoffload.server.loop import CacheServer, ServerPlan
+from kvoffload.server.tiering.terms import TierPlan, TierTerms
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB

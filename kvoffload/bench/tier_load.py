@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import native
-from kvoffload.daemon.tier_terms import TierTerms
 from kvoffload.errors import BenchmarkError
+from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Ticket, Tier
 
 BATCH_RECORDS = 16

@@ -9,10 +9,6 @@ from pathlib import Path
 
 from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config import Settings
-from kvoffload.daemon import Guest
-from kvoffload.daemon.peer_office import PeeringPlan
-from kvoffload.daemon.server_config import ServerConfig
-from kvoffload.daemon.tier_terms import TierPlan, TierTerms, WriteRule
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KeyPair, read_pair, read_private_text
 from kvoffload.peers import SpaceBook
@@ -21,6 +17,10 @@ from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.homes import find_homes
 from kvoffload.peers.notice_board import BoardTerms
 from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
+from kvoffload.server import Guest
+from kvoffload.server.config import ServerConfig
+from kvoffload.server.peer_links import PeeringPlan
+from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
 from kvoffload.tcp_address import TcpAddress, parse_tcp_address
 
 MIN_SECRET_LETTERS = 16

@@ -17,18 +17,18 @@ from kvoffload.cache import CacheTerms, HugePages
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config import SERVER_TABLES, Settings, find_service_manager, load_settings, load_shared, read_toml
 from kvoffload.cpus import count_cpus
-from kvoffload.daemon import Guest, RemoteTerms
-from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair
 from kvoffload.native import memory_headroom_bytes, memory_total_bytes
+from kvoffload.server import Guest, RemoteTerms
+from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB, describe_size, format_size
 
 if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
-    from kvoffload.daemon.tier_terms import TierPlan
+    from kvoffload.server.tiering.terms import TierPlan
 
 BELOW = ("disk", "peer_listen", "fleet_board", "mooncake", "valkey", "s3")
 """Settings that name a tier slower than memory."""
@@ -74,11 +74,11 @@ def serve(
         handlers=[StandardError()],
     )
     from kvoffload.cli.prompt_recorder import PromptRecorder
-    from kvoffload.daemon.ending import EndingTerms
-    from kvoffload.daemon.open_files import raise_limit
-    from kvoffload.daemon.private_life import PrivateTerms
-    from kvoffload.daemon.server import CacheServer, ServerPlan
     from kvoffload.private_files import PrivateFiles
+    from kvoffload.server.channels.open_files import raise_limit
+    from kvoffload.server.ending import EndingTerms
+    from kvoffload.server.loop import CacheServer, ServerPlan
+    from kvoffload.server.private_life import PrivateTerms
 
     config = read_tables(file)
     fleet, tiers = plan_below(settings, config)

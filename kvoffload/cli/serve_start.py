@@ -15,7 +15,7 @@ import typer
 from kvoffload.units import describe_size
 
 if TYPE_CHECKING:
-    from kvoffload.daemon.server import CacheServer
+    from kvoffload.server.loop import CacheServer
 
 STALLED_S = 5.0
 """A bar that has not moved for so long goes: memory is short, and the log says so."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from kvoffload.client.client import Client
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms, LinkState
-from kvoffload.daemon.tier_terms import TierPlace, TierPlan
 from kvoffload.doctor.findings import Finding, fail, ok, warn
 from kvoffload.doctor.given import NOTHING, Given
 from kvoffload.errors import ServerError, TierError
 from kvoffload.protocol import ErrorCode, Role
+from kvoffload.server.tiering.terms import TierPlace, TierPlan
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.remote import RemoteTier

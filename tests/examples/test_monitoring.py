@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from kvoffload.daemon import DomainTerms, TenantTerms
 from kvoffload.errors import ServerError
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.metric import Kind, Metric, Source
 from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
+from kvoffload.server import DomainTerms, TenantTerms
 from tests.house.tree import ROOT
 from tests.kit.free_ports import free_port
 from tests.unit.cli.test_web import web
-from tests.unit.daemon.test_server_tiers import await_that, disk_below, serving
+from tests.unit.server.tiering.test_server_tiers import await_that, disk_below, serving
 from tests.unit.tiers.valkey_server import DEBIAN
 from tests.unit.web.prompt_load import PromptLoad
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvoffload.daemon import zmtp
 from kvoffload.errors import PacketError
+from kvoffload.server.channels import zmtp
 from tests.fuzz.parts import Input, check_line, pack_part
 
 _FRAME_BYTES = 1000

@@ -20,7 +20,7 @@ HEAVY = {"torch", "vllm", "zmq", "pydantic", "numpy", "msgpack", "typer", "rich"
         ("kvoffload.transfer", {"numpy"}),
         ("kvoffload.config", {"pydantic"}),
         ("kvoffload.protocol", {"msgpack"}),
-        ("kvoffload.daemon", {"msgpack", "numpy"}),
+        ("kvoffload.server", {"msgpack", "numpy"}),
         ("kvoffload.cli.app", HEAVY - {"torch", "vllm", "zmq"}),
     ],
 )

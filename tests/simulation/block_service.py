@@ -10,9 +10,6 @@ import numpy.typing as npt
 
 from kvoffload.cache import Acquired as CacheAcquired
 from kvoffload.cache import CommitOutcome, LeaseId, SessionId
-from kvoffload.daemon.refusal import refuse
-from kvoffload.daemon.served_cache import ServedCache
-from kvoffload.daemon.session import Registration
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
     Abort,
@@ -31,6 +28,9 @@ from kvoffload.protocol import (
     Release,
 )
 from kvoffload.protocol.limits import FRAME_BYTES
+from kvoffload.server.refusal import refuse
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.sessions.session import Registration
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 

@@ -6,11 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvoffload.cache import SessionId
-from kvoffload.daemon import ServerCore
-from kvoffload.daemon.event_feed import Space
-from kvoffload.daemon.refusal import refuse
-from kvoffload.daemon.served_cache import ServedCache
-from kvoffload.daemon.session import Registration
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -26,6 +21,11 @@ from kvoffload.protocol import (
     ServerMessage,
 )
 from kvoffload.protocol.message import OneWay
+from kvoffload.server import ServerCore
+from kvoffload.server.event_feed import Space
+from kvoffload.server.refusal import refuse
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.sessions.session import Registration
 from tests.simulation import block_service
 
 

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvoffload.daemon import CoreTerms, DomainTerms, Peer, SendMemory, ServerCore, ToConnection
-from kvoffload.daemon.tier_chain import TierChain
-from kvoffload.daemon.to_send import OpenExpress, Sendable, ToLifeline
 from kvoffload.protocol import (
     CAPABILITIES,
     Acquired,
@@ -33,6 +30,9 @@ from kvoffload.protocol import (
     ServerTerms,
 )
 from kvoffload.protocol.message import OneWay
+from kvoffload.server import CoreTerms, DomainTerms, Peer, SendMemory, ServerCore, ToConnection
+from kvoffload.server.outbox import OpenExpress, Sendable, ToLifeline
+from kvoffload.server.tiering.chain import TierChain
 from tests.simulation.channels import Connection, Hangup, Packet
 from tests.simulation.express_model import ExpressModel
 from tests.simulation.model_entries import SLOT_BYTES

@@ -28,7 +28,7 @@ SERVER = """
 import sys
 from pathlib import Path
 from kvoffload.cache import CacheTerms
-from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.server.loop import CacheServer, ServerPlan
 memory = CacheTerms(memory_bytes=4 << 20, segment_bytes=2 << 20, extent_bytes=64 << 10)
 server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, adopt_wait_s=float(sys.argv[2])))
 print("serves", flush=True)

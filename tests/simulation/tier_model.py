@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.daemon.tier_terms import TierTerms, WriteRule
-from kvoffload.daemon.tier_traffic import TierTraffic
+from kvoffload.server.tiering.terms import TierTerms, WriteRule
+from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import FinishedBatch, RecordNames, RecordOutcome, ScanPage, TierHealth, TierState
 from kvoffload.types import HASH_BYTES
 from tests.simulation.model_entries import PIECES, SLOT_BYTES, Tag, split

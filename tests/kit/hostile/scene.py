@@ -26,8 +26,8 @@ SERVER = f"""
 import logging, sys
 from pathlib import Path
 from kvoffload.cache import CacheTerms
-from kvoffload.daemon import DomainTerms
-from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.server import DomainTerms
+from kvoffload.server.loop import CacheServer, ServerPlan
 logging.basicConfig(filename=sys.argv[1] + ".faults", level=logging.ERROR)
 memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
 red = DomainTerms(name="red", uids=frozenset({{{HONEST}}}))

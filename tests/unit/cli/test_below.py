@@ -8,9 +8,9 @@ import pytest
 
 from kvoffload.cli.below import MOONCAKE_CLIENTS, choose_tiers
 from kvoffload.config import Settings, load_settings
-from kvoffload.daemon.server_config import ServerConfig, read_server_config
-from kvoffload.daemon.tier_terms import WriteRule
 from kvoffload.errors import ConfigError
+from kvoffload.server.config import ServerConfig, read_server_config
+from kvoffload.server.tiering.terms import WriteRule
 from kvoffload.tiers.disk import DiskTerms
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvoffload.cli.doctor import FAILED
 from tests.unit.cli.test_app import run
-from tests.unit.daemon.test_server_tiers import serving
+from tests.unit.server.tiering.test_server_tiers import serving
 
 VERDICTS = ("ok", "warn", "fail")
 

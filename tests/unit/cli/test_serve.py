@@ -26,18 +26,18 @@ from kvoffload.cli.serve import (
     tell_starter,
 )
 from kvoffload.config import TEST_VARIABLE, Settings, load_settings
-from kvoffload.daemon import Guest, RemoteTerms
-from kvoffload.daemon.server_config import ServerConfig, read_server_config
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair, read_public_key, write_new_pair
 from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error, ErrorCode, Release, Stats
+from kvoffload.server import Guest, RemoteTerms
+from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB
+from tests.kit.server.raw_client import RawClient
+from tests.kit.server.remote_client import RemoteClient
 from tests.unit.cli.test_app import run
-from tests.unit.daemon.raw_client import RawClient
-from tests.unit.daemon.remote_client import RemoteClient
-from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
+from tests.unit.server.test_loop import acquire, hashes_of, register_of, save
 
 SMALL = ("memory=128MiB", "segment_size=64MiB")
 
@@ -136,7 +136,7 @@ def test_a_sparse_pool_is_larger_than_the_machine(tmp_path: Path, monkeypatch: p
 STRANGER = """
 import os, sys
 sys.path.insert(0, sys.argv[4])
-from tests.unit.daemon.test_server import *
+from tests.unit.server.test_loop import *
 os.setgroups([int(group) for group in sys.argv[3].split()])
 os.setgid(54320)
 os.setuid(int(sys.argv[2]))

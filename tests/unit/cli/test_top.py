@@ -19,7 +19,7 @@ import pytest
 
 from kvoffload.cli.top import UNREACHABLE
 from tests.unit.cli.test_app import run
-from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.server.tiering.test_server_tiers import await_that, serving
 
 WAIT_S = 60.0
 

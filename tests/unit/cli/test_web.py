@@ -18,7 +18,7 @@ import pytest
 from kvoffload.cli.web import MIN_TOKEN_LETTERS, NICENESS, read_token
 from kvoffload.errors import ConfigError
 from tests.unit.cli.test_app import run
-from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.server.tiering.test_server_tiers import await_that, serving
 
 
 @contextmanager

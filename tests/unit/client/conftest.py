@@ -14,16 +14,16 @@ from kvoffload.client import ClientTerms, LinkTerms, Member
 from kvoffload.client.link import Link
 from kvoffload.protocol import Role
 from tests.children import child
+from tests.kit.server.harness import register_of
 from tests.unit.cache.cache_model import HYBRID
 from tests.unit.client.fake_wire import FakeWire, Script, make_link
-from tests.unit.daemon.harness import register_of
 
 SERVER = """
 import sys
 from pathlib import Path
 from kvoffload.cache import CacheTerms
-from kvoffload.daemon import DomainTerms, TenantTerms
-from kvoffload.daemon.server import CacheServer, ServerPlan
+from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server.loop import CacheServer, ServerPlan
 domains = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
 memory = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
 wait_s = float(sys.argv[2])

@@ -31,8 +31,8 @@ from kvoffload.protocol import (
     ServerMessage,
     Welcome,
 )
+from tests.kit.server.harness import register_of
 from tests.unit.cache.cache_model import PLAIN
-from tests.unit.daemon.harness import register_of
 
 NO_FILE = 1 << 20
 """Descriptors from here on are nobody's."""

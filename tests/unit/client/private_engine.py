@@ -22,8 +22,8 @@ from pathlib import Path
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config import Settings
 from kvoffload.errors import PacketError
-from tests.unit.daemon.raw_client import RawClient
-from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
+from tests.kit.server.raw_client import RawClient
+from tests.unit.server.test_loop import acquire, hashes_of, register_of, save
 
 ROOT = Path(__file__).parents[3]
 ATTEMPTS = 100

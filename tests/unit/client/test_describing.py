@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvoffload.client import add_report_text, describe_blocks
-from kvoffload.daemon.domain import read_geometry
 from kvoffload.protocol.limits import MAX_REPORT
+from kvoffload.server.sessions.domain import read_geometry
 from tests.unit.cache.cache_model import HYBRID, fingerprint
 
 

@@ -26,9 +26,9 @@ from kvoffload.protocol import Counts, Stats
 from kvoffload.units import GIB
 from tests.children import child
 from tests.kit.campaign import is_campaign
+from tests.kit.server.raw_client import RawClient
 from tests.unit.client.private_engine import Group, Nursery, nursery
-from tests.unit.daemon.raw_client import RawClient
-from tests.unit.daemon.test_server import acquire, hashes_of, register_of, save
+from tests.unit.server.test_loop import acquire, hashes_of, register_of, save
 
 TIMEOUT_MS = 60_000
 AT_ONCE = 3

@@ -9,15 +9,15 @@ import pytest
 from kvoffload.client import Client, joining
 from kvoffload.protocol import Error, ErrorCode
 from tests.children import child
+from tests.kit.server import express_peer, raw_client
+from tests.kit.server.raw_client import RawClient
 from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited
 from tests.unit.cache.offload_contract import save as save_blocks
 from tests.unit.client.conftest import SERVER, make_terms
 from tests.unit.client.test_client import WAIT_S, wait_for
-from tests.unit.daemon import express_peer, raw_client
-from tests.unit.daemon.raw_client import RawClient
-from tests.unit.daemon.test_server import hashes_of, register_of, save
 from tests.unit.protocol import version_two
 from tests.unit.protocol.version_two import CODEC_TWO
+from tests.unit.server.test_loop import hashes_of, register_of, save
 
 NEXT_SERVER = """
 from kvoffload import wire_codec
@@ -26,7 +26,7 @@ wire_codec.CODEC = CODEC_TWO
 """
 OTHER_SERVER = """
 from functools import partial
-from kvoffload.daemon import server
+from kvoffload.server import loop as server
 server.ServerTerms = partial(server.ServerTerms, protocol_min={0}, protocol_max={1})
 """
 

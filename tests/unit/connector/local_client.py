@@ -28,8 +28,8 @@ from kvoffload.cache import (
 from kvoffload.client import FarTerms, PendingAcquire, PromptNote
 from kvoffload.client.pending import Pending
 from kvoffload.connector.step_plan import Place
-from kvoffload.daemon.domain import read_geometry
 from kvoffload.protocol import Acquire, Acquired, Outcome, Register
+from kvoffload.server.sessions.domain import read_geometry
 from kvoffload.types import HASH_BYTES
 
 MEMORY = CacheTerms(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from kvoffload.cli.below import choose_tiers
 from kvoffload.config import load_settings
-from kvoffload.daemon.server_config import ServerConfig
 from kvoffload.doctor.findings import Finding, Verdict
 from kvoffload.doctor.place_checks import check_server, check_stores
+from kvoffload.server.config import ServerConfig
 from tests.kit.free_ports import free_port
-from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.server.tiering.test_server_tiers import await_that, serving
 from tests.unit.tiers.valkey_server import Server
 
 TIMEOUT_S = 5.0

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.daemon.server import CacheServer
-from kvoffload.daemon.server_terms import RemoteTerms
-from kvoffload.daemon.session import Guest
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import PeerSpace
 from kvoffload.peers.control_link import ControlLink, ControlTerms
 from kvoffload.protocol import ClientMessage, ServerMessage
+from kvoffload.server.loop import CacheServer
+from kvoffload.server.sessions.session import Guest
+from kvoffload.server.terms import RemoteTerms
 from kvoffload.tiers.record_store import StoreFaultError
+from tests.kit.server.remote_client import make_keys
 from tests.unit.cache.cache_model import HYBRID, PLAIN
-from tests.unit.daemon.remote_client import make_keys
-from tests.unit.daemon.test_server_peers import Fleet, await_that
-from tests.unit.daemon.test_server_tiers import serving
+from tests.unit.server.test_server_peers import Fleet, await_that
+from tests.unit.server.tiering.test_server_tiers import serving
 
 TIMEOUT_S = 20.0
 SPACE = PeerSpace(number=0, fingerprint=b"F" * 32, geometry=HYBRID)

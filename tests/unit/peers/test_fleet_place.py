@@ -17,7 +17,7 @@ from kvoffload.peers.homes import find_homes
 from kvoffload.peers.notice_board import NoticeBoard
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import TierState
-from tests.unit.daemon.test_server_tiers import await_that
+from tests.unit.server.tiering.test_server_tiers import await_that
 from tests.unit.tiers.tier_contract import hashes_of
 
 

@@ -14,7 +14,7 @@ from kvoffload.errors import TierError
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import CLOSE_TIMEOUT_S, RecordOutcome, Tier, TierHealth, TierState
 from kvoffload.units import MIB
-from tests.unit.daemon.test_server_tiers import await_that
+from tests.unit.server.tiering.test_server_tiers import await_that
 from tests.unit.tiers.faulty_tier import FaultyTier
 from tests.unit.tiers.memory_tier import MemoryTier
 from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, hashes_of, look, put

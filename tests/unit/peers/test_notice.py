@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.notice import Notice, _mark, read_notice
 from kvoffload.tcp_address import TcpAddress
-from tests.unit.daemon.remote_client import make_keys
+from tests.kit.server.remote_client import make_keys
 
 SECRET = b"what only the fleet knows"
 NOTICE = Notice(

@@ -20,8 +20,8 @@ from kvoffload.tiers.resp_connection import Answer, RespConnection
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_nodes import ValkeyNodes, as_bytes
 from kvoffload.valkey_address import ValkeyAddress
-from tests.unit.daemon.remote_client import make_keys
-from tests.unit.daemon.test_server_tiers import await_that
+from tests.kit.server.remote_client import make_keys
+from tests.unit.server.tiering.test_server_tiers import await_that
 from tests.unit.tiers.valkey_server import Server, ask, serve
 
 SECRET = b"what only the fleet knows"

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 from kvoffload.cache import CacheTerms
-from kvoffload.daemon.server import CacheServer
-from kvoffload.daemon.tier_terms import TierPlan, TierTerms
+from kvoffload.server.loop import CacheServer
+from kvoffload.server.tiering.terms import TierPlan, TierTerms
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.units import GIB, MIB
 from tests.unit.cli.test_web import web
-from tests.unit.daemon.test_server_tiers import serving
+from tests.unit.server.tiering.test_server_tiers import serving
 from tests.unit.web.browser import Browser, browsing
 from tests.unit.web.prompt_load import PromptLoad
 from tests.unit.web.test_page import WIDTHS

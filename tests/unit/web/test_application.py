@@ -16,13 +16,13 @@ from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms
 from kvoffload.config import load_settings
-from kvoffload.daemon.server import CacheServer
 from kvoffload.metrics.exposition import OPEN_TYPE
 from kvoffload.protocol import Role
+from kvoffload.server.loop import CacheServer
 from kvoffload.web.application import Application, hide_secrets
 from kvoffload.web.http_message import HttpError, Response
 from kvoffload.web.watcher import Watcher
-from tests.unit.daemon.test_server_tiers import await_that, serving
+from tests.unit.server.tiering.test_server_tiers import await_that, serving
 from tests.unit.web.test_routes import TOKEN, ask
 
 WAIT_S = 30.0

@@ -14,7 +14,7 @@ import pytest
 
 from kvoffload.web.page import make_policy, read_page
 from tests.unit.cli.test_web import get, web
-from tests.unit.daemon.test_server_tiers import await_that, disk_below, serving
+from tests.unit.server.tiering.test_server_tiers import await_that, disk_below, serving
 from tests.unit.web.browser import Browser, browsing
 from tests.unit.web.prompt_load import PromptLoad
 

@@ -1,0 +1,30 @@
+"""What the cache server decides: sessions, answers, events. Must not import vllm or torch.
+
+The core is a state machine of one thread: time, credentials and descriptors are handed in, what is to be sent comes
+out. Sockets, memory and the event loop lie around it, in `server`.
+"""
+
+from kvoffload.server.core import ServerCore
+from kvoffload.server.outbox import SendMemory, ToConnection, ToLifeline
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.sessions.domain import DomainTerms, TenantTerms
+from kvoffload.server.sessions.session import Guest, OwnedDescriptor, Peer
+from kvoffload.server.sessions.session_table import SessionTable
+from kvoffload.server.terms import CoreTerms, RemoteTerms, ServerLimits
+
+__all__ = [
+    "CoreTerms",
+    "DomainTerms",
+    "Guest",
+    "OwnedDescriptor",
+    "Peer",
+    "RemoteTerms",
+    "SendMemory",
+    "ServedCache",
+    "ServerCore",
+    "ServerLimits",
+    "SessionTable",
+    "TenantTerms",
+    "ToConnection",
+    "ToLifeline",
+]

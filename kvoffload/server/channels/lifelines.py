@@ -1,0 +1,367 @@
+"""The server's end of all lifelines: a packet connection for each process, and what each is still to be sent.
+
+Packets and messages are known here; what is said, the core decides. Nothing blocks and nothing is unbounded: who does
+not greet makes room for others, and who does not read is let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvoffload.errors import PacketError
+from kvoffload.packets import MAX_DESCRIPTORS, Credentials, Packet, PacketSocket, close_all
+from kvoffload.protocol import (
+    CODEC,
+    Call,
+    Channel,
+    Error,
+    ErrorCode,
+    Farewell,
+    Greeting,
+    Holding,
+    Offer,
+    ProtocolFault,
+    ServerMessage,
+    answer_fault,
+)
+from kvoffload.server.channels.open_files import is_of_reserve
+from kvoffload.server.channels.unix_listener import UnixListener
+from kvoffload.server.channels.unread_descriptors import UnreadDescriptors
+from kvoffload.server.shares import has_share
+
+logger = logging.getLogger(__name__)
+
+MAX_LIFELINES = 8192
+"""Of all users. None gets all of them."""
+MAX_UNGREETED = 64
+"""Connections that have not greeted; for a newer one goes the oldest of whoever has most."""
+MAX_QUEUED = 512
+"""Packets that a process has not read: the memory of 100,000 segments."""
+READ_S = 10.0
+"""Whoever has read nothing for so long is let go if others wait for descriptors."""
+ACCEPTS_AT_ONCE = 64
+PACKETS_AT_ONCE = 16
+"""Of one process, before the others have their turn."""
+
+
+class Watcher(Protocol):
+    """The event loop: what it waits for on behalf of others."""
+
+    def watch(self, file: int, *, writes: bool, reads: bool = True) -> None:
+        """Readable, and with `writes` writable too; again for the same file: that from now on."""
+        ...
+
+    def unwatch(self, file: int) -> None:
+        """Nothing, if it is not watched."""
+        ...
+
+
+class LifelineHandler(Protocol):
+    """Who is told. May send to this and to other lifelines, and close them, meanwhile."""
+
+    def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
+        """Of a greeting. Takes the pidfd."""
+        ...
+
+    def wants_offer(self, lifeline: int, offer: Offer) -> bool:
+        """Else its descriptors are not taken."""
+        ...
+
+    def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
+        """Takes the descriptors."""
+        ...
+
+    def on_holding(self, lifeline: int, holding: Holding) -> None: ...
+
+    def on_farewell(self, lifeline: int, farewell: Farewell) -> None: ...
+
+    def on_end(self, lifeline: int) -> None:
+        """Of one that has greeted: its process is gone, or was let go."""
+        ...
+
+
+@dataclass(eq=False)
+class _Line:
+    number: int
+    end: PacketSocket
+    credentials: Credentials
+    has_greeted: bool = False
+    events: int = 0
+    queue: deque[tuple[bytes, tuple[int, ...]]] = field(default_factory=deque)
+    owned: set[int] = field(default_factory=set)
+    """Descriptors that are closed once they are sent, or the line ends."""
+
+    @property
+    def uid(self) -> int:
+        return self.credentials.uid
+
+    def close_owned(self, sent: Sequence[int]) -> None:
+        done = self.owned.intersection(sent)
+        self.owned -= done
+        close_all(list(done))
+
+
+class Lifelines:
+    """Belongs to the thread of the event loop, which calls `on_ready` for files that it was asked to watch."""
+
+    def __init__(self, listener: UnixListener, watcher: Watcher, handler: LifelineHandler, *, boot_id: int) -> None:
+        self._listener = listener
+        self._watcher = watcher
+        self._handler = handler
+        self._boot_id = boot_id
+        self._last = 0
+        self._lines: dict[int, _Line] = {}
+        self._by_file: dict[int, _Line] = {}
+        self._ungreeted: dict[int, _Line] = {}
+        self._users: Counter[int] = Counter()
+        self._unread = UnreadDescriptors()
+        self._waiting: dict[int, _Line] = {}
+        """Whose next packet has descriptors that cannot be sent for now."""
+        self._is_full = False
+        """The listener is not watched: this process has no descriptor left."""
+        watcher.watch(listener.fileno(), writes=False)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
+        """False: the file is none of these."""
+        if file == self._listener.fileno():
+            for _ in range(ACCEPTS_AT_ONCE):
+                if not self._accept():
+                    break
+            return True
+        line = self._by_file.get(file)
+        if line is None:
+            return False
+        if writes:
+            self._flush(line)
+        if reads:
+            self._read(line)
+        return True
+
+    def send_reply(self, lifeline: int, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
+        """Nothing, if the lifeline has ended. The descriptors stay the caller's, and open until they are sent."""
+        line = self._lines.get(lifeline)
+        if line is not None:
+            self._send(line, message, number, descriptors)
+
+    def send_event(
+        self, lifeline: int, message: ServerMessage, descriptors: Sequence[int] = (), *, taken: Sequence[int] = ()
+    ) -> bool:
+        """False: the lifeline has ended. Those of the descriptors that are `taken` are closed once they are sent."""
+        line = self._lines.get(lifeline)
+        if line is None:
+            close_all(taken)
+            return False
+        line.owned.update(taken)
+        line.events += 1
+        self._send(line, message, line.events, descriptors)
+        return True
+
+    def end(self, lifeline: int) -> None:
+        """Lets a process go."""
+        line = self._lines.get(lifeline)
+        if line is not None:
+            self._end(line)
+
+    def tick(self, now_s: float) -> None:
+        """To be called now and then: what could not be sent is tried again."""
+        if not self._waiting:
+            return
+        for line in list(self._waiting.values()):
+            self._flush(line)
+        silent = self._unread.find_silent(now_s, silence_s=READ_S) if self._waiting else None
+        if silent is not None:
+            logger.warning("a process of user %d has not read its descriptors: it is let go", self._lines[silent].uid)
+            self.end(silent)
+
+    def stop_listening(self) -> None:
+        """Nobody new; what is there stays. The listener's path is its owner's to close."""
+        if self._listener.fileno() != -1:
+            if not self._is_full:
+                self._watcher.unwatch(self._listener.fileno())
+            self._listener.stop()
+
+    def close(self) -> None:
+        """Lets all go. The handler is told of each."""
+        self.stop_listening()
+        for line in list(self._lines.values()):
+            self._end(line)
+
+    def _accept(self) -> bool:
+        try:
+            connected = self._listener.accept()
+        except OSError as fault:
+            # Who knocks would be told to us again and again. The next one that leaves makes room.
+            logger.warning("nobody new is let in until somebody leaves: %s", fault.strerror)
+            self._watcher.unwatch(self._listener.fileno())
+            self._is_full = True
+            return False
+        if connected is None:
+            return False
+        end = PacketSocket(connected)
+        try:
+            credentials = end.credentials()
+        except PacketError:
+            end.close()
+            return True
+        self._last += 1
+        line = _Line(self._last, end, credentials)
+        has_room = has_share(self._users[credentials.uid], total=len(self._lines), limit=MAX_LIFELINES)
+        if not has_room or is_of_reserve(end.fileno()):
+            full = Error(code=ErrorCode.BUSY, message=f"greeting: there are {len(self._lines)} lifelines")
+            with contextlib.suppress(PacketError):
+                end.send(self._encode(full, 0))
+            end.close()
+            return True
+        if len(self._ungreeted) >= MAX_UNGREETED:
+            ((uid, _),) = Counter(one.credentials.uid for one in self._ungreeted.values()).most_common(1)
+            self._end(next(one for one in self._ungreeted.values() if one.credentials.uid == uid))
+        self._users[credentials.uid] += 1
+        self._lines[line.number] = self._by_file[end.fileno()] = self._ungreeted[line.number] = line
+        self._watcher.watch(end.fileno(), writes=False)
+        return True
+
+    def _read(self, line: _Line) -> None:
+        for _ in range(PACKETS_AT_ONCE):
+            if line.number not in self._lines:
+                return
+            data = line.end.peek()
+            if data is None:
+                return
+            call = CODEC.decode_call(data, channel=Channel.LIFELINE)
+            pidfd = self._open_pidfd(line, call)
+            try:
+                packet = line.end.receive(self._count_wanted(line, call, pidfd), drops_rest=True)
+            except PacketError:
+                close_all([] if pidfd is None else [pidfd])
+                self._end(line)
+                return
+            assert packet is not None
+            with packet:
+                self._serve(line, call, packet, pidfd)
+
+    def _open_pidfd(self, line: _Line, call: Call | ProtocolFault) -> int | None:
+        """Of a process that greets, where the kernel can tell who it is."""
+        if isinstance(call, ProtocolFault) or not isinstance(call.message, Greeting):
+            return None
+        return line.end.open_pidfd() or _open_pidfd(line.credentials.pid)
+
+    def _count_wanted(self, line: _Line, call: Call | ProtocolFault, pidfd: int | None) -> int:
+        """How many descriptors of its packet are taken. What is not wanted never is."""
+        if isinstance(call, ProtocolFault):
+            return 0
+        if isinstance(call.message, Greeting):
+            return int(pidfd is None)
+        if not line.has_greeted or not isinstance(call.message, Offer):
+            return 0
+        return MAX_DESCRIPTORS if self._handler.wants_offer(line.number, call.message) else 0
+
+    def _serve(self, line: _Line, call: Call | ProtocolFault, packet: Packet, pidfd: int | None) -> None:
+        if isinstance(call, ProtocolFault):
+            self._send(line, answer_fault(call), call.number)
+            if not line.has_greeted:
+                self._end(line)
+            return
+        message = call.message
+        if isinstance(message, Greeting):
+            self._greet(line, call, packet, pidfd)
+        elif not line.has_greeted:
+            self._send(line, _refuse(message.op, "greet first"), call.number)
+            self._end(line)
+        elif isinstance(message, Offer):
+            self._handler.on_offer(line.number, message, packet.take())
+        elif isinstance(message, Holding):
+            self._handler.on_holding(line.number, message)
+        elif isinstance(message, Farewell):
+            self._handler.on_farewell(line.number, message)
+
+    def _greet(self, line: _Line, call: Call, packet: Packet, pidfd: int | None) -> None:
+        sent = packet.take()
+        if pidfd is None and sent and _is_pidfd(sent[0]):
+            # The process has another pid namespace, and the kernel is too old to tell us.
+            pidfd = sent.pop(0)
+        close_all(sent)
+        line.has_greeted = True
+        # All counts begin anew with a greeting.
+        line.events = 0
+        self._ungreeted.pop(line.number, None)
+        self._handler.on_greeting(line.number, call, line.credentials, pidfd)
+
+    def _send(self, line: _Line, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
+        if len(line.queue) >= MAX_QUEUED:
+            self._end(line)
+            return
+        line.queue.append((self._encode(message, number), tuple(descriptors)))
+        if len(line.queue) == 1:
+            self._flush(line)
+
+    def _flush(self, line: _Line) -> None:
+        self._waiting.pop(line.number, None)
+        try:
+            while line.queue and self._send_next(line):
+                pass
+        except PacketError:
+            self._end(line)
+            return
+        if line.number in self._lines:
+            self._watcher.watch(line.end.fileno(), writes=bool(line.queue) and line.number not in self._waiting)
+
+    def _send_next(self, line: _Line) -> bool:
+        """False: it is to be tried again, when the line can be written to or, if it waits, by the timer."""
+        data, descriptors = line.queue[0]
+        may_send = not descriptors or self._unread.may_send(line.uid, len(descriptors))
+        if not may_send or not line.end.send(data, descriptors):
+            if not may_send or line.end.is_crowded:
+                self._waiting[line.number] = line
+            return False
+        line.queue.popleft()
+        if descriptors:
+            self._unread.note_sent(line.number, line.uid, line.end, len(descriptors))
+            line.close_owned(descriptors)
+        return True
+
+    def _end(self, line: _Line) -> None:
+        if self._lines.pop(line.number, None) is None:
+            return
+        self._ungreeted.pop(line.number, None)
+        self._waiting.pop(line.number, None)
+        self._unread.forget(line.number)
+        self._users[line.credentials.uid] -= 1
+        # A user who is gone costs nothing.
+        self._users += Counter()
+        del self._by_file[line.end.fileno()]
+        self._watcher.unwatch(line.end.fileno())
+        line.end.close()
+        line.close_owned(tuple(line.owned))
+        if self._is_full and self._listener.fileno() != -1:
+            self._is_full = False
+            self._watcher.watch(self._listener.fileno(), writes=False)
+        if line.has_greeted:
+            self._handler.on_end(line.number)
+
+    def _encode(self, message: ServerMessage, number: int) -> bytes:
+        return CODEC.encode_answer(message, number=number, boot_id=self._boot_id, channel=Channel.LIFELINE)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """The process has its lifeline open, so the number is still its own."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _is_pidfd(descriptor: int) -> bool:
+    return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[pidfd]"
+
+
+def _refuse(op: int, line: str) -> Error:
+    return Error(code=ErrorCode.NOT_GREETED, message=line, about_op=op)

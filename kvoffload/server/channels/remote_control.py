@@ -1,0 +1,171 @@
+"""The control channel over TCP: a ROUTER of its own, CurveZMQ keys, and who is known by them.
+
+It has a ZeroMQ context, and so a thread, of its own: handshakes cost the engines of this machine no time. Everything is
+bounded: connections by the gate, a handshake by its deadline, frames by their size and number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from kvoffload.errors import ConfigError
+from kvoffload.server.channels.lifelines import Watcher
+from kvoffload.server.channels.tcp_gate import TcpGate
+from kvoffload.server.sessions.session import Guest
+from kvoffload.server.terms import RemoteTerms
+
+logger = logging.getLogger(__name__)
+
+FRAME_BYTES = 16 << 10
+"""An observer has little to say."""
+QUEUED_IN, QUEUED_OUT = 32, 256
+"""Frames of one connection."""
+HANDSHAKE_MS = 5000
+HEARTBEAT_MS, SILENCE_MS = 10_000, 30_000
+REQUESTS_AT_ONCE = 16
+"""Of keys to be looked up, before others have their turn."""
+DROPPED_AT_ONCE = 16
+"""Frames of whoever was let in and is nobody any more; others have their turn then."""
+
+_MARK = b"tcp".ljust(512, b"\0")
+"""Begins the keys of these connections. Those of the Unix socket are shorter."""
+_KEY_BYTES = 40
+_NO_KEY = bytes(_KEY_BYTES)
+
+
+class RemoteControl:
+    """Belongs to the thread of the event loop."""
+
+    def __init__(self, terms: RemoteTerms, path: Path, watcher: Watcher, *, handshake_ms: int = HANDSHAKE_MS) -> None:
+        """`path`: a Unix socket between gate and ROUTER. ConfigError: the address is not to be had, or needs keys."""
+        if terms.keys is None and not terms.address.is_loopback:
+            raise ConfigError(
+                f"{terms.address} can be reached from other machines, and there are no keys",
+                remedy="make some with `kvoffload keys new` and set key_file, or listen at 127.0.0.1",
+            )
+        self._terms = terms
+        self._path = path
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        # Who asks for a key to be looked up finds it before anybody can connect.
+        self._lookup = self._context.socket(zmq.REP)
+        self._lookup.bind("inproc://zeromq.zap.01")
+        self._router = self._context.socket(zmq.ROUTER)
+        try:
+            self._bind(handshake_ms)
+            self._gate = TcpGate(terms.address, path, watcher)
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        return str(self._gate.address)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """For a poller: what `receive` reads, and what `look_up_keys` does."""
+        return self._router, self._lookup
+
+    @property
+    def gate(self) -> TcpGate:
+        return self._gate
+
+    def is_remote(self, connection: bytes) -> bool:
+        """Whether a connection is one of these."""
+        return connection.startswith(_MARK)
+
+    def receive(self) -> tuple[bytes, Guest, bytes] | None:
+        """The next connection, who it is, and a frame; None: there is none, or not in this turn. A message of several
+        parts has no bytes."""
+        for _ in range(DROPPED_AT_ONCE):
+            try:
+                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            key = self._find_key(parts[-1])
+            guest = self._terms.stranger if key is None else self._find_guest(key.decode())
+            if guest is not None:
+                frame = parts[1].bytes if len(parts) == 2 else b""
+                return _MARK + (key or _NO_KEY) + parts[0].bytes, guest, frame
+        return None
+
+    def _find_guest(self, key: str) -> Guest | None:
+        """Another thread may take it away between the two steps of `get`."""
+        try:
+            return self._terms.guests.get(key)
+        except KeyError:
+            return None
+
+    def send(self, connection: bytes, frame: bytes) -> bool:
+        """False: the connection is gone, or has not read what it was sent before."""
+        try:
+            self._router.send_multipart([connection[len(_MARK) + _KEY_BYTES :], frame], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def look_up_keys(self) -> None:
+        """Answers connections that have shown that a key is theirs, by ZeroMQ's protocol for that (RFC 27)."""
+        for _ in range(REQUESTS_AT_ONCE):
+            try:
+                version, number, *_, mechanism, key = self._lookup.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            name = z85.encode(key)
+            is_known = mechanism == b"CURVE" and name.decode() in self._terms.guests
+            if not is_known:
+                logger.debug("a client with key %s is not let in", name.decode())
+            verdict = (b"200", b"", name) if is_known else (b"400", b"this key is not known here", b"")
+            with contextlib.suppress(zmq.ZMQError):
+                self._lookup.send_multipart([version, number, *verdict, b""], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self._gate.close()
+        self._close_sockets()
+
+    def _bind(self, handshake_ms: int) -> None:
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.MAXMSGSIZE, FRAME_BYTES),
+            (zmq.SNDHWM, QUEUED_OUT),
+            (zmq.RCVHWM, QUEUED_IN),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.HANDSHAKE_IVL, handshake_ms),
+            # A machine that was switched off says nothing, not even that it is gone.
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),
+        ):
+            self._router.setsockopt(option, value)
+        if self._terms.keys is not None:
+            self._router.setsockopt(zmq.CURVE_SERVER, 1)
+            self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._terms.keys.public)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._terms.keys.secret)
+            # Nobody is let in whose key was not looked up.
+            self._router.setsockopt(zmq.ZAP_DOMAIN, b"kvoffload")
+            self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        former = os.umask(0o177)
+        try:
+            self._router.bind(f"ipc://{self._path}")
+        except zmq.ZMQError as fault:
+            raise ConfigError(
+                f"socket {self._path} cannot be used: {fault.strerror}", remedy="choose another path for the server"
+            ) from fault
+        finally:
+            os.umask(former)
+
+    def _find_key(self, frame: zmq.Frame) -> bytes | None:
+        """As our own look-up named it. None: there are no keys, and what a client says of itself is not asked."""
+        return None if self._terms.keys is None else str(frame["User-Id"]).encode()
+
+    def _close_sockets(self) -> None:
+        self._router.close(0)
+        self._lookup.close(0)
+        self._context.term()
+        with contextlib.suppress(OSError):
+            self._path.unlink()

@@ -1,0 +1,411 @@
+"""The server as a state machine: what comes in, with the time at which it did; out comes what is to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from kvoffload.protocol import (
+    Adopt,
+    AdoptAnswer,
+    AdoptVerdict,
+    Agreement,
+    Arrival,
+    Bye,
+    Call,
+    ClientMessage,
+    Closing,
+    ClosingReason,
+    Done,
+    Drain,
+    Draining,
+    Error,
+    ErrorCode,
+    Greeting,
+    Hello,
+    Holding,
+    Mark,
+    Prefetch,
+    Promote,
+    ProtocolFault,
+    Quarantine,
+    Register,
+    Registered,
+    ServerMessage,
+    Subscribe,
+    Subscribed,
+    Welcome,
+    advance,
+    answer_fault,
+    check_call,
+)
+from kvoffload.protocol.message import OneWay
+from kvoffload.protocol.survey import FollowBlock
+from kvoffload.server.drain import DrainState, check_operator
+from kvoffload.server.event_feed import EventFeed, Space
+from kvoffload.server.operators.counts import describe_draining
+from kvoffload.server.operators.fault_log import FaultLog
+from kvoffload.server.operators.insight import ExpressCounts, InsightDesk
+from kvoffload.server.operators.prompt_ledger import OnPrompt
+from kvoffload.server.operators.survey import SurveyDesk
+from kvoffload.server.outbox import Later, Sendable, SendMemory, ToConnection, ToLifeline
+from kvoffload.server.peer_links import LinkOffice, peer_calls
+from kvoffload.server.refusal import refuse
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.sessions.adoption import AdoptionDesk
+from kvoffload.server.sessions.domain import Domain, DomainTerms
+from kvoffload.server.sessions.former_memory import count_former, hear_holding
+from kvoffload.server.sessions.registration import Identities, open_express
+from kvoffload.server.sessions.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
+from kvoffload.server.sessions.session_table import SessionTable
+from kvoffload.server.terms import CoreTerms
+from kvoffload.server.tiering.chain import TierChain
+from kvoffload.server.tiering.requests import TierDesk
+
+_ENDS_WITH_DRAIN = (Adopt, Promote)
+_FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
+
+_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage] | None
+"""None: there is none. A call: it takes long to find, on whatever thread."""
+
+
+class ServerCore:
+    """Belongs to one thread. Knows no socket and no clock: `now_ns` is CLOCK_MONOTONIC where it counts.
+
+    Whatever a peer sends is answered by a value; nothing here raises for it. A fault of the cache is INTERNAL to the
+    one that met it.
+    """
+
+    def __init__(
+        self,
+        terms: CoreTerms,
+        domains: Sequence[DomainTerms],
+        *,
+        draw: Callable[[], int],
+        on_heard: Callable[[bool], None] = lambda _: None,
+        tiers: Mapping[str, TierChain] = MappingProxyType({}),
+        links: LinkOffice | None = None,
+        express: ExpressCounts | None = None,
+        on_prompt: OnPrompt | None = None,
+    ) -> None:
+        """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
+        wants to hear of blocks that are stored; `tiers`, by domain, always do."""
+        self._terms = terms
+        self._domains = {domain.name: Domain(domain, terms.handshake, tiers.get(domain.name)) for domain in domains}
+        self._feed = EventFeed(terms.limits, on_heard)
+        self._sessions = SessionTable(
+            self._domains,
+            boot_id=terms.boot_id,
+            limits=terms.limits,
+            draw=draw,
+            on_disconnect=self._feed.unsubscribe,
+        )
+        self._adoption = AdoptionDesk()
+        self._drain = DrainState()
+        self._closing: Closing | None = None
+        self._faults = FaultLog()
+        self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
+        self._insight = InsightDesk(self._domains, clear=self.clear, express=express, on_prompt=on_prompt)
+        self._survey = SurveyDesk(self._sessions, self._tiers)
+        self._identities = Identities(terms.limits, self._sessions, self._feed.forget)
+        self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
+            Register: self._register,
+            Adopt: self._adopt,
+            **peer_calls(links, self._identities),
+            Mark: lambda _, __: Done(),
+            **self._insight.handlers,
+            **self._survey.handlers,
+            Subscribe: self._subscribe,
+        }
+
+    @property
+    def sessions(self) -> SessionTable:
+        """To be read only."""
+        return self._sessions
+
+    @property
+    def feed(self) -> EventFeed:
+        """What subscribers are to be told."""
+        return self._feed
+
+    @property
+    def tiers(self) -> TierDesk:
+        """The traffic with what lies below memory, which the loop keeps going."""
+        return self._tiers
+
+    def attach_memory(self, domain: str, cache: ServedCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
+        """The domain serves from here on: memory was taken, or that of an old server adopted."""
+        self._adoption.forget(domain)
+        self._domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
+        self._faults.attempt(f"attaching tiers to domain {domain!r}", self._tiers.attach, domain, cache)
+        waiting = self._sessions.attach(self._domains[domain])
+        return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
+
+    def refuse_offer(self, session: EngineSession, verdict: AdoptVerdict) -> None:
+        """The memory that this session offered was no use; another may be."""
+        self._adoption.refuse(session, verdict)
+
+    def is_offer_wanted(self, lifeline: int, former_boot_id: int) -> bool:
+        """Whether what a process offers was asked for."""
+        session = self._sessions.find_lifeline(lifeline)
+        return session is not None and self._adoption.is_wanted(session, former_boot_id)
+
+    def count_offered(self, lifeline: int) -> int:
+        """Of how many segments the memory is that this process was asked for."""
+        session = self._sessions.find_lifeline(lifeline)
+        return 0 if session is None else self._adoption.count_segments(session)
+
+    def greet(
+        self, lifeline: int, call: Call, peer: Peer, pidfd: OwnedDescriptor | None, now_ns: int
+    ) -> list[Sendable]:
+        """A greeting came in on a lifeline. Takes the pidfd, whatever the answer."""
+        message = call.message
+        assert isinstance(message, Greeting)
+        if call.is_late(now_ns):
+            if pidfd is not None:
+                pidfd.close()
+            return []
+        greet = partial(self._sessions.greet, may_open=not self._drain.is_on)
+        found = self._faults.serve(message, greet, lifeline, message, peer, pidfd)
+        if isinstance(found, Error):
+            refusal = self._refuse_draining(message) if found.code is ErrorCode.DRAINING else found
+            self._insight.note_answer(refusal)
+            return [ToLifeline(lifeline, refusal, call.number)]
+        session, is_reopened = found
+        protocol = min(session.domain.handshake.protocol_max, message.protocol_max)
+        welcome = Welcome(
+            protocol=protocol,
+            session=session.number,
+            domain=session.domain.name,
+            control=self._terms.control,
+            pid=self._terms.pid,
+            uid=self._terms.uid,
+            seen_pid=peer.pid,
+            seen_uid=peer.uid,
+            is_reopened=is_reopened,
+            software=session.domain.handshake.software,
+        )
+        sent: list[Sendable] = [ToLifeline(lifeline, welcome, call.number)]
+        if session.cache_session is not None:
+            sent.append(SendMemory(lifeline, session.domain.name, session.domain.adopted_boot_id))
+        sent += open_express(session)
+        if self._closing is not None:
+            sent.append(ToLifeline(lifeline, self._closing))
+        return sent
+
+    def close_lifeline(self, lifeline: int) -> None:
+        """A lifeline came to its end, or a farewell on it. Only exits free what its session holds."""
+        self._faults.attempt("close_lifeline", self._sessions.close_lifeline, lifeline)
+
+    def hear_holding(self, lifeline: int, message: Holding) -> list[Sendable]:
+        """What a process has of former servers' memory; which processes are asked to let go of theirs."""
+        session = self._sessions.find_lifeline(lifeline)
+        return [] if session is None else [*hear_holding(session, lifeline, message)]
+
+    def count_former(self, domain: str, own: int) -> int:
+        """Bytes of former servers' memory that the domain's engines still have. `own`: the name of the present one."""
+        return count_former(self._sessions, domain, own)
+
+    def close_connection(self, connection: bytes) -> None:
+        """Nothing can be sent on this control connection any more."""
+        self._sessions.close_connection(connection)
+
+    def handle(self, connection: bytes, call: Call, now_ns: int, *, uid: int | None = None) -> list[Sendable]:
+        """A message came in on the control channel. The answer to it comes first, or a `Later` about it.
+
+        `uid` is the connection's user by the kernel's word, without which a server of several domains serves nobody.
+        """
+        if call.is_late(now_ns) and not isinstance(call.message, OneWay):
+            return []
+        behind: list[Sendable] = []
+        answer = self._faults.serve(call.message, self._serve, connection, call, now_ns, uid, behind)
+        if callable(answer):
+            return [Later(connection, call.message, call.number, answer), *behind]
+        return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
+
+    def finish(self, later: Later, find: Callable[[], ServerMessage]) -> list[Sendable]:
+        """What `later` was to find is found: `find` returns or raises it."""
+        return [self._answer(later.connection, self._faults.serve(later.request, find), later.number)]
+
+    def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
+        """A message came in over TCP, on a connection whose key nobody on the Unix socket can have. Its session is the
+        connection's own and is called 0 there; its sender's clock says nothing here.
+        """
+        message = call.message
+        session = self._sessions.hear_guest(connection)
+        if call.session or (session is None and not isinstance(message, Hello | Bye)):
+            line = "the session over TCP is 0, and begins with hello"
+            return [self._answer(connection, refuse(message, ErrorCode.NO_SESSION, line), call.number)]
+        if session is None and isinstance(message, Hello):
+            session = self._sessions.open_guest(connection, guest)
+            if session is None:
+                return [self._answer(connection, refuse(message, ErrorCode.BUSY, "too many sessions"), call.number)]
+        number = 0 if session is None else session.number
+        sent = self.handle(connection, call._replace(session=number, expires_ns=0), now_ns)
+        if self._sessions.find_connection(connection) is None:
+            self._sessions.close_connection(connection)
+        return sent
+
+    def handle_fault(self, connection: bytes, fault: ProtocolFault) -> list[Sendable]:
+        """A frame came in that is no message. If it was a one-way message, it is counted."""
+        behind: list[Sendable] = []
+        answer: ServerMessage = answer_fault(fault)
+        known = self._sessions.find_connection(connection)
+        if known is not None and _FIRST_ONE_WAY <= fault.op < _END_ONE_WAY:
+            arrival = known.one_way.accept(fault.number)
+            if arrival is not Arrival.IN_ORDER:
+                answer = self._reset(known, arrival, fault.op, behind)
+        return [self._answer(connection, answer, fault.number), *behind]
+
+    def overflow(self, connection: bytes, call: Call) -> list[Sendable]:
+        """There was no room for this message of a connection; a lost one-way message ends its session's connection."""
+        known = self._sessions.find_connection(connection)
+        if not isinstance(call.message, OneWay) or known is None:
+            return [self._answer(connection, refuse(call.message, ErrorCode.BUSY, "too many at once"), call.number)]
+        behind: list[Sendable] = []
+        answer = self._reset(known, known.one_way.overflow(), call.message.op, behind)
+        return [self._answer(connection, answer, call.number), *behind]
+
+    def tick(self) -> None:
+        """To be called now and then, and when a process has exited: takes back what ended sessions held, and finds what
+        subscribers have to be told."""
+        self._faults.attempt("reclaim", self._sessions.reclaim)
+        self._faults.attempt("sweep", self._sweep)
+        self._faults.attempt("look", self._tiers.look)
+
+    def clear(self, domain: str, name_space: int) -> int:
+        """Forgets all blocks of a registered identity; how many there were."""
+        cache, fingerprint = self._domains[domain].cache, self._domains[domain].fingerprints[name_space]
+        assert cache is not None
+        count = cache.clear(name_space)
+        self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
+        return count
+
+    def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
+        """An engine's blocks became readable."""
+        self._feed.tell_stored(space, group, hashes, parents)
+        self._tiers.note_stored(space, group, hashes, parents)
+
+    def start_drain(
+        self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0
+    ) -> list[Sendable]:
+        """Nothing new from now on; what all processes are told, once. Who had a session may come back to it, and is
+        told then."""
+        if not self._drain.start(now_ns, deadline_ms):
+            return []
+        after_ms = self._terms.successor_after_ms if reason is ClosingReason.REPLACED else 0
+        closing = self._closing = Closing(reason=reason, retry_after_ms=after_ms)
+        return [ToLifeline(lifeline, closing) for session in self._sessions for lifeline in session.processes]
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it has begun to end."""
+        return self._drain.is_on
+
+    def is_drained(self, now_ns: int) -> bool:
+        """Whether the server may end."""
+        found = self._count_draining()
+        return self._drain.is_over(now_ns, holds_something=bool(found.leases or found.reserved))
+
+    def _sweep(self) -> None:
+        for domain in self._domains.values():
+            if domain.cache is not None:
+                self._feed.sweep(domain.name, domain.cache)
+
+    def _serve(self, key: bytes, call: Call, now_ns: int, uid: int | None, behind: list[Sendable]) -> _Answer:
+        message = call.message
+        connection = self._sessions.find_connection(key)
+        session = self._sessions.find(call.session)
+        if isinstance(message, Bye) and connection is None:
+            return Done()
+        is_other = connection is not None and connection.session is not session
+        if session is not None and isinstance(message, Hello):
+            is_other = is_other or not self._sessions.may_connect(key, session, uid)
+        if session is None or not session.is_open or is_other:
+            return refuse(message, ErrorCode.NO_SESSION, f"session {call.session} is not open on this connection")
+        if isinstance(message, Hello):
+            return self._greet_connection(key, connection, session, message)
+        if connection is None:
+            return refuse(message, ErrorCode.NOT_GREETED, "it came before hello was accepted")
+        if isinstance(message, OneWay):
+            arrival = connection.one_way.accept(call.number)
+            if arrival is not Arrival.IN_ORDER:
+                return self._reset(connection, arrival, message.op, behind)
+        return None if call.is_late(now_ns) else self._serve_connection(connection, call, now_ns, behind)
+
+    def _serve_connection(self, connection: Connection, call: Call, now_ns: int, behind: list[Sendable]) -> _Answer:
+        message = call.message
+        refusal = check_call(connection.agreed, message) or check_operator(self._terms, connection.session, message)
+        if refusal is not None:
+            return refusal
+        if self._drain.is_on and isinstance(message, _ENDS_WITH_DRAIN):
+            return self._refuse_draining(message)
+        if isinstance(message, Bye):
+            return self._part(connection, message, behind)
+        if isinstance(message, Drain):
+            behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
+            return self._count_draining()
+        if isinstance(message, Promote | Prefetch | FollowBlock):
+            serve = self._survey.follow if isinstance(message, FollowBlock) else self._tiers.serve
+            return serve(connection, call, now_ns)
+        answer = self._handlers[type(message)](connection, message)
+        if isinstance(answer, Registered):
+            behind += open_express(connection.session)
+        return answer
+
+    def _greet_connection(
+        self, key: bytes, connection: Connection | None, session: EngineSession, message: Hello
+    ) -> ServerMessage:
+        before = connection.agreed if connection is not None else Agreement()
+        agreed = advance(session.domain.handshake, before, message)
+        if isinstance(agreed, Error):
+            return agreed
+        self._sessions.connect(key, session, agreed)
+        return agreed.describe(session.domain.handshake)
+
+    def _part(self, connection: Connection, message: Bye, behind: list[Sendable]) -> ServerMessage:
+        if message.one_way_count != connection.one_way.received:
+            # The last ones were lost, which no number after them will show.
+            return self._reset(connection, Arrival.GAP, message.op, behind)
+        connection.session.parted += 1
+        self._sessions.close_connection(connection.key)
+        return Done()
+
+    def _reset(self, connection: Connection, arrival: Arrival, op: int, behind: list[Sendable]) -> Error:
+        """What was lost is not guessed: the session keeps what it holds and has to be greeted anew."""
+        received = connection.one_way.received
+        line = f"one-way messages: {arrival.value} after number {received}; the session is quarantined"
+        told = Quarantine(code=ErrorCode.OUT_OF_ORDER, message=line)
+        behind += [ToLifeline(lifeline, told) for lifeline in connection.session.processes]
+        self._sessions.quarantine(connection.session)
+        return Error(code=ErrorCode.OUT_OF_ORDER, message=line, about_op=op)
+
+    def _answer(self, connection: bytes, answer: ServerMessage, number: int) -> ToConnection:
+        self._insight.note_answer(answer)
+        return ToConnection(connection, answer, number)
+
+    def _register(self, connection: Connection, message: Register) -> ServerMessage:
+        self._survey.keep_report(connection.session, message)
+        return self._identities.register(connection, replace(message, report=b""))
+
+    def _adopt(self, connection: Connection, message: Adopt) -> ServerMessage:
+        if connection.session.is_observer:
+            return refuse(message, ErrorCode.NOT_ALLOWED, "an observer has no memory")
+        return AdoptAnswer(verdict=self._adoption.judge(connection.session, message))
+
+    def _subscribe(self, connection: Connection, message: Subscribe) -> ServerMessage:
+        session = connection.session
+        if not self._feed.subscribe(connection.key, session.domain.name, message.name_spaces, owner=session.owner):
+            return refuse(message, ErrorCode.BUSY, "there are too many subscribers")
+        return Subscribed()
+
+    def _count_draining(self) -> Draining:
+        caches = [domain.cache for domain in self._domains.values() if domain.cache is not None]
+        return describe_draining((cache.stats for cache in caches), len(self._sessions))
+
+    def _refuse_draining(self, message: ClientMessage) -> Error:
+        refusal = refuse(message, ErrorCode.DRAINING, "this server ends, nothing new is taken")
+        return replace(refusal, retry_after_ms=self._terms.successor_after_ms)

@@ -1,0 +1,47 @@
+"""The way to the end of a server: nothing new, then nothing left, or the deadline."""
+
+from __future__ import annotations
+
+import hmac
+
+from kvoffload.protocol import ClientMessage, Error, ErrorCode
+from kvoffload.server.refusal import refuse
+from kvoffload.server.sessions.session import EngineSession
+from kvoffload.server.terms import CoreTerms
+
+_NS_PER_MS = 1_000_000
+
+
+class DrainState:
+    """Belongs to the thread of the server's core. Once on, it is not taken back."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._deadline_ns = 0
+
+    def start(self, now_ns: int, deadline_ms: int) -> bool:
+        """Whether this began it. A later one may only bring the deadline nearer; 0: there is none."""
+        if deadline_ms:
+            deadline_ns = now_ns + deadline_ms * _NS_PER_MS
+            self._deadline_ns = min(self._deadline_ns or deadline_ns, deadline_ns)
+        began = not self.is_on
+        self.is_on = True
+        return began
+
+    def is_over(self, now_ns: int, *, holds_something: bool) -> bool:
+        """Whether the server may end."""
+        is_late = 0 < self._deadline_ns <= now_ns
+        return self.is_on and (is_late or not holds_something)
+
+
+def check_operator(terms: CoreTerms, session: EngineSession, message: ClientMessage) -> Error | None:
+    """Who asks for what is for operators is one, or knows the token."""
+    if not message.is_for_operators:
+        return None
+    token, told = terms.operator_token, getattr(message, "token", "")
+    if token and hmac.compare_digest(told.encode(), token.encode()):
+        return None
+    if session.uid in terms.operator_uids if session.guest is None else session.guest.is_operator:
+        return None
+    who = f"user {session.uid}" if session.guest is None else "who comes over TCP with this key"
+    return refuse(message, ErrorCode.NOT_ALLOWED, f"{who} is no operator here")

@@ -1,0 +1,491 @@
+"""The cache server as a process: one loop around the core, its sockets, its memory and the clock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from kvoffload.cache import CacheOwner, CacheTerms
+from kvoffload.packets import Credentials, close_all
+from kvoffload.protocol import (
+    CAPABILITIES,
+    AdoptVerdict,
+    Call,
+    ClosingReason,
+    Error,
+    ErrorCode,
+    Express,
+    Farewell,
+    Holding,
+    Memory,
+    Offer,
+    Quarantine,
+    ServerTerms,
+)
+from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
+from kvoffload.server.channels.control_channels import ChannelTerms, ControlChannels
+from kvoffload.server.channels.descriptor import ReceivedDescriptor
+from kvoffload.server.channels.express_channels import ExpressChannels
+from kvoffload.server.channels.lifelines import Lifelines
+from kvoffload.server.channels.open_files import is_of_reserve
+from kvoffload.server.channels.unix_listener import UnixListener
+from kvoffload.server.core import ServerCore
+from kvoffload.server.operators.warning_feed import WarningFeed
+from kvoffload.server.outbox import Later, OpenExpress, Sendable, SendMemory, ToConnection
+from kvoffload.server.peer_links import PeeringPlan, open_office
+from kvoffload.server.private_life import PrivateLife, PrivateTerms
+from kvoffload.server.sessions.domain import DomainTerms
+from kvoffload.server.sessions.memory_record import MemoryRecord
+from kvoffload.server.sessions.pools import Pools
+from kvoffload.server.sessions.session import Peer
+from kvoffload.server.terms import CoreTerms, RemoteTerms, ServerLimits
+from kvoffload.server.tiering.chain import open_chains
+from kvoffload.server.tiering.terms import TierPlan
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+TAKING_TICK_S = 0.01
+"""While the first memory is being taken: engines wait for it."""
+EVENTS_AT_ONCE = 16
+LOG_PAUSE_NS = 2_000_000
+"""Between two looks at what was stored: engines that save block by block are not to keep the loop busy."""
+LAST_LOOKS = 64
+"""At what has come, before a private server ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPlan:
+    """What a server is to be."""
+
+    socket: Path
+    memory: Mapping[str, CacheTerms]
+    """By domain."""
+    domains: tuple[DomainTerms, ...] = (DomainTerms(name=""),)
+    mode: int = 0o600
+    group: int | None = None
+    adopt_wait_s: float = 0.0
+    """How long an engine that holds an old server's memory is waited for before new memory is taken."""
+    listen_wait_s: float = 0.0
+    """How long a server that ends is waited for where it has the socket."""
+    private: PrivateTerms | None = None
+    """None: it serves until it is stopped. Else it ends with its last engine, too."""
+    operator_uids: frozenset[int] = field(default_factory=lambda: frozenset({os.getuid()}))
+    operator_token: str = field(default="", repr=False)
+    remote: RemoteTerms | None = None
+    """None: nobody comes over TCP."""
+    tiers: Mapping[str, Sequence[TierPlan]] = field(default_factory=dict)
+    """Below memory, by domain."""
+    peering: PeeringPlan | None = None
+    """None: it serves no other servers."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    on_prompt: Callable[[int, int, int, bytes], None] | None = None
+
+
+@dataclass(eq=False)
+class _Offered:
+    """Descriptors of an old server's memory, as far as they have come."""
+
+    files: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        close_all(self.files)
+        self.files.clear()
+
+
+class CacheServer:
+    """One thread runs `run` or `turn`; `stop` may be called from any, and from a signal handler."""
+
+    def __init__(self, plan: ServerPlan, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """ConfigError: the socket cannot be used. Memory is taken later, beside the loop."""
+        self._plan = plan
+        self._clock_ns = clock_ns
+        self._boot_id = secrets.randbits(63) | 1
+        self._poller = zmq.Poller()
+        tenants = {
+            domain.name: {tenant.name: tenant.quota_bytes for tenant in domain.tenants} for domain in plan.domains
+        }
+        owners = {
+            domain.name: CacheOwner(domain=domain.name, boot_id=self._boot_id, users=domain.uids)
+            for domain in plan.domains
+        }
+        self._pools = Pools(plan.memory, owners, tenants)
+        self._offered: dict[int, _Offered] = {}
+        self._is_stopping = False
+        self._is_over = False
+        self._next_tick_ns = 0
+        self._watch_log_ns = 0
+        """When the log of stored blocks is looked at again; 0: it is watched."""
+        listener = self._listener = UnixListener(
+            plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
+        )
+        try:
+            self._channels = ControlChannels(
+                ChannelTerms(
+                    socket=plan.socket,
+                    boot_id=self._boot_id,
+                    mode=plan.mode,
+                    group=plan.group,
+                    tells_users=len(plan.domains) > 1,
+                    remote=plan.remote,
+                ),
+                self,
+            )
+        except BaseException:
+            listener.close()
+            raise
+        self._record = MemoryRecord(listener.lock_file)
+        self._express = ExpressChannels(boot_id=self._boot_id)
+        open_pidfd = partial(os.pidfd_open, os.getpid())
+        tiers = open_chains(plan.tiers, open_pidfd=open_pidfd)
+        self._express.watch_stored(bool(tiers))
+        self._peers = open_office(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
+        capabilities = CAPABILITIES - (set() if self._peers else {"peer"})
+        self._core = ServerCore(
+            CoreTerms(
+                boot_id=self._boot_id,
+                handshake=ServerTerms(capabilities=capabilities, domain="", software="kvoffload"),
+                control=self._channels.endpoint,
+                pid=os.getpid(),
+                uid=os.getuid(),
+                operator_uids=plan.operator_uids,
+                operator_token=plan.operator_token,
+                limits=plan.limits,
+            ),
+            plan.domains,
+            draw=lambda: secrets.randbits(32),
+            on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
+            tiers=tiers,
+            links=self._peers,
+            express=self._express,
+            on_prompt=plan.on_prompt,
+        )
+        for socket in self._channels.sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        peers = () if self._peers is None else (self._peers.fileno(),)
+        for file in (self._channels.local_file, self._express.fileno(), *self._core.tiers.files(), *peers):
+            self._poller.register(file, zmq.POLLIN)
+        self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
+        self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
+        self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
+        self._warnings = WarningFeed()
+        self._warnings.start()
+
+    @property
+    def boot_id(self) -> int:
+        return self._boot_id
+
+    @property
+    def remote_endpoint(self) -> str:
+        """Where it listens over TCP; empty: nowhere."""
+        return self._channels.remote_endpoint
+
+    @property
+    def has_memory(self) -> bool:
+        """The first of it, in all domains; engines that came before it wait."""
+        return len(self._pools.caches) == len(self._plan.memory)
+
+    @property
+    def _told_users(self) -> frozenset[int] | None:
+        """Who hears of warnings: lines may name others, whom a process of another domain is not to know."""
+        return None if len(self._plan.domains) == 1 else self._plan.operator_uids
+
+    def stop(self) -> None:
+        """Takes nothing new and ends when nobody holds anything."""
+        self._is_stopping = True
+
+    @property
+    def ready_bytes(self) -> int:
+        """Of memory, in all domains: what has its pages."""
+        return sum(cache.ready_bytes for cache in self._pools.caches.values())
+
+    def run(self, after_turn: Callable[[], None] = lambda: None) -> None:
+        """Until it was stopped and drained, or ends by itself."""
+        while self.turn(TICK_S):
+            after_turn()
+
+    def turn(self, timeout_s: float) -> bool:
+        """Waits for something to do, and does it. False: it was stopped or drained, and nobody holds anything any more;
+        or it is a private one, and nobody is left.
+
+        CacheMemoryError: there is no memory to serve.
+        """
+        self._take_memory()
+        # An operator's drain ends nothing before the next turn, so that its answer goes out.
+        is_draining = self._is_stopping or self._core.is_draining
+        if is_draining:
+            self._pools.stop_growing()
+        if self._is_stopping:
+            self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
+        self._serve_ready(self._bound_wait(timeout_s if self.has_memory else min(timeout_s, TAKING_TICK_S)))
+        self._send(self._core.tiers.advance(self._clock_ns()))
+        if self._clock_ns() >= self._next_tick_ns:
+            self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
+            for part in (self._core, self._channels, self._express, self._peers):
+                if part is not None:
+                    part.tick()
+            self._send([*self._warnings.tell(self._core.sessions, only_users=self._told_users)])
+            self._lifelines.tick(self._clock_ns() / 1e9)
+            if self._life is not None:
+                self._life.bound_log()
+        self._send_events()
+        self._is_over = (is_draining and self._is_drained()) or self._ends_by_itself()
+        return not self._is_over
+
+    def close(self) -> None:
+        """Lets go of everything. Memory stays for as long as engines have it mapped."""
+        self._is_stopping = True
+        # They may offer its memory to the next server.
+        is_held = any(session.processes and not session.is_observer for session in self._core.sessions)
+        self._warnings.stop()
+        self._pools.stop()
+        self._lifelines.close()
+        self._express.close()
+        self._channels.close()
+        if self._peers is not None:
+            self._peers.close()
+        for offered in self._offered.values():
+            offered.close()
+        self._core.tiers.close(self._clock_ns)
+        self._pools.close()
+        # The last of all: a successor makes files of the same names.
+        self._listener.close(keeps_lock_file=is_held)
+        if self._life is not None:
+            self._life.close(is_clean=self._is_over)
+
+    def _bound_wait(self, timeout_s: float) -> float:
+        if self._watch_log_ns and self._clock_ns() >= self._watch_log_ns:
+            self._watch_log_ns = 0
+            self.watch(self._express.fileno(), writes=False)
+        due_ns = min(filter(None, (self._core.tiers.next_ns(), self._watch_log_ns)), default=None)
+        return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)
+
+    def _serve_ready(self, timeout_s: float) -> bool:
+        """False: nothing was ready."""
+        found = self._poller.poll(int(timeout_s * 1000))
+        for ready, flags in found:
+            if isinstance(ready, int) and ready == self._channels.local_file:
+                self._channels.serve(ready, self._core, self._send, self._clock_ns)
+            elif isinstance(ready, int) and ready == self._channels.long_file:
+                self._channels.finish_long(self._core, self._send, self._clock_ns)
+            elif isinstance(ready, int) and ready == self._express.fileno():
+                core = self._core
+                self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
+                self.unwatch(ready)
+                self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
+            elif self._peers is not None and ready == self._peers.fileno():
+                self._peers.tell(self._core, self._clock_ns())
+            elif isinstance(ready, int):
+                reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
+                if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
+                    self._channels.on_ready(ready, reads=reads, writes=writes)
+            else:
+                self._channels.serve(ready, self._core, self._send, self._clock_ns)
+        return bool(found)
+
+    def _is_drained(self) -> bool:
+        return not self._channels.has_long and self._core.is_drained(self._clock_ns())
+
+    def _ends_by_itself(self) -> bool:
+        """Nobody is there, and nobody is on the way: whoever comes later is not let in, and starts another server."""
+        life = self._life
+        if life is None or not self._is_due(life) or not life.hold_start():
+            return False
+        for _ in range(LAST_LOOKS):
+            if not self._serve_ready(0):
+                break
+        if not self._is_due(life):
+            life.free_start()
+            return False
+        logger.info("nobody is left, the server ends")
+        return True
+
+    def _is_due(self, life: PrivateLife) -> bool:
+        # A session stays until all its processes have exited, or have parted. Observers are not waited for.
+        is_used = any(not (session.is_observer or session.has_parted) for session in self._core.sessions)
+        return life.is_due(self._clock_ns(), is_used=is_used)
+
+    # ---- what lifelines ask of the loop, and tell ----
+
+    def watch(self, file: int, *, writes: bool, reads: bool = True) -> None:
+        self._poller.register(file, (zmq.POLLIN if reads else 0) | (zmq.POLLOUT if writes else 0))
+
+    def unwatch(self, file: int) -> None:
+        if file in self._poller:
+            self._poller.unregister(file)
+
+    def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
+        peer = Peer(pid=credentials.pid, uid=credentials.uid, gid=credentials.gid)
+        owned = None if pidfd is None else ReceivedDescriptor(pidfd)
+        # The rights of its channel are those of the session that it leaves.
+        self._express.end(lifeline)
+        self._send(self._core.greet(lifeline, call, peer, owned, self._clock_ns()))
+        self._limit_growth()
+        if self._life is not None:
+            self._is_due(self._life)
+
+    def wants_offer(self, lifeline: int, offer: Offer) -> bool:
+        sessions = self._core.sessions
+        session = sessions.find_lifeline(lifeline)
+        # One process of the engine sends it.
+        is_others = any(sessions.find_lifeline(other) is session for other in self._offered.keys() - {lifeline})
+        return not is_others and self._core.is_offer_wanted(lifeline, offer.former_boot_id)
+
+    def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
+        if not self.wants_offer(lifeline, offer):
+            close_all(descriptors)
+            return
+        offered = self._offered.setdefault(lifeline, _Offered())
+        beside = 0 if offered.files else 2
+        is_next = offer.first == len(offered.files) - (2 - beside)
+        offered.files += descriptors
+        is_whole = len(descriptors) == beside + len(offer.segment_sizes) // 8
+        is_too_much = len(offered.files) - 2 > self._core.count_offered(lifeline) or any(
+            map(is_of_reserve, descriptors)
+        )
+        if not is_next or not is_whole or is_too_much:
+            self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
+        elif offer.is_last:
+            self._adopt(lifeline, offer.former_boot_id)
+
+    def on_holding(self, lifeline: int, holding: Holding) -> None:
+        self._send(self._core.hear_holding(lifeline, holding))
+        self._limit_growth()
+
+    def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
+        logger.debug("lifeline %d says farewell: %s", lifeline, farewell.reason.name)
+        self._lifelines.end(lifeline)
+
+    def on_end(self, lifeline: int) -> None:
+        self._express.end(lifeline)
+        self._core.close_lifeline(lifeline)
+        self._limit_growth()
+        offered = self._offered.pop(lifeline, None)
+        if offered is not None:
+            offered.close()
+
+    # ---- memory ----
+
+    def _take_memory(self) -> None:
+        """Of each domain that has none and is not waited for any more."""
+        for name in self._pools.take_ready():
+            self._attach(name, 0)
+        if self._clock_ns() >= self._adopt_until_ns and not self._is_stopping:
+            self._pools.begin()
+
+    def _limit_growth(self) -> None:
+        """By what engines still have of former servers."""
+        for name in self._plan.memory:
+            self._pools.limit(name, self._core.count_former(name, self._pools.memory_id(name)))
+
+    def _attach(self, domain: str, adopted_boot_id: int) -> None:
+        for lifeline in [lifeline for lifeline in self._offered if self._domain_of(lifeline) == domain]:
+            # It did not end in time.
+            self._offered.pop(lifeline).close()
+        if self._peers is not None:
+            try:
+                self._peers.attach(domain, self._pools.caches[domain], self._core.tiers.find_chain(domain))
+            except Exception:
+                logger.exception("peers are not served from the memory of domain %r", domain)
+        try:
+            self._record.add(domain, self._boot_id)
+        except OSError as fault:
+            logger.warning("the next server will not know its memory from another's: %s", fault.strerror)
+        self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
+
+    def _adopt(self, lifeline: int, former_boot_id: int) -> None:
+        session = self._core.sessions.find_lifeline(lifeline)
+        assert session is not None
+        if not self._record.admits(session.domain.name, former_boot_id):
+            logger.warning("memory of server %x is not adopted: it never was at %s", former_boot_id, self._plan.socket)
+            self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
+            return
+        verdict = self._pools.adopt(session.domain.name, self._offered.pop(lifeline).files, former_boot_id)
+        if verdict is None:
+            self._attach(session.domain.name, former_boot_id)
+        else:
+            self._core.refuse_offer(session, verdict)
+
+    def _forget_offer(self, lifeline: int, verdict: AdoptVerdict) -> None:
+        session = self._core.sessions.find_lifeline(lifeline)
+        self._offered.pop(lifeline).close()
+        if session is not None:
+            self._core.refuse_offer(session, verdict)
+
+    def _domain_of(self, lifeline: int) -> str | None:
+        session = self._core.sessions.find_lifeline(lifeline)
+        return None if session is None else session.domain.name
+
+    # ---- messages ----
+
+    def _send(self, messages: list[Sendable]) -> None:
+        if self._core.is_draining:
+            # Before anybody is told.
+            self._express.start_drain()
+        for one in messages:
+            if isinstance(one, ToConnection):
+                if not self._channels.send(one.connection, one.message, one.number):
+                    self._core.close_connection(one.connection)
+            elif isinstance(one, Later):
+                self._channels.start_long(one)
+            elif isinstance(one, SendMemory):
+                self._send_memory(one)
+            elif isinstance(one, OpenExpress):
+                self._open_express(one)
+            elif one.number:
+                self._lifelines.send_reply(one.lifeline, one.message, one.number)
+            else:
+                if isinstance(one.message, Quarantine):
+                    self._express.end(one.lifeline)
+                self._lifelines.send_event(one.lifeline, one.message)
+
+    def _open_express(self, wanted: OpenExpress) -> None:
+        end = self._express.open(wanted, self._pools.caches[wanted.space.domain].core)
+        if end is None:
+            refusal = Error(code=ErrorCode.BUSY, message="there are too many express channels", retryable=True)
+            self._lifelines.send_event(wanted.lifeline, refusal)
+        elif not self._lifelines.send_event(wanted.lifeline, Express(), (end,), taken=(end,)):
+            self._express.end(wanted.lifeline)
+
+    def _send_events(self) -> None:
+        """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
+        for connection in self._core.feed.ready():
+            for event, number in self._core.feed.take(connection, EVENTS_AT_ONCE):
+                if not self._channels.send(connection, event, number):
+                    self._core.close_connection(connection)
+                    break
+
+    def _send_memory(self, wanted: SendMemory) -> None:
+        cache = self._pools.caches[wanted.domain]
+        session = self._core.sessions.find_lifeline(wanted.lifeline)
+        if session is None or session.cache_session is None:
+            return
+        cache.note_user(session.uid)
+        try:
+            index = cache.open_signed_index(session.cache_session)
+        except (RuntimeError, ValueError) as fault:
+            logger.warning("a process of user %d gets no memory, and is let go: %s", session.uid, fault)
+            self._lifelines.end(wanted.lifeline)
+            return
+        files = cache.files
+        sizes = [os.fstat(file).st_size for file in files.segments]
+        for first in range(0, max(len(sizes), 1), MAX_PACKET_SEGMENTS):
+            part = slice(first, first + MAX_PACKET_SEGMENTS)
+            memory = Memory(
+                index_bytes=os.fstat(files.index).st_size,
+                segments=len(sizes),
+                first=first,
+                segment_sizes=np.array(sizes[part], "<u8").tobytes(),
+                adopted_boot_id=wanted.adopted_boot_id,
+            )
+            beside, taken = ((files.lock, index), (index,)) if first == 0 else ((), ())
+            self._lifelines.send_event(wanted.lifeline, memory, (*beside, *files.segments[part]), taken=taken)

@@ -1,0 +1,1 @@
+"""What operators, dashboards and engines' logs are told of a server."""

@@ -1,0 +1,64 @@
+"""What the server's log warns of, for the logs of its engines: who looks after an engine seldom reads the server's."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from kvoffload.protocol import Warned
+from kvoffload.protocol.limits import LINE_BYTES
+from kvoffload.server.operators.counts import cut_text
+from kvoffload.server.outbox import ToLifeline
+from kvoffload.server.sessions.session import EngineSession
+
+KEPT = 32
+"""The last warnings, for engines that come after them. More in a tick are in the server's log alone."""
+WHAT_SERVES = ("kvoffload.server", "kvoffload.peers", "kvoffload.cache", "kvoffload.tiers")
+"""Loggers of the rooms that a server consists of."""
+
+
+class WarningFeed(logging.Handler):
+    """Any thread logs; `tell` belongs to the thread of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: deque[str] = deque(maxlen=KEPT)
+        self._count = 0
+
+    def start(self) -> None:
+        """Listens from here on."""
+        for name in WHAT_SERVES:
+            logging.getLogger(name).addHandler(self)
+
+    def stop(self) -> None:
+        for name in WHAT_SERVES:
+            logging.getLogger(name).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps it as one line. `handle` holds the handler's lock."""
+        line = record.getMessage()
+        fault = record.exc_info[1] if record.exc_info else None
+        if fault is not None:
+            line += f": {type(fault).__name__}: {fault}"
+        shown = "".join(sign if sign.isprintable() else " " for sign in line)
+        self._lines.append(cut_text(" ".join(shown.split()), LINE_BYTES))
+        self._count += 1
+
+    def tell(self, sessions: Iterable[EngineSession], *, only_users: frozenset[int] | None) -> list[ToLifeline]:
+        """What each process that wants to hear of warnings has not been told yet. `only_users`: nobody else is told;
+        None: everybody is."""
+        with self.lock:  # type: ignore[union-attr]
+            lines, count = list(self._lines), self._count
+        sent: list[ToLifeline] = []
+        for session in sessions:
+            if only_users is not None and session.uid not in only_users:
+                continue
+            for process in session.processes.values():
+                if process.wants_warnings and process.warned < count:
+                    first = max(process.warned, count - len(lines))
+                    for number in range(first, count):
+                        line = lines[number - count]
+                        sent.append(ToLifeline(process.lifeline, Warned(number=number + 1, message=line)))
+                    process.warned = count
+        return sent

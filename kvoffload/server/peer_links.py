@@ -1,0 +1,190 @@
+"""A server's side towards its peers: who may open links, what they may reach, and what they have stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.peers import PeerSpace, SpaceBook
+from kvoffload.peers.loop_mail import LoopMail, RemovedBlocks, StoredBlocks, WantedBlocks
+from kvoffload.peers.peer_desk import PeerCache, PeerDesk
+from kvoffload.peers.peer_server import LinkSession, PeerServer
+from kvoffload.protocol import ClientMessage, Done, Error, ErrorCode, Introduce, LinkOpened, OpenLink, ServerMessage
+from kvoffload.server.event_feed import EventFeed, Space
+from kvoffload.server.refusal import refuse
+from kvoffload.server.sessions.domain import Domain
+from kvoffload.server.sessions.registration import Identities
+from kvoffload.server.sessions.session import Connection
+from kvoffload.server.tiering.chain import TierChain
+from kvoffload.server.tiering.requests import TierDesk
+from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers import RecordNames
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeeringPlan:
+    """Where peers' links come in."""
+
+    address: TcpAddress
+    spaces: SpaceBook
+    """What the domain's tiers have learned."""
+    is_sealed: bool = True
+    is_known: Callable[[str], bool] = lambda _: True
+    """Whether that is (still) the name of a peer."""
+
+
+class LinkOffice(Protocol):
+    """What the core needs of it."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def is_sealed(self) -> bool: ...
+
+    def open_session(self, peer: str, domain: str) -> LinkSession: ...
+
+
+class PeeredCore(Protocol):
+    """Who is told of what links do."""
+
+    def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None: ...
+
+    @property
+    def tiers(self) -> TierDesk: ...
+
+    @property
+    def feed(self) -> EventFeed: ...
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A PeerLoop of one domain."""
+
+    domain: str
+    mail: LoopMail
+    find_near: Callable[[RecordNames], npt.NDArray[np.bool_]] | None
+
+    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
+        self.mail.send(StoredBlocks(domain=self.domain, space=space, group=group, hashes=hashes, parents=parents))
+
+    def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
+        removed = RemovedBlocks(domain=self.domain, space=space, group=group, hashes=hashes)
+        self.mail.send(removed)
+        return removed.wait(wait_s)
+
+    def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(names), np.bool_) if self.find_near is None else self.find_near(names)
+
+    def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
+        wanted = WantedBlocks(domain=self.domain, space=space, group=group, hashes=hashes, wait_s=wait_s)
+        self.mail.send(wanted)
+        wanted.wait(wait_s)
+
+
+class PeerOffice:
+    """Belongs to the thread of the event loop, which watches `fileno` and then calls `tell`."""
+
+    def __init__(self, plan: PeeringPlan, *, open_pidfd: Callable[[], int], clock: Callable[[], float]) -> None:
+        """Listens. ConfigError: nobody can listen there."""
+        self._plan = plan
+        self._open_pidfd = open_pidfd
+        self._clock = clock
+        self._server = PeerServer(plan.address, is_sealed=plan.is_sealed)
+        self._mail = LoopMail()
+
+    @property
+    def port(self) -> int:
+        return self._server.address.port
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._plan.is_sealed
+
+    def open_session(self, peer: str, domain: str) -> LinkSession:
+        return self._server.open_session(peer, domain)
+
+    def fileno(self) -> int:
+        """Readable when links have stored something."""
+        return self._mail.fileno()
+
+    def attach(self, domain: str, cache: PeerCache, chain: TierChain | None = None) -> None:
+        """The domain's memory is there, and what lies below it."""
+        loop = _Loop(domain, self._mail, None if chain is None else chain.find_near)
+        desk = PeerDesk(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
+        self._server.attach(domain, desk)
+
+    def tell(self, core: PeeredCore, now_ns: int) -> None:
+        """What links have stored, removed or want since the last time."""
+        blocks, lost = self._mail.take()
+        for one in blocks:
+            space = Space(domain=one.domain, name_space=one.space.number, fingerprint=one.space.fingerprint)
+            if isinstance(one, StoredBlocks):
+                core.tell_stored(space, one.group, one.hashes, one.parents)
+            elif isinstance(one, RemovedBlocks):
+                one.is_done.set_result(core.tiers.forget(space, one.group, one.hashes))
+            elif isinstance(one, WantedBlocks):
+                then = partial(one.is_done.set_result, True)
+                core.tiers.bring(space, one.group, one.hashes, now_ns, wait_s=one.wait_s, then=then)
+        if lost:
+            core.feed.tell_lost(lost)
+
+    def tick(self) -> None:
+        """To be called now and then."""
+        self._server.tick()
+        self._server.keep_only(self._plan.is_known)
+
+    def close(self) -> None:
+        """All links end. After it they touch no slot."""
+        self._mail.refuse()
+        self._server.close()
+        self._mail.close()
+
+
+def open_office(
+    plan: PeeringPlan | None, *, open_pidfd: Callable[[], int], clock: Callable[[], float]
+) -> PeerOffice | None:
+    """None: there is to be none. ConfigError: nobody can listen there."""
+    return None if plan is None else PeerOffice(plan, open_pidfd=open_pidfd, clock=clock)
+
+
+def peer_calls(
+    office: LinkOffice | None, identities: Identities
+) -> dict[type[ClientMessage], Callable[[Connection, Any], ServerMessage]]:
+    """Who answers what peers say."""
+    return {
+        OpenLink: partial(open_link, office=office),
+        Introduce: partial(introduce, identities=identities),
+    }
+
+
+def open_link(connection: Connection, message: OpenLink, *, office: LinkOffice | None) -> LinkOpened | Error:
+    """Only for whoever came over TCP and is named as a peer."""
+    guest = connection.session.guest
+    if office is None or guest is None or not guest.is_peer:
+        return refuse(message, ErrorCode.NOT_ALLOWED, "only a peer opens links; name its key in [[peers]]")
+    if message.is_sealed != office.is_sealed:
+        mode = "sealed" if office.is_sealed else "trusted"
+        return refuse(message, ErrorCode.MISMATCH, f"links to this server are {mode}; set peer_link = {mode!r}")
+    opened = office.open_session(guest.name, guest.domain)
+    return LinkOpened(port=office.port, token=opened.token, secret=opened.secret)
+
+
+def introduce(connection: Connection, message: Introduce, *, identities: Identities) -> Done | Error:
+    """An identity of which a peer has records."""
+    guest = connection.session.guest
+    domain: Domain = connection.session.domain
+    if guest is None or not guest.is_peer:
+        return refuse(message, ErrorCode.NOT_ALLOWED, "only a peer introduces identities")
+    if domain.cache is None:
+        return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
+    opened = identities.open(domain, message)
+    return opened if isinstance(opened, Error) else Done()

@@ -1,0 +1,1 @@
+"""Who is joined: domains, engines' sessions, what they registered, and the memory that they share or had before."""

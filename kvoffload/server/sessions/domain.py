@@ -1,0 +1,139 @@
+"""A trust domain of the server: its cache, who may use it, and which identities are known in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from kvoffload.cache import NO_LIMIT, CacheGeometry, CacheGroup, GroupRule
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import (
+    Error,
+    ErrorCode,
+    Greeting,
+    Introduce,
+    Register,
+    Reuse,
+    ServerTerms,
+    agree_version,
+)
+from kvoffload.server.refusal import refuse
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.tiering.chain import TierChain
+
+_RULES = {
+    Reuse.PREFIX: ReuseRule.PREFIX,
+    Reuse.WINDOW: ReuseRule.WINDOW,
+    Reuse.CHUNK: ReuseRule.CHUNK,
+    Reuse.EXACT_BOUNDARY: ReuseRule.EXACT_BOUNDARY,
+    Reuse.NOTHING: ReuseRule.NOTHING,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantTerms:
+    """Whose blocks they are. Users of several tenants name one when they register; the first is theirs otherwise."""
+
+    name: str
+    quota_bytes: int = 0
+    """0: no share of its own."""
+    uids: frozenset[int] | None = None
+    """None: everyone of the domain."""
+
+    def admits(self, uid: int) -> bool:
+        return self.uids is None or uid in self.uids
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainTerms:
+    """Everyone in a domain can read all of its memory."""
+
+    name: str
+    uids: frozenset[int] | None = None
+    """None: whoever can open the socket."""
+    tenants: tuple[TenantTerms, ...] = ()
+    held_limit_bytes: int = NO_LIMIT
+    """Of each session, in leases and reservations."""
+    memory_bytes: int = 0
+    """An old server's memory of another size is not adopted; 0: of any size."""
+
+    def admits(self, uid: int) -> bool:
+        return self.uids is None or uid in self.uids
+
+
+class Domain:
+    """Belongs to the thread of the server's core. It has no cache until memory is taken or adopted."""
+
+    def __init__(self, terms: DomainTerms, handshake: ServerTerms, traffic: TierChain | None = None) -> None:
+        self.terms = terms
+        without = {"promote"} if traffic is None else set()
+        self.handshake = replace(handshake, domain=terms.name, capabilities=handshake.capabilities - without)
+        self.traffic = traffic
+        """With the tiers below its memory, if there are any."""
+        self.cache: ServedCache | None = None
+        self.adopted_boot_id = 0
+        self.registers: dict[bytes, Register] = {}
+        """Accepted ones by fingerprint."""
+        self.fingerprints: dict[int, bytes] = {}
+        """By namespace."""
+        self.brought: dict[int, int] = {}
+        """Whose engines were the first to name it, by namespace."""
+        self.geometries: dict[int, CacheGeometry] = {}
+        self._tenants: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        return self.terms.name
+
+    def attach(self, cache: ServedCache, *, adopted_boot_id: int = 0) -> None:
+        assert self.cache is None, f"domain {self.name!r} has its memory already"
+        self._tenants = {
+            tenant.name: cache.open_tenant(tenant.name, quota_bytes=tenant.quota_bytes) for tenant in self.terms.tenants
+        }
+        self.cache = cache
+        self.adopted_boot_id = adopted_boot_id
+
+    def forget(self, name_space: int) -> bytes:
+        """Nobody knows this identity any more; which one it was."""
+        fingerprint = self.fingerprints.pop(name_space)
+        del self.geometries[name_space]
+        self.registers.pop(fingerprint, None)
+        self.brought.pop(name_space, None)
+        return fingerprint
+
+    def list_tenants(self, uid: int) -> dict[str, int]:
+        """Those that this user may name, in their order."""
+        return {tenant.name: self._tenants[tenant.name] for tenant in self.terms.tenants if tenant.admits(uid)}
+
+    def choose_tenant(self, message: Register, uid: int) -> int | Error:
+        """Whose quota pays; 0: nobody's."""
+        allowed = self.list_tenants(uid)
+        if not message.tenant:
+            return next(iter(allowed.values()), 0)
+        if message.tenant in allowed:
+            return allowed[message.tenant]
+        return refuse(message, ErrorCode.NOT_ALLOWED, f"user {uid} is not of tenant {message.tenant!r}")
+
+
+def choose_domain(domains: Mapping[str, Domain], greeting: Greeting, uid: int) -> Domain | Error:
+    """The one that is named, or else the first that this user may use."""
+    allowed = [domain for domain in domains.values() if domain.terms.admits(uid)]
+    named = domains.get(greeting.domain)
+    if not allowed or (named is not None and named not in allowed):
+        place = "this server" if named is None else f"domain {greeting.domain!r}"
+        return refuse(greeting, ErrorCode.NOT_ALLOWED, f"user {uid} may not use {place}")
+    # An unknown name is refused by the terms of the first one, which say which domain there is.
+    domain = named or allowed[0]
+    protocol = agree_version(domain.handshake, greeting)
+    return protocol if isinstance(protocol, Error) else domain
+
+
+def read_geometry(message: Register | Introduce) -> CacheGeometry:
+    """What the cache is told of an identity's groups."""
+    return CacheGeometry(hash_block_size=message.hash_block_size, groups=tuple(_read_groups(message)))
+
+
+def _read_groups(message: Register | Introduce) -> Iterable[CacheGroup]:
+    for group in message.groups:
+        rule = GroupRule(block_size=group.block_size, reuse=_RULES[group.reuse], window=group.window)
+        yield CacheGroup(rule=rule, record_bytes=group.record_bytes, shards=group.shards)

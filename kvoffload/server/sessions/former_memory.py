@@ -1,0 +1,52 @@
+"""Memory of former servers that engines still have: what it keeps this one from taking, and who may let go of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvoffload.protocol import Holding, Retire, Role
+from kvoffload.server.outbox import ToLifeline
+from kvoffload.server.sessions.session import EngineSession
+
+
+def hear_holding(session: EngineSession, lifeline: int, message: Holding) -> list[ToLifeline]:
+    """What a process of the session has now; who is asked to let go of what."""
+    process = session.processes[lifeline]
+    process.former = {one.memory: one.size_bytes for one in message.memories}
+    # It may have heard this while it could not act on it.
+    process.asked = frozenset()
+    return _ask_for_release(session) if session.cache_session is not None else []
+
+
+def count_former(sessions: Iterable[EngineSession], domain: str, own: int) -> int:
+    """Bytes of what a domain's processes have, each memory once. `own`: the domain's present one, which is none."""
+    found: dict[int, int] = {}
+    for session in sessions:
+        if session.domain.name == domain:
+            for process in session.processes.values():
+                for memory, size_bytes in (process.former or {}).items():
+                    found[memory] = max(size_bytes, found.get(memory, 0))
+    found.pop(own, None)
+    return sum(found.values())
+
+
+def _ask_for_release(session: EngineSession) -> list[ToLifeline]:
+    """Of workers, what their scheduler holds nothing in: they do not know that by themselves, and it lets go of what it
+    does not use without being asked."""
+    schedulers = [one.former for one in session.processes.values() if one.role is Role.SCHEDULER]
+    used: set[int] = set()
+    for former in schedulers:
+        if former is None:
+            return []
+        used.update(former)
+    if not schedulers:
+        return []
+    sent = []
+    for process in session.processes.values():
+        unused = frozenset(process.former or ()) - used
+        if process.role is Role.WORKER and unused - process.asked:
+            process.asked = unused
+            sent.append(ToLifeline(process.lifeline, Retire(memories=np.array(sorted(unused), "<u8").tobytes())))
+    return sent

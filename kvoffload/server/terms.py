@@ -1,0 +1,74 @@
+"""What a server is started with, and how much of everything it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvoffload.key_files import KeyPair
+from kvoffload.peers.fleet_member import MAX_MEMBERS
+from kvoffload.protocol import ServerTerms
+from kvoffload.server.sessions.session import Guest
+from kvoffload.tcp_address import TcpAddress
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """At each of them the newcomer is refused with BUSY, unless it says something else."""
+
+    sessions: int = 2048
+    """Open and quarantined ones, observers among them; no user and no domain gets all. The native core has room for
+    4096."""
+    session_processes: int = 60
+    """Lifelines of one session. The native core watches 63 processes each."""
+    session_connections: int = 240
+    """Control connections of one session. Beyond it the one that was silent longest has to say hello again."""
+    guests: int = 2 * MAX_MEMBERS
+    """Observers over TCP, peers among them. Beyond it the one that was silent longest has to say hello again."""
+    namespaces: int = 4096
+    """Identities of a domain."""
+    user_namespaces: int = 1024
+    """Of them, those that engines of one user brought."""
+    subscribers: int = 96
+    """No user and no domain gets all."""
+    queued_events: int = 1024
+    """Of one subscriber. Beyond it events are dropped, and counted in an `events_lost`."""
+    queued_hashes: int = 1 << 18
+    """In the events of one subscriber; likewise."""
+    watched_blocks: int = 1 << 20
+    """Stored blocks of a domain whose removal will be told. Beyond it subscribers are told of a loss at once."""
+    swept_blocks: int = 4096
+    """How many of them one tick looks at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreTerms:
+    """Of this run of a server."""
+
+    boot_id: int
+    handshake: ServerTerms
+    """Its domain is replaced by that of each session."""
+    control: str
+    """ZeroMQ endpoint, as it is told to engines."""
+    pid: int = 0
+    uid: int = 0
+    operator_uids: frozenset[int] = frozenset()
+    """Who may drain by credentials alone."""
+    operator_token: str = ""
+    """Who knows it may drain; empty: nobody by a token."""
+    successor_after_ms: int = 1000
+    """When engines of a drained server should look for the next one."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteTerms:
+    """Where TCP connections come in, and who they are."""
+
+    address: TcpAddress
+    keys: KeyPair | None = None
+    """The server's own. None: for loopback alone, and without an allow-list."""
+    guests: Mapping[str, Guest] = field(default_factory=dict)
+    """Who is let in, by public key."""
+    stranger: Guest | None = None
+    """Who comes without a key, where there are none."""

@@ -1,0 +1,292 @@
+"""The tiers below a domain's memory, the nearest first: what one of them lacks is asked of the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import CacheGeometry, find_reach, needed_blocks
+from kvoffload.hash_rows import as_rows
+from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.tiering.looks import Found
+from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
+from kvoffload.server.tiering.terms import TierPlan, TierSpace
+from kvoffload.server.tiering.traffic import PREFETCH_WAIT_MS, TierTraffic
+from kvoffload.tiers import RecordNames
+
+
+def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable[[], int]) -> dict[str, TierChain]:
+    """By domain, where it has tiers. `open_pidfd`: of the process that owns the slots of what is under way."""
+    return {
+        name: TierChain([TierTraffic(tier.place.open_tier(), tier.terms, open_pidfd=open_pidfd) for tier in below])
+        for name, below in plans.items()
+        if below
+    }
+
+
+@dataclass(eq=False)
+class _Walk:
+    """One request's, from tier to tier: what each has of what those before it lack."""
+
+    asked: AskedFor
+    answer: Answer
+    lacking: Found
+    found: list[Found] = field(default_factory=list)
+    left_out: set[int] = field(default_factory=set)
+    """Tiers that are too slow for it: the others are asked as if they were not there."""
+    reach: int = 0
+    """The boundary that all would have had together."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """By tier, what it brings so that a hit reaches `boundary`; `kept` is in memory already."""
+
+    boundary: int
+    parts: Mapping[int, Sequence[npt.NDArray[np.int64]]]
+    kept: Sequence[npt.NDArray[np.int64]]
+
+
+@dataclass(eq=False)
+class _Join:
+    """The parts that one request waits for."""
+
+    answer: Answer
+    boundary: int
+    waits_for: int
+    is_partly: bool = False
+
+    def end_part(self, promoted: Promoted) -> None:
+        self.is_partly |= promoted.outcome is not PromotionOutcome.COMPLETE
+        self.waits_for -= 1
+        if not self.waits_for:
+            outcome = PromotionOutcome.PARTLY if self.is_partly else PromotionOutcome.COMPLETE
+            self.answer(Promoted(outcome=outcome, boundary=self.boundary))
+
+
+class TierChain:
+    """Belongs to the thread of the server's core. Nothing here waits but `close`."""
+
+    def __init__(self, tiers: Sequence[TierTraffic]) -> None:
+        self.tiers = tuple(tiers)
+        self._cache: ServedCache | None = None
+        self._is_closing = False
+
+    def attach(self, cache: ServedCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
+        """The memory is there. `tell` hears of blocks that came up; so do the tiers above the one they came from."""
+        self._cache = cache
+        for at, tier in enumerate(self.tiers):
+            above = self.tiers[:at]
+
+            def came_up(
+                space: TierSpace, group: int, hashes: bytes, parents: bytes, above: Sequence[TierTraffic] = above
+            ) -> None:
+                tell(space, group, hashes, parents)
+                for nearer in above:
+                    nearer.note_stored(space.number, group, hashes, parents)
+
+            tier.attach(cache, came_up)
+
+    def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
+        """Blocks of this identity are moved from here on."""
+        for tier in self.tiers:
+            tier.learn(name_space, fingerprint, geometry)
+
+    def forget_spaces(self, name_spaces: Set[int]) -> set[int]:
+        """Nobody registers these any more, and memory has none of their blocks. Which ones are forgotten: all but those
+        for which a tier has something to do."""
+        spaces = [space for number in name_spaces if (space := self.tiers[0].find_space(number)) is not None]
+        forgotten = set(name_spaces)
+        for tier in self.tiers:
+            forgotten = tier.forget_spaces(forgotten)
+        for space in spaces:
+            if space.number not in forgotten:
+                self.learn(space.number, space.fingerprint, space.geometry)
+        return forgotten
+
+    def files(self) -> list[int]:
+        """Readable when `advance` may have something to do."""
+        return [tier.fileno() for tier in self.tiers]
+
+    def next_s(self) -> float | None:
+        """When `advance` has something to do at the latest."""
+        times = [tier.next_s() for tier in self.tiers]
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def note_stored(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
+        """An engine's blocks can be read in memory from now on."""
+        for tier in self.tiers:
+            tier.note_stored(name_space, group, hashes, parents)
+
+    def forget(self, name_space: int, group: int, hashes: bytes) -> None:
+        """These blocks are not to be trusted, wherever they are."""
+        for tier in self.tiers:
+            tier.forget(name_space, group, hashes)
+        if self._cache is not None:
+            # They may have come up since whoever says so took them out of memory.
+            self._cache.invalidate(name_space, group, hashes)
+
+    def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
+        """All tiers are asked for what memory and those before them lack, and then each brings its part: blocks of one
+        prompt may lie anywhere. `answer` is called once: now, or from a later call of this object."""
+        cache, space = self._cache, self.tiers[0].find_space(message.name_space)
+        if cache is None or space is None or self._is_closing:
+            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
+            return
+        rows = [space.chain_rows(group, message.chain, message.limit) for group in range(len(space.rules))]
+        asked = AskedFor(message, space, rows, now_s + message.wait_ms / 1000)
+        in_memory = _look_up(cache, asked)
+        self._find(_Walk(asked, answer, [~there for there in in_memory]), now_s)
+
+    def prefetch(self, message: Prefetch, now_s: float) -> None:
+        """A request with this chain comes soon."""
+        wanted = Promote(
+            name_space=message.name_space,
+            chain=message.chain,
+            local=message.local,
+            limit=message.limit,
+            wait_ms=PREFETCH_WAIT_MS,
+        )
+        self.promote(wanted, now_s, lambda _: None)
+
+    def find_places(
+        self, name_space: int, block_hash: bytes, *, now_s: float, wait_s: float, then: Callable[[list[Found]], None]
+    ) -> None:
+        """Which tiers have a block: by tier, for each group. `then` is called once: now, or from a later call of this
+        object."""
+        space = self.tiers[0].find_space(name_space)
+        if space is None or self._is_closing:
+            then([])
+            return
+        rows = [as_rows(block_hash) for _ in space.rules]
+        message = Promote(name_space=name_space, chain=block_hash, limit=0, wait_ms=0)
+        asked = AskedFor(message, space, rows, now_s + wait_s)
+        found: dict[int, Found] = {}
+
+        def note(at: int, what: Found, _found_s: float) -> None:
+            found[at] = what
+            if len(found) == len(self.tiers):
+                then([found[at] for at in range(len(self.tiers))])
+
+        for at, tier in enumerate(self.tiers):
+            tier.reads.find(asked, [np.ones(1, np.bool_) for _ in rows], now_s, partial(note, at))
+
+    def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        """Which of these records tiers have that know it. From any thread."""
+        found = np.zeros(len(names), np.bool_)
+        for tier in self.tiers:
+            found |= tier.find_near(names)
+        return found
+
+    def bring(self, wanted: Wanted, now_s: float) -> None:
+        """From the nearest tier that knows what it has."""
+        near = next((tier for tier in self.tiers if tier.knows_all), None)
+        if near is None:
+            wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
+        else:
+            near.reads.bring(wanted, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """Takes what has ended, and gives the tiers what they may have."""
+        for tier in self.tiers:
+            tier.advance(now_s)
+
+    def look(self) -> None:
+        """To be called now and then."""
+        for tier in self.tiers:
+            tier.look()
+
+    def close(self, now_s: Callable[[], float]) -> None:
+        """The server ends. After it no slot of the memory is touched."""
+        self._is_closing = True
+        for tier in self.tiers:
+            tier.close(now_s)
+
+    def _find(self, walk: _Walk, now_s: float) -> None:
+        """Asks the next tier."""
+        is_last = len(walk.found) == len(self.tiers) or not any(group.any() for group in walk.lacking)
+        if is_last or self._is_closing or now_s >= walk.asked.end_s:
+            self._choose(walk, now_s)
+            return
+
+        def found(what: Found, found_s: float) -> None:
+            walk.found.append(what)
+            walk.lacking = [lacking & ~has for lacking, has in zip(walk.lacking, what, strict=True)]
+            self._find(walk, found_s)
+
+        if len(walk.found) in walk.left_out:
+            found([np.zeros_like(group) for group in walk.lacking], now_s)
+        else:
+            self.tiers[len(walk.found)].reads.find(walk.asked, walk.lacking, now_s, found)
+
+    def _choose(self, walk: _Walk, now_s: float) -> None:
+        """How far a hit may reach, without tiers by which it would come later than it is computed."""
+        cache, asked = self._cache, walk.asked
+        message, space = asked.message, asked.space
+        assert cache is not None
+        groups = range(len(space.rules))
+        in_memory = _look_up(cache, asked)
+        terms = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
+        reached = find_reach(space.rules, in_memory, **terms)
+        used = [] if self._is_closing else list(range(len(walk.found)))
+        while used:
+            there = [in_memory[group].copy() for group in groups]
+            for at in used:
+                for group in groups:
+                    there[group] |= walk.found[at][group]
+            boundary = find_reach(space.rules, there, **terms)
+            if boundary <= reached:
+                break
+            walk.reach = max(walk.reach, boundary)
+            needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
+            parts = {at: self._part(walk, at, needed, in_memory) for at in used}
+            computing_s = (boundary - reached) * message.prefill_ns / 1e9
+            sizes = {at: size for at in used if (size := _size_of(space, parts[at]))}
+            slow = {at for at, size in sizes.items() if self.tiers[at].reads.is_too_slow(size, computing_s)}
+            if not slow:
+                kept = [
+                    part.start + np.flatnonzero(is_there[part.start : part.stop])
+                    for part, is_there in zip(needed, in_memory, strict=True)
+                ]
+                self._bring(walk, _Plan(boundary, parts, kept), now_s)
+                return
+            walk.left_out |= slow
+            if now_s < asked.end_s and min(slow) < len(self.tiers) - 1:
+                # Those beyond were not asked for what it has.
+                walk.found, walk.lacking = [], [~there for there in in_memory]
+                self._find(walk, now_s)
+                return
+            used = [at for at in used if at not in slow]
+        outcome = PromotionOutcome.TOO_SLOW if walk.left_out else PromotionOutcome.NOTHING
+        walk.answer(Promoted(outcome=outcome, boundary=max(walk.reach, reached)))
+
+    def _part(self, walk: _Walk, at: int, needed: Sequence[range], in_memory: Found) -> list[npt.NDArray[np.int64]]:
+        """By group, what this tier brings."""
+        return [
+            part.start + np.flatnonzero((has & ~is_there)[part.start : part.stop])
+            for part, has, is_there in zip(needed, walk.found[at], in_memory, strict=True)
+        ]
+
+    def _bring(self, walk: _Walk, plan: _Plan, now_s: float) -> None:
+        bringing = [at for at, part in plan.parts.items() if any(len(group) for group in part)]
+        nothing = [group[:0] for group in plan.kept]
+        join = _Join(walk.answer, plan.boundary, len(bringing))
+        keep = Keep(len(bringing), walk.asked.end_s)
+        for number, at in enumerate(bringing):
+            part = PartOf(plan.boundary, keep, plan.parts[at], nothing if number else plan.kept)
+            self.tiers[at].reads.bring_up(walk.asked, part, now_s, join.end_part)
+
+
+def _look_up(cache: ServedCache, asked: AskedFor) -> Found:
+    """What memory has."""
+    numbered = enumerate(asked.rows)
+    return [cache.lookup(asked.space.number, group, rows.tobytes()) for group, rows in numbered]
+
+
+def _size_of(space: TierSpace, part: Sequence[npt.NDArray[np.int64]]) -> int:
+    return sum(len(group) * space.block_bytes(number) for number, group in enumerate(part))

@@ -1,0 +1,394 @@
+"""Blocks on their way from a tier below to memory, for requests that wait for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence, Set
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.cache import CommitOutcome, LeaseId, SessionId
+from kvoffload.hash_rows import Rows, as_rows
+from kvoffload.metrics.histogram import WAIT_BOUNDS_S, Histogram
+from kvoffload.protocol import Promoted, PromotionOutcome
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.tiering.bad_records import BadRecords
+from kvoffload.server.tiering.looks import Found, Then, TierLooks
+from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Piece, Promotion, Wanted
+from kvoffload.server.tiering.rate import TierRate
+from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, as_names, cut_pieces
+from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
+
+_GET_TIMEOUT_S = 10.0
+_MOST_PIECES = 8
+"""Under way: more of small records would take the server's loop for too long at once."""
+_LOOK_SHARE = 0.5
+"""Of what is left of a request's time, for a tier that has to be asked: others are to bring their part in the rest."""
+_TRIED_EVERY = 16
+"""Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
+
+OnStored = Callable[[TierSpace, int, bytes, bytes], None]
+"""Of a group: hashes, and their parents."""
+
+
+class Promotions:
+    """Belongs to the thread of the server's core. Nothing here waits."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        terms: TierTerms,
+        find_space: FindSpace,
+        *,
+        counts: TierCounts,
+        bad: BadRecords,
+        on_stored: OnStored,
+    ) -> None:
+        """`on_stored` hears of blocks that can be read in memory again."""
+        self.rate = TierRate()
+        self.waits = Histogram(WAIT_BOUNDS_S)
+        """Of requests."""
+        self._tier = tier
+        self._terms = terms
+        self._find_space = find_space
+        self._counts = counts
+        self._on_stored = on_stored
+        self._bad = bad
+        self._cache: ServedCache | None = None
+        self._session = SessionId(0)
+        self._looks = TierLooks(tier)
+        self._refused = 0
+        """Since one was taken whose tier had been too slow."""
+        self._waiting: set[Promotion] = set()
+        self._peers_waiting = 0
+        """Of them."""
+        self._queue: deque[Piece] = deque()
+        self._queued_bytes = 0
+        self._coming: defaultdict[tuple[int, int], dict[bytes, Piece]] = defaultdict(dict)
+        """By namespace and group, and the block's name."""
+        self._reading: dict[int, tuple[Piece, int]] = {}
+        """By the tier's ticket: the piece, and which shard."""
+        self._held: list[tuple[Keep, list[LeaseId]]] = []
+
+    def attach(self, cache: ServedCache, session: SessionId) -> None:
+        self._cache, self._session = cache, session
+
+    @property
+    def waiting(self) -> int:
+        """Requests."""
+        return len(self._waiting) + len(self._looks)
+
+    def busy_spaces(self) -> set[int]:
+        """Identities of which something is asked for, or comes."""
+        reading = (piece for piece, _ in self._reading.values())
+        return self._looks.spaces() | {piece.space.number for piece in (*self._queue, *reading)}
+
+    def forget_spaces(self, name_spaces: Set[int]) -> None:
+        """None of these is busy, and nobody asks for their blocks any more."""
+        for key in [key for key in self._coming if key[0] in name_spaces]:
+            del self._coming[key]
+
+    def next_s(self) -> float | None:
+        """When `expire` is due."""
+        times = [promotion.deadline_s for promotion in self._waiting]
+        looks = self._looks.next_s()
+        kept = [self._until_s(keep) for keep, _ in self._held]
+        return min([*times, *kept, *([] if looks is None else [looks])], default=None)
+
+    def find(self, asked: AskedFor, lacking: Found, now_s: float, then: Then) -> None:
+        """Which of the blocks that are lacking the tier has. `then` is called once: now, or from a later call of this
+        object."""
+        space, rows = asked.space, asked.rows
+        groups = range(len(space.rules))
+
+        def choose(found: Found, found_s: float) -> None:
+            for group in groups:
+                found[group] &= lacking[group]
+                for shard in range(space.shards(group)):
+                    self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), found[group])
+            then(found, found_s)
+
+        if self._cache is None or self.waiting - self._peers_waiting >= self._terms.promotion_limit:
+            then([np.zeros(len(group), np.bool_) for group in rows], now_s)
+        elif self._tier.knows_all:
+            choose([space.find_whole(self._tier, group, rows[group].tobytes()) for group in groups], now_s)
+        else:
+            wait_s = (asked.end_s - now_s) * _LOOK_SHARE
+            self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=choose)
+
+    def is_too_slow(self, size_bytes: int, computing_s: float) -> bool:
+        """Whether computing is estimated to be faster than so many bytes come up. Now and then it is tried anyway."""
+        if not (self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes)) or self._is_trial_due():
+            return False
+        self._counts.too_slow += 1
+        return True
+
+    def bring_up(self, asked: AskedFor, part: PartOf, now_s: float, answer: Answer) -> None:
+        """A part of what a request waits for. `answer` is called once."""
+        space = asked.space
+        promotion = Promotion(answer, part.boundary, asked.end_s, part.keep, now_s)
+        self._waiting.add(promotion)
+        for group, kept in enumerate(part.kept):
+            # What is there already is not to give way to what comes.
+            self._hold(promotion, space, group, asked.rows[group][kept])
+        before = [space.rows_before(group, asked.rows) for group in range(len(space.rules))]
+        self._queue_pieces(promotion, space, asked.rows, before, part.missing)
+        self.advance(now_s)
+        self._settle(promotion, now_s)
+
+    def bring(self, wanted: Wanted, now_s: float) -> None:
+        """Blocks that the tier has, by their names alone, for another server; memory has none of them."""
+        space = self._find_space(wanted.name_space)
+        if self._cache is None or space is None or self._peers_waiting >= self._terms.promotion_limit:
+            wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
+            return
+        rows = [as_rows(wanted.hashes if group == wanted.group else b"") for group in range(len(space.rules))]
+        promotion = Promotion(wanted.answer, 0, wanted.deadline_s, Keep(1, wanted.deadline_s), now_s, is_peers=True)
+        self._waiting.add(promotion)
+        self._peers_waiting += 1
+        nobody_knows = [np.zeros_like(group) for group in rows]
+        self._queue_pieces(promotion, space, rows, nobody_knows, [np.arange(len(group)) for group in rows])
+        self.advance(now_s)
+        self._settle(promotion, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """Gives the tier what it may have."""
+        under_way = len({piece for piece, _ in self._reading.values()})
+        while self._queue and self.rate.queued_bytes < self._terms.under_way_bytes and under_way < _MOST_PIECES:
+            piece = self._queue[0]
+            if piece.waiters and not self._begin(piece, now_s):
+                return
+            self._queue.popleft()
+            self._queued_bytes -= piece.size_bytes
+            if piece.waits_for:
+                under_way += 1
+            else:
+                self._end(piece, now_s)
+
+    def expire(self, now_s: float) -> None:
+        """Answers those whose time is over, with what has come, and lets go of what nobody has come for."""
+        self._looks.expire(now_s)
+        for promotion in [one for one in self._waiting if one.deadline_s <= now_s]:
+            self._counts.late += 1
+            self._leave(promotion, list(promotion.pieces))
+            self._settle(promotion, now_s)
+        over = [leases for keep, leases in self._held if self._until_s(keep) <= now_s]
+        if over:
+            self._held = [one for one in self._held if self._until_s(one[0]) > now_s]
+        for leases in over:
+            self._release(leases)
+
+    def finish(self, batch: FinishedBatch, now_s: float) -> bool:
+        """A batch has ended. False: it is not one of these."""
+        found = self._reading.pop(batch.ticket, None)
+        if found is None:
+            return self._looks.finish(batch, now_s)
+        piece, shard = found
+        record_bytes = piece.space.record_bytes(piece.group)
+        is_found = batch.outcomes == RecordOutcome.FOUND
+        count = len(is_found)
+        self.rate.end(count * record_bytes, now_s, moved_bytes=int(is_found.sum()) * record_bytes)
+        assert piece.read is not None
+        damaged = batch.outcomes == RecordOutcome.DAMAGED
+        if damaged.any():
+            self._counts.quarantined += int(damaged.sum())
+            self._bad.add(piece.space.names(piece.group, piece.read[damaged].tobytes(), shard))
+        self._counts.missing += int((batch.outcomes == RecordOutcome.MISSING).sum())
+        piece.is_good &= is_found
+        piece.digests[shard] = batch.digests
+        piece.parents = batch.parents if batch.parents.strip(b"\0") else piece.before.tobytes()
+        piece.waits_for -= 1
+        if not piece.waits_for:
+            self._store(piece)
+            self._end(piece, now_s)
+        return True
+
+    def forget(self, space: TierSpace, group: int, hashes: bytes) -> None:
+        """Removed from the tier, and not stored if they are on their way."""
+        for shard in range(space.shards(group)):
+            self._bad.add(space.names(group, hashes, shard))
+        names = {row.tobytes() for row in as_rows(hashes)}
+        for piece, _ in self._reading.values():
+            if (piece.space.number, piece.group) == (space.number, group) and piece.read is not None:
+                piece.is_good &= np.array([row.tobytes() not in names for row in piece.read])
+
+    def end_all(self, now_s: float) -> None:
+        """Everybody is answered, and nothing is held for anybody: the server ends."""
+        self._looks.end_all(now_s)
+        for promotion in list(self._waiting):
+            self._leave(promotion, list(promotion.pieces))
+            self._settle(promotion, now_s)
+        for _, leases in self._held:
+            self._release(leases)
+        self._held = []
+
+    # ---- a request ----
+
+    def _estimate_s(self, size_bytes: int) -> float:
+        return self.rate.estimate_s(self._queued_bytes + size_bytes)
+
+    def _is_trial_due(self) -> bool:
+        """Only what is read says how fast the tier is, and nothing is read for those that are refused."""
+        self._refused += 1
+        if self._refused < _TRIED_EVERY or any(self._coming.values()):
+            return False
+        self._refused = 0
+        self.rate.measure_anew()
+        return True
+
+    def _queue_pieces(
+        self,
+        promotion: Promotion,
+        space: TierSpace,
+        rows: list[Rows],
+        rows_before: list[Rows],
+        missing: Sequence[npt.NDArray[np.int64]],
+    ) -> None:
+        """Those that are on their way are waited for, the others are queued in the order of their tokens."""
+        pieces = []
+        for group, lacking in enumerate(missing):
+            positions, hashes = lacking, rows[group][lacking]
+            names = as_names(hashes)
+            before = rows_before[group][lacking]
+            if coming := self._coming[space.number, group]:
+                found = [coming.get(name) for name in names]
+                for piece in {piece for piece in found if piece is not None}:
+                    promotion.pieces.add(piece)
+                    piece.waiters.add(promotion)
+                fresh = [at for at, piece in enumerate(found) if piece is None]
+                positions, hashes, names = positions[fresh], hashes[fresh], [names[at] for at in fresh]
+                before = before[fresh]
+            for part in cut_pieces(len(names), space.block_bytes(group), self._terms.piece_bytes):
+                first_token = int(positions[part.start]) * space.rules[group].block_size
+                pieces.append(Piece(space, group, hashes[part], before[part], names[part], first_token, {promotion}))
+        for piece in sorted(pieces, key=lambda piece: piece.first_token):
+            promotion.pieces.add(piece)
+            self._queue.append(piece)
+            self._queued_bytes += piece.size_bytes
+            self._coming[space.number, piece.group].update(dict.fromkeys(piece.names, piece))
+
+    def _leave(self, promotion: Promotion, pieces: list[Piece]) -> None:
+        """It does not wait for these any more."""
+        promotion.is_partly = True
+        for piece in pieces:
+            promotion.pieces.discard(piece)
+            piece.waiters.discard(promotion)
+
+    def _settle(self, promotion: Promotion, now_s: float) -> None:
+        """Answers it when it waits for nothing more."""
+        if promotion.pieces or promotion not in self._waiting:
+            return
+        self._waiting.discard(promotion)
+        self._peers_waiting -= promotion.is_peers
+        self.waits.add(max(now_s - promotion.begun_s, 0.0))
+        promotion.keep.end_part(now_s)
+        if promotion.leases:
+            self._held.append((promotion.keep, promotion.leases))
+        outcome = PromotionOutcome.PARTLY if promotion.is_partly else PromotionOutcome.COMPLETE
+        promotion.answer(Promoted(outcome=outcome, boundary=promotion.boundary))
+
+    # ---- a piece ----
+
+    def _begin(self, piece: Piece, now_s: float) -> bool:
+        """False: the tier takes no more batches now."""
+        cache, space, group = self._cache, piece.space, piece.group
+        assert cache is not None
+        trusted = np.ones(len(piece.hashes), np.bool_)
+        for shard in range(space.shards(group)):
+            # Some may have been forgotten since it was queued.
+            self._bad.leave_out(space.names(group, piece.hashes.tobytes(), shard), trusted)
+        hashes, before = piece.hashes[trusted], piece.before[trusted]
+        reserved = cache.reserve(self._session, space.number, group, hashes=hashes.tobytes())
+        if len(reserved) < len(hashes):
+            piece.read = piece.hashes[:0]
+            self._counts.without_room += len(piece.waiters)
+            cache.abort(self._session, reserved.tickets)
+            return True
+        wanted = reserved.tickets != 0
+        tickets, read = reserved.tickets[wanted], hashes[wanted]
+        record_bytes = space.record_bytes(group)
+        pointers = cache.pointers(reserved.addresses[wanted])
+        for shard in range(space.shards(group) if len(read) else 0):
+            ticket = self._tier.get(
+                space.names(group, read.tobytes(), shard),
+                pointers + np.uint64(shard * record_bytes),
+                record_bytes=record_bytes,
+                timeout_s=_GET_TIMEOUT_S,
+            )
+            if ticket is None:
+                break
+            self._reading[ticket] = piece, shard
+            self.rate.begin(len(tickets) * record_bytes, now_s)
+            piece.waits_for += 1
+        if len(read) and not piece.waits_for:
+            cache.abort(self._session, tickets)
+            return False
+        piece.tickets, piece.read, piece.before = tickets, read, before[wanted]
+        # Without the batches of all shards none of it is whole.
+        piece.is_good = np.full(len(tickets), piece.waits_for == space.shards(group))
+        return True
+
+    def _store(self, piece: Piece) -> None:
+        """What is whole can be read in memory from here on; other slots are given back."""
+        cache, space, group, good = self._cache, piece.space, piece.group, piece.is_good
+        assert cache is not None
+        assert piece.read is not None
+        cache.abort(self._session, piece.tickets[~good])
+        if not good.any():
+            return
+        hashes = piece.read[good].tobytes()
+        parents = as_rows(piece.parents)[good]
+        outcomes = np.empty(0, np.uint8)
+        for shard, digests in sorted(piece.digests.items()):
+            outcomes = cache.commit(
+                self._session,
+                space.number,
+                group,
+                piece.tickets[good],
+                hashes=hashes,
+                parents=parents.tobytes(),
+                digests=np.ascontiguousarray(digests[good]),
+                shard=shard,
+            )
+        stored = outcomes == CommitOutcome.READABLE
+        self._counts.promoted += int(stored.sum())
+        self._counts.promoted_bytes += int(stored.sum()) * space.block_bytes(group)
+        if stored.any():
+            self._on_stored(space, group, piece.read[good][stored].tobytes(), parents[stored].tobytes())
+
+    def _end(self, piece: Piece, now_s: float) -> None:
+        """It has come, or what could come of it has."""
+        coming = self._coming[piece.space.number, piece.group]
+        for name in piece.names:
+            coming.pop(name, None)
+        cache = self._cache
+        assert cache is not None
+        is_there = cache.lookup(piece.space.number, piece.group, piece.hashes.tobytes())
+        for waiter in list(piece.waiters):
+            self._hold(waiter, piece.space, piece.group, piece.hashes[is_there])
+            self._leave_piece(waiter, piece, is_whole=bool(is_there.all()))
+            self._settle(waiter, now_s)
+
+    def _until_s(self, keep: Keep) -> float:
+        return keep.end_s + self._terms.hold_s
+
+    def _leave_piece(self, waiter: Promotion, piece: Piece, *, is_whole: bool) -> None:
+        waiter.pieces.discard(piece)
+        piece.waiters.discard(waiter)
+        if not is_whole:
+            # Its boundary cannot be reached: what has not begun to come would be of no use.
+            self._leave(waiter, [other for other in waiter.pieces if other.read is None])
+
+    def _hold(self, promotion: Promotion, space: TierSpace, group: int, names: Rows) -> None:
+        assert self._cache is not None
+        if len(names):
+            hashes = names.tobytes()
+            found = self._cache.acquire_entries(self._session, space.number, group, hashes, is_use=False)
+            if found.is_hit:
+                promotion.leases.append(found.lease)
+
+    def _release(self, leases: list[LeaseId]) -> None:
+        assert self._cache is not None
+        for lease in leases:
+            self._cache.release(self._session, lease)

@@ -1,0 +1,128 @@
+"""What engines want of the tiers below memory, in all domains, and what they are answered later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from kvoffload.protocol import Call, ErrorCode, Prefetch, Promote, Promoted, ServerMessage
+from kvoffload.server.event_feed import Space
+from kvoffload.server.operators.fault_log import FaultLog
+from kvoffload.server.outbox import Sendable, ToConnection
+from kvoffload.server.refusal import refuse
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.sessions.session import Connection
+from kvoffload.server.tiering.chain import TierChain
+from kvoffload.server.tiering.promotion_parts import Wanted
+from kvoffload.server.tiering.terms import TierSpace
+
+_SECOND_NS = 1_000_000_000
+
+
+class TierDesk:
+    """Belongs to the thread of the server's core."""
+
+    def __init__(
+        self,
+        traffic: Mapping[str, TierChain],
+        tell_stored: Callable[[Space, int, bytes, bytes], None],
+        faults: FaultLog,
+    ) -> None:
+        """By domain. `tell_stored` hears of what can be read in memory again."""
+        self._traffic = traffic
+        self._tell_stored = tell_stored
+        self._faults = faults
+        self._answers: list[Sendable] = []
+
+    def attach(self, domain: str, cache: ServedCache) -> None:
+        """The domain's memory is there."""
+        traffic = self._traffic.get(domain)
+        if traffic is None:
+            return
+
+        def tell(space: TierSpace, group: int, hashes: bytes, parents: bytes) -> None:
+            told = Space(domain=domain, name_space=space.number, fingerprint=space.fingerprint)
+            self._tell_stored(told, group, hashes, parents)
+
+        traffic.attach(cache, tell)
+
+    def serve(self, connection: Connection, call: Call, now_ns: int) -> ServerMessage | None:
+        """The answer; None: it comes with a later `advance`, or there is none."""
+        message = call.message
+        assert isinstance(message, Promote | Prefetch)
+        if message.name_space != connection.registration.name_space:
+            line = f"namespace {message.name_space} is not the session's"
+            return refuse(message, ErrorCode.NOT_FOUND, line)
+        traffic = self._traffic.get(connection.session.domain.name)
+        if traffic is None:
+            return None
+        if isinstance(message, Prefetch):
+            traffic.prefetch(message, now_ns / _SECOND_NS)
+        else:
+            answer = partial(self.answer, connection.key, call.number)
+            traffic.promote(message, now_ns / _SECOND_NS, answer)
+        return None
+
+    def note_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
+        """An engine's blocks can be read in memory from now on."""
+        traffic = self._traffic.get(space.domain)
+        if traffic is not None:
+            self._faults.attempt("tier traffic", traffic.note_stored, space.name_space, group, hashes, parents)
+
+    def forget(self, space: Space, group: int, hashes: bytes) -> bool:
+        """An engine does not trust these blocks: what lies below is removed, too. False: a fault, and it may be."""
+        traffic = self._traffic.get(space.domain)
+        if traffic is None:
+            return True
+        return self._faults.attempt("tier traffic", traffic.forget, space.name_space, group, hashes) is None
+
+    def find_chain(self, domain: str) -> TierChain | None:
+        """None: nothing lies below its memory."""
+        return self._traffic.get(domain)
+
+    def bring(
+        self, space: Space, group: int, hashes: bytes, now_ns: int, *, wait_s: float, then: Callable[[], object]
+    ) -> None:
+        """Blocks that lie near below come up for somebody who names them. `then` is called once, now or later."""
+        traffic = self._traffic.get(space.domain)
+        if traffic is None:
+            then()
+            return
+        now_s = now_ns / _SECOND_NS
+
+        def answer(_: Promoted) -> None:
+            then()
+
+        wanted = Wanted(space.name_space, group, hashes, now_s + wait_s, answer)
+        self._faults.attempt("tier traffic", traffic.bring, wanted, now_s)
+
+    def advance(self, now_ns: int) -> list[Sendable]:
+        """To be called in every turn of the loop: moves what can be moved, and gives the answers that are due."""
+        for traffic in self._traffic.values():
+            self._faults.attempt("tier traffic", traffic.advance, now_ns / _SECOND_NS)
+        answers, self._answers = self._answers, []
+        return answers
+
+    def next_ns(self) -> int | None:
+        """When `advance` has something to do at the latest, whatever the tiers do."""
+        times = [traffic.next_s() for traffic in self._traffic.values()]
+        due = [int(time_s * _SECOND_NS) for time_s in times if time_s is not None]
+        return min(due, default=None)
+
+    def files(self) -> list[int]:
+        """Readable when `advance` may have something to do."""
+        return [file for traffic in self._traffic.values() for file in traffic.files()]
+
+    def close(self, now_ns: Callable[[], int]) -> None:
+        """Writes what is to be written, for a few seconds at most. After it no slot of any memory is touched."""
+        for traffic in self._traffic.values():
+            traffic.close(lambda: now_ns() / _SECOND_NS)
+
+    def look(self) -> None:
+        """To be called now and then."""
+        for traffic in self._traffic.values():
+            traffic.look()
+
+    def answer(self, connection: bytes, number: int, answer: ServerMessage) -> None:
+        """With what the next `advance` gives."""
+        self._answers.append(ToConnection(connection, answer, number))

@@ -1,0 +1,1 @@
+"""Servers for tests, and whatever speaks to them: honest, raw, foreign or hostile."""

@@ -1,0 +1,1 @@
+"""How processes reach a server."""

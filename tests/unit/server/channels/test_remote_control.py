@@ -1,0 +1,277 @@
+"""The control channel over TCP, on a real server: keys, the allow-list, and what a key is worth."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Protocol
+
+import pytest
+import zmq
+
+from kvoffload.cache import CacheTerms
+from kvoffload.errors import ConfigError
+from kvoffload.key_files import KeyPair
+from kvoffload.protocol import (
+    CODEC,
+    Counts,
+    Drain,
+    Draining,
+    Error,
+    ErrorCode,
+    Hello,
+    NamespaceOpened,
+    Stats,
+    Stored,
+    Subscribe,
+    Subscribed,
+)
+from kvoffload.server import DomainTerms, Guest
+from kvoffload.server.channels.remote_control import DROPPED_AT_ONCE, FRAME_BYTES, RemoteControl
+from kvoffload.server.loop import CacheServer, ServerPlan
+from kvoffload.server.terms import RemoteTerms
+from kvoffload.tcp_address import TcpAddress, parse_tcp_address
+from kvoffload.units import MIB
+from tests.kit.server.raw_client import RawClient
+from tests.kit.server.remote_client import RemoteClient, make_keys
+from tests.unit.server.channels.test_tcp_gate import Loop
+from tests.unit.server.test_loop import hashes_of, register_of, save
+
+LOOPBACK = TcpAddress("127.0.0.1", 0)
+MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+SERVER, RED, BLUE, CHIEF, UNKNOWN = (make_keys() for _ in range(5))
+TERMS = RemoteTerms(
+    address=LOOPBACK,
+    keys=SERVER,
+    guests={
+        RED.public.decode(): Guest(domain="red"),
+        BLUE.public.decode(): Guest(domain="blue"),
+        CHIEF.public.decode(): Guest(domain="red", is_operator=True),
+    },
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[CacheServer]:
+    plan = ServerPlan(
+        socket=tmp_path / "s",
+        memory={"red": MEMORY, "blue": MEMORY},
+        domains=(DomainTerms(name="red"), DomainTerms(name="blue")),
+        remote=TERMS,
+    )
+    server = CacheServer(plan)
+    yield server
+    server.close()
+    # The lock's file stays where an engine was there to the end: the next server reads whose memory that has.
+    assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == []
+
+
+class Connect(Protocol):
+    def __call__(self, server: CacheServer, keys: KeyPair | None, server_key: bytes = ...) -> RemoteClient: ...
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    with ExitStack() as opened:
+
+        def make(server: CacheServer, keys: KeyPair | None, server_key: bytes = SERVER.public) -> RemoteClient:
+            turn = partial(server.turn, 0.001)
+            client = RemoteClient(server.remote_endpoint, keys=keys, server_key=server_key, turn=turn)
+            opened.callback(client.close)
+            return client
+
+        yield make
+
+
+def count_until_memory(client: RemoteClient) -> Counts:
+    while True:
+        answer = client.ask(Stats())
+        if isinstance(answer, Counts):
+            return answer
+        assert isinstance(answer, Error)
+        assert answer.code is ErrorCode.BUSY
+
+
+def test_a_key_is_worth_its_domain(server: CacheServer, connect: Connect, tmp_path: Path) -> None:
+    red, blue = connect(server, RED), connect(server, BLUE)
+    assert (red.hello().domain, blue.hello().domain) == ("red", "blue")
+    count_until_memory(blue)
+    engine = RawClient(tmp_path / "s", register_of(), turn=lambda: server.turn(0.001))
+    for client in (red, blue):
+        assert client.ask(Subscribe()) == Subscribed()
+    save(engine, hashes_of(3), 1)
+    assert isinstance(red.receive(), NamespaceOpened)
+    stored = red.receive()
+    assert isinstance(stored, Stored)
+    assert stored.hashes == hashes_of(3)
+    assert (count_until_memory(red).readable, count_until_memory(blue).readable) == (3, 0)
+    engine.close()
+
+
+def test_another_domain_is_not_to_be_had(server: CacheServer, connect: Connect) -> None:
+    red = connect(server, RED)
+    answer = red.ask(Hello(protocol_min=1, protocol_max=1, domain="blue"))
+    assert isinstance(answer, Error)
+    assert (answer.code, answer.field) == (ErrorCode.MISMATCH, "domain")
+
+
+def test_only_an_operators_key_drains(server: CacheServer, connect: Connect) -> None:
+    red, chief = connect(server, RED), connect(server, CHIEF)
+    red.hello()
+    chief.hello()
+    refused = red.ask(Drain())
+    assert isinstance(refused, Error)
+    assert refused.code is ErrorCode.NOT_ALLOWED
+    assert isinstance(chief.ask(Drain()), Draining)
+    for _ in range(1000):
+        if not server.turn(0.001):
+            break
+    assert not server.turn(0.001)
+
+
+def test_an_unknown_key_gets_nothing(server: CacheServer, connect: Connect) -> None:
+    unknown, good = connect(server, UNKNOWN), connect(server, RED)
+    unknown.socket.send(CODEC.encode_call(Hello(protocol_min=1, protocol_max=1), number=1))
+    assert unknown.is_refused()
+    good.hello()
+    assert not unknown.socket.poll(0)
+    assert len(server._core.sessions) == 1
+
+
+@pytest.mark.parametrize("is_keyless", [True, False])
+def test_who_does_not_know_the_servers_key_gets_nothing(
+    server: CacheServer, connect: Connect, is_keyless: bool
+) -> None:
+    stranger = connect(server, None if is_keyless else RED, server_key=UNKNOWN.public)
+    good = connect(server, RED)
+    stranger.socket.send(CODEC.encode_call(Hello(protocol_min=1, protocol_max=1), number=1))
+    good.hello()
+    for _ in range(100):
+        server.turn(0.001)
+    assert not stranger.socket.poll(0)
+    assert len(server._core.sessions) == 1
+
+
+class Announced(dict[str, Guest]):
+    """As a ChainMap while another thread takes somebody away: found, and gone before it is read."""
+
+    def __init__(self, *guests: KeyPair) -> None:
+        super().__init__({keys.public.decode(): Guest(domain="") for keys in guests})
+        self.gone: set[str] = set()
+
+    def get(self, key: str, default: object = None) -> Guest:  # type: ignore[override]
+        if key in self.gone:
+            raise KeyError(key)
+        return self[key]
+
+
+def test_who_is_taken_away_is_heard_no_more_and_ends_nothing(connect: Connect, tmp_path: Path) -> None:
+    guests = Announced(RED, BLUE)
+    remote = RemoteTerms(address=LOOPBACK, keys=SERVER, guests=guests)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
+    red, blue = connect(server, RED), connect(server, BLUE)
+    red.hello()
+    blue.hello()
+    guests.gone.add(RED.public.decode())
+    for number in range(100):
+        red.socket.send(CODEC.encode_call(Stats(), number=number + 9, session=0))
+    count_until_memory(blue)
+    assert not red.socket.poll(0)
+    server.close()
+
+
+def test_frames_of_nobody_take_one_turn_of_the_loop_and_no_more(tmp_path: Path) -> None:
+    """Without a key, and without a guest for whoever has none."""
+    remote = RemoteControl(RemoteTerms(address=LOOPBACK), tmp_path / "inner", Loop())
+    frames = iter(range(DROPPED_AT_ONCE))
+    router = remote._router
+    remote._router = SimpleNamespace(recv_multipart=lambda *_, **__: [next(frames), None])  # type: ignore[assignment]
+    assert remote.receive() is None
+    assert next(frames, None) is None
+    remote._router = router
+    remote.close()
+
+
+def test_a_client_that_takes_anothers_name_is_not_taken_for_it(server: CacheServer, connect: Connect) -> None:
+    """Clients may choose the name by which ZeroMQ knows them; after one has gone, another may have it."""
+    chief = connect(server, CHIEF)
+    chief.socket.disconnect(server.remote_endpoint)
+    chief.socket.setsockopt(zmq.ROUTING_ID, b"name")
+    chief.socket.connect(server.remote_endpoint)
+    chief.hello()
+    chief.close()
+    red = connect(server, RED)
+    red.socket.disconnect(server.remote_endpoint)
+    red.socket.setsockopt(zmq.ROUTING_ID, b"name")
+    remote = server._channels._remote
+    assert remote is not None
+    (key,) = (key for session in server._core.sessions for key in session.connections)
+    red.wait(lambda: not remote.send(key, b"is the name free?"))
+    red.socket.connect(server.remote_endpoint)
+    refused = red.ask(Drain())
+    assert isinstance(refused, Error)
+    assert refused.code is ErrorCode.NO_SESSION
+    red.hello()
+    refused = red.ask(Drain())
+    assert isinstance(refused, Error)
+    assert refused.code is ErrorCode.NOT_ALLOWED
+
+
+def test_a_frame_that_is_too_long_ends_its_connection_alone(server: CacheServer, connect: Connect) -> None:
+    red, blue = connect(server, RED), connect(server, BLUE)
+    red.hello()
+    blue.hello()
+    red.socket.send(bytes(FRAME_BYTES + 1))
+    # It connects anew, as another: the server does not know it any more.
+    count_until_memory(blue)
+    answer = red.ask(Stats())
+    assert isinstance(answer, Error)
+    assert answer.code is ErrorCode.NO_SESSION
+
+
+@pytest.mark.parametrize("text", ["tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://10.1.2.3:5555", "tcp://[fe80::1]:5555"])
+def test_beyond_loopback_it_does_not_bind_without_keys(tmp_path: Path, text: str) -> None:
+    remote = RemoteTerms(address=parse_tcp_address(text), stranger=Guest(domain=""))
+    with pytest.raises(
+        ConfigError, match="can be reached from other machines, and there are no keys; make some"
+    ) as found:
+        CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
+    assert "\n" not in str(found.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_beyond_loopback_it_binds_with_keys(tmp_path: Path) -> None:
+    remote = RemoteControl(
+        RemoteTerms(address=TcpAddress("0.0.0.0", 0), keys=SERVER, guests={}), tmp_path / "inner", Loop()
+    )
+    assert remote.endpoint.startswith("tcp://0.0.0.0:")
+    remote.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = TcpAddress("127.0.0.1", taken.getsockname()[1])
+        remote = RemoteTerms(address=address, stranger=Guest(domain=""))
+        with pytest.raises(ConfigError, match="Address already in use"):
+            CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_loopback_nobody_needs_a_key_and_nobody_is_believed(connect: Connect, tmp_path: Path) -> None:
+    remote = RemoteTerms(
+        address=LOOPBACK, stranger=Guest(domain=""), guests={"x" * 40: Guest(domain="", is_operator=True)}
+    )
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
+    client = connect(server, None)
+    client.socket.setsockopt(zmq.METADATA, b"X-User-Id:" + b"x" * 40)
+    assert client.hello().domain == ""
+    assert count_until_memory(client).sessions == 0
+    refused = client.ask(Drain())
+    assert isinstance(refused, Error)
+    assert refused.code is ErrorCode.NOT_ALLOWED
+    server.close()

@@ -1,0 +1,248 @@
+"""The gate for TCP connections: bytes as they are, bounds that hold, and nobody is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.errors import ConfigError
+from kvoffload.server.channels import tcp_gate
+from kvoffload.server.channels.tcp_gate import CHUNK_BYTES, MAX_CONNECTIONS, MAX_OF_ONE_HOST, TcpGate
+from kvoffload.tcp_address import TcpAddress, parse_tcp_address
+from tests.open_files import count_open_files
+
+TIMEOUT_S = 30.0
+LOOPBACK = TcpAddress("127.0.0.1", 0)
+
+
+class Loop:
+    """Watches as the server does."""
+
+    def __init__(self) -> None:
+        self.poll = select.poll()
+        self.watched: dict[int, int] = {}
+
+    def watch(self, file: int, *, writes: bool, reads: bool = True) -> None:
+        flags = (select.POLLIN if reads else 0) | (select.POLLOUT if writes else 0)
+        self.watched[file] = flags
+        self.poll.register(file, flags)
+
+    def unwatch(self, file: int) -> None:
+        if self.watched.pop(file, None) is not None:
+            self.poll.unregister(file)
+
+    def turn(self, gate: TcpGate) -> int:
+        """How many files were ready."""
+        ready = self.poll.poll(1)
+        for file, flags in ready:
+            gate.on_ready(file, reads=bool(flags & ~select.POLLOUT), writes=bool(flags & select.POLLOUT))
+        return len(ready)
+
+
+class Gate:
+    """A gate with both its sides: clients, and the Unix socket behind it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.loop = Loop()
+        self.behind = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.behind.bind(str(tmp_path / "inner"))
+        self.behind.listen(MAX_CONNECTIONS)
+        self.gate = TcpGate(LOOPBACK, tmp_path / "inner", self.loop)
+        self.opened: list[socket.socket] = [self.behind]
+
+    def connect(self, host: str = "127.0.0.1") -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", self.gate.address.port), TIMEOUT_S, source_address=(host, 0))
+        made.setblocking(False)
+        self.opened.append(made)
+        return made
+
+    def accept(self) -> socket.socket:
+        found: list[socket.socket] = []
+
+        def is_there() -> bool:
+            try:
+                found.append(self.behind.accept()[0])
+            except BlockingIOError:
+                return False
+            return True
+
+        self.wait(is_there)
+        found[0].setblocking(False)
+        self.opened.append(found[0])
+        return found[0]
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        end = time.monotonic() + TIMEOUT_S
+        while not is_done():
+            assert time.monotonic() < end
+            self.loop.turn(self.gate)
+
+    def receive(self, source: socket.socket, count: int) -> bytes:
+        found = bytearray()
+
+        def is_done() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                found.extend(source.recv(1 << 20))
+            return len(found) >= count
+
+        self.wait(is_done)
+        return bytes(found)
+
+    def is_closed(self, end: socket.socket) -> bool:
+        try:
+            return end.recv(1) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    before = count_open_files()
+    made = Gate(tmp_path)
+    yield made
+    made.gate.close()
+    for opened in made.opened:
+        opened.close()
+    assert made.loop.watched == {}
+    assert count_open_files() == before
+
+
+def test_bytes_go_both_ways_as_they_are(gate: Gate) -> None:
+    client = gate.connect()
+    server = gate.accept()
+    sent = os.urandom(8 * CHUNK_BYTES)
+    for source, target in ((client, server), (server, client)):
+        left = memoryview(sent)
+        found = b""
+        while len(found) < len(sent):
+            with contextlib.suppress(BlockingIOError):
+                left = left[source.send(left) :] if left else left
+            found += gate.receive(target, 1)
+        assert found == sent
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+def test_the_end_of_one_side_is_that_of_the_other(gate: Gate, is_client: bool) -> None:
+    client = gate.connect()
+    server = gate.accept()
+    ended, other = (client, server) if is_client else (server, client)
+    ended.close()
+    gate.wait(lambda: gate.is_closed(other))
+    assert len(gate.gate) == 0
+
+
+def test_who_does_not_read_is_not_read_from(gate: Gate) -> None:
+    """And the gate does not turn in vain meanwhile."""
+    client = gate.connect()
+    server = gate.accept()
+    idle = sent = 0
+    while idle < 20:
+        with contextlib.suppress(BlockingIOError):
+            sent += client.send(bytes(CHUNK_BYTES))
+        idle = 0 if gate.loop.turn(gate.gate) else idle + 1
+    (passage, _) = gate.gate._by_file[next(iter(gate.gate._by_file))]
+    assert max(map(len, passage.pending.values())) <= CHUNK_BYTES
+    assert len(gate.receive(server, sent)) == sent
+
+
+def test_a_side_that_breaks_while_it_is_not_read_ends(gate: Gate) -> None:
+    client = gate.connect()
+    gate.accept()
+    idle = 0
+    while idle < 20:
+        with contextlib.suppress(BlockingIOError):
+            client.send(bytes(CHUNK_BYTES))
+        idle = 0 if gate.loop.turn(gate.gate) else idle + 1
+    gate.opened.pop().close()  # what is behind the gate
+    gate.wait(lambda: len(gate.gate) == 0)
+
+
+def test_one_host_has_a_bound_and_all_have_one(gate: Gate) -> None:
+    hosts = MAX_CONNECTIONS // MAX_OF_ONE_HOST
+    for host in range(hosts):
+        for _ in range(MAX_OF_ONE_HOST):
+            gate.connect(f"127.0.0.{host + 1}")
+            gate.accept()
+        beyond = gate.connect(f"127.0.0.{host + 1}")
+        gate.wait(lambda beyond=beyond: gate.is_closed(beyond))  # type: ignore[misc]
+    assert len(gate.gate) == MAX_CONNECTIONS
+    another = gate.connect("127.0.0.99")
+    gate.wait(lambda: gate.is_closed(another))
+    gate.opened[1].close()
+    gate.wait(lambda: len(gate.gate) == MAX_CONNECTIONS - 1)
+    gate.connect("127.0.0.99")
+    gate.accept()
+    assert len(gate.gate) == MAX_CONNECTIONS
+
+
+def test_thousands_that_come_and_go_leave_nothing(gate: Gate) -> None:
+    for at in range(2000):
+        client = gate.connect(f"127.0.{at % 200}.1")
+        server = gate.accept()
+        client.send(b"junk")
+        (client if at % 2 else server).close()
+        gate.wait(lambda: len(gate.gate) == 0)
+        (server if at % 2 else client).close()
+        del gate.opened[1:]
+    assert gate.gate._hosts == {}
+    assert len(gate.loop.watched) == 1
+
+
+def test_without_a_server_behind_it_connections_end(gate: Gate) -> None:
+    gate.behind.close()
+    client = gate.connect()
+    gate.wait(lambda: gate.is_closed(client))
+    assert len(gate.gate) == 0
+
+
+def test_without_descriptors_it_waits_for_some(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def accept(self) -> None:
+            raise OSError(24, "Too many open files")
+
+        def fileno(self) -> int:
+            return listener.fileno()
+
+    listener = gate.gate._listener
+    monkeypatch.setattr(gate.gate, "_listener", Full())
+    gate.connect()
+    gate.wait(lambda: gate.loop.watched == {})
+    assert gate.loop.turn(gate.gate) == 0
+    monkeypatch.undo()
+    gate.gate.tick()
+    gate.accept()
+
+
+def test_an_address_that_is_not_to_be_had_is_one_line(gate: Gate, tmp_path: Path) -> None:
+    taken = gate.gate.address
+    with pytest.raises(ConfigError, match=f"nobody can listen at {taken}: Address already in use; choose another"):
+        TcpGate(taken, tmp_path / "inner", Loop())
+    with pytest.raises(ConfigError, match="Cannot assign requested address"):
+        TcpGate(parse_tcp_address("tcp://203.0.113.1:0"), tmp_path / "inner", Loop())
+
+
+def test_version_6_is_version_6_alone(tmp_path: Path) -> None:
+    try:
+        gate = TcpGate(TcpAddress("::1", 0), tmp_path / "inner", Loop())
+    except ConfigError:
+        pytest.skip("there is no IPv6 here")
+    assert str(gate.address) == f"tcp://[::1]:{gate.address.port}"
+    assert gate._listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
+    gate.close()
+
+
+def test_a_few_are_accepted_before_others_have_their_turn(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_gate, "ACCEPTS_AT_ONCE", 2)
+    for _ in range(5):
+        gate.connect()
+    gate.loop.turn(gate.gate)
+    assert len(gate.gate) == 2

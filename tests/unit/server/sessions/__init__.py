@@ -1,0 +1,1 @@
+"""Who is joined to a server, and whose memory it serves."""

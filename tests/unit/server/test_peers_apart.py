@@ -1,0 +1,121 @@
+"""Peers that are killed, stopped or cut off, a network that delays and loses: misses, in time, never wrong bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cache import CacheStats
+from kvoffload.client import AsyncClient
+from tests.fleet_of_two import fleet_of_two
+from tests.machines import Network, two_machines, why_not
+from tests.unit.cache.offload_contract import TOKENS, save
+from tests.unit.client.conftest import make_terms
+from tests.unit.server.channels.test_server_remote import load
+from tests.vllm.cache_server import SharedServer
+
+MISSING = why_not()
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with two_machines() as made:
+        yield made
+
+
+Servers = tuple[SharedServer, SharedServer]
+
+
+@pytest.fixture
+def servers(tmp_path: Path, network: Network) -> Iterator[Servers]:
+    with fleet_of_two(tmp_path, network, memory="64MiB", remote_timeout="3s", remote_connections="2") as made:
+        yield made
+
+
+def client_of(server: SharedServer) -> AsyncClient:
+    return AsyncClient(make_terms(server.socket, name="one model"))
+
+
+def state_of(stats: CacheStats) -> str:
+    [place] = stats.places
+    return place.state
+
+
+async def await_stats(client: AsyncClient, state: str, *, written: int = 0) -> CacheStats:
+    end_s = asyncio.get_running_loop().time() + WAIT_S
+    while True:
+        stats = await client.stats()
+        if state_of(stats) == state and stats.traffic["peer"]["written"] >= written:
+            return stats
+        assert asyncio.get_running_loop().time() < end_s, stats
+        await asyncio.sleep(0.02)
+
+
+async def save_on(server: SharedServer, *, is_lossless: bool = True) -> None:
+    """What lives with the other one has gone there."""
+    async with client_of(server) as client:
+        assert await client.wait_until_served(WAIT_S)
+        await await_stats(client, "ready")
+        await save(client)
+        await client.stats()
+        end_s = asyncio.get_running_loop().time() + WAIT_S
+        while (stats := await client.stats()).traffic["peer"]["waiting_bytes"]:
+            assert asyncio.get_running_loop().time() < end_s
+            await asyncio.sleep(0.02)
+        traffic = stats.traffic["peer"]
+        assert not is_lossless or (traffic["written"] > 0 and not traffic["failed"]), traffic
+
+
+async def test_a_slow_network_that_loses_packets_brings_the_right_bytes(servers: Servers, network: Network) -> None:
+    network.wire.delay_s, network.wire.loss = 0.003, 0.03
+    one, other = servers
+    await save_on(one, is_lossless=False)
+    async with client_of(other) as client:
+        assert await client.wait_until_served(WAIT_S)
+        await await_stats(client, "ready")
+        # What was lost for too long is a miss; what comes is right, which `load` looks at.
+        assert await load(client) in range(TOKENS + 1)
+        network.wire.delay_s, network.wire.loss = 0.0, 0.0
+        await await_stats(client, "ready")
+        await load(client)
+        assert (await client.stats()).traffic["peer"]["quarantined"] == 0
+
+
+async def test_a_peer_that_is_cut_off_is_a_miss_and_comes_back(servers: Servers, network: Network) -> None:
+    one, other = servers
+    await save_on(one)
+    async with client_of(other) as client:
+        assert await client.wait_until_served(WAIT_S)
+        await await_stats(client, "ready")
+        # Some of the prompt lives here; not all of it does.
+        network.wire.loss = 1.0
+        assert await load(client) < TOKENS
+        await await_stats(client, "absent")
+        # Nobody waits for it any more: what this server has not, is not there.
+        assert await load(client) < TOKENS
+        await save(client)
+        assert await load(client) == TOKENS
+        network.wire.loss = 0.0
+        await await_stats(client, "ready")
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_a_peer_that_is_killed_or_stopped_is_a_miss(servers: Servers, how: str) -> None:
+    one, other = servers
+    await save_on(one)
+    async with client_of(other) as client:
+        assert await client.wait_until_served(WAIT_S)
+        await await_stats(client, "ready")
+        one.kill() if how == "kill" else one.stop()
+        assert await load(client) < TOKENS
+        await await_stats(client, "absent")
+        one.start() if how == "kill" else one.go_on()
+        await await_stats(client, "ready")
+        found = await load(client)
+        assert found == TOKENS if how == "stop" else found < TOKENS

@@ -1,0 +1,303 @@
+"""Servers of one fleet: each block lives with one of them, and all of them have it."""
+
+from __future__ import annotations
+
+import logging
+from collections import ChainMap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.cache import AcquireOutcome
+from kvoffload.cli.fleet import admit
+from kvoffload.client import AsyncClient, Client
+from kvoffload.key_files import KeyPair
+from kvoffload.peers import SpaceBook
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
+from kvoffload.peers.homes import find_homes
+from kvoffload.peers.notice_board import BoardTerms
+from kvoffload.server.loop import CacheServer
+from kvoffload.server.peer_links import PeeringPlan
+from kvoffload.server.sessions.session import Guest
+from kvoffload.server.terms import RemoteTerms
+from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.tcp_address import TcpAddress
+from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.valkey_address import ValkeyAddress
+from tests.kit.free_ports import free_port
+from tests.kit.server.remote_client import make_keys
+from tests.unit.cache.cache_model import HYBRID
+from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, names_of, save
+from tests.unit.client.conftest import make_terms
+from tests.unit.server.channels.test_server_remote import load
+from tests.unit.server.tiering.test_server_tiers import (
+    FAR,
+    NAME,
+    PAYING,
+    WAIT_S,
+    Settled,
+    await_that,
+    disk_below,
+    serving,
+)
+from tests.unit.tiers.valkey_server import serve as serve_valkey
+
+BLOCKS = 16 + 8 + 4
+
+
+class Fleet:
+    """Servers that know each other by their keys. `strangers`: those whose keys the others do not have."""
+
+    def __init__(self, folder: Path, *names: str, is_sealed: bool = True, board: BoardTerms | None = None) -> None:
+        """`board`: where they find each other; nobody is named then."""
+        self.folder = folder
+        self.board = board
+        self.is_sealed = is_sealed
+        self.keys: dict[str, KeyPair] = {name: make_keys() for name in names}
+        self.members = {
+            name: FleetMember(address=TcpAddress("127.0.0.1", free_port()), key=self.keys[name].public.decode())
+            for name in names
+        }
+        self.places: dict[str, FleetPlace] = {}
+
+    @contextmanager
+    def serving(self, name: str, *, disk: Path | None = None, **changed: Any) -> Iterator[CacheServer]:
+        spaces = SpaceBook()
+        own = self.members[name]
+        others = [member for other, member in self.members.items() if other != name and self.board is None]
+        terms = FleetTerms(
+            own=own, others=others, keys=self.keys[name], is_sealed=self.is_sealed, timeout_s=5.0, probe_s=0.2
+        )
+        terms = replace(terms, board=self.board, **changed.pop("fleet", {}))
+        announced: dict[str, Guest] = {}
+        place = self.places[name] = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, announced, ""))
+        tier = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
+        guests = {member.key: Guest(domain="", name=str(member.address), is_peer=True) for member in others}
+        below = [] if disk is None else [disk_below(disk, wants=place.is_home)]
+        options: dict[str, Any] = {
+            "tiers": {"": [*below, TierPlan(place=place, terms=tier)]},
+            "remote": RemoteTerms(address=own.address, keys=self.keys[name], guests=ChainMap(guests, announced)),
+            "peering": PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=self.is_sealed),
+            **changed,
+        }
+        with serving(self.folder / name, **options) as server:
+            yield server
+
+    def count_elsewhere(self, name: str) -> int:
+        """Of what `save` saves there: how many blocks live on other machines."""
+        homes = self.places[name]
+        return sum(int(homes.lives_elsewhere(names_of(group)).sum()) for group in range(len(HYBRID.groups)))
+
+    async def save_at(self, name: str, server: CacheServer) -> int:
+        """All groups' blocks, and until the server has sent what lives elsewhere: how many that are."""
+        async with self.client(name) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            sent = self.count_elsewhere(name)
+            await_that(lambda: traffic_of(server).counts.written == sent)
+        assert 0 < sent < BLOCKS
+        return sent
+
+    def client(self, name: str) -> AsyncClient:
+        return AsyncClient(make_terms(self.folder / name, name=NAME))
+
+
+def traffic_of(server: CacheServer, at: int = -1) -> Any:
+    return server._core.tiers._traffic[""].tiers[at]
+
+
+def readable(server: CacheServer) -> int:
+    cache = server._core._domains[""].cache
+    assert cache is not None
+    return cache.stats.readable
+
+
+def are_ready(*servers: CacheServer) -> bool:
+    return all(one.state.value == "ready" for server in servers for one in traffic_of(server).health())
+
+
+@pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "trusted"])
+async def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Path, *, is_sealed: bool) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c", is_sealed=is_sealed)
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(fleet.serving(name)) for name in fleet.members}
+        await_that(lambda: are_ready(*servers.values()))
+        # One copy beside the one of the engine that made it.
+        sent = await fleet.save_at("a", servers["a"])
+        await_that(lambda: readable(servers["b"]) + readable(servers["c"]) == sent)
+        async with fleet.client("b") as client:
+            assert await client.wait_until_served(WAIT_S)
+            # Which of them live on this machine, the keys of the three decide.
+            assert (await client.acquire(CHAIN)).boundary < TOKENS
+            assert await load(client) == TOKENS
+            stats = await client.stats()
+        assert stats.traffic["peer"]["promoted"] > 0
+        assert {(place.tier, place.state) for place in stats.places} == {("peer", "ready")}
+        assert traffic_of(servers["b"]).counts.written == 0, "what came from a peer is not sent to it again"
+
+
+async def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    with fleet.serving("a") as one:
+        with fleet.serving("b") as two:
+            await_that(lambda: are_ready(one, two))
+            await fleet.save_at("a", one)
+        async with fleet.client("a") as client:
+            assert await client.wait_until_served(WAIT_S)
+            assert await load(client) == TOKENS
+            await_that(lambda: [place.state.value for place in traffic_of(one).health()] == ["absent"])
+            # Nobody else is there: all of it lives here now.
+            assert fleet.places["a"].is_home(CHAIN).all()
+            assert (await client.acquire(bytes(32 * 8), far=FAR)).outcome is AcquireOutcome.MISS
+        with fleet.serving("b") as two:
+            await_that(lambda: are_ready(one, two))
+            assert not fleet.places["a"].is_home(CHAIN).all()
+            async with fleet.client("b") as client:
+                assert await client.wait_until_served(WAIT_S)
+                await load(client)
+
+
+async def test_a_disk_has_what_lives_on_its_machine(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    disks = {name: tmp_path / f"disk-{name}" for name in fleet.members}
+    for disk in disks.values():
+        disk.mkdir(mode=0o700)
+    with fleet.serving("a", disk=disks["a"]) as one, fleet.serving("b", disk=disks["b"]) as two:
+        await_that(lambda: are_ready(one, two))
+        sent = await fleet.save_at("a", one)
+        await_that(lambda: traffic_of(two, 0).counts.written == sent)
+        await_that(lambda: traffic_of(one, 0).counts.written == BLOCKS - sent)
+
+
+async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c")
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    with fleet.serving("a") as one, fleet.serving("c") as three:
+        with fleet.serving("b", disk=disk) as two:
+            await_that(lambda: are_ready(one, two, three))
+            await fleet.save_at("a", one)
+            await_that(lambda: traffic_of(two, 0).counts.written == readable(two) > 0)
+        await_that(lambda: not (are_ready(one) or are_ready(three)))
+        # It is started again, and nobody has said there what the records are.
+        with fleet.serving("b", disk=disk) as two:
+            await_that(lambda: two.has_memory and are_ready(one, two, three))
+            assert readable(two) == 0
+            async with fleet.client("c") as client:
+                assert await client.wait_until_served(WAIT_S)
+                assert await load(client) == TOKENS
+            assert traffic_of(two, 0).counts.promoted > 0
+
+
+async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    guests = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests={})
+    with (
+        fleet.serving("a", remote=guests) as one,
+        fleet.serving("b", fleet={"timeout_s": 0.2}) as two,
+    ):
+        await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
+        await_that(lambda: are_ready(one))
+        said: list[logging.LogRecord] = []
+        told = f"peer tier {fleet.members['a'].address} is absent"
+        await_that(lambda: bool(said.extend(one for one in caplog.records if told in one.message) or said))
+    assert {record.levelno for record in said} == {logging.WARNING}
+    assert "does not know our key" in said[0].message
+
+
+async def test_a_client_that_only_watches_opens_no_links(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    watcher = {fleet.members["b"].key: Guest(domain="", name="watcher")}
+    remote = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests=watcher)
+    with fleet.serving("a", remote=remote), fleet.serving("b") as two:
+        await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
+        assert "only a peer opens links" in traffic_of(two).health()[0].reason
+
+
+async def test_both_sides_must_say_whether_links_are_sealed(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    with fleet.serving("a"), fleet.serving("b", fleet={"is_sealed": False}) as two:
+        await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
+        assert "set peer_link = 'sealed'" in traffic_of(two).health()[0].reason
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[BoardTerms]:
+    with serve_valkey(tmp_path / "board") as server:
+        valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=5.0)
+        yield BoardTerms(valkey=valkey, fleet="blue", secret=b"only the fleet knows", every_s=0.05, good_for_s=3600.0)
+
+
+async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, board: BoardTerms) -> None:
+    fleet = Fleet(tmp_path, "a", "b", board=board)
+    with fleet.serving("a") as one:
+        await_that(lambda: one._core._domains[""].cache is not None)
+        assert traffic_of(one).health() == []
+        with fleet.serving("b") as two:
+            await_that(lambda: len(traffic_of(one).health()) == len(traffic_of(two).health()) == 1)
+            await_that(lambda: are_ready(one, two))
+            await fleet.save_at("a", one)
+            async with fleet.client("b") as client:
+                assert await client.wait_until_served(WAIT_S)
+                assert await load(client) == TOKENS
+        # It has said that it goes: from now on it is nobody, and is not looked for.
+        await_that(lambda: traffic_of(one).health() == [])
+        assert fleet.places["a"].is_home(CHAIN).all()
+
+
+async def test_a_fleet_grows_by_one_server_after_the_other(tmp_path: Path, board: BoardTerms) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c", board=board)
+    with ExitStack() as stack:
+        servers: list[CacheServer] = []
+        for count, name in enumerate(fleet.members):
+            servers.append(stack.enter_context(fleet.serving(name)))
+            await_that(lambda count=count: all(len(traffic_of(one).health()) == count for one in servers))  # type: ignore[misc]
+            await_that(lambda: are_ready(*servers))
+            await_that(lambda count=count: all(len(traffic_of(one)._states) == count for one in servers))  # type: ignore[misc]
+
+
+async def test_servers_with_one_key_are_both_told_by_log_and_state(
+    tmp_path: Path, board: BoardTerms, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(tmp_path, "a", "b", board=board)
+    fleet.keys["b"] = fleet.keys["a"]
+    fleet.members["b"] = replace(fleet.members["b"], key=fleet.members["a"].key)
+    with fleet.serving("a") as one, fleet.serving("b") as two:
+        for server, other in ((one, "b"), (two, "a")):
+            line = f"another server, at {fleet.members[other].address}, announces itself with this server's key"
+            await_that(lambda server=server: [at.name for at in traffic_of(server).health()] == ["this server"])  # type: ignore[misc]
+            (told,) = traffic_of(server).health()
+            assert told.reason == f"{line}; give each a key of its own"
+            await_that(lambda line=line: f"peer tier this server is absent: {line}" in caplog.text)  # type: ignore[misc]
+        async with fleet.client("b") as client:
+            assert await client.wait_until_served(WAIT_S)
+            (place,) = (await client.stats()).places
+            assert (place.tier, place.name, place.state) == ("peer", "this server", "absent")
+        assert fleet.places["a"].is_home(CHAIN).all()
+    assert caplog.text.count("announces itself with this server's key") == 2
+
+
+@pytest.fixture
+def fleet_of_two(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path, "a", "b")
+
+
+class TestClientOverPeers(OffloadCacheContract):
+    """With a fleet below, nothing is another for an engine."""
+
+    @pytest.fixture
+    def cache(self, fleet_of_two: Fleet) -> Iterator[Any]:
+        with (
+            fleet_of_two.serving("a", domains=PAYING) as server,
+            fleet_of_two.serving("b") as other,
+            Client(make_terms(fleet_of_two.folder / "a")) as client,
+        ):
+            await_that(lambda: are_ready(server, other))
+            assert client.wait_until_served(WAIT_S)
+            yield Settled(client, server)

@@ -1,0 +1,1 @@
+"""A server's traffic with slower tiers."""

@@ -1,0 +1,200 @@
+"""A real server over a real folder: what was saved is there again after a restart, and a bad folder is no fault."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.cache import AcquireOutcome, CacheTerms
+from kvoffload.client import AsyncClient, Client, FarTerms
+from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server.loop import CacheServer, ServerPlan
+from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.units import MIB
+from tests.open_files import count_open_files
+from tests.unit.cache.offload_contract import (
+    CHAIN,
+    TOKENS,
+    AsAwaited,
+    OffloadCacheContract,
+    has_patterns,
+    names_of,
+    save,
+)
+from tests.unit.client.conftest import make_terms
+
+MEMORY = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
+WAIT_S = 30.0
+FAR = FarTerms(wait_s=20.0)
+PAYING = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
+NAME = "one model"
+
+
+def disk_below(folder: Path, **terms: Any) -> TierPlan:
+    disk = DiskTerms(
+        folders=[DiskFolder(path=folder, capacity_bytes=8 * MIB)], segment_bytes=MIB, record_limit_bytes=256 << 10
+    )
+    return TierPlan(place=disk, terms=TierTerms(**terms))
+
+
+@contextmanager
+def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterator[CacheServer]:
+    """Its loop has a thread of its own."""
+    server = CacheServer(ServerPlan(socket=socket, memory={"": memory}, **options))
+    is_ending = threading.Event()
+
+    def run() -> None:
+        while not is_ending.is_set():
+            server.turn(0.01)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        is_ending.set()
+        thread.join()
+        server.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "disk"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def counts_of(server: CacheServer) -> dict[str, int]:
+    return asdict(server._core.tiers._traffic[""].tiers[0].counts)
+
+
+def await_that(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: Path) -> None:
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}):
+        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+            assert await client.wait_until_served(WAIT_S)
+            assert client.has_tiers
+            await save(client)
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
+        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+            assert await client.wait_until_served(WAIT_S)
+            assert (await client.acquire(CHAIN)).outcome is AcquireOutcome.MISS
+            found = await client.acquire(CHAIN, far=FAR)
+            assert found.boundary == TOKENS
+            assert found.lease is not None
+            for group, leased in enumerate(found.groups):
+                names = names_of(group, CHAIN)[32 * leased.first :]
+                assert has_patterns(client, found.lease.memory_id, group, leased.addresses, names)
+            client.release(found.lease)
+        with Client(make_terms(tmp_path / "s", name=NAME)) as client:
+            assert client.wait_until_served(WAIT_S)
+            found = client.acquire(CHAIN, far=FAR)
+            assert found.boundary == TOKENS
+            assert client.acquire(bytes(32 * 8), far=FAR).outcome is AcquireOutcome.MISS
+            # Of a window and a state only what the boundary needs; and it was read once.
+            assert counts_of(server)["promoted"] == 16 + 2 + 1
+    del server
+    count_open_files()
+    assert not [file for file in Path("/proc/self/fd").iterdir() if str(folder) in str(file.resolve())]
+
+
+async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder: Path) -> None:
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}):
+        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+    with (
+        serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
+        Client(make_terms(tmp_path / "s", name=NAME)) as client,
+    ):
+        assert client.wait_until_served(WAIT_S)
+        client.prefetch(CHAIN)
+        await_that(lambda: client.find_boundary(CHAIN) == TOKENS)
+
+
+async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Path) -> None:
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
+        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            await_that(lambda: counts_of(server)["written"] == 16 + 8 + 4)
+            stats = await client.stats()
+            assert stats.traffic["disk"]["written"] == 28
+            (place,) = stats.places
+            assert (place.tier, place.name, place.state, place.records) == ("disk", str(folder), "ready", 28 + 16)
+            client.invalidate(0, CHAIN[:32])
+            await client.stats()
+            assert (await client.acquire(CHAIN, far=FAR)).outcome is AcquireOutcome.MISS
+    with (
+        serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
+        Client(make_terms(tmp_path / "s", name=NAME)) as client,
+    ):
+        assert client.wait_until_served(WAIT_S)
+        assert client.acquire(CHAIN, far=FAR).outcome is AcquireOutcome.MISS
+
+
+async def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tmp_path / "s", tiers={"": [disk_below(tmp_path / "not there")]}) as server:
+        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            assert (await client.acquire(CHAIN, far=FAR)).boundary == TOKENS
+            assert (await client.acquire(bytes(32 * 8), far=FAR)).outcome is AcquireOutcome.MISS
+        await_that(lambda: counts_of(server)["failed"] > 0)
+        time.sleep(0.6)
+    said = [record for record in caplog.records if record.message.startswith("disk tier")]
+    assert [record.levelno for record in said] == [logging.WARNING]
+    assert "not there is absent: " in said[0].message
+
+
+def test_without_a_tier_nobody_asks_for_one(tmp_path: Path) -> None:
+    with serving(tmp_path / "s") as server, Client(make_terms(tmp_path / "s", name=NAME)) as client:
+        assert client.wait_until_served(WAIT_S)
+        assert not client.has_tiers
+        assert client.acquire(CHAIN, far=FAR).outcome is AcquireOutcome.MISS
+        client.prefetch(CHAIN)
+        assert client.stats().leases == 0
+        assert server._core.tiers.files() == []
+
+
+class Settled(AsAwaited):
+    """Counts are asked for when the traffic holds nothing itself."""
+
+    def __init__(self, client: Client, server: CacheServer) -> None:
+        super().__init__(client)
+        self._traffic = server._core.tiers._traffic[""].tiers[0]
+
+    async def stats(self) -> Any:
+        self._cache.stats()
+        await_that(lambda: self._traffic.is_idle)
+        return self._cache.stats()
+
+
+class TestClientOverDisk(OffloadCacheContract):
+    """With a tier below, nothing is another for an engine."""
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path, folder: Path) -> Iterator[Any]:
+        with (
+            serving(tmp_path / "s", tiers={"": [disk_below(folder)]}, domains=PAYING) as server,
+            Client(make_terms(tmp_path / "s")) as client,
+        ):
+            assert client.wait_until_served(WAIT_S)
+            yield Settled(client, server)
