@@ -108,7 +108,7 @@ class Settings(BaseModel):
         description="Whether records are encrypted between the servers of a fleet. trusted is for networks that nobody "
         "else can listen to or write to. The same on all of them.",
     )
-    fleet_board: ValkeyUrl = _setting(
+    fleet_registry: ValkeyUrl = _setting(
         "",
         room="cli",
         allowed=f"{VALKEY_FORM}, or empty",

@@ -13,7 +13,7 @@ from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.measure import measure_timed_pair
 from kvoffload.bench.raw_socket import RawSocket
 from kvoffload.bench.tier_load import Records, as_a_server, get_all, put_all
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import SpaceTable
 from kvoffload.tiers.base import Tier
 from kvoffload.units import MIB
 
@@ -55,7 +55,7 @@ class Other:
 
     link: str
     tier: Tier
-    spaces: SpaceBook
+    spaces: SpaceTable
 
 
 def _measure(raw: RawSocket, other: Other, records: Records, verb: str) -> Result:

@@ -17,7 +17,7 @@ from kvoffload.bench.tier_load import TIMEOUT_S
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule
 from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import ReuseRule
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.server import Guest, RemoteTerms
@@ -32,7 +32,7 @@ CONNECTIONS = 4
 _HERE = "here"
 
 
-def teach(spaces: SpaceBook, fingerprint: bytes, record_bytes: int) -> None:
+def teach(spaces: SpaceTable, fingerprint: bytes, record_bytes: int) -> None:
     """An identity of one group."""
     group = CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=record_bytes)
     spaces.learn(0, fingerprint, CacheGeometry(hash_block_size=16, groups=(group,)))
@@ -45,13 +45,13 @@ def always_there(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp
 
 
 @contextmanager
-def serve_peer(memory_bytes: int, *, is_sealed: bool) -> Iterator[tuple[Tier, SpaceBook]]:
+def serve_peer(memory_bytes: int, *, is_sealed: bool) -> Iterator[tuple[Tier, SpaceTable]]:
     """A tier over another server, which runs in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder:
         path = Path(folder) / "peer"
         with Child(__name__, path, memory_bytes, int(is_sealed)) as child:
             member = FleetMember(address=TcpAddress("127.0.0.1", child.ask("port")))
-            spaces = SpaceBook()
+            spaces = SpaceTable()
             terms = FleetTerms(
                 own=FleetMember(address=TcpAddress("127.0.0.1", 0), key=_HERE),
                 others=[member],
@@ -79,7 +79,7 @@ def await_ready(tier: Tier) -> None:
 
 def main(path: str, memory_bytes: str, is_sealed: str) -> None:
     """The other server, until the end of its input or SIGTERM."""
-    spaces = SpaceBook()
+    spaces = SpaceTable()
     place = FleetPlace(
         FleetTerms(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[]), spaces, always_there
     )

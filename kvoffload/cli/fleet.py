@@ -11,11 +11,11 @@ from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config import Settings
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KeyPair, read_pair, read_private_text
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
+from kvoffload.peers.fleet_registry import RegistryTerms
 from kvoffload.peers.homes import find_homes
-from kvoffload.peers.notice_board import BoardTerms
 from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
 from kvoffload.server import Guest
 from kvoffload.server.config import ServerConfig
@@ -41,8 +41,8 @@ class FleetPlan:
 def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
     """None: it is in none. ConfigError: what is said does not fit together."""
     if not settings.peer_listen:
-        if config.peers or settings.fleet_board:
-            what = "[[peers]] are named" if config.peers else "a fleet_board is set"
+        if config.peers or settings.fleet_registry:
+            what = "[[peers]] are named" if config.peers else "a fleet_registry is set"
             raise ConfigError(f"{what}, and nothing listens for peers", remedy="set peer_listen, and listen")
         return None
     if not settings.listen:
@@ -61,9 +61,9 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
             f"{named} servers are named in [[peers]], this one included",
             remedy=f"a fleet has {MAX_MEMBERS} at most: make two of them",
         )
-    spaces = SpaceBook()
+    spaces = SpaceTable()
     is_sealed = settings.peer_link == "sealed"
-    board = _plan_board(settings, own)
+    registry = _plan_registry(settings, own)
     terms = FleetTerms(
         own=own,
         others=[member for member in members if member.name != own.name],
@@ -71,8 +71,8 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         domain=config.make_domains()[0].name,
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
-        connections=min(settings.remote_connections, _links_a_peer(MAX_MEMBERS if board else len(members)) - 1),
-        board=board,
+        connections=min(settings.remote_connections, _links_a_peer(MAX_MEMBERS if registry else len(members)) - 1),
+        registry=registry,
     )
     guests: dict[str, Guest] = {}
     place = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, guests, terms.domain))
@@ -103,7 +103,7 @@ def admit(guests: dict[str, Guest], domain: str, members: Sequence[FleetMember])
 
 
 def _find_known(config: ServerConfig, guests: dict[str, Guest], keys: KeyPair | None) -> Callable[[str], bool]:
-    """Whether a guest of that name is a peer: always, or by the board. Without keys nobody has a name."""
+    """Whether a guest of that name is a peer: always, or by the registry. Without keys nobody has a name."""
     named = {peer.address for peer in config.peers}
 
     def is_known(name: str) -> bool:
@@ -112,17 +112,18 @@ def _find_known(config: ServerConfig, guests: dict[str, Guest], keys: KeyPair | 
     return is_known
 
 
-def _plan_board(settings: Settings, own: FleetMember) -> BoardTerms | None:
-    if not settings.fleet_board:
+def _plan_registry(settings: Settings, own: FleetMember) -> RegistryTerms | None:
+    if not settings.fleet_registry:
         return None
     if not own.key:
         raise ConfigError(
-            f"setting 'fleet_board' = {settings.fleet_board!r} without key_file: nobody could know who is announced",
+            f"setting 'fleet_registry' = {settings.fleet_registry!r} without key_file: "
+            "nobody could know who is announced",
             remedy="make keys with `kvoffload keys new`, and set key_file",
         )
     if own.address.is_any or not own.address.port:
         raise ConfigError(
-            f"setting 'listen' = {settings.listen!r} with a fleet_board: others have to reach it",
+            f"setting 'listen' = {settings.listen!r} with a fleet_registry: others have to reach it",
             remedy="give the address of this machine that they know, and a port",
         )
     secret = read_private_text(Path(settings.fleet_secret_file)).strip() if settings.fleet_secret_file else ""
@@ -131,8 +132,8 @@ def _plan_board(settings: Settings, own: FleetMember) -> BoardTerms | None:
             f"setting 'fleet_secret_file' = {settings.fleet_secret_file!r} holds no secret",
             remedy=f"name a file with at least {MIN_SECRET_LETTERS} letters that all servers of the fleet have",
         )
-    valkey = make_valkey(settings, settings.fleet_board)
-    return BoardTerms(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
+    valkey = make_valkey(settings, settings.fleet_registry)
+    return RegistryTerms(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
 
 
 def _links_a_peer(members: int) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
     from kvoffload.server.tiering.terms import TierPlan
 
-BELOW = ("disk", "peer_listen", "fleet_board", "mooncake", "valkey", "s3")
+BELOW = ("disk", "peer_listen", "fleet_registry", "mooncake", "valkey", "s3")
 """Settings that name a tier slower than memory."""
 AUTO_LEAST_BYTES = GIB
 MOST_GROWING_THREADS = 8
@@ -170,7 +170,7 @@ def choose_remote(
         stranger = Guest(domain=config.find_open_domain(), is_peer=bool(settings.peer_listen))
         return RemoteTerms(address=address, stranger=stranger)
     keys = read_pair(Path(settings.key_file))
-    if not config.clients and not config.peers and not settings.fleet_board:
+    if not config.clients and not config.peers and not settings.fleet_registry:
         remedy = "name clients with their keys in [[clients]], or servers in [[peers]]"
         raise ConfigError(f"nobody may connect to {address}", remedy=remedy)
     return RemoteTerms(

@@ -1,4 +1,4 @@
-"""How a Valkey is reached, the tier's and the board's of a fleet, by the files that the settings name."""
+"""How a Valkey is reached, the tier's and the registry's of a fleet, by the files that the settings name."""
 
 from __future__ import annotations
 

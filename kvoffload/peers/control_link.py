@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from kvoffload.key_files import KeyPair
-from kvoffload.peers.space_book import PeerSpace
+from kvoffload.peers.space_table import PeerSpace
 from kvoffload.protocol import (
     Answer,
     ClientMessage,

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
+from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
 from kvoffload.peers.fleet_tier import FindHomes, FleetTier
 from kvoffload.peers.homes import choose_members
-from kvoffload.peers.notice_board import BoardTerms, NoticeBoard
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
-from kvoffload.peers.space_book import SpaceBook
+from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import HASH_BYTES
@@ -36,7 +36,7 @@ class FleetTerms:
     connections: int = 4
     probe_s: float = 10.0
     """How long a peer's end may go unnoticed while nothing is asked of it, and its return at most."""
-    board: BoardTerms | None = None
+    registry: RegistryTerms | None = None
     """Where further members are announced. None: the others are all there are."""
 
 
@@ -46,7 +46,7 @@ class FleetPlace:
     def __init__(
         self,
         terms: FleetTerms,
-        spaces: SpaceBook,
+        spaces: SpaceTable,
         homes: FindHomes,
         *,
         on_members: Callable[[Sequence[FleetMember]], None] = lambda _: None,
@@ -57,23 +57,23 @@ class FleetPlace:
         self._spaces = spaces
         self._homes = homes
         self._tier: FleetTier | None = None
-        self._board: NoticeBoard | None = None
+        self._registry: FleetRegistry | None = None
 
     def describe(self) -> str:
         count = len(self._terms.others)
         known = "1 peer" if count == 1 else f"{count} peers"
-        board = self._terms.board
-        return known if board is None else f"{known} and fleet {board.fleet} at {board.valkey.describe()}"
+        registry = self._terms.registry
+        return known if registry is None else f"{known} and fleet {registry.fleet} at {registry.valkey.describe()}"
 
     def open_tier(self) -> Tier:
         """Starts its threads; no peer need be there."""
         assert self._tier is None
         members = {member.name: self._open_member(member) for member in self._terms.others}
         tier = self._tier = FleetTier(self._terms.own.name, members, self._homes)
-        if self._terms.board is not None:
-            board = self._board = NoticeBoard(self._terms.board, self._terms.own, self._take_members)
-            tier.on_close = board.close
-            board.start()
+        if self._terms.registry is not None:
+            registry = self._registry = FleetRegistry(self._terms.registry, self._terms.own, self._take_members)
+            tier.on_close = registry.close
+            registry.start()
         return tier
 
     def _take_members(self, announced: Sequence[FleetMember]) -> None:
@@ -97,9 +97,9 @@ class FleetPlace:
                 f"the fleet has {count} servers, and its members are the first {MAX_MEMBERS} by key; "
                 "this one is alone: make two fleets of them"
             )
-        if self._board is not None and self._board.twin_at:
+        if self._registry is not None and self._registry.twin_at:
             return (
-                f"another server, at {self._board.twin_at}, announces itself with this server's key; "
+                f"another server, at {self._registry.twin_at}, announces itself with this server's key; "
                 "give each a key of its own"
             )
         return ""

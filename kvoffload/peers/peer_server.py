@@ -31,7 +31,7 @@ from kvoffload.peers.link_hello import (
     is_proof,
     read_hello,
 )
-from kvoffload.peers.peer_desk import PeerDesk, Room
+from kvoffload.peers.peer_access import PeerAccess, Room
 from kvoffload.peers.receiving import receive_exactly
 from kvoffload.peers.requests import (
     HEAD_BYTES,
@@ -92,7 +92,7 @@ class PeerServer:
         self.address = TcpAddress(address.host, self._listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        self._desks: dict[str, PeerDesk] = {}
+        self._accesses: dict[str, PeerAccess] = {}
         self._known: dict[bytes, _Known] = {}
         self._tokens: dict[str, deque[bytes]] = {}
         self._links: dict[int, tuple[socket.socket, threading.Thread]] = {}
@@ -106,10 +106,10 @@ class PeerServer:
         self._accepting = threading.Thread(target=self._accept_all, name="kvoffload-peers", daemon=True)
         self._accepting.start()
 
-    def attach(self, domain: str, desk: PeerDesk) -> None:
+    def attach(self, domain: str, access: PeerAccess) -> None:
         """The domain's memory is there."""
         with self._lock:
-            self._desks[domain] = desk
+            self._accesses[domain] = access
 
     def open_session(self, peer: str, domain: str) -> LinkSession:
         """For a peer that the control channel knows."""
@@ -129,9 +129,9 @@ class PeerServer:
     def tick(self) -> None:
         """To be called now and then."""
         with self._lock:
-            desks = list(self._desks.values())
-        for desk in desks:
-            desk.tick()
+            accesses = list(self._accesses.values())
+        for access in accesses:
+            access.tick()
 
     def keep_only(self, is_known: Callable[[str], bool]) -> None:
         """The links of other peers end, and they open no new ones with what they were told."""
@@ -209,8 +209,8 @@ class PeerServer:
         try:
             found = self._greet(end, time.monotonic() + HELLO_TIMEOUT_S)
             if found is not None:
-                peer, desk, link = found
-                _serve_requests(end, link, desk)
+                peer, access, link = found
+                _serve_requests(end, link, access)
         except BadRequestError as fault:
             self._tell(peer, f"a link of peer {peer}: %s", fault)
         except (OSError, ValueError) as fault:
@@ -239,16 +239,16 @@ class PeerServer:
             self._told_s[peer] = now_s + LOG_S
         logger.log(logging.WARNING if is_new else logging.DEBUG, line, fault)
 
-    def _greet(self, end: socket.socket, end_s: float) -> tuple[str, PeerDesk, native.RecordLink] | None:
+    def _greet(self, end: socket.socket, end_s: float) -> tuple[str, PeerAccess, native.RecordLink] | None:
         """None: it was refused. OSError, ValueError: it is no peer of ours."""
         hello = receive_exactly(end, HELLO_BYTES, end_s)
         read = read_hello(hello)
         token = b"" if isinstance(read, HelloVerdict) else read.token
         with self._lock:
             known = self._known.get(token)
-            desk = None if known is None else self._desks.get(known.domain)
-        verdict = read if isinstance(read, HelloVerdict) else self._judge(read.is_sealed, known, desk)
-        if verdict is not HelloVerdict.WELCOME or known is None or desk is None:
+            access = None if known is None else self._accesses.get(known.domain)
+        verdict = read if isinstance(read, HelloVerdict) else self._judge(read.is_sealed, known, access)
+        if verdict is not HelloVerdict.WELCOME or known is None or access is None:
             end.sendall(LinkAnswer(verdict=verdict).pack())
             return None
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -266,22 +266,22 @@ class PeerServer:
             self._of_peer[known.peer] += 1
             self._peers[end.fileno()] = known.peer
             self._newcomers.pop(end.fileno(), None)
-        return known.peer, desk, link
+        return known.peer, access, link
 
-    def _judge(self, is_sealed: bool, known: _Known | None, desk: PeerDesk | None) -> HelloVerdict:
+    def _judge(self, is_sealed: bool, known: _Known | None, access: PeerAccess | None) -> HelloVerdict:
         if known is None:
             return HelloVerdict.UNKNOWN
         if is_sealed != self._is_sealed:
             return HelloVerdict.OTHER_MODE
-        if desk is None or self._of_peer.total() >= MAX_LINKS or self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
+        if access is None or self._of_peer.total() >= MAX_LINKS or self._of_peer[known.peer] >= MAX_OF_ONE_PEER:
             return HelloVerdict.BUSY
         return HelloVerdict.WELCOME
 
 
-def _serve_requests(end: socket.socket, link: native.RecordLink, desk: PeerDesk) -> None:
+def _serve_requests(end: socket.socket, link: native.RecordLink, access: PeerAccess) -> None:
     poller = select.poll()
     poller.register(end, select.POLLIN)
-    verbs: dict[LinkVerb, Callable[[native.RecordLink, PeerDesk, LinkRequest], None]] = {
+    verbs: dict[LinkVerb, Callable[[native.RecordLink, PeerAccess, LinkRequest], None]] = {
         LinkVerb.LOOK: _look,
         LinkVerb.GET: _get,
         LinkVerb.PUT: _put,
@@ -293,9 +293,9 @@ def _serve_requests(end: socket.socket, link: native.RecordLink, desk: PeerDesk)
         poller.poll()
         head = read_head(link.receive(HEAD_BYTES, timeout_ms=step_ms))
         rest = link.receive(head.rest_bytes, timeout_ms=step_ms) if head.count else b""
-        with desk.use(head.fingerprint) as is_known:
+        with access.use(head.fingerprint) as is_known:
             if head.verb is LinkVerb.COUNT or is_known:
-                verbs[head.verb](link, desk, head.read_rest(rest))
+                verbs[head.verb](link, access, head.read_rest(rest))
             else:
                 _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
 
@@ -308,20 +308,20 @@ def _outcomes(outcomes: np.ndarray) -> RecordsAnswer:
     return RecordsAnswer(outcomes=outcomes, digests=np.zeros(len(outcomes), np.uint64))
 
 
-def _look(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
-    _answer(link, _outcomes(desk.look(request.names)))
+def _look(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
+    _answer(link, _outcomes(access.look(request.names)))
 
 
-def _remove(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
-    _answer(link, _outcomes(desk.remove(request.names, wait_s=_wait_s(request))))
+def _remove(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
+    _answer(link, _outcomes(access.remove(request.names, wait_s=_wait_s(request))))
 
 
-def _count(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
-    _answer(link, RecordsAnswer(outcomes=np.zeros(2, np.uint8), digests=np.array(desk.count(), np.uint64)))
+def _count(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
+    _answer(link, RecordsAnswer(outcomes=np.zeros(2, np.uint8), digests=np.array(access.count(), np.uint64)))
 
 
-def _get(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
-    held = desk.acquire(request.names, request.record_bytes, wait_s=_wait_s(request))
+def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
+    held = access.acquire(request.names, request.record_bytes, wait_s=_wait_s(request))
     try:
         outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
         digests = np.zeros(len(outcomes), np.uint64)
@@ -329,12 +329,12 @@ def _get(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
         answer = RecordsAnswer(outcomes=outcomes, digests=digests)
         _answer(link, answer, np.ascontiguousarray(held.slots), request.record_bytes)
     finally:
-        desk.release(held)
+        access.release(held)
 
 
-def _put(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
+def _put(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
     names = request.names
-    room = desk.reserve(names, request.record_bytes)
+    room = access.reserve(names, request.record_bytes)
     if room is None:
         _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
         return
@@ -342,10 +342,10 @@ def _put(link: native.RecordLink, desk: PeerDesk, request: LinkRequest) -> None:
         _answer(link, _outcomes(room.outcomes))
         found = _receive_wanted(link, request, room)
     except BaseException:
-        desk.abort(room, names)
+        access.abort(room, names)
         raise
     claimed = np.frombuffer(request.digests, np.uint64)[room.wanted]
-    _answer(link, _outcomes(desk.commit(room, names, claimed=claimed, found=found, parents=request.parents)))
+    _answer(link, _outcomes(access.commit(room, names, claimed=claimed, found=found, parents=request.parents)))
 
 
 def _wait_s(request: LinkRequest) -> float:

@@ -39,7 +39,7 @@ from kvoffload.peers.requests import (
     read_answer_head,
 )
 from kvoffload.peers.requests import read_answer as read_records
-from kvoffload.peers.space_book import SpaceBook
+from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import read_key
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError
@@ -54,7 +54,7 @@ class PeerStoreTerms:
     """Of one peer."""
 
     control: ControlLink
-    spaces: SpaceBook
+    spaces: SpaceTable
     is_sealed: bool = True
     timeout_s: float = 1.0
 

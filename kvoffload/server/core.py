@@ -48,14 +48,14 @@ from kvoffload.server.drain import DrainState, check_operator
 from kvoffload.server.event_feed import EventFeed, Space
 from kvoffload.server.operators.counts import describe_draining
 from kvoffload.server.operators.fault_log import FaultLog
-from kvoffload.server.operators.insight import ExpressCounts, InsightDesk
+from kvoffload.server.operators.operator_calls import ExpressCounts, OperatorCalls
 from kvoffload.server.operators.prompt_ledger import OnPrompt
-from kvoffload.server.operators.survey import SurveyDesk
+from kvoffload.server.operators.survey import Survey
 from kvoffload.server.outbox import Later, Sendable, SendMemory, ToConnection, ToLifeline
-from kvoffload.server.peer_links import LinkOffice, peer_calls
+from kvoffload.server.peer_links import LinkOpener, peer_calls
 from kvoffload.server.refusal import refuse
 from kvoffload.server.served_cache import ServedCache
-from kvoffload.server.sessions.adoption import AdoptionDesk
+from kvoffload.server.sessions.adoption import Adoption
 from kvoffload.server.sessions.domain import Domain, DomainTerms
 from kvoffload.server.sessions.former_memory import count_former, hear_holding
 from kvoffload.server.sessions.registration import Identities, open_express
@@ -63,7 +63,7 @@ from kvoffload.server.sessions.session import Connection, EngineSession, Guest, 
 from kvoffload.server.sessions.session_table import SessionTable
 from kvoffload.server.terms import CoreTerms
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.requests import TierDesk
+from kvoffload.server.tiering.requests import TierRequests
 
 _ENDS_WITH_DRAIN = (Adopt, Promote)
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
@@ -87,7 +87,7 @@ class ServerCore:
         draw: Callable[[], int],
         on_heard: Callable[[bool], None] = lambda _: None,
         tiers: Mapping[str, TierChain] = MappingProxyType({}),
-        links: LinkOffice | None = None,
+        links: LinkOpener | None = None,
         express: ExpressCounts | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
@@ -103,13 +103,13 @@ class ServerCore:
             draw=draw,
             on_disconnect=self._feed.unsubscribe,
         )
-        self._adoption = AdoptionDesk()
+        self._adoption = Adoption()
         self._drain = DrainState()
         self._closing: Closing | None = None
         self._faults = FaultLog()
-        self._tiers = TierDesk(tiers, self._feed.tell_stored, self._faults)
-        self._insight = InsightDesk(self._domains, clear=self.clear, express=express, on_prompt=on_prompt)
-        self._survey = SurveyDesk(self._sessions, self._tiers)
+        self._tiers = TierRequests(tiers, self._feed.tell_stored, self._faults)
+        self._insight = OperatorCalls(self._domains, clear=self.clear, express=express, on_prompt=on_prompt)
+        self._survey = Survey(self._sessions, self._tiers)
         self._identities = Identities(terms.limits, self._sessions, self._feed.forget)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
@@ -132,7 +132,7 @@ class ServerCore:
         return self._feed
 
     @property
-    def tiers(self) -> TierDesk:
+    def tiers(self) -> TierRequests:
         """The traffic with what lies below memory, which the loop keeps going."""
         return self._tiers
 

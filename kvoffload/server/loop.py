@@ -41,7 +41,7 @@ from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.core import ServerCore
 from kvoffload.server.operators.warning_feed import WarningFeed
 from kvoffload.server.outbox import Later, OpenExpress, Sendable, SendMemory, ToConnection
-from kvoffload.server.peer_links import PeeringPlan, open_office
+from kvoffload.server.peer_links import PeeringPlan, open_peer_links
 from kvoffload.server.private_life import PrivateLife, PrivateTerms
 from kvoffload.server.sessions.domain import DomainTerms
 from kvoffload.server.sessions.memory_record import MemoryRecord
@@ -148,7 +148,7 @@ class CacheServer:
         open_pidfd = partial(os.pidfd_open, os.getpid())
         tiers = open_chains(plan.tiers, open_pidfd=open_pidfd)
         self._express.watch_stored(bool(tiers))
-        self._peers = open_office(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
+        self._peers = open_peer_links(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
         capabilities = CAPABILITIES - (set() if self._peers else {"peer"})
         self._core = ServerCore(
             CoreTerms(

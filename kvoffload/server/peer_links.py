@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.peers import PeerSpace, SpaceBook
-from kvoffload.peers.loop_mail import LoopMail, RemovedBlocks, StoredBlocks, WantedBlocks
-from kvoffload.peers.peer_desk import PeerCache, PeerDesk
+from kvoffload.peers import PeerSpace, SpaceTable
+from kvoffload.peers.loop_queue import LoopQueue, RemovedBlocks, StoredBlocks, WantedBlocks
+from kvoffload.peers.peer_access import PeerAccess, PeerCache
 from kvoffload.peers.peer_server import LinkSession, PeerServer
 from kvoffload.protocol import ClientMessage, Done, Error, ErrorCode, Introduce, LinkOpened, OpenLink, ServerMessage
 from kvoffload.server.event_feed import EventFeed, Space
@@ -22,7 +22,7 @@ from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.registration import Identities
 from kvoffload.server.sessions.session import Connection
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.requests import TierDesk
+from kvoffload.server.tiering.requests import TierRequests
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers import RecordNames
 
@@ -34,14 +34,14 @@ class PeeringPlan:
     """Where peers' links come in."""
 
     address: TcpAddress
-    spaces: SpaceBook
+    spaces: SpaceTable
     """What the domain's tiers have learned."""
     is_sealed: bool = True
     is_known: Callable[[str], bool] = lambda _: True
     """Whether that is (still) the name of a peer."""
 
 
-class LinkOffice(Protocol):
+class LinkOpener(Protocol):
     """What the core needs of it."""
 
     @property
@@ -59,7 +59,7 @@ class PeeredCore(Protocol):
     def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None: ...
 
     @property
-    def tiers(self) -> TierDesk: ...
+    def tiers(self) -> TierRequests: ...
 
     @property
     def feed(self) -> EventFeed: ...
@@ -70,15 +70,15 @@ class _Loop:
     """A PeerLoop of one domain."""
 
     domain: str
-    mail: LoopMail
+    queue: LoopQueue
     find_near: Callable[[RecordNames], npt.NDArray[np.bool_]] | None
 
     def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
-        self.mail.send(StoredBlocks(domain=self.domain, space=space, group=group, hashes=hashes, parents=parents))
+        self.queue.send(StoredBlocks(domain=self.domain, space=space, group=group, hashes=hashes, parents=parents))
 
     def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
         removed = RemovedBlocks(domain=self.domain, space=space, group=group, hashes=hashes)
-        self.mail.send(removed)
+        self.queue.send(removed)
         return removed.wait(wait_s)
 
     def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
@@ -86,11 +86,11 @@ class _Loop:
 
     def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
         wanted = WantedBlocks(domain=self.domain, space=space, group=group, hashes=hashes, wait_s=wait_s)
-        self.mail.send(wanted)
+        self.queue.send(wanted)
         wanted.wait(wait_s)
 
 
-class PeerOffice:
+class PeerLinks:
     """Belongs to the thread of the event loop, which watches `fileno` and then calls `tell`."""
 
     def __init__(self, plan: PeeringPlan, *, open_pidfd: Callable[[], int], clock: Callable[[], float]) -> None:
@@ -99,7 +99,7 @@ class PeerOffice:
         self._open_pidfd = open_pidfd
         self._clock = clock
         self._server = PeerServer(plan.address, is_sealed=plan.is_sealed)
-        self._mail = LoopMail()
+        self._queue = LoopQueue()
 
     @property
     def port(self) -> int:
@@ -114,17 +114,17 @@ class PeerOffice:
 
     def fileno(self) -> int:
         """Readable when links have stored something."""
-        return self._mail.fileno()
+        return self._queue.fileno()
 
     def attach(self, domain: str, cache: PeerCache, chain: TierChain | None = None) -> None:
         """The domain's memory is there, and what lies below it."""
-        loop = _Loop(domain, self._mail, None if chain is None else chain.find_near)
-        desk = PeerDesk(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
-        self._server.attach(domain, desk)
+        loop = _Loop(domain, self._queue, None if chain is None else chain.find_near)
+        access = PeerAccess(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
+        self._server.attach(domain, access)
 
     def tell(self, core: PeeredCore, now_ns: int) -> None:
         """What links have stored, removed or want since the last time."""
-        blocks, lost = self._mail.take()
+        blocks, lost = self._queue.take()
         for one in blocks:
             space = Space(domain=one.domain, name_space=one.space.number, fingerprint=one.space.fingerprint)
             if isinstance(one, StoredBlocks):
@@ -144,38 +144,38 @@ class PeerOffice:
 
     def close(self) -> None:
         """All links end. After it they touch no slot."""
-        self._mail.refuse()
+        self._queue.refuse()
         self._server.close()
-        self._mail.close()
+        self._queue.close()
 
 
-def open_office(
+def open_peer_links(
     plan: PeeringPlan | None, *, open_pidfd: Callable[[], int], clock: Callable[[], float]
-) -> PeerOffice | None:
+) -> PeerLinks | None:
     """None: there is to be none. ConfigError: nobody can listen there."""
-    return None if plan is None else PeerOffice(plan, open_pidfd=open_pidfd, clock=clock)
+    return None if plan is None else PeerLinks(plan, open_pidfd=open_pidfd, clock=clock)
 
 
 def peer_calls(
-    office: LinkOffice | None, identities: Identities
+    opener: LinkOpener | None, identities: Identities
 ) -> dict[type[ClientMessage], Callable[[Connection, Any], ServerMessage]]:
     """Who answers what peers say."""
     return {
-        OpenLink: partial(open_link, office=office),
+        OpenLink: partial(open_link, opener=opener),
         Introduce: partial(introduce, identities=identities),
     }
 
 
-def open_link(connection: Connection, message: OpenLink, *, office: LinkOffice | None) -> LinkOpened | Error:
+def open_link(connection: Connection, message: OpenLink, *, opener: LinkOpener | None) -> LinkOpened | Error:
     """Only for whoever came over TCP and is named as a peer."""
     guest = connection.session.guest
-    if office is None or guest is None or not guest.is_peer:
+    if opener is None or guest is None or not guest.is_peer:
         return refuse(message, ErrorCode.NOT_ALLOWED, "only a peer opens links; name its key in [[peers]]")
-    if message.is_sealed != office.is_sealed:
-        mode = "sealed" if office.is_sealed else "trusted"
+    if message.is_sealed != opener.is_sealed:
+        mode = "sealed" if opener.is_sealed else "trusted"
         return refuse(message, ErrorCode.MISMATCH, f"links to this server are {mode}; set peer_link = {mode!r}")
-    opened = office.open_session(guest.name, guest.domain)
-    return LinkOpened(port=office.port, token=opened.token, secret=opened.secret)
+    opened = opener.open_session(guest.name, guest.domain)
+    return LinkOpened(port=opener.port, token=opened.token, secret=opened.secret)
 
 
 def introduce(connection: Connection, message: Introduce, *, identities: Identities) -> Done | Error:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import CacheGeometry, Departed, FoundEntries, SessionId
-from kvoffload.peers.peer_desk import PeerCache
+from kvoffload.peers.peer_access import PeerCache
 from kvoffload.types import Fingerprint
 
 

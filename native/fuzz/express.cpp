@@ -1,7 +1,7 @@
-// The express channel's stream: frames behind their lengths, as a process sends them, cut anywhere, to the desk that
+// The express channel's stream: frames behind their lengths, as a process sends them, cut anywhere, to the service that
 // serves them.
-#include "express/express_stream.hpp"
 #include "express_fixture.hpp"
+#include "service/express_stream.hpp"
 #include "target.hpp"
 
 using namespace kvo;
@@ -90,11 +90,11 @@ void fuzz::run(std::span<const std::uint8_t> bytes) {
         stream.add(part.size());
         goes_on = stream.take_frames([&](std::span<const std::uint8_t> frame) {
             const Bytes alone(frame.begin(), frame.end());  // what lies behind it is another's
-            return scene.desk->serve(alone, kNow, out);
+            return scene.service->serve(alone, kNow, out);
         });
     }
     read_answers(out);
-    scene.desk->settle((style & kUnsent) == 0);
+    scene.service->settle((style & kUnsent) == 0);
     CHECK(scene.cache->sessions().quarantine(scene.session));
     CHECK_EQUAL(scene.cache->reclaim_ended(), 1u);
     scene.check_nothing_held();

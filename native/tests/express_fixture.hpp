@@ -1,4 +1,4 @@
-// Calls and answers of express channels, byte by byte, and a small cache of all kinds of groups behind a desk.
+// Calls and answers of express channels, byte by byte, and a small cache of all kinds of groups behind a service.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "express/express_desk.hpp"
 #include "hybrid_fixture.hpp"
+#include "service/block_service.hpp"
 
 namespace kvo::test {
 
@@ -187,7 +187,7 @@ inline std::vector<Answer> read_answers(const std::string& out) {
     return answers;
 }
 
-// A desk, and one process that calls.
+// A service, and one process that calls.
 struct ExpressScene : Hybrid {
     explicit ExpressScene(const ExpressTerms& terms_of_all = small_terms(), CacheOptions options = small_options())
         : Hybrid(std::move(options)), terms(terms_of_all) {
@@ -200,14 +200,14 @@ struct ExpressScene : Hybrid {
     // Another channel, with nothing sent yet.
     void renew() { renew(rights()); }
     void renew(const ExpressRights& others) {
-        desk = std::make_unique<ExpressDesk>(borrow(cache), others, terms, is_draining, log);
+        service = std::make_unique<BlockService>(borrow(cache), others, terms, is_draining, log);
         last_one_way = 0;
     }
 
     // What comes of one frame; the second: whether the channel goes on.
     std::pair<std::vector<Answer>, bool> serve(const std::string& frame) {
         std::string out = "before";
-        const bool goes_on = desk->serve(bytes_in(frame), kNow, out);
+        const bool goes_on = service->serve(bytes_in(frame), kNow, out);
         CHECK(out.starts_with("before"));
         return {read_answers(out.substr(6)), goes_on};
     }
@@ -297,7 +297,7 @@ struct ExpressScene : Hybrid {
     ExpressTerms terms;
     std::atomic<bool> is_draining = false;
     StoredLog log{100};
-    std::unique_ptr<ExpressDesk> desk;
+    std::unique_ptr<BlockService> service;
     std::uint64_t last_request = 0;
     std::uint64_t last_one_way = 0;
 };

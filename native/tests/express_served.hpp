@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "express/express_server.hpp"
 #include "express_fixture.hpp"
 #include "express_peer.hpp"
+#include "service/express_server.hpp"
 
 namespace kvo::test {
 

@@ -1,4 +1,4 @@
-#include "express/express_end.hpp"
+#include "service/express_end.hpp"
 
 #include <sys/socket.h>
 

@@ -1,4 +1,4 @@
-#include "express/express_server.hpp"
+#include "service/express_server.hpp"
 
 #include <fcntl.h>
 #include <poll.h>

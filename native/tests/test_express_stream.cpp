@@ -1,4 +1,4 @@
-#include "express/express_stream.hpp"
+#include "service/express_stream.hpp"
 
 #include <algorithm>
 #include <random>

@@ -1,4 +1,4 @@
-#include "express/stored_log.hpp"
+#include "service/stored_log.hpp"
 
 #include <poll.h>
 

@@ -19,13 +19,13 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/peers/peer_server.py",
         "kvoffload/peers/peer_store.py",
     ),
-    "fleet_notices": ("kvoffload/peers/notice.py", "kvoffload/tcp_address.py"),
+    "fleet_announcements": ("kvoffload/peers/announcement.py", "kvoffload/tcp_address.py"),
     "valkey_answers": (
         "kvoffload/tiers/resp_connection.py",
         "kvoffload/tiers/valkey_nodes.py",
         "kvoffload/tiers/valkey_slots.py",
         "kvoffload/tiers/valkey.py",
-        "kvoffload/peers/notice_board.py",
+        "kvoffload/peers/fleet_registry.py",
     ),
     "stored_values": (
         "kvoffload/tiers/envelope.py",
@@ -53,9 +53,9 @@ NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "express": (
         "native/src/frames/plain_frame.hpp",
-        "native/src/express/express_stream.hpp",
-        "native/src/express/express_messages.hpp",
-        "native/src/express/express_desk.cpp",
+        "native/src/service/express_stream.hpp",
+        "native/src/service/express_messages.hpp",
+        "native/src/service/block_service.cpp",
     ),
     "index_file": (
         "native/src/index/index_file.cpp",

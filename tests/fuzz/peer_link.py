@@ -15,7 +15,7 @@ from kvoffload import native
 from kvoffload.cache import CacheTerms, LocalCache
 from kvoffload.peers import link_hello, peer_server
 from kvoffload.peers.link_hello import HelloVerdict, LinkHello
-from kvoffload.peers.peer_desk import PeerDesk
+from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_store import PeerStore
 from kvoffload.peers.requests import (
     ANSWER_BYTES,
@@ -30,7 +30,7 @@ from kvoffload.peers.requests import (
     read_answer_head,
     read_head,
 )
-from kvoffload.peers.space_book import PeerSpace, SpaceBook
+from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.units import MIB
@@ -55,12 +55,12 @@ class _Peer(OnePeer):
 
 
 @cache
-def _desk() -> PeerDesk:
+def _access() -> PeerAccess:
     """Of memory that is there for all inputs of this process."""
     memory = LocalCache.create(CacheTerms(memory_bytes=4 * MIB, segment_bytes=4 * MIB))
-    peer = OnePeer(memory, None, SpaceBook())  # type: ignore[arg-type]
+    peer = OnePeer(memory, None, SpaceTable())  # type: ignore[arg-type]
     peer.teach(peer.there, _FINGERPRINT, same_groups(_RECORD_BYTES))
-    return PeerDesk(memory, peer.there, peer, pidfd=os.pidfd_open(os.getpid()), clock=lambda: 0.0)
+    return PeerAccess(memory, peer.there, peer, pidfd=os.pidfd_open(os.getpid()), clock=lambda: 0.0)
 
 
 def make_seeds() -> Iterator[bytes]:
@@ -123,14 +123,14 @@ def _read_hello(given: Input, way: int) -> None:
 def _serve(said: bytes) -> None:
     """A link that is a peer's. Whatever ends it, nothing stays held."""
     ours, theirs = _connect(said)
-    desk = _desk()
+    access = _access()
     with ours, theirs:
         link = native.RecordLink(os.dup(ours.fileno()), None)
         try:
-            peer_server._serve_requests(ours, link, desk)
+            peer_server._serve_requests(ours, link, access)
         except (OSError, ValueError) as fault:
             check_line(fault)
-    stats = desk._cache.stats
+    stats = access._cache.stats
     assert (stats.leases, stats.reserved) == (0, 0)
 
 
@@ -138,7 +138,7 @@ def _ask(said: bytes, way: int) -> None:
     """A client whose peer answers so."""
     ours, theirs = _connect(said)
     store = PeerStore.__new__(PeerStore)
-    peer = _Peer(None, None, SpaceBook())  # type: ignore[arg-type]
+    peer = _Peer(None, None, SpaceTable())  # type: ignore[arg-type]
     peer.here.learn(7, _FINGERPRINT, same_groups(_RECORD_BYTES))
     store._terms, store._lock, store._end = peer.terms(), threading.Lock(), ours
     store._link = native.RecordLink(os.dup(ours.fileno()), None)

@@ -1,5 +1,5 @@
 """Whatever a Valkey server answers, cut anywhere: to a tier that looks, reads, writes, lists and asks how full it is,
-and to a fleet's board."""
+and to a fleet's registry."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 
+from kvoffload.peers.announcement import Announcement
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.peers.notice import Notice
-from kvoffload.peers.notice_board import BoardTerms, NoticeBoard
+from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordNames
 from kvoffload.tiers.envelope import RecordHead, digest_of, list_names
@@ -29,7 +29,7 @@ _NAMES = RecordNames(fingerprint=b"f" * 32, hashes=b"h" * HASH_BYTES + b"i" * HA
 _RECORDS = np.zeros(2 * _RECORD_BYTES, np.uint8)
 _SLOTS = np.uint64(_RECORDS.ctypes.data) + np.arange(2, dtype=np.uint64) * np.uint64(_RECORD_BYTES)
 _OWN = FleetMember(address=TcpAddress("127.0.0.1", 5000), key="k" * 40)
-_BOARD = BoardTerms(valkey=_TERMS, fleet="blue", secret=b"what only the fleet knows")
+_REGISTRY = RegistryTerms(valkey=_TERMS, fleet="blue", secret=b"what only the fleet knows")
 _CALLS = 7
 
 
@@ -70,9 +70,12 @@ def make_seeds() -> Iterator[bytes]:
         b"*2\r\n$1\r\n5\r\n*1\r\n$3\r\nkey\r\n" + record,
         b":1\r\n$-1\r\n:0\r\n:0\r\n:0\r\n:0\r\n$-1\r\n$30\r\nused_memory:5\r\nmaxmemory:100\r\n\r\n:3\r\n",
     ]
-    notice = Notice(member=_OWN, at_ms=5_000).sign(_BOARD.fleet, _BOARD.secret)
-    pinned = b"$%d\r\n%b\r\n" % (len(_OWN.name), _OWN.name.encode()) + b"$%d\r\n%b\r\n" % (len(notice), notice)
-    answers.append(b"*2\r\n$1\r\n5\r\n$1\r\n0\r\n:1\r\n*2\r\n$1\r\n0\r\n*2\r\n" + pinned)
+    announcement = Announcement(member=_OWN, at_ms=5_000).sign(_REGISTRY.fleet, _REGISTRY.secret)
+    written = b"$%d\r\n%b\r\n" % (len(_OWN.name), _OWN.name.encode()) + b"$%d\r\n%b\r\n" % (
+        len(announcement),
+        announcement,
+    )
+    answers.append(b"*2\r\n$1\r\n5\r\n$1\r\n0\r\n:1\r\n*2\r\n$1\r\n0\r\n*2\r\n" + written)
     for call, answer in enumerate(answers):
         for first in (alone, cluster):
             yield bytes((call, 64)) + first + answer
@@ -109,9 +112,9 @@ def _ask(call: int) -> None:
         _listen(RespConnection("a", 1, timeout_s=1e6))
         return
     if call == _CALLS - 1:
-        board = NoticeBoard(_BOARD, _OWN, lambda _: None)
+        registry = FleetRegistry(_REGISTRY, _OWN, lambda _: None)
         for _ in range(2):
-            board._look(ValkeyNodes(_TERMS, ClusterView()), is_last=False)
+            registry._look(ValkeyNodes(_TERMS, ClusterView()), is_last=False)
         return
     store = ValkeyStore(_TERMS, ClusterView())
     keys = [name.key for name in list_names(_NAMES)]

@@ -1,6 +1,6 @@
 """The native cache under a schedule: real shared memory, and a real process for each simulated one.
 
-The wrapper keeps book of what is reserved and leased by what the cache answers; the cache's own counts must agree.
+The wrapper keeps count of what is reserved and leased by what the cache answers; the cache's own counts must agree.
 """
 
 from __future__ import annotations

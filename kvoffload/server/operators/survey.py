@@ -31,7 +31,7 @@ from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Connection, EngineSession
 from kvoffload.server.tiering.looks import Found
-from kvoffload.server.tiering.requests import TierDesk
+from kvoffload.server.tiering.requests import TierRequests
 from kvoffload.units import MIB
 
 MAX_REPORT_BYTES = 16 * MIB
@@ -45,10 +45,10 @@ _TELLS = (Role.OBSERVER, Role.SCHEDULER, Role.WORKER)
 _Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage]
 
 
-class SurveyDesk:
+class Survey:
     """Belongs to the thread of the server's core. Whoever asks is an operator."""
 
-    def __init__(self, sessions: Iterable[EngineSession], tiers: TierDesk) -> None:
+    def __init__(self, sessions: Iterable[EngineSession], tiers: TierRequests) -> None:
         self._sessions = sessions
         self._tiers = tiers
         self._reports: dict[tuple[int, int], bytes] = {}

@@ -24,7 +24,7 @@ class _Wanted:
     """The memory is said to have so many."""
 
 
-class AdoptionDesk:
+class Adoption:
     """Belongs to the thread of the server's core. The first usable offer of each of a domain's users is wanted, and the
     first that turns out to be of use is taken: a user who promises memory and sends none, or sends what is none, keeps
     nobody else's from being taken.

@@ -19,7 +19,7 @@ from kvoffload.server.tiering.terms import TierSpace
 _SECOND_NS = 1_000_000_000
 
 
-class TierDesk:
+class TierRequests:
     """Belongs to the thread of the server's core."""
 
     def __init__(

@@ -15,7 +15,7 @@ from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.promotion import Promotions
 from kvoffload.server.tiering.terms import TierCounts, TierSpace, TierTerms
-from kvoffload.server.tiering.write_back import WriteDown
+from kvoffload.server.tiering.writes import TierWrites
 from kvoffload.tiers import RecordNames, Tier, TierHealth, TierState
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class TierTraffic:
         self._states: dict[str, TierState] = {}
         """Of its places, by name: those of a fleet come and go."""
         self._bad = BadRecords(tier)
-        self._writes = WriteDown(tier, terms, self._spaces.get, self.counts, self._bad)
+        self._writes = TierWrites(tier, terms, self._spaces.get, self.counts, self._bad)
         self._reads = Promotions(
             tier, terms, self._spaces.get, counts=self.counts, bad=self._bad, on_stored=self._tell_stored
         )

@@ -6,8 +6,8 @@
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
 #include "bindings/cache_handle.hpp"
-#include "express/express_end.hpp"
-#include "express/express_server.hpp"
+#include "service/express_end.hpp"
+#include "service/express_server.hpp"
 
 namespace nb = nanobind;
 

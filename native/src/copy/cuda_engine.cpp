@@ -286,7 +286,7 @@ Result<CopyTicket> CudaEngine::take(CopyPlan plan, SharedEvent point, std::optio
     }
     job.front().after = std::move(point);
     const std::lock_guard lock(submit_mutex_);
-    const Result<CopyTicket> ticket = ground_->board.open();
+    const Result<CopyTicket> ticket = ground_->tickets.open();
     if (!ticket.ok()) {
         return ticket;
     }
@@ -294,7 +294,7 @@ Result<CopyTicket> CudaEngine::take(CopyPlan plan, SharedEvent point, std::optio
     try {
         ground_->order.add(ticket.value(), job.front().plan);
     } catch (const std::bad_alloc&) {
-        ground_->board.forget(ticket.value());
+        ground_->tickets.forget(ticket.value());
         throw;
     }
     lane(direction).submit(std::move(job));
@@ -302,11 +302,11 @@ Result<CopyTicket> CudaEngine::take(CopyPlan plan, SharedEvent point, std::optio
 }
 
 std::vector<FinishedCopy> CudaEngine::poll() {
-    return is_of_this_process() ? ground_->board.take_finished() : std::vector<FinishedCopy>();
+    return is_of_this_process() ? ground_->tickets.take_finished() : std::vector<FinishedCopy>();
 }
 
 bool CudaEngine::fence(int timeout_ms) {
-    return is_of_this_process() && ground_->board.wait_until_finished(timeout_ms);
+    return is_of_this_process() && ground_->tickets.wait_until_finished(timeout_ms);
 }
 
 Status CudaEngine::make_wait(ComputeStream stream, CopyTicket ticket, int timeout_ms) {
@@ -317,7 +317,7 @@ Status CudaEngine::make_wait(ComputeStream stream, CopyTicket ticket, int timeou
     if (!visit.is_let_in()) {
         return {Code::unavailable, "the copy engine is closed"};
     }
-    const Result<SharedEvent> done = ground_->board.wait_for_event(ticket, timeout_ms);
+    const Result<SharedEvent> done = ground_->tickets.wait_for_event(ticket, timeout_ms);
     if (!done.ok() || done.value() == nullptr) {
         return done.ok() ? Status() : done.fault();
     }
@@ -371,7 +371,7 @@ Status CudaEngine::close_parts(const Deadline& deadline) {
     }
     {
         const CurrentContext current(ground_->api, ground_->context);
-        ground_->board.release_events();
+        ground_->tickets.release_events();
         ground_->events.destroy();
     }
     ground_->api.cuDevicePrimaryCtxRelease(ground_->device);

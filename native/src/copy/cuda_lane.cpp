@@ -300,7 +300,7 @@ void CudaLane::end_issue() {
         return;
     }
     job.done = std::move(done.value());
-    ground_.board.give_to_device(job.ticket, job.done);
+    ground_.tickets.give_to_device(job.ticket, job.done);
     running_.splice(running_.end(), current_);
 }
 
@@ -401,8 +401,8 @@ void CudaLane::end_first() {
 void CudaLane::tell(CudaJob& job) noexcept {
     const bool has_digests = job.status.ok() && job.digests != nullptr;
     ground_.order.end(job.ticket);
-    ground_.board.finish(job.ticket, std::move(job.status),
-                         has_digests ? job.digests->take() : std::vector<RunDigest>(), job.copied);
+    ground_.tickets.finish(job.ticket, std::move(job.status),
+                           has_digests ? job.digests->take() : std::vector<RunDigest>(), job.copied);
     ground_.wake_lanes();
 }
 

@@ -1,6 +1,6 @@
 // One direction of a CUDA engine: two streams, buffers, and the thread that feeds and watches them.
 //
-//     queue ──► current ──► parts with the device ──► running ──► digesting ──► board
+//     queue ──► current ──► parts with the device ──► running ──► digesting ──► tickets
 //
 // The thread waits inside no call. Parts follow each other on the device by events alone; a plan ends, and what the
 // host shares with the device is used again, when the host has seen the part's event. It asks for that event every few
@@ -22,8 +22,8 @@
 #include <thread>
 #include <vector>
 
-#include "copy/copy_board.hpp"
 #include "copy/copy_order.hpp"
+#include "copy/copy_tickets.hpp"
 #include "copy/cuda_part.hpp"
 #include "copy/cuda_settings.hpp"
 #include "copy/cuda_watch.hpp"
@@ -43,7 +43,7 @@ struct CudaGround {
           pages(std::move(table)),
           shared_blocks(pages),
           events(api),
-          board(chosen.limits.plans),
+          tickets(chosen.limits.plans),
           ways(std::make_shared<const WayTable>(chosen.ways)) {}
 
     const CudaApi api;
@@ -54,7 +54,7 @@ struct CudaGround {
     CudaContext context = nullptr;
     std::uint32_t kernel_blocks = 1;
     CudaEventPool events;
-    CopyBoard board;
+    CopyTickets tickets;
     CopyOrder order;
     std::unique_ptr<CudaRanges> ranges;
     std::unique_ptr<RecordDigests> digests;

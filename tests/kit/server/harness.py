@@ -50,9 +50,9 @@ from kvoffload.server import (
     ToLifeline,
 )
 from kvoffload.server.channels.express_channels import ExpressChannels
-from kvoffload.server.operators.insight import ExpressCounts
+from kvoffload.server.operators.operator_calls import ExpressCounts
 from kvoffload.server.outbox import OpenExpress, Sendable
-from kvoffload.server.peer_links import LinkOffice
+from kvoffload.server.peer_links import LinkOpener
 from kvoffload.server.tiering.traffic import TierTraffic
 from tests.kit.server.express_peer import ExpressPeer
 from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
@@ -156,7 +156,7 @@ class Server:
         memory: CacheTerms | None = SMALL,
         limits: ServerLimits | None = None,
         tiers: Mapping[str, TierTraffic] | None = None,
-        links: LinkOffice | None = None,
+        links: LinkOpener | None = None,
         express: ExpressCounts | None = None,
     ) -> None:
         terms = terms or core_terms()

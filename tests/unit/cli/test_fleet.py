@@ -79,25 +79,25 @@ def test_a_disk_takes_what_lives_here_and_peers_the_rest(tmp_path: Path) -> None
     assert [tier.terms.name for tier in (disk, peers, valkey)] == ["disk", "peer", "valkey"]
 
 
-def test_a_board_needs_keys_a_secret_and_an_address_that_others_know(tmp_path: Path, keys: dict[str, str]) -> None:
+def test_a_registry_needs_keys_a_secret_and_an_address_that_others_know(tmp_path: Path, keys: dict[str, str]) -> None:
     secret = tmp_path / "secret"
     secret.write_text("only the fleet knows\n")
     secret.chmod(0o600)
-    board = {"fleet_board": "valkey://127.0.0.1", "fleet_name": "blue", "fleet_secret_file": str(secret)}
+    registry = {"fleet_registry": "valkey://127.0.0.1", "fleet_name": "blue", "fleet_secret_file": str(secret)}
     own = {"key_file": str(tmp_path / "here.key")}
-    made = plan(settings_of(**board, **own), ServerConfig())
+    made = plan(settings_of(**registry, **own), ServerConfig())
     assert made.tier.place.describe() == "0 peers and fleet blue at valkey://127.0.0.1:6379/0"
-    assert choose_remote(settings_of(**board, **own), ServerConfig(), made.guests) is not None
-    with pytest.raises(ConfigError, match=r"'fleet_board' = .* without key_file"):
-        plan_fleet(settings_of(**board), ServerConfig())
+    assert choose_remote(settings_of(**registry, **own), ServerConfig(), made.guests) is not None
+    with pytest.raises(ConfigError, match=r"'fleet_registry' = .* without key_file"):
+        plan_fleet(settings_of(**registry), ServerConfig())
     with pytest.raises(ConfigError, match=r"'listen' = .*0.0.0.0.* others have to reach it"):
-        plan_fleet(settings_of(**board, **own, listen="tcp://0.0.0.0:5555"), ServerConfig())
+        plan_fleet(settings_of(**registry, **own, listen="tcp://0.0.0.0:5555"), ServerConfig())
     with pytest.raises(ConfigError, match=r"'listen' = .*:0' .* give the address .* and a port"):
-        plan_fleet(settings_of(**board, **own, listen="tcp://127.0.0.1:0"), ServerConfig())
+        plan_fleet(settings_of(**registry, **own, listen="tcp://127.0.0.1:0"), ServerConfig())
     with pytest.raises(ConfigError, match="'fleet_secret_file' = '' holds no secret; name a file with at least 16"):
-        plan_fleet(settings_of(**(board | own | {"fleet_secret_file": ""})), ServerConfig())
-    with pytest.raises(ConfigError, match="a fleet_board is set, and nothing listens for peers"):
-        plan_fleet(settings_of(**board, **own, peer_listen=""), ServerConfig())
+        plan_fleet(settings_of(**(registry | own | {"fleet_secret_file": ""})), ServerConfig())
+    with pytest.raises(ConfigError, match="a fleet_registry is set, and nothing listens for peers"):
+        plan_fleet(settings_of(**registry, **own, peer_listen=""), ServerConfig())
 
 
 def test_who_is_announced_is_let_in_until_it_goes(keys: dict[str, str]) -> None:

@@ -17,9 +17,9 @@ def test_the_password_is_read_from_its_file(tmp_path: Path) -> None:
     file.chmod(0o600)
     flags = {"valkey": "valkey://near", "valkey_password_file": str(file), "valkey_ttl": "1h", "remote_timeout": "2s"}
     settings = load_settings(flags=flags).settings
-    terms = make_valkey(settings, "valkey://board")
+    terms = make_valkey(settings, "valkey://registry")
     assert (terms.describe(), terms.password, terms.ttl_s, terms.call_timeout_s) == (
-        "valkey://board:6379/0",
+        "valkey://registry:6379/0",
         "secret",
         3600,
         2.0,

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers.control_link import LinkTicket
-from kvoffload.peers.peer_desk import PeerDesk
+from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_server import PeerServer
 from kvoffload.peers.peer_store import PeerStoreTerms
-from kvoffload.peers.space_book import PeerSpace, SpaceBook
+from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordNames
 from kvoffload.types import Fingerprint
@@ -38,8 +38,8 @@ class OnePeer:
 
     cache: LocalCache
     server: PeerServer
-    there: SpaceBook
-    here: SpaceBook = field(default_factory=SpaceBook)
+    there: SpaceTable
+    here: SpaceTable = field(default_factory=SpaceTable)
     stored: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     removed: list[tuple[int, bytes]] = field(default_factory=list)
     below: set[bytes] = field(default_factory=set)
@@ -82,9 +82,9 @@ class OnePeer:
     def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
         self.brought.append((group, hashes, wait_s))
 
-    def teach(self, book: SpaceBook, fingerprint: bytes, geometry: CacheGeometry) -> None:
-        number = self.cache.open_namespace(Fingerprint(fingerprint), geometry) if book is self.there else 7
-        book.learn(number, fingerprint, geometry)
+    def teach(self, table: SpaceTable, fingerprint: bytes, geometry: CacheGeometry) -> None:
+        number = self.cache.open_namespace(Fingerprint(fingerprint), geometry) if table is self.there else 7
+        table.learn(number, fingerprint, geometry)
 
     def terms(self, *, is_sealed: bool = True, timeout_s: float = 30.0) -> PeerStoreTerms:
         return PeerStoreTerms(control=self, spaces=self.here, is_sealed=is_sealed, timeout_s=timeout_s)  # type: ignore[arg-type]
@@ -96,15 +96,15 @@ def one_peer(*, is_sealed: bool = True, memory_bytes: int = 64 * MIB) -> Iterato
     with LocalCache.create(terms) as cache:
         server = PeerServer(LOOPBACK, is_sealed=is_sealed)
         try:
-            peer = OnePeer(cache, server, SpaceBook())
-            desk = PeerDesk(
+            peer = OnePeer(cache, server, SpaceTable())
+            access = PeerAccess(
                 cache,
                 peer.there,
                 peer,
                 pidfd=os.pidfd_open(os.getpid()),
                 clock=time.monotonic,
             )
-            server.attach("", desk)
+            server.attach("", access)
             yield peer
         finally:
             server.close()

@@ -9,12 +9,12 @@ from typing import cast
 import numpy as np
 import pytest
 
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
+from kvoffload.peers.fleet_registry import FleetRegistry
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.peers.homes import find_homes
-from kvoffload.peers.notice_board import NoticeBoard
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import TierState
 from tests.unit.server.tiering.test_server_tiers import await_that
@@ -31,7 +31,7 @@ def test_a_member_is_called_by_its_key_or_by_its_address() -> None:
 
 
 def test_before_it_is_open_everything_lives_here() -> None:
-    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)]), SpaceBook(), find_homes)
+    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)]), SpaceTable(), find_homes)
     assert place.describe() == "1 peer"
     assert place.is_home(hashes_of(0, 30)).all()
     assert not place.lives_elsewhere(hashes_of(0, 30)).any()
@@ -44,7 +44,7 @@ class Told(FleetPlace):
         self.admitted: list[FleetMember] = []
         super().__init__(
             FleetTerms(own=own, others=others, timeout_s=0.1),
-            SpaceBook(),
+            SpaceTable(),
             find_homes,
             on_members=lambda members: self.admitted.__setitem__(slice(None), members),
         )
@@ -115,7 +115,7 @@ def test_a_server_with_another_ones_key_is_told_where_that_is() -> None:
     place = Told(member(5, "k" * 40))
     place._take_members([])
     assert place.faults() == []
-    place._board = cast(NoticeBoard, SimpleNamespace(twin_at="tcp://10.0.0.2:5555"))
+    place._registry = cast(FleetRegistry, SimpleNamespace(twin_at="tcp://10.0.0.2:5555"))
     place._take_members([])
     (told,) = place.faults()
     assert told == (
@@ -126,7 +126,7 @@ def test_a_server_with_another_ones_key_is_told_where_that_is() -> None:
 
 def test_while_nobody_answers_everything_lives_here() -> None:
     """Port 1 of loopback has no listener."""
-    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)], timeout_s=0.1), SpaceBook(), find_homes)
+    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)], timeout_s=0.1), SpaceTable(), find_homes)
     tier = place.open_tier()
     await_that(lambda: tier.health()[0].state is TierState.ABSENT)
     assert "the peer at tcp://127.0.0.1:1" in tier.health()[0].reason

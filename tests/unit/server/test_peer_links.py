@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import LocalCache
-from kvoffload.peers import PeerSpace, SpaceBook
-from kvoffload.peers.loop_mail import LoopMail
+from kvoffload.peers import PeerSpace, SpaceTable
+from kvoffload.peers.loop_queue import LoopQueue
 from kvoffload.peers.peer_server import LinkSession
 from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpened, OpenLink, Registered, Reuse
-from kvoffload.server import DomainTerms
-from kvoffload.server import peer_links as peer_office
+from kvoffload.server import DomainTerms, peer_links
 from kvoffload.server.event_feed import Space
-from kvoffload.server.peer_links import PeeringPlan, PeerOffice, open_office
+from kvoffload.server.peer_links import PeeringPlan, PeerLinks, open_peer_links
 from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from tests.kit.server.harness import Server, code_of, core_terms, greeted, register_of
@@ -33,7 +32,7 @@ PEER = "peer"
 
 
 @dataclass
-class Office:
+class Opener:
     port: int = 7600
     is_sealed: bool = True
     opened: list[tuple[str, str]] = field(default_factory=list)
@@ -44,13 +43,13 @@ class Office:
 
 
 @pytest.fixture
-def office() -> Office:
-    return Office()
+def opener() -> Opener:
+    return Opener()
 
 
 @pytest.fixture
-def server(office: Office) -> Iterator[Server]:
-    with Server(links=office) as made:
+def server(opener: Opener) -> Iterator[Server]:
+    with Server(links=opener) as made:
         yield made
 
 
@@ -69,27 +68,27 @@ def introduce(geometry: Any = HYBRID, name: str = "model") -> Introduce:
     return Introduce(fingerprint=register.fingerprint, hash_block_size=register.hash_block_size, groups=groups)
 
 
-def test_a_peer_is_told_where_links_go(server: Server, office: Office) -> None:
+def test_a_peer_is_told_where_links_go(server: Server, opener: Opener) -> None:
     answer = peer_of(server).ask(OpenLink(is_sealed=True))
     assert answer == LinkOpened(port=7600, token=b"t" * 16, secret=b"s" * 32)
-    assert office.opened == [(PEER, "main")]
+    assert opener.opened == [(PEER, "main")]
 
 
-def test_who_is_no_peer_opens_nothing(server: Server, office: Office) -> None:
+def test_who_is_no_peer_opens_nothing(server: Server, opener: Opener) -> None:
     watcher = peer_of(server, is_peer=False)
     for message in (OpenLink(), introduce()):
         assert code_of(watcher.ask(message)) is ErrorCode.NOT_ALLOWED
     engine = greeted(server, "engine")
     for message in (OpenLink(), introduce()):
         assert code_of(engine.ask(message)) is ErrorCode.NOT_ALLOWED
-    assert office.opened == []
+    assert opener.opened == []
 
 
-def test_both_sides_must_say_whether_links_are_sealed(server: Server, office: Office) -> None:
+def test_both_sides_must_say_whether_links_are_sealed(server: Server, opener: Opener) -> None:
     answer = peer_of(server).ask(OpenLink(is_sealed=False))
     assert code_of(answer) is ErrorCode.MISMATCH
     assert "set peer_link = 'sealed'" in answer.message
-    assert office.opened == []
+    assert opener.opened == []
 
 
 def test_a_server_without_links_says_so_at_hello() -> None:
@@ -116,13 +115,13 @@ def test_another_geometry_of_a_known_identity_is_refused(server: Server) -> None
     assert code_of(peer_of(server).ask(introduce(PLAIN))) is ErrorCode.MISMATCH
 
 
-def test_before_memory_is_there_a_peer_is_told_to_come_again(office: Office) -> None:
-    with Server(links=office, memory=None, domains=(DomainTerms(name="main"),)) as server:
+def test_before_memory_is_there_a_peer_is_told_to_come_again(opener: Opener) -> None:
+    with Server(links=opener, memory=None, domains=(DomainTerms(name="main"),)) as server:
         assert code_of(peer_of(server).ask(introduce())) is ErrorCode.BUSY
 
 
 def test_there_is_an_office_where_there_is_a_plan() -> None:
-    assert open_office(None, open_pidfd=lambda: -1, clock=time.monotonic) is None
+    assert open_peer_links(None, open_pidfd=lambda: -1, clock=time.monotonic) is None
 
 
 class Core:
@@ -155,30 +154,30 @@ class Core:
 
 
 def test_the_loop_hears_of_what_links_do() -> None:
-    spaces = SpaceBook()
+    spaces = SpaceTable()
     plan = PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces)
-    office = PeerOffice(plan, open_pidfd=lambda: os.pidfd_open(os.getpid()), clock=time.monotonic)
+    opener = PeerLinks(plan, open_pidfd=lambda: os.pidfd_open(os.getpid()), clock=time.monotonic)
     with LocalCache.create(SMALL) as cache:
         number = cache.open_namespace(fingerprint("model"), PLAIN)
         spaces.learn(number, fingerprint("model"), PLAIN)
         setting = TierSetting(PLAIN)
-        office.attach("main", cache, setting.chain)
-        desk = office._server._desks["main"]
+        opener.attach("main", cache, setting.chain)
+        access = opener._server._accesses["main"]
         names = RecordNames(fingerprint=fingerprint("model"), hashes=b"h" * 32)
-        room = desk.reserve(names, PLAIN.groups[0].record_bytes)
+        room = access.reserve(names, PLAIN.groups[0].record_bytes)
         assert room is not None
         digests = np.array([5], np.uint64)
-        desk.commit(room, names, claimed=digests, found=digests, parents=b"p" * 32)
+        access.commit(room, names, claimed=digests, found=digests, parents=b"p" * 32)
         # Whoever removes is told so when the loop has done its part, and no sooner.
-        assert desk.remove(names, wait_s=0).tolist() == [RecordOutcome.FAILED]
+        assert access.remove(names, wait_s=0).tolist() == [RecordOutcome.FAILED]
         outcomes: list[int] = []
-        link = threading.Thread(target=lambda: outcomes.extend(desk.remove(names, wait_s=30)))
+        link = threading.Thread(target=lambda: outcomes.extend(access.remove(names, wait_s=30)))
         core = Core()
-        office.tell(core, 7)
+        opener.tell(core, 7)
         link.start()
-        assert select.select([office], [], [], 30)[0]
+        assert select.select([opener], [], [], 30)[0]
         assert outcomes == []
-        office.tell(core, 7)
+        opener.tell(core, 7)
         link.join()
         assert outcomes == [RecordOutcome.MISSING]
         space = Space(domain="main", name_space=number, fingerprint=fingerprint("model"))
@@ -188,27 +187,29 @@ def test_the_loop_hears_of_what_links_do() -> None:
         chain = make_chain(1, 4)
         setting.save_below(chain)
         below = RecordNames(fingerprint=fingerprint("model"), hashes=chain)
-        assert desk.look(below).tolist() == [RecordOutcome.FOUND] * 4
-        link = threading.Thread(target=desk.acquire, args=(below, PLAIN.groups[0].record_bytes), kwargs={"wait_s": 30})
+        assert access.look(below).tolist() == [RecordOutcome.FOUND] * 4
+        link = threading.Thread(
+            target=access.acquire, args=(below, PLAIN.groups[0].record_bytes), kwargs={"wait_s": 30}
+        )
         link.start()
-        assert select.select([office], [], [], 30)[0]
+        assert select.select([opener], [], [], 30)[0]
         core.told.clear()
-        office.tell(core, 7)
+        opener.tell(core, 7)
         link.join()
         assert core.told == [("wanted", space, 0, chain, 7, 30)]
-        office.tick()
+        opener.tick()
         setting.close()
-        office.close()
+        opener.close()
 
 
 def test_a_server_that_ends_keeps_no_link_waiting() -> None:
-    mail = LoopMail()
-    loop = peer_office._Loop("main", mail, None)
+    queue = LoopQueue()
+    loop = peer_links._Loop("main", queue, None)
     space = PeerSpace(number=1, fingerprint=fingerprint("model"), geometry=PLAIN)
     link = threading.Thread(target=loop.bring, args=(space, 0, b"h" * 32, 3600.0))
     link.start()
-    assert select.select([mail], [], [], 30)[0]
-    mail.refuse()
+    assert select.select([queue], [], [], 30)[0]
+    queue.refuse()
     link.join(30)
     assert not link.is_alive()
-    mail.close()
+    queue.close()

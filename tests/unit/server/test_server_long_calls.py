@@ -13,7 +13,7 @@ from kvoffload.protocol import CODEC, Counts, Error, ErrorCode, Outcome, Stats
 from kvoffload.protocol.survey import BlocksFound, FindBlocks
 from kvoffload.server import Guest, RemoteTerms, long_calls
 from kvoffload.server.loop import CacheServer, ServerPlan
-from kvoffload.server.operators import survey as survey_desk
+from kvoffload.server.operators import survey
 from kvoffload.tcp_address import TcpAddress
 from tests.kit.server.remote_client import RemoteClient
 from tests.unit.server.test_loop import MEMORY, acquire, connect, hashes_of, save
@@ -30,13 +30,13 @@ def server(tmp_path: Path) -> Iterator[CacheServer]:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Searches wait for it."""
     gate = Event()
-    original = survey_desk._find_blocks
+    original = survey._find_blocks
 
     def wait(*given: Any) -> Any:
         gate.wait()
         return original(*given)
 
-    monkeypatch.setattr(survey_desk, "_find_blocks", wait)
+    monkeypatch.setattr(survey, "_find_blocks", wait)
     yield gate
     gate.set()
 
@@ -65,7 +65,7 @@ def test_a_fault_is_answered(server: CacheServer, tmp_path: Path, monkeypatch: p
     def fail(*_: Any) -> Any:
         raise OSError("broken")
 
-    monkeypatch.setattr(survey_desk, "_find_blocks", fail)
+    monkeypatch.setattr(survey, "_find_blocks", fail)
     answer = asks.ask(FindBlocks())
     assert isinstance(answer, Error)
     assert (answer.code, answer.about_op) == (ErrorCode.INTERNAL, FindBlocks.op)

@@ -17,11 +17,11 @@ from kvoffload.cache import AcquireOutcome
 from kvoffload.cli.fleet import admit
 from kvoffload.client import AsyncClient, Client
 from kvoffload.key_files import KeyPair
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
+from kvoffload.peers.fleet_registry import RegistryTerms
 from kvoffload.peers.homes import find_homes
-from kvoffload.peers.notice_board import BoardTerms
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest
@@ -54,10 +54,12 @@ BLOCKS = 16 + 8 + 4
 class Fleet:
     """Servers that know each other by their keys. `strangers`: those whose keys the others do not have."""
 
-    def __init__(self, folder: Path, *names: str, is_sealed: bool = True, board: BoardTerms | None = None) -> None:
-        """`board`: where they find each other; nobody is named then."""
+    def __init__(
+        self, folder: Path, *names: str, is_sealed: bool = True, registry: RegistryTerms | None = None
+    ) -> None:
+        """`registry`: where they find each other; nobody is named then."""
         self.folder = folder
-        self.board = board
+        self.registry = registry
         self.is_sealed = is_sealed
         self.keys: dict[str, KeyPair] = {name: make_keys() for name in names}
         self.members = {
@@ -68,13 +70,13 @@ class Fleet:
 
     @contextmanager
     def serving(self, name: str, *, disk: Path | None = None, **changed: Any) -> Iterator[CacheServer]:
-        spaces = SpaceBook()
+        spaces = SpaceTable()
         own = self.members[name]
-        others = [member for other, member in self.members.items() if other != name and self.board is None]
+        others = [member for other, member in self.members.items() if other != name and self.registry is None]
         terms = FleetTerms(
             own=own, others=others, keys=self.keys[name], is_sealed=self.is_sealed, timeout_s=5.0, probe_s=0.2
         )
-        terms = replace(terms, board=self.board, **changed.pop("fleet", {}))
+        terms = replace(terms, registry=self.registry, **changed.pop("fleet", {}))
         announced: dict[str, Guest] = {}
         place = self.places[name] = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, announced, ""))
         tier = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
@@ -228,14 +230,16 @@ async def test_both_sides_must_say_whether_links_are_sealed(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[BoardTerms]:
-    with serve_valkey(tmp_path / "board") as server:
+def registry(tmp_path: Path) -> Iterator[RegistryTerms]:
+    with serve_valkey(tmp_path / "registry") as server:
         valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=5.0)
-        yield BoardTerms(valkey=valkey, fleet="blue", secret=b"only the fleet knows", every_s=0.05, good_for_s=3600.0)
+        yield RegistryTerms(
+            valkey=valkey, fleet="blue", secret=b"only the fleet knows", every_s=0.05, good_for_s=3600.0
+        )
 
 
-async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, board: BoardTerms) -> None:
-    fleet = Fleet(tmp_path, "a", "b", board=board)
+async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, registry: RegistryTerms) -> None:
+    fleet = Fleet(tmp_path, "a", "b", registry=registry)
     with fleet.serving("a") as one:
         await_that(lambda: one._core._domains[""].cache is not None)
         assert traffic_of(one).health() == []
@@ -251,8 +255,8 @@ async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, 
         assert fleet.places["a"].is_home(CHAIN).all()
 
 
-async def test_a_fleet_grows_by_one_server_after_the_other(tmp_path: Path, board: BoardTerms) -> None:
-    fleet = Fleet(tmp_path, "a", "b", "c", board=board)
+async def test_a_fleet_grows_by_one_server_after_the_other(tmp_path: Path, registry: RegistryTerms) -> None:
+    fleet = Fleet(tmp_path, "a", "b", "c", registry=registry)
     with ExitStack() as stack:
         servers: list[CacheServer] = []
         for count, name in enumerate(fleet.members):
@@ -263,9 +267,9 @@ async def test_a_fleet_grows_by_one_server_after_the_other(tmp_path: Path, board
 
 
 async def test_servers_with_one_key_are_both_told_by_log_and_state(
-    tmp_path: Path, board: BoardTerms, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, registry: RegistryTerms, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(tmp_path, "a", "b", board=board)
+    fleet = Fleet(tmp_path, "a", "b", registry=registry)
     fleet.keys["b"] = fleet.keys["a"]
     fleet.members["b"] = replace(fleet.members["b"], key=fleet.members["a"].key)
     with fleet.serving("a") as one, fleet.serving("b") as two:

@@ -11,7 +11,7 @@ from kvoffload.server.operators import prompt_ledger
 from kvoffload.server.operators.prompt_ledger import find_differences
 from tests.kit.server.harness import Server, register_of
 from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
-from tests.unit.server.operators.test_insight import explain, store
+from tests.unit.server.operators.test_operator_calls import explain, store
 
 
 def parts(**values: str) -> tuple[IdentityField, ...]:

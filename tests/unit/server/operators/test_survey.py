@@ -21,13 +21,13 @@ from kvoffload.protocol.survey import (
     ReportRead,
 )
 from kvoffload.server import DomainTerms
-from kvoffload.server.operators import survey as survey_desk
+from kvoffload.server.operators import survey
 from kvoffload.server.outbox import Later
 from kvoffload.server.sessions.domain import TenantTerms
 from kvoffload.server.sessions.session import Guest
 from tests.kit.server.harness import UID, Client, Server, code_of, core_terms, numbers
 from tests.unit.cache.cache_model import HYBRID, PLAIN, fingerprint, make_chain
-from tests.unit.server.operators.test_insight import store
+from tests.unit.server.operators.test_operator_calls import store
 
 TERMS = core_terms(operator_uids=frozenset({UID}))
 
@@ -115,7 +115,7 @@ def test_what_a_worker_registered_is_read_by_its_rank() -> None:
 
 
 def test_reports_are_bounded_and_the_oldest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey_desk, "MAX_REPORT_BYTES", 100)
+    monkeypatch.setattr(survey, "MAX_REPORT_BYTES", 100)
     with Server(terms=TERMS) as server:
         for name in ("a", "b", "c"):
             server.process(name, role=Role.WORKER).join(PLAIN, report=name.encode() * 40)

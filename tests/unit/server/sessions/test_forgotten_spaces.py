@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.peers import SpaceBook
+from kvoffload.peers import SpaceTable
 from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.server.tiering.terms import WriteRule
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting
@@ -116,7 +116,7 @@ def test_what_waits_to_be_written_and_has_left_memory_waits_no_more(rule: WriteR
 
 
 def test_a_request_of_a_peer_keeps_its_identity() -> None:
-    spaces = SpaceBook()
+    spaces = SpaceTable()
     with tier_setting(on_learn=spaces.learn, on_forget=spaces.forget) as setting:
         assert spaces.find(fingerprint("model")) is not None
         with spaces.use(fingerprint("model")) as is_known, spaces.use(fingerprint("model")):

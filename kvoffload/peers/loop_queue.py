@@ -1,0 +1,114 @@
+"""What links have for the server's loop: blocks that they have stored or removed, and those they want from below."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from kvoffload.peers.space_table import PeerSpace
+from kvoffload.types import HASH_BYTES
+
+MAX_BLOCKS = 65_536
+"""Not taken yet. Beyond it what was stored is only counted, and what is wanted or removed is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkBlocks:
+    """Of one group; in `domain` by its name."""
+
+    domain: str
+    space: PeerSpace
+    group: int
+    hashes: bytes
+
+    def __len__(self) -> int:
+        return len(self.hashes) // HASH_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredBlocks(LinkBlocks):
+    """They became readable."""
+
+    parents: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AwaitedBlocks(LinkBlocks):
+    """A link waits until the loop has done something with them. `is_done`: False if it could not."""
+
+    is_done: Future[bool] = field(default_factory=Future)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is done by then."""
+        try:
+            return self.is_done.result(timeout_s)
+        except TimeoutError:
+            return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedBlocks(AwaitedBlocks):
+    """They are not to be trusted, wherever they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedBlocks(AwaitedBlocks):
+    """They lie below memory."""
+
+    wait_s: float
+
+
+class LoopQueue:
+    """Safe to use from any thread. The loop watches `fileno` and then calls `take`."""
+
+    def __init__(self) -> None:
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._blocks: list[LinkBlocks] = []
+        self._count = 0
+        self._lost = 0
+        self._is_refusing = False
+
+    def fileno(self) -> int:
+        return self._event
+
+    def send(self, blocks: LinkBlocks) -> None:
+        """Nobody waits for what cannot be taken."""
+        with self._lock:
+            is_taken = not self._is_refusing and self._count + len(blocks) <= MAX_BLOCKS
+            if is_taken:
+                self._blocks.append(blocks)
+                self._count += len(blocks)
+            elif isinstance(blocks, StoredBlocks):
+                self._lost += len(blocks)
+            os.eventfd_write(self._event, 1)
+        if not is_taken:
+            _refuse(blocks)
+
+    def take(self) -> tuple[list[LinkBlocks], int]:
+        """What has come since the last time, in its order, and how many blocks were lost."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        with self._lock:
+            blocks, self._blocks = self._blocks, []
+            lost, self._lost, self._count = self._lost, 0, 0
+        return blocks, lost
+
+    def refuse(self) -> None:
+        """From here on the loop takes nothing: nobody is to wait for it."""
+        with self._lock:
+            self._is_refusing = True
+            blocks, self._blocks = self._blocks, []
+        for one in blocks:
+            _refuse(one)
+
+    def close(self) -> None:
+        os.close(self._event)
+
+
+def _refuse(blocks: LinkBlocks) -> None:
+    if isinstance(blocks, AwaitedBlocks):
+        blocks.is_done.set_result(False)

@@ -1,0 +1,68 @@
+"""The identities of a domain whose blocks its server and its peers can move."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvoffload.cache import CacheGeometry, CacheGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSpace:
+    """One identity: its number is this server's own, the rest is the same everywhere."""
+
+    number: int
+    fingerprint: bytes
+    geometry: CacheGeometry
+
+    def find_group(self, group: int, record_bytes: int) -> CacheGroup | None:
+        """None: there is none of this number with records of so many bytes."""
+        if not 0 <= group < len(self.geometry.groups):
+            return None
+        found = self.geometry.groups[group]
+        return found if found.record_bytes == record_bytes else None
+
+
+class SpaceTable:
+    """Safe to use from any thread. As many as the server has namespaces."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spaces: dict[bytes, PeerSpace] = {}
+        self._uses: Counter[bytes] = Counter()
+
+    def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
+        """An engine of this machine, or a peer, has named it. Once more changes nothing."""
+        with self._lock:
+            space = PeerSpace(number=name_space, fingerprint=fingerprint, geometry=geometry)
+            self._spaces.setdefault(fingerprint, space)
+
+    def find(self, fingerprint: bytes) -> PeerSpace | None:
+        with self._lock:
+            return self._spaces.get(fingerprint)
+
+    @contextmanager
+    def use(self, fingerprint: bytes) -> Iterator[bool]:
+        """Whether it is known; if so it is not forgotten before the end."""
+        with self._lock:
+            is_known = fingerprint in self._spaces
+            self._uses[fingerprint] += is_known
+        try:
+            yield is_known
+        finally:
+            with self._lock:
+                self._uses[fingerprint] -= is_known
+                if not self._uses[fingerprint]:
+                    del self._uses[fingerprint]
+
+    def forget(self, fingerprint: bytes) -> bool:
+        """Nobody on this machine knows it any more. False: a request goes on with it, and it stays."""
+        with self._lock:
+            is_used = self._uses[fingerprint] > 0
+            if not is_used:
+                self._spaces.pop(fingerprint, None)
+            return not is_used

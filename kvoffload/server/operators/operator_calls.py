@@ -1,0 +1,167 @@
+"""What operators and engines ask of the server itself: counts, explanations, and the few things that may be changed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from kvoffload.protocol import (
+    Clear,
+    ClearedBlocks,
+    ClientMessage,
+    Done,
+    Error,
+    ErrorCode,
+    Explain,
+    Explained,
+    Insight,
+    Inspect,
+    ModelUse,
+    NamedCount,
+    ServerMessage,
+    SetQuota,
+    Stats,
+    Timing,
+)
+from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
+from kvoffload.server.operators.counts import cut_text, describe_counts
+from kvoffload.server.operators.prompt_ledger import OnPrompt, PromptLedger
+from kvoffload.server.refusal import refuse
+from kvoffload.server.sessions.domain import Domain
+from kvoffload.server.sessions.session import Connection
+
+logger = logging.getLogger(__name__)
+
+
+class ExpressCounts(Protocol):
+    """What is known of calls that native threads serve, beside the core."""
+
+    def call_times(self) -> Mapping[str, tuple[Sequence[int], int]]:
+        """By call: counts by bucket, and all nanoseconds."""
+        ...
+
+    def refusals(self) -> Mapping[int, int]:
+        """How many calls got an error for an answer, by its code."""
+        ...
+
+
+class OperatorCalls:
+    """Belongs to the thread of the server's core."""
+
+    def __init__(
+        self,
+        domains: Mapping[str, Domain],
+        *,
+        clear: Callable[[str, int], int],
+        express: ExpressCounts | None = None,
+        on_prompt: OnPrompt | None = None,
+    ) -> None:
+        """`clear` forgets the blocks of a namespace of a domain. `on_prompt` hears of all that engines ask for."""
+        self._clear = clear
+        self._express = express
+        self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
+        self._errors: Counter[ErrorCode] = Counter()
+        self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], ServerMessage]] = (
+            dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve)
+        )
+
+    def note_answer(self, answer: object) -> None:
+        """Counts those that are errors."""
+        if isinstance(answer, Error):
+            self._errors[answer.code] += 1
+
+    def _serve(self, connection: Connection, message: ClientMessage) -> ServerMessage:
+        domain = connection.session.domain
+        if domain.cache is None:
+            return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
+        match message:
+            case Stats():
+                return describe_counts(domain.cache.stats, domain.traffic)
+            case Explain():
+                ledger = self._ledgers[domain.name]
+                return Explained(
+                    answers=tuple(ledger.take(connection.registration, query) for query in message.queries)
+                )
+            case Inspect():
+                return self._inspect(domain)
+            case Clear() | SetQuota():
+                return self._change(domain, message)
+        return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
+
+    def _change(self, domain: Domain, message: Clear | SetQuota) -> ServerMessage:
+        assert domain.cache is not None
+        if isinstance(message, Clear):
+            blocks = sum(self._clear(domain.name, name_space) for name_space in list(domain.fingerprints))
+            logger.warning("an operator cleared the memory of domain %r: %d blocks", domain.name, blocks)
+            return ClearedBlocks(blocks=blocks)
+        known = {tenant.name: tenant.quota_bytes for tenant in domain.cache.stats.tenants}
+        if not known.get(message.tenant) or not message.quota_bytes:
+            line = f"tenant {message.tenant!r} has no quota" if message.quota_bytes else "a quota is 1 byte or more"
+            return refuse(message, ErrorCode.NOT_FOUND, line)
+        domain.cache.open_tenant(message.tenant, quota_bytes=message.quota_bytes)
+        logger.warning("an operator set the quota of tenant %r to %d bytes", message.tenant, message.quota_bytes)
+        return Done()
+
+    def _inspect(self, domain: Domain) -> Insight:
+        ledger = self._ledgers[domain.name]
+        counts = ledger.counts
+        return Insight(
+            outcomes=_name(ledger.tokens),
+            errors=_name(self._count_errors()),
+            timings=tuple(self._describe_times(domain)),
+            asked_blocks=counts.asked_blocks,
+            distinct_blocks=counts.distinct_blocks,
+            saved_us=counts.saved_us,
+            models=_describe_models(domain),
+            speeds=tuple(_describe_speeds(domain)),
+        )
+
+    def _count_errors(self) -> dict[str, int]:
+        refused = {} if self._express is None else self._express.refusals()
+        counts = self._errors + Counter({ErrorCode(code): count for code, count in refused.items()})
+        return {code.name.lower(): count for code, count in counts.items()}
+
+    def _describe_times(self, domain: Domain) -> Iterator[Timing]:
+        assert domain.cache is not None
+        for call, (buckets, sum_ns) in ({} if self._express is None else self._express.call_times()).items():
+            yield _time("call", call, buckets, sum_ns)
+        residence = domain.cache.stats.residence
+        yield _time("residence", "", residence.counts, residence.sum_s * 1_000_000_000)
+        for tier in () if domain.traffic is None else domain.traffic.tiers:
+            waits = tier.reads.waits
+            yield _time("promotion", tier.terms.name, waits.counts, int(waits.sum_s * 1e9))
+
+
+def _describe_models(domain: Domain) -> tuple[ModelUse, ...]:
+    """Those that use most."""
+    assert domain.cache is not None
+    used_by = domain.cache.stats.used_by
+    rows = []
+    for name_space, fingerprint in domain.fingerprints.items():
+        register = domain.registers.get(fingerprint)
+        named = () if register is None else register.identity
+        name = next((part.value for part in named if part.name == "model"), "")
+        used_bytes = used_by.get(name_space, 0)
+        rows.append(
+            ModelUse(name=cut_text(name, NAME_BYTES), fingerprint=fingerprint.hex()[:12], used_bytes=used_bytes)
+        )
+    rows.sort(key=lambda row: row.used_bytes, reverse=True)
+    return tuple(rows[:MAX_MODELS])
+
+
+def _describe_speeds(domain: Domain) -> Iterator[NamedCount]:
+    for tier in () if domain.traffic is None else domain.traffic.tiers:
+        if tier.reads.rate.is_measured:
+            yield NamedCount(name=tier.terms.name, count=int(tier.reads.rate.bytes_per_s))
+
+
+def _name(counts: Mapping[str, int]) -> tuple[NamedCount, ...]:
+    return tuple(NamedCount(name=name, count=count) for name, count in sorted(counts.items()))
+
+
+def _time(name: str, label: str, counts: Sequence[int], sum_ns: int) -> Timing:
+    return Timing(name=name, label=label, counts=np.array(counts, "<u8").tobytes(), sum_ns=sum_ns)

@@ -1,0 +1,276 @@
+"""Blocks on their way from memory to a tier below: noted, leased, written, given back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvoffload.cache import LeasedGroup, LeaseId, SessionId
+from kvoffload.hash_rows import Rows, as_rows
+from kvoffload.server.served_cache import ServedCache
+from kvoffload.server.tiering.bad_records import BadRecords
+from kvoffload.server.tiering.rate import TierRate
+from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, WriteRule, cut_pieces
+from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
+from kvoffload.types import HASH_BYTES
+
+_LOOKS = 3
+"""At which of a piece's blocks are there, before it is given up: another thread may evict in between."""
+_NO_PARENT = bytes(HASH_BYTES)
+
+
+@dataclass(eq=False)
+class _Noted:
+    """Blocks of one group that were stored together."""
+
+    space: TierSpace
+    group: int
+    hashes: Rows
+    parents: Rows
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.hashes) * self.space.block_bytes(self.group)
+
+    def may_have(self, more: _Noted, limit_bytes: int) -> bool:
+        """Whether they make one piece."""
+        is_same = self.space is more.space and self.group == more.group
+        return is_same and self.size_bytes + more.size_bytes <= limit_bytes
+
+    def with_more(self, more: _Noted) -> _Noted:
+        hashes, parents = (self.hashes, more.hashes), (self.parents, more.parents)
+        return _Noted(self.space, self.group, np.concatenate(hashes), np.concatenate(parents))
+
+    def part(self, chosen: slice | np.ndarray) -> _Noted:
+        return _Noted(self.space, self.group, self.hashes[chosen], self.parents[chosen])
+
+
+@dataclass(eq=False)
+class _Writing:
+    """A piece that the tier has, with what is leased for it."""
+
+    noted: _Noted
+    lease: LeaseId
+    size_bytes: int
+    waits_for: int
+    """Batches: one a shard."""
+    is_good: np.ndarray
+    forgotten: np.ndarray
+
+
+class TierWrites:
+    """Belongs to the thread of the server's core. Nothing here waits."""
+
+    def __init__(
+        self, tier: Tier, terms: TierTerms, find_space: FindSpace, counts: TierCounts, bad: BadRecords
+    ) -> None:
+        self._bad = bad
+        self.rate = TierRate()
+        self._tier = tier
+        self._terms = terms
+        self._find_space = find_space
+        self._counts = counts
+        self._cache: ServedCache | None = None
+        self._session = SessionId(0)
+        self._kept_limit = self._queue_limit = 0
+        self._kept: deque[_Noted] = deque()
+        """To be written back later, the oldest first."""
+        self._kept_bytes = 0
+        self._queue: deque[_Noted] = deque()
+        self._queued_bytes = 0
+        self._writing: dict[int, _Writing] = {}
+        """By the tier's ticket."""
+
+    def attach(self, cache: ServedCache, session: SessionId) -> None:
+        self._cache, self._session = cache, session
+        capacity_bytes = cache.stats.capacity_bytes
+        self._kept_limit = int(capacity_bytes * self._terms.kept_share)
+        self._queue_limit = int(capacity_bytes * self._terms.queue_share)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Queued or with the tier."""
+        return self._queued_bytes + self.rate.queued_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._kept or self._queue or self._writing)
+
+    def note(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
+        """These blocks can be read in memory from now on."""
+        space = self._find_space(name_space)
+        if space is None or not hashes or self._cache is None:
+            return
+        names = as_rows(hashes)
+        before = as_rows(parents) if parents else as_rows(_NO_PARENT * len(names))
+        noted = _Noted(space, group, names, before)
+        if self._terms.wants is not None:
+            noted = noted.part(self._terms.wants(hashes))
+            if not len(noted.hashes):
+                return
+        if self._terms.write is WriteRule.THROUGH:
+            self._enqueue(noted)
+            return
+        self._kept.append(noted)
+        self._kept_bytes += noted.size_bytes
+        self._take_kept(self._kept_limit)
+
+    def forget(self, space: TierSpace, group: int, hashes: bytes) -> None:
+        """What the tier has of them now is removed by others. What is on its way there is not good."""
+        names = {row.tobytes() for row in as_rows(hashes)}
+        for writing in self._writing.values():
+            noted = writing.noted
+            if (noted.space.number, noted.group) == (space.number, group):
+                writing.forgotten |= np.array([row.tobytes() in names for row in noted.hashes])
+
+    def forget_spaces(self, name_spaces: Set[int]) -> None:
+        """Memory has lost all blocks of these that wait here."""
+        for waiting in (self._kept, self._queue):
+            gone = [noted for noted in waiting if noted.space.number in name_spaces]
+            if not gone:
+                continue
+            left = [noted for noted in waiting if noted.space.number not in name_spaces]
+            waiting.clear()
+            waiting.extend(left)
+            size_bytes = sum(noted.size_bytes for noted in gone)
+            if waiting is self._kept:
+                self._kept_bytes -= size_bytes
+            else:
+                self._queued_bytes -= size_bytes
+            self._counts.dropped_gone += sum(len(noted.hashes) for noted in gone)
+
+    def flush(self) -> None:
+        """What is kept to be written back is queued, all of it: the server ends, and how long that takes is bounded."""
+        self._take_kept(0, is_bounded=False)
+
+    def advance(self, now_s: float) -> None:
+        """Gives the tier what it may have."""
+        while self._queue and self._cache is not None and self.rate.queued_bytes < self._terms.under_way_bytes:
+            noted = self._queue.popleft()
+            self._queued_bytes -= noted.size_bytes
+            if not self._write(noted, now_s):
+                # It has as many batches as it takes.
+                self._queue.appendleft(noted)
+                self._queued_bytes += noted.size_bytes
+                return
+
+    def finish(self, batch: FinishedBatch, now_s: float) -> bool:
+        """A batch has ended. False: it is not one of these."""
+        writing = self._writing.pop(batch.ticket, None)
+        if writing is None:
+            return False
+        is_written = (batch.outcomes == RecordOutcome.WRITTEN) | (batch.outcomes == RecordOutcome.DURABLE)
+        writing.is_good &= is_written
+        damaged = batch.outcomes == RecordOutcome.DAMAGED
+        assert self._cache is not None
+        noted = writing.noted
+        if damaged.any():
+            # What memory has is not what was saved.
+            self._counts.quarantined += int(damaged.sum())
+            self._cache.invalidate(noted.space.number, noted.group, noted.hashes[damaged].tobytes())
+        writing.waits_for -= 1
+        size_bytes = writing.size_bytes // noted.space.shards(noted.group)
+        moved = int(is_written.sum()) * noted.space.record_bytes(noted.group)
+        self.rate.end(size_bytes, now_s, moved_bytes=moved)
+        if not writing.waits_for:
+            self._cache.release(self._session, writing.lease)
+            for shard in range(noted.space.shards(noted.group) if writing.forgotten.any() else 0):
+                names = noted.space.names(noted.group, noted.hashes[writing.forgotten].tobytes(), shard)
+                self._bad.add(names)
+            good = int(writing.is_good.sum())
+            self._counts.written += good
+            self._counts.written_bytes += good * noted.space.block_bytes(noted.group)
+            self._counts.failed += len(noted.hashes) - good
+        return True
+
+    # ---- inside ----
+
+    def _take_kept(self, limit_bytes: int, *, is_bounded: bool = True) -> None:
+        while self._kept and self._kept_bytes > limit_bytes:
+            noted = self._kept.popleft()
+            self._kept_bytes -= noted.size_bytes
+            if self._terms.write is WriteRule.SECOND_USE and self._cache is not None:
+                noted = noted.part(self._cache.find_used(noted.space.number, noted.group, noted.hashes.tobytes()))
+            self._enqueue(noted, is_bounded=is_bounded)
+
+    def _enqueue(self, noted: _Noted, *, is_bounded: bool = True) -> None:
+        size_bytes = noted.size_bytes
+        waiting_bytes = self.waiting_bytes + size_bytes
+        # What was measured of a few small records says little: one piece may always wait.
+        in_time_bytes = max(self._terms.queue_s * self.rate.bytes_per_s, self._terms.piece_bytes)
+        limit_bytes = min(in_time_bytes, self._queue_limit)
+        # One batch may be more than the bound: it is taken where nothing else waits.
+        if is_bounded and waiting_bytes > limit_bytes and self.waiting_bytes:
+            self._counts.dropped_full += len(noted.hashes)
+            return
+        if self._queue and self._queue[-1].may_have(noted, self._terms.piece_bytes):
+            # An engine that saves block by block has them written together all the same.
+            self._queue[-1] = self._queue[-1].with_more(noted)
+        else:
+            block_bytes = noted.space.block_bytes(noted.group)
+            for part in cut_pieces(len(noted.hashes), block_bytes, self._terms.piece_bytes):
+                self._queue.append(noted.part(part))
+        self._queued_bytes += size_bytes
+
+    def _write(self, noted: _Noted, now_s: float) -> bool:
+        """False: the tier cannot be given more now."""
+        cache = self._cache
+        assert cache is not None
+        space, group = noted.space, noted.group
+        noted = noted.part(~space.find_whole(self._tier, group, noted.hashes.tobytes()))
+        for _ in range(_LOOKS):
+            if not len(noted.hashes):
+                return True
+            hashes = noted.hashes.tobytes()
+            is_there = cache.lookup(space.number, group, hashes)
+            self._counts.dropped_gone += int((~is_there).sum())
+            noted = noted.part(is_there)
+            hashes = noted.hashes.tobytes()
+            if not hashes:
+                return True
+            found = cache.acquire_entries(self._session, space.number, group, hashes, is_use=False)
+            if found.is_hit:
+                return self._put(noted, found.lease, found.groups[group], now_s)
+        self._counts.dropped_gone += len(noted.hashes)
+        return True
+
+    def _put(self, noted: _Noted, lease: LeaseId, leased: LeasedGroup, now_s: float) -> bool:
+        cache, space, group = self._cache, noted.space, noted.group
+        assert cache is not None
+        hashes, record_bytes = noted.hashes.tobytes(), space.record_bytes(group)
+        pointers = cache.pointers(leased.addresses)
+        count = len(noted.hashes)
+        writing = _Writing(noted, lease, noted.size_bytes, 0, np.ones(count, np.bool_), np.zeros(count, np.bool_))
+        for shard in range(space.shards(group)):
+            digests = leased.digests if not shard else self._find_digests(noted, hashes, shard)
+            ticket = digests is not None and self._tier.put(
+                space.names(group, hashes, shard),
+                pointers + np.uint64(shard * record_bytes),
+                record_bytes=record_bytes,
+                digests=digests,
+                parents=noted.parents.tobytes(),
+                timeout_s=self._terms.put_timeout_s,
+            )
+            if not ticket:
+                break
+            self._writing[ticket] = writing
+            writing.waits_for += 1
+            self.rate.begin(writing.size_bytes // space.shards(group), now_s)
+        if not writing.waits_for:
+            cache.release(self._session, lease)
+        elif writing.waits_for < space.shards(group):
+            writing.is_good[:] = False
+        return writing.waits_for > 0
+
+    def _find_digests(self, noted: _Noted, hashes: bytes, shard: int) -> np.ndarray | None:
+        """Of another shard of what is leased. None: it was invalidated since."""
+        cache = self._cache
+        assert cache is not None
+        found = cache.acquire_entries(self._session, noted.space.number, noted.group, hashes, shard=shard, is_use=False)
+        if not found.is_hit:
+            return None
+        cache.release(self._session, found.lease)
+        return found.groups[noted.group].digests

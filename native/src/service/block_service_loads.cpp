@@ -1,0 +1,152 @@
+#include <algorithm>
+
+#include "service/block_service.hpp"
+
+namespace kvo {
+
+using express::Fields;
+using express::Refusal;
+using frames::NotPlain;
+using frames::PlainWriter;
+
+namespace {
+
+constexpr std::size_t kAcquiredBytes = 64;
+constexpr std::size_t kLeasedSlotsBytes = 32;  // of the items around an answer's blobs, at most
+
+}  // namespace
+
+void BlockService::acquire(const Call& call, Fields& fields, std::string& out) {
+    fields.take(2);
+    BoundaryQuery query;
+    read_name_space(fields);
+    query.name_space = rights_.name_space;
+    query.chain = fields.blob(kHashBytes, terms_.blocks);
+    query.local = fields.next() ? fields.whole() : 0;
+    query.limit = fields.next() ? fields.whole() : UINT64_MAX;
+    query.alignment = fields.next() ? fields.whole(UINT32_MAX) : 1;
+    const std::vector<std::uint32_t> shards =
+        fields.next() ? fields.shards(terms_.shards) : std::vector<std::uint32_t>();
+    fields.end();
+    if (query.alignment == 0) {
+        throw NotPlain{};
+    }
+    std::uint32_t most = 0;
+    for (std::uint32_t group = 0; group < kGroupLimit; ++group) {
+        most = std::max(most, core_->shards_of(make_space(rights_.name_space, group)));
+    }
+    check_shards(shards, most);
+    answer_acquire(call, shards, kGroupLimit, out, [&](std::uint32_t shard, std::uint64_t limit) {
+        query.limit = std::min(query.limit, limit);
+        return core_->acquire(rights_.cache_session, query, shard);
+    });
+}
+
+void BlockService::acquire_entries(const Call& call, Fields& fields, std::string& out) {
+    fields.take(3);
+    read_name_space(fields);
+    const Space space = read_group(fields);
+    const std::span<const std::uint8_t> hashes = fields.blob(kHashBytes, terms_.blocks);
+    const std::vector<std::uint32_t> shards =
+        fields.next() ? fields.shards(terms_.shards) : std::vector<std::uint32_t>();
+    fields.end();
+    check_shards(shards, core_->shards_of(space));
+    answer_acquire(call, shards, group_of(space), out, [&](std::uint32_t shard, std::uint64_t) {
+        return core_->acquire_entries(rights_.cache_session, space, hashes, shard);
+    });
+}
+
+void BlockService::release(Fields& fields) {
+    fields.take(1);
+    const std::vector<LeaseId> leases = fields.numbers(terms_.leases);
+    fields.end();
+    for (const LeaseId lease : leases) {
+        core_->release(rights_.cache_session, lease);
+    }
+}
+
+void BlockService::invalidate(Fields& fields) {
+    fields.take(3);
+    read_name_space(fields);
+    const Space space = read_group(fields);
+    const std::span<const std::uint8_t> hashes = fields.blob(kHashBytes, terms_.batch);
+    fields.end();
+    // The one call that names no session to the core.
+    if (core_->sessions().is_open(rights_.cache_session)) {
+        core_->invalidate(space, hashes);
+        log_.add({.owner = rights_.owner,
+                  .group = group_of(space),
+                  .hashes = {hashes.begin(), hashes.end()},
+                  .parents = {},
+                  .is_forgotten = true});
+    }
+}
+
+// `only`: the one group that is told of; kGroupLimit: all are.
+template <typename Ask>
+void BlockService::answer_acquire(const Call& call, std::span<const std::uint32_t> shards, std::size_t only,
+                                  std::string& out, Ask ask) {
+    check_draining();
+    Result<Acquired> asked = ask(shards.empty() ? 0 : shards[0], UINT64_MAX);
+    if (!asked.ok()) {
+        throw Refusal{express::kInternal, asked.fault().message()};
+    }
+    Acquired& found = asked.value();
+    if (found.lease != 0) {
+        unsettled_leases_.push_back(found.lease);
+    }
+    std::size_t blocks = 0;
+    for (const LeasedGroup& group : found.groups) {
+        blocks += group.addresses.size();
+    }
+    const std::size_t size =
+        kAcquiredBytes + found.groups.size() * kLeasedSlotsBytes + blocks * sizeof(std::uint64_t) * (1 + shards.size());
+    if (size > terms_.frame_bytes) {
+        core_->release(rights_.cache_session, found.lease);
+        throw Refusal{express::kTooLarge, "the answer has " + std::to_string(size) + " bytes, allowed are " +
+                                              std::to_string(terms_.frame_bytes) + ": ask for fewer blocks or shards"};
+    }
+    for (std::size_t at = 1; at < shards.size() && found.outcome == AcquireOutcome::hit; ++at) {
+        add_digests(found, shards[at], ask);
+    }
+    const bool is_one = only < found.groups.size();
+    express::write_frame(out, 8, [&](PlainWriter& writer) {
+        writer.whole(express::kAcquired);
+        writer.whole(call.number);
+        writer.whole(terms_.boot_id);
+        writer.whole(static_cast<std::uint64_t>(found.outcome));
+        writer.whole(found.boundary);
+        writer.whole(found.lease);
+        writer.array(is_one ? 1 : found.groups.size());
+        for (std::size_t group = is_one ? only : 0; group < (is_one ? only + 1 : found.groups.size()); ++group) {
+            writer.array(3);
+            writer.whole(found.groups[group].first);
+            writer.blob(express::bytes_of(found.groups[group].addresses));
+            writer.blob(shards.empty() ? std::string_view() : express::bytes_of(found.groups[group].digests));
+        }
+        writer.whole(0);
+    });
+}
+
+// Of one shard more, by a look of its own, which counts only if it found the very same slots. 0: unknown.
+template <typename Ask>
+void BlockService::add_digests(Acquired& found, std::uint32_t shard, Ask ask) {
+    const Result<Acquired> other = ask(shard, found.boundary == 0 ? UINT64_MAX : found.boundary);
+    const bool is_hit = other.ok() && other.value().outcome == AcquireOutcome::hit;
+    const bool is_same = is_hit && std::ranges::equal(found.groups, other.value().groups, {}, &LeasedGroup::addresses,
+                                                      &LeasedGroup::addresses);
+    for (std::size_t group = 0; group < found.groups.size(); ++group) {
+        std::vector<std::uint64_t>& digests = found.groups[group].digests;
+        if (is_same) {
+            const std::vector<std::uint64_t>& more = other.value().groups[group].digests;
+            digests.insert(digests.end(), more.begin(), more.end());
+        } else {
+            digests.resize(digests.size() + found.groups[group].addresses.size());
+        }
+    }
+    if (is_hit) {
+        core_->release(rights_.cache_session, other.value().lease);
+    }
+}
+
+}  // namespace kvo

@@ -1,0 +1,105 @@
+#include "service/express_end.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+namespace kvo {
+namespace {
+
+constexpr std::uint64_t kSecondNs = 1'000'000'000;
+
+std::uint64_t now_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * kSecondNs + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
+
+bool ExpressEnd::send(std::span<const std::uint8_t> frame) { return add(frame) && flush(); }
+
+bool ExpressEnd::send_later(std::span<const std::uint8_t> frame) {
+    return add(frame) && (unsent_.size() < kLaterBytes || flush());
+}
+
+bool ExpressEnd::add(std::span<const std::uint8_t> frame) {
+    if (unsent_.size() - sent_ + frame.size() > kUnsentBytes) {
+        return false;
+    }
+    const auto size = static_cast<std::uint32_t>(frame.size());
+    unsent_.append(reinterpret_cast<const char*>(&size), sizeof(size));
+    unsent_.append(reinterpret_cast<const char*>(frame.data()), frame.size());
+    return true;
+}
+
+bool ExpressEnd::flush() {
+    while (sent_ < unsent_.size()) {
+        const ssize_t sent =
+            ::send(file(), unsent_.data() + sent_, unsent_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && errno == EINTR) {
+            continue;
+        }
+        if (sent < 0 && errno != EAGAIN) {
+            return false;
+        }
+        if (sent <= 0) {
+            break;
+        }
+        sent_ += static_cast<std::size_t>(sent);
+    }
+    if (sent_ == unsent_.size() || sent_ > kUnsentBytes) {
+        unsent_.erase(0, std::exchange(sent_, 0));
+    }
+    has_unsent_.store(!unsent_.empty(), std::memory_order_relaxed);
+    return true;
+}
+
+void ExpressEnd::wait(int other, std::uint64_t timeout_ns) {
+    const auto events = static_cast<short>(has_unsent() ? POLLIN | POLLOUT : POLLIN);
+    // A negative file is ignored.
+    std::array<pollfd, 2> ready{pollfd{.fd = file(), .events = events, .revents = 0},
+                                pollfd{.fd = other, .events = POLLIN, .revents = 0}};
+    if (timeout_ns > kLookNs && look_.is_worth()) {
+        const timespec none{};
+        const std::uint64_t start_ns = now_ns();
+        while (now_ns() - start_ns < kLookNs) {
+            if (ppoll(ready.data(), ready.size(), &none, nullptr) > 0) {
+                return;
+            }
+        }
+        look_.was_in_vain();
+        timeout_ns -= kLookNs;
+    }
+    const timespec timeout{.tv_sec = static_cast<time_t>(timeout_ns / kSecondNs),
+                           .tv_nsec = static_cast<long>(timeout_ns % kSecondNs)};
+    // Interrupted is as good as ready: the caller looks, and waits again.
+    ppoll(ready.data(), ready.size(), &timeout, nullptr);
+}
+
+void ExpressEnd::shut() { shutdown(file(), SHUT_RDWR); }
+
+// Bytes; -1: nothing comes any more.
+int ExpressEnd::receive_some(std::span<std::uint8_t> room) const {
+    for (;;) {
+        const ssize_t came = recv(file(), room.data(), std::min<std::size_t>(room.size(), INT_MAX), MSG_DONTWAIT);
+        if (came > 0) {
+            return static_cast<int>(came);
+        }
+        if (came == 0 || (errno != EINTR && errno != EAGAIN)) {
+            return -1;
+        }
+        if (errno == EAGAIN) {
+            return 0;
+        }
+    }
+}
+
+}  // namespace kvo

@@ -1,0 +1,88 @@
+// Express channels of a server: one thread for each, which waits for calls and serves them, without Python.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "cache/cache_core.hpp"
+#include "service/block_service.hpp"
+#include "service/call_times.hpp"
+#include "service/refusal_counts.hpp"
+#include "shim/file_descriptor.hpp"
+
+namespace kvo {
+
+// Safe to call from any thread of a program without Python; its bindings, from one.
+class ExpressServer {
+public:
+    // `channel_limit`: how many there may be at a time. `log_limit`: blocks in the log of what is stored.
+    ExpressServer(const ExpressTerms& terms, std::size_t channel_limit, std::size_t log_limit);
+    // Like `close`.
+    ~ExpressServer();
+    ExpressServer(const ExpressServer&) = delete;
+    ExpressServer& operator=(const ExpressServer&) = delete;
+
+    // Serves the other end of this stream socket, which waits where it is read, from here on, and keeps the core for as
+    // long. The channel's number; 0: there are too many, or no thread is to be had.
+    std::uint64_t open(FileDescriptor end, std::shared_ptr<CacheCore> core, const ExpressRights& rights);
+
+    // No call is begun on it any more. One that is being served goes on; a session that is not open gets nothing.
+    void end(std::uint64_t channel);
+
+    StoredLog& log() { return log_; }
+    const CallTimes& times() const { return times_; }
+    const RefusalCounts& refusals() const { return refusals_; }
+
+    // Nothing new is taken; releases are still served.
+    void start_drain() { is_draining_.store(true, std::memory_order_relaxed); }
+
+    // Lets go of channels that have ended, with their sockets and cores. To be called now and then.
+    void tick();
+
+    // Ends all, and waits for what is being served.
+    void close();
+
+private:
+    struct Channel {
+        Channel(FileDescriptor opened, std::shared_ptr<CacheCore> core, const ExpressRights& rights,
+                const ExpressTerms& terms, const std::atomic<bool>& is_draining, StoredLog& log, CallTimes& call_times,
+                RefusalCounts& refusal_counts)
+            : end(std::move(opened)),
+              frame_bytes(terms.frame_bytes),
+              times(call_times),
+              refusals(refusal_counts),
+              service(std::move(core), rights, terms, is_draining, log) {}
+
+        FileDescriptor end;
+        const std::size_t frame_bytes;
+        CallTimes& times;
+        RefusalCounts& refusals;
+        BlockService service;
+        std::uint64_t number = 0;
+        std::atomic<bool> is_ended = false;  // nothing more is begun
+        std::atomic<bool> is_over = false;   // the thread has nothing left to do
+        std::thread thread;
+    };
+
+    static void run(Channel& channel);
+    static void serve(Channel& channel);
+    static void stop(Channel& channel);
+    void reap();
+
+    const ExpressTerms terms_;
+    const std::size_t channel_limit_;
+    std::atomic<bool> is_draining_ = false;
+    StoredLog log_;
+    CallTimes times_;
+    RefusalCounts refusals_;
+    std::mutex mutex_;  // guards what follows
+    std::list<Channel> channels_;
+    std::uint64_t last_ = 0;
+};
+
+}  // namespace kvo

@@ -1,0 +1,50 @@
+"""Only who knows the fleet's secret can announce anybody, and only as it was signed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.peers.announcement import Announcement, _mark, read_announcement
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.tcp_address import TcpAddress
+from tests.kit.server.remote_client import make_keys
+
+SECRET = b"what only the fleet knows"
+ANNOUNCEMENT = Announcement(
+    member=FleetMember(address=TcpAddress("10.0.0.1", 5555), key=make_keys().public.decode()), at_ms=1_700_000_000_000
+)
+
+
+def test_an_announcement_is_read_as_it_was_signed() -> None:
+    assert read_announcement(ANNOUNCEMENT.sign("blue", SECRET), "blue", SECRET) == ANNOUNCEMENT
+    farewell = Announcement(member=ANNOUNCEMENT.member, at_ms=5, is_gone=True)
+    assert read_announcement(farewell.sign("blue", SECRET), "blue", SECRET) == farewell
+    six = Announcement(member=FleetMember(address=TcpAddress("::1", 5), key=ANNOUNCEMENT.member.key), at_ms=0)
+    assert read_announcement(six.sign("blue", SECRET), "blue", SECRET) == six
+
+
+def test_of_another_fleet_or_secret_nothing_is_read() -> None:
+    assert read_announcement(ANNOUNCEMENT.sign("red", SECRET), "blue", SECRET) is None
+    assert read_announcement(ANNOUNCEMENT.sign("blue", b"guessed"), "blue", SECRET) is None
+
+
+@pytest.mark.parametrize("word", range(5))
+def test_nothing_of_it_can_be_changed(word: int) -> None:
+    words = ANNOUNCEMENT.sign("blue", SECRET).split(b" ")
+    changed = words[word][:-1] + (b"1" if words[word][-1:] != b"1" else b"2")
+    text = b" ".join([*words[:word], changed, *words[word + 1 :]])
+    assert read_announcement(text, "blue", SECRET) is None
+
+
+@pytest.mark.parametrize("at_ms", ["\u00b2", "\u0665", "-5", "5_0", "", "1.5"])
+def test_a_time_is_in_plain_digits(at_ms: str) -> None:
+    """Some digits of other scripts are digits to Python, and no numbers."""
+    said = f"{at_ms} {ANNOUNCEMENT.member.address} {ANNOUNCEMENT.member.key} here"
+    assert read_announcement(f"{said} {_mark(said, 'blue', SECRET)}".encode(), "blue", SECRET) is None
+
+
+@given(st.binary(max_size=600))
+def test_whatever_is_written_is_an_announcement_or_nothing(text: bytes) -> None:
+    assert read_announcement(text, "blue", SECRET) is None
