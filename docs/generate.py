@@ -8,7 +8,7 @@ from pathlib import Path
 from docs.grafana import render_dashboard
 from docs.protocol_tables import render_protocol
 from docs.table import render_table
-from kvoffload.config import SettingRow, describe_settings
+from kvoffload.config.sources import SettingRow, describe_settings
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN
@@ -43,7 +43,7 @@ def _configuration() -> str:
     ]
     return _page(
         "Settings",
-        "kvoffload/config.py",
+        "kvoffload/config/sources.py",
         "Sources in rising order: default, environment, TOML file, the engine's extra config, flag. A variable has\n"
         "the setting's name in capitals behind `KVOFFLOAD_`, such as `KVOFFLOAD_MEMORY=64GiB`. Unknown names are\n"
         "refused, but for the addresses of services that Kubernetes puts there.\n"
@@ -107,7 +107,7 @@ def _recorded(name: str) -> str:
 
 def _reader(row: SettingRow) -> str:
     """The room that a setting is for, and whether any code reads it yet: a setting without effect says so."""
-    sources = (file.read_text() for file in ROOMS.rglob("*.py") if file.name != "config.py")
+    sources = (file.read_text() for file in ROOMS.rglob("*.py") if file.parent != ROOMS / "config")
     is_read = any(re.search(rf"settings\.{row.name}\b", text) for text in sources)
     return f"`{row.room}`" if is_read else f"`{row.room}` (not read yet)"
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from small_engine import BLOCK_TOKENS, VOCABULARY, Answer, SmallEngine
 
-from kvoffload.config import load_shared
+from kvoffload.config.sources import load_shared
 
 CONVERSATIONS = 12
 LONGEST = 30 * BLOCK_TOKENS

@@ -28,7 +28,7 @@ from benchmarks.connectors.steps import (
 from kvoffload.bench.child import answer_commands, say_ready
 from kvoffload.cache import GroupRule
 from kvoffload.client import Client
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms

@@ -17,8 +17,8 @@ import numpy as np
 from kvoffload.bench.base import Progress, Result
 from kvoffload.bench.measure import measure_timed_pair
 from kvoffload.bench.tier_load import BATCH_RECORDS, TIMEOUT_S, Records, get_all, put_all
+from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.errors import BenchmarkError
-from kvoffload.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.remote import RemoteTier

@@ -20,8 +20,8 @@ from typing import Any
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.far_store import FarStore, Load
 from kvoffload.bench.tier_load import TIMEOUT_S
+from kvoffload.config.s3_address import S3Address
 from kvoffload.errors import BenchmarkError
-from kvoffload.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.s3 import S3Terms

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvoffload.bench.child import Child, answer_commands, say_ready
 from kvoffload.bench.tier_load import TIMEOUT_S
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers import SpaceTable
@@ -24,7 +25,6 @@ from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import Tier, TierState
 from kvoffload.tiers.remote import RemoteTier
 

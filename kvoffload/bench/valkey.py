@@ -18,10 +18,10 @@ from pathlib import Path
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.far_store import FarStore, Load
 from kvoffload.bench.tier_load import TIMEOUT_S
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.errors import BenchmarkError
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import MIB
-from kvoffload.valkey_address import ValkeyAddress
 
 DATA_BYTES = 128 * MIB
 SERVER_ROUNDS = 3

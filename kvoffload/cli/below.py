@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvoffload.cli.valkey_terms import make_valkey
-from kvoffload.config import Settings
+from kvoffload.config.mooncake_address import parse_mooncake_address
+from kvoffload.config.s3_address import parse_s3_address
+from kvoffload.config.sources import Settings
+from kvoffload.config.types import split_folders
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
-from kvoffload.mooncake_address import parse_mooncake_address
-from kvoffload.s3_address import parse_s3_address
 from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
-from kvoffload.setting_types import split_folders
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kvoffload.config import Source, describe_settings, format_value, load_settings
+from kvoffload.config.sources import Source, describe_settings, format_value, load_settings
 from kvoffload.errors import ConfigError
 
 NAME_COLUMN, VALUE_COLUMN = 24, 24

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import Settings, Source, load_settings, load_shared
+from kvoffload.config.sources import Settings, Source, load_settings, load_shared
 from kvoffload.doctor.findings import Finding, Verdict, fail
 from kvoffload.doctor.given import Given
 from kvoffload.errors import ConfigError
@@ -53,13 +53,13 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
     """Each as soon as it is known."""
     from kvoffload.cli.below import choose_tiers
     from kvoffload.cli.serve import choose_memory, read_tables
+    from kvoffload.config.types import split_folders
     from kvoffload.doctor.disk_checks import check_disks
     from kvoffload.doctor.engine_checks import check_engine
     from kvoffload.doctor.limit_checks import Wanted, check_limits
     from kvoffload.doctor.machine import look_at_machine
     from kvoffload.doctor.machine_checks import check_machine
     from kvoffload.doctor.place_checks import check_server, check_stores
-    from kvoffload.setting_types import split_folders
 
     machine = look_at_machine()
     yield from check_machine(machine)

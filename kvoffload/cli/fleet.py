@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from kvoffload.cli.valkey_terms import make_valkey
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
+from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KeyPair, read_pair, read_private_text
 from kvoffload.peers import SpaceTable
@@ -21,7 +22,6 @@ from kvoffload.server import Guest
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
-from kvoffload.tcp_address import TcpAddress, parse_tcp_address
 
 MIN_SECRET_LETTERS = 16
 

@@ -15,7 +15,15 @@ import typer
 
 from kvoffload.cache import CacheTerms, HugePages
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import SERVER_TABLES, Settings, find_service_manager, load_settings, load_shared, read_toml
+from kvoffload.config.sources import (
+    SERVER_TABLES,
+    Settings,
+    find_service_manager,
+    load_settings,
+    load_shared,
+    read_toml,
+)
+from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.cpus import count_cpus
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
@@ -23,7 +31,6 @@ from kvoffload.key_files import read_pair
 from kvoffload.native import memory_headroom_bytes, memory_total_bytes
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.config import ServerConfig, read_server_config
-from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB, describe_size, format_size
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import load_shared
+from kvoffload.config.sources import load_shared
 
 if TYPE_CHECKING:
     from kvoffload.client.client import Client

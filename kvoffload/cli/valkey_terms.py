@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
+from kvoffload.config.valkey_address import parse_valkey_address
 from kvoffload.key_files import read_private_text
 from kvoffload.tiers.valkey import ValkeyTerms
-from kvoffload.valkey_address import parse_valkey_address
 
 
 def make_valkey(settings: Settings, address: str) -> ValkeyTerms:

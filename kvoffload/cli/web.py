@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
-from kvoffload.config import LoadedSettings, load_shared
+from kvoffload.config.sources import LoadedSettings, load_shared
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
 
@@ -46,8 +46,8 @@ async def serve_http(loaded: LoadedSettings, token: str) -> None:
     from kvoffload.client.async_client import AsyncClient
     from kvoffload.client.joining import Member
     from kvoffload.client.terms import ClientTerms
+    from kvoffload.config.tcp_address import parse_tcp_address
     from kvoffload.protocol import Role
-    from kvoffload.tcp_address import parse_tcp_address
     from kvoffload.web.application import Application
     from kvoffload.web.http_server import HttpServer, HttpTerms
     from kvoffload.web.watcher import Watcher

@@ -22,7 +22,7 @@ from typing import IO
 
 from kvoffload import __version__
 from kvoffload.client.unreached import explain_unreached
-from kvoffload.config import Settings, format_served
+from kvoffload.config.sources import Settings, format_served
 from kvoffload.errors import PrivateServerError
 from kvoffload.file_lock import FileLock
 from kvoffload.private_files import PrivateFiles

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvoffload.client import Client, ClientTerms, LinkState, LinkTerms, Member
 from kvoffload.client.private_server import find_or_start
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Register, Role
 from kvoffload.protocol.message import Event

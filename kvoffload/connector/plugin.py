@@ -76,7 +76,7 @@ def _check_settings_early(factory: Any) -> None:
 
 def _refuse_wrong_settings(settings: dict[str, object]) -> None:
     """ConfigError: one has a name or a value that is not allowed. Where it ends the process, that is one line."""
-    from kvoffload.config import load_settings
+    from kvoffload.config.sources import load_settings
     from kvoffload.errors import ConfigError
 
     try:

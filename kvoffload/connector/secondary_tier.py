@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManager, TransferJob
 
 from kvoffload.cache import GroupRule
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.degrade import degrade
 from kvoffload.connector.engine import vllm_compat
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
     from kvoffload.client import Client
-    from kvoffload.config import Settings
+    from kvoffload.config.sources import Settings
     from kvoffload.keys.identity import Identity
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
+from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.key_files import is_public_key
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.tcp_address import parse_tcp_address
 
 _TEXT_BYTES = 512
 _WORDS = 5

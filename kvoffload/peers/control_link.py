@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.space_table import PeerSpace
 from kvoffload.protocol import (
@@ -27,7 +28,6 @@ from kvoffload.protocol import (
     ServerMessage,
 )
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.wire_codec import CODEC
 

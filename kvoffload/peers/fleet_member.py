@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvoffload.tcp_address import TcpAddress
+from kvoffload.config.tcp_address import TcpAddress
 
 MAX_MEMBERS = 64
 """Of a fleet. Each has some links to each, and a thread for each end of them."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvoffload import native
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.hash_rows import choose_rows
 from kvoffload.peers.fleet_member import MAX_MEMBERS
@@ -43,7 +44,6 @@ from kvoffload.peers.requests import (
     read_head,
 )
 from kvoffload.peers.requests import LinkAnswer as RecordsAnswer
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordOutcome
 
 logger = logging.getLogger(__name__)

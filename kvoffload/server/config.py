@@ -35,13 +35,13 @@ from pydantic import (
 )
 
 from kvoffload.cache import NO_LIMIT, TENANT_LIMIT, TENANT_NAME_BYTES
+from kvoffload.config.tcp_address import TCP_FORM, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KEY_FORM, is_public_key, read_private_text
 from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.protocol.limits import NAME_BYTES
 from kvoffload.server.sessions.domain import DomainTerms, TenantTerms
 from kvoffload.server.sessions.session import Guest
-from kvoffload.tcp_address import TCP_FORM, parse_tcp_address
 from kvoffload.units import MIB, SIZE_FORM, format_size, parse_size
 
 MAX_DOMAINS = 64

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.loop_queue import LoopQueue, RemovedBlocks, StoredBlocks, WantedBlocks
 from kvoffload.peers.peer_access import PeerAccess, PeerCache
@@ -23,7 +24,6 @@ from kvoffload.server.sessions.registration import Identities
 from kvoffload.server.sessions.session import Connection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.requests import TierRequests
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers import RecordNames
 
 logger = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.protocol import ServerTerms
 from kvoffload.server.sessions.session import Guest
-from kvoffload.tcp_address import TcpAddress
 
 
 @dataclass(frozen=True, kw_only=True)

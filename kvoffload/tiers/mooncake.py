@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.mooncake_address import MooncakeAddress
+from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers import mooncake_child
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, Verdict, check_record, digest_of, list_names, open_value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from kvoffload.s3_address import S3Address
+from kvoffload.config.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.record_store import StoreFaultError, Value, one_line
 from kvoffload.tiers.s3_index import ListedIndex

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import Answer, ErrorAnswer, RespConnection
 from kvoffload.tiers.valkey_slots import Node, SlotMap, read_slots, slot_of
-from kvoffload.valkey_address import ValkeyAddress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from kvoffload.config import LoadedSettings, format_value
+from kvoffload.config.sources import LoadedSettings, format_value
 from kvoffload.errors import ServerError
 from kvoffload.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, expose
 from kvoffload.top.samples import Sample, as_row, compare

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.web.http_message import (
     HEAD_END,
     MAX_HEAD_BYTES,

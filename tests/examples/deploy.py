@@ -12,7 +12,7 @@ import typer
 
 from kvoffload.cli.app import make_app
 from kvoffload.cli.config import parse_assignments
-from kvoffload.config import Settings, load_settings
+from kvoffload.config.sources import Settings, load_settings
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 CONTAINER = (DEPLOY / "Containerfile").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvoffload.cli.below import choose_tiers
 from kvoffload.cli.fleet import plan_fleet
 from kvoffload.cli.serve import read_tables
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from kvoffload.key_files import write_new_pair
 from tests.examples.serve import EXAMPLES
 

@@ -19,7 +19,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/peers/peer_server.py",
         "kvoffload/peers/peer_store.py",
     ),
-    "fleet_announcements": ("kvoffload/peers/announcement.py", "kvoffload/tcp_address.py"),
+    "fleet_announcements": ("kvoffload/peers/announcement.py", "kvoffload/config/tcp_address.py"),
     "valkey_answers": (
         "kvoffload/tiers/resp_connection.py",
         "kvoffload/tiers/valkey_nodes.py",
@@ -72,7 +72,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/doctor/machine.py": "the clock's state, from the kernel",
     "kvoffload/cache/local_cache.py": "what the native core returns",
     "kvoffload/cache/index_reader.py": "what the native core returns",
-    "kvoffload/config.py": "the owner's own configuration, by tomllib",
+    "kvoffload/config/sources.py": "the owner's own configuration, by tomllib",
     "kvoffload/cli/config.py": "the owner's own settings",
     "kvoffload/cli/inspect.py": "what its user types",
     "kvoffload/cli/prompt_recorder.py": "fields of messages, whose sizes the codec has checked",

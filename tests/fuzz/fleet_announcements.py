@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import announcement as announcements
 from kvoffload.peers.announcement import Announcement, read_announcement
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.tcp_address import TcpAddress
 
 _FLEET, _SECRET = "blue", b"what only the fleet knows"
 

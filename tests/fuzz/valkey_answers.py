@@ -9,10 +9,11 @@ from unittest.mock import patch
 
 import numpy as np
 
+from kvoffload.config.tcp_address import TcpAddress
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers.announcement import Announcement
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordNames
 from kvoffload.tiers.envelope import RecordHead, digest_of, list_names
 from kvoffload.tiers.record_store import StoreFaultError
@@ -20,7 +21,6 @@ from kvoffload.tiers.resp_connection import RespConnection
 from kvoffload.tiers.valkey import ValkeyStore, ValkeyTerms
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes
 from kvoffload.types import HASH_BYTES
-from kvoffload.valkey_address import ValkeyAddress
 from tests.fuzz.parts import Input, check_line
 
 _RECORD_BYTES = 100

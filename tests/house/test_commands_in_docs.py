@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from kvoffload.cli.app import make_app
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from tests.house.tree import read_texts
 
 _BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)

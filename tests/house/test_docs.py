@@ -7,7 +7,7 @@ import re
 import pytest
 
 from docs.generate import render_pages
-from kvoffload.config import describe_settings
+from kvoffload.config.sources import describe_settings
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
 from tests.house.tree import ROOT, read_texts, tracked_files

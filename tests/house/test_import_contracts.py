@@ -39,7 +39,7 @@ def test_the_tree_keeps_its_contracts(copy: Path) -> None:
     ("file", "planted"),
     [
         ("kvoffload/keys/planted.py", "from kvoffload.cli import app"),
-        ("kvoffload/config.py", "import kvoffload.metrics.catalog"),
+        ("kvoffload/config/sources.py", "import kvoffload.metrics.catalog"),
         ("kvoffload/kvspec/planted.py", "import pydantic"),
         ("kvoffload/bench/planted.py", "import kvoffload.connector.plugin"),
         ("kvoffload/transfer/planted.py", "import vllm"),

@@ -18,7 +18,7 @@ HEAVY = {"torch", "vllm", "zmq", "pydantic", "numpy", "msgpack", "typer", "rich"
         ("kvoffload.native", {"numpy"}),
         ("kvoffload.kvspec", {"numpy"}),
         ("kvoffload.transfer", {"numpy"}),
-        ("kvoffload.config", {"pydantic"}),
+        ("kvoffload.config.sources", {"pydantic"}),
         ("kvoffload.protocol", {"msgpack"}),
         ("kvoffload.server", {"msgpack", "numpy"}),
         ("kvoffload.cli.app", HEAVY - {"torch", "vllm", "zmq"}),

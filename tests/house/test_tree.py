@@ -68,7 +68,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         for file, text in read_texts().items()
         if file.parts[0] == "kvoffload" and file.suffix == ".py" and re.search(r"\bos\.(?:environ|getenv)", text)
     ]
-    assert readers == ["kvoffload/config.py"]
+    assert readers == ["kvoffload/config/sources.py"]
 
 
 def test_merge_marks_and_tabs_are_absent() -> None:

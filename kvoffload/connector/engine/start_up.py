@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from kvoffload.cache import GroupRule
     from kvoffload.client import Client
-    from kvoffload.config import Settings
+    from kvoffload.config.sources import Settings
     from kvoffload.connector.step_plan import GroupFacts
     from kvoffload.protocol import Register
     from kvoffload.protocol.message import Event

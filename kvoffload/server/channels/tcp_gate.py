@@ -13,9 +13,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.server.channels.lifelines import Watcher
-from kvoffload.tcp_address import TcpAddress
 
 logger = logging.getLogger(__name__)
 

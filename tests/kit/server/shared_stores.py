@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.server.tiering.terms import TierPlace, TierPlan, TierTerms
 from kvoffload.tiers.envelope import HEAD_BYTES
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
-from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.tiers import s3_server, valkey_server
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cli.below import MOONCAKE_CLIENTS, choose_tiers
-from kvoffload.config import Settings, load_settings
+from kvoffload.config.sources import Settings, load_settings
 from kvoffload.errors import ConfigError
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.server.tiering.terms import WriteRule

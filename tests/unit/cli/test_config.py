@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cli.config import parse_assignments
-from kvoffload.config import Settings, describe_settings
+from kvoffload.config.sources import Settings, describe_settings
 from kvoffload.errors import ConfigError
 from tests.unit.cli.test_app import run
 

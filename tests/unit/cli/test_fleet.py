@@ -9,14 +9,14 @@ import pytest
 from kvoffload.cli.below import choose_tiers
 from kvoffload.cli.fleet import FleetPlan, _links_a_peer, admit, plan_fleet
 from kvoffload.cli.serve import choose_remote
-from kvoffload.config import Settings, load_settings
+from kvoffload.config.sources import Settings, load_settings
+from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_public_key, write_new_pair
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.peer_server import MAX_LINKS
 from kvoffload.server import Guest
 from kvoffload.server.config import ServerConfig, read_server_config
-from kvoffload.tcp_address import parse_tcp_address
 
 HERE, THERE = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"
 

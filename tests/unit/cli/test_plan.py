@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from tests.unit.cli.test_app import run
 from tests.unit.plan.configs import LLAMA_8B
 

@@ -25,14 +25,14 @@ from kvoffload.cli.serve import (
     make_terms,
     tell_starter,
 )
-from kvoffload.config import TEST_VARIABLE, Settings, load_settings
+from kvoffload.config.sources import TEST_VARIABLE, Settings, load_settings
+from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair, read_public_key, write_new_pair
 from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error, ErrorCode, Release, Stats
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.config import ServerConfig, read_server_config
-from kvoffload.tcp_address import parse_tcp_address
 from kvoffload.units import GIB, MIB
 from tests.kit.server.raw_client import RawClient
 from tests.kit.server.remote_client import RemoteClient

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cli.valkey_terms import make_valkey
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from kvoffload.errors import ConfigError
 
 

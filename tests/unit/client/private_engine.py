@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvoffload.client.private_server import find_or_start
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 from kvoffload.errors import PacketError
 from tests.kit.server.raw_client import RawClient
 from tests.unit.server.test_loop import acquire, hashes_of, register_of, save

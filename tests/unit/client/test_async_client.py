@@ -14,7 +14,7 @@ import pytest
 
 from kvoffload.client import AsyncClient, LinkState
 from kvoffload.client.private_server import find_or_start
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import EventsLost, Role, Stored
 from kvoffload.protocol.message import Event

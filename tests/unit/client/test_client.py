@@ -17,7 +17,7 @@ import pytest
 from kvoffload.cache import AcquireOutcome
 from kvoffload.client import Client, LinkState, LinkTerms
 from kvoffload.client.private_server import find_or_start
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import ErrorCode, EventsLost, NamespaceOpened, Role, Stored
 from kvoffload.protocol.message import Event

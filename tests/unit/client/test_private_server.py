@@ -20,7 +20,7 @@ import pytest
 from kvoffload.cli.config import parse_assignments
 from kvoffload.client import private_server
 from kvoffload.client.private_server import find_or_start, is_listening
-from kvoffload.config import TEST_VARIABLE, Settings, load_settings
+from kvoffload.config.sources import TEST_VARIABLE, Settings, load_settings
 from kvoffload.errors import ConfigError, PrivateServerError
 from kvoffload.protocol import Counts, Stats
 from kvoffload.units import GIB
@@ -315,7 +315,7 @@ STARTER = """
 import subprocess, sys
 from pathlib import Path
 from kvoffload.client import private_server
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 
 def stop(*_, **__):
     print("stops", flush=True)

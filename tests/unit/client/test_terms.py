@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms, LinkTerms
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 from kvoffload.protocol import Role
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
 from kvoffload.client import Client, LinkState, describe_blocks
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 from kvoffload.connector import cache_access
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.errors import PrivateServerError, ServerError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvoffload.cli.below import choose_tiers
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from kvoffload.doctor.findings import Finding, Verdict
 from kvoffload.doctor.place_checks import check_server, check_stores
 from kvoffload.server.config import ServerConfig

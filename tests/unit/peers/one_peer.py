@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers.control_link import LinkTicket
 from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_server import PeerServer
 from kvoffload.peers.peer_store import PeerStoreTerms
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordNames
 from kvoffload.types import Fingerprint
 from kvoffload.units import MIB

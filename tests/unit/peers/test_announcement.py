@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers.announcement import Announcement, _mark, read_announcement
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.tcp_address import TcpAddress
 from tests.kit.server.remote_client import make_keys
 
 SECRET = b"what only the fleet knows"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.tcp_address import TcpAddress
 
 
 def test_a_member_is_called_by_its_key_or_by_its_address() -> None:

@@ -9,13 +9,13 @@ from typing import cast
 import numpy as np
 import pytest
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.fleet_registry import FleetRegistry
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.peers.homes import find_homes
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import TierState
 from tests.unit.server.tiering.test_server_tiers import await_that
 from tests.unit.tiers.tier_contract import hashes_of

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
+from kvoffload.config.tcp_address import TcpAddress
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers import fleet_registry
 from kvoffload.peers.announcement import Announcement
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.resp_connection import Answer, RespConnection
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_nodes import ValkeyNodes, as_bytes
-from kvoffload.valkey_address import ValkeyAddress
 from tests.kit.server.remote_client import make_keys
 from tests.unit.server.tiering.test_server_tiers import await_that
 from tests.unit.tiers.valkey_server import Server, ask, serve

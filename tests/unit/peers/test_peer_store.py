@@ -232,7 +232,7 @@ def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_s
     def lead_there(*, is_sealed: bool) -> Any:
         from dataclasses import replace
 
-        from kvoffload.tcp_address import TcpAddress
+        from kvoffload.config.tcp_address import TcpAddress
 
         return replace(real(is_sealed=is_sealed), address=TcpAddress("127.0.0.1", listener.getsockname()[1]))
 
@@ -246,8 +246,8 @@ def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_s
 def test_a_server_that_hangs_costs_one_timeout(is_sealed: bool) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with one_peer(is_sealed=is_sealed) as peer:
+        from kvoffload.config.tcp_address import TcpAddress
         from kvoffload.peers.control_link import LinkTicket
-        from kvoffload.tcp_address import TcpAddress
 
         ticket = LinkTicket(TcpAddress("127.0.0.1", listener.getsockname()[1]), b"t" * 16, b"s" * 32)
         peer.find_ticket = lambda *, is_sealed: ticket  # type: ignore[method-assign]

@@ -61,7 +61,7 @@ from kvoffload.cache import CacheTerms
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.key_files import KeyPair
-from kvoffload.tcp_address import TcpAddress
+from kvoffload.config.tcp_address import TcpAddress
 public, secret, known = sys.argv[2:]
 keys, guests = KeyPair(public.encode(), secret.encode()), {known: Guest(domain="")}
 remote = RemoteTerms(address=TcpAddress("127.0.0.1", 0), keys=keys, guests=guests)

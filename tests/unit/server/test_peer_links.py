@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import LocalCache
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.loop_queue import LoopQueue
 from kvoffload.peers.peer_server import LinkSession
@@ -21,7 +22,6 @@ from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpene
 from kvoffload.server import DomainTerms, peer_links
 from kvoffload.server.event_feed import Space
 from kvoffload.server.peer_links import PeeringPlan, PeerLinks, open_peer_links
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from tests.kit.server.harness import Server, code_of, core_terms, greeted, register_of
 from tests.kit.server.tier_setting import TierSetting

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.protocol import CODEC, Counts, Error, ErrorCode, Outcome, Stats
 from kvoffload.protocol.survey import BlocksFound, FindBlocks
 from kvoffload.server import Guest, RemoteTerms, long_calls
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators import survey
-from kvoffload.tcp_address import TcpAddress
 from tests.kit.server.remote_client import RemoteClient
 from tests.unit.server.test_loop import MEMORY, acquire, connect, hashes_of, save
 

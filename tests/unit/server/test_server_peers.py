@@ -16,6 +16,8 @@ import pytest
 from kvoffload.cache import AcquireOutcome
 from kvoffload.cli.fleet import admit
 from kvoffload.client import AsyncClient, Client
+from kvoffload.config.tcp_address import TcpAddress
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import FleetMember
@@ -27,9 +29,7 @@ from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.terms import RemoteTerms
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.tiers.valkey import ValkeyTerms
-from kvoffload.valkey_address import ValkeyAddress
 from tests.kit.free_ports import free_port
 from tests.kit.server.remote_client import make_keys
 from tests.unit.cache.cache_model import HYBRID

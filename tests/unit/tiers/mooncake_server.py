@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.mooncake_address import MooncakeAddress
+from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms

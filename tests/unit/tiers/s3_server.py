@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.s3_address import S3Address
+from kvoffload.config.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.mooncake_address import MooncakeAddress
+from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers import mooncake
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import list_names

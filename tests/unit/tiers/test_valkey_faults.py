@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.valkey import ValkeyTerms
-from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, finish, get, get_all, put
 from tests.unit.tiers.valkey_server import (
     Server,

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes
 from kvoffload.tiers.valkey_slots import SLOTS, SlotMap, slot_of
-from kvoffload.valkey_address import ValkeyAddress
 from tests.unit.tiers.tier_contract import Records, finish, get, put
 from tests.unit.tiers.valkey_server import (
     Server,

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_slots import SLOTS
-from kvoffload.valkey_address import ValkeyAddress
 from tests.kit.free_ports import free_port
 
 DEBIAN = Path(sys.prefix) / "debian"

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms
-from kvoffload.config import load_settings
+from kvoffload.config.sources import load_settings
 from kvoffload.metrics.exposition import OPEN_TYPE
 from kvoffload.protocol import Role
 from kvoffload.server.loop import CacheServer

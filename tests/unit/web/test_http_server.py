@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 import pytest
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
-from kvoffload.tcp_address import TcpAddress
 from kvoffload.web.http_message import HttpError, Request, Response
 from kvoffload.web.http_server import HttpServer, HttpTerms
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.config import Settings
+from kvoffload.config.sources import Settings
 from kvoffload.connector.engine.start_up import EngineStart, plan_stock
 from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register
 from kvoffload.connector.scheduler_side import SchedulerTerms

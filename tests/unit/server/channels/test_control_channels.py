@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import zmq
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.protocol import CODEC, Answer, Counts, Error, ErrorCode, HelloAccepted, NamespaceOpened, Stats, Welcome
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.channels.control_channels import ChannelTerms, ControlChannels
 from kvoffload.server.outbox import Sendable, ToConnection
-from kvoffload.tcp_address import TcpAddress
 from tests.kit.server.harness import Client, Server
 from tests.kit.server.remote_client import RemoteClient
 from tests.unit.server.channels.test_tcp_gate import Loop

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from kvoffload.cache import CacheTerms
+from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KeyPair
 from kvoffload.protocol import (
@@ -34,7 +35,6 @@ from kvoffload.server import DomainTerms, Guest
 from kvoffload.server.channels.remote_control import DROPPED_AT_ONCE, FRAME_BYTES, RemoteControl
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.terms import RemoteTerms
-from kvoffload.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.units import MIB
 from tests.kit.server.raw_client import RawClient
 from tests.kit.server.remote_client import RemoteClient, make_keys

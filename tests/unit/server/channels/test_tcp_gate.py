@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.server.channels import tcp_gate
 from kvoffload.server.channels.tcp_gate import CHUNK_BYTES, MAX_CONNECTIONS, MAX_OF_ONE_HOST, TcpGate
-from kvoffload.tcp_address import TcpAddress, parse_tcp_address
 from tests.open_files import count_open_files
 
 TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from kvoffload.settings import Settings
+from kvoffload.config.settings import Settings
 
 
 def test_settings_are_frozen() -> None:

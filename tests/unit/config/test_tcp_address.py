@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kvoffload.tcp_address import TcpAddress, parse_tcp_address
+from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 
 
 @pytest.mark.parametrize(

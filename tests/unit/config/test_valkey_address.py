@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.valkey_address import ValkeyAddress, parse_valkey_address
+from kvoffload.config.valkey_address import ValkeyAddress, parse_valkey_address
 
 
 @pytest.mark.parametrize(

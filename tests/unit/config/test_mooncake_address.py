@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.mooncake_address import MooncakeAddress, parse_mooncake_address
+from kvoffload.config.mooncake_address import MooncakeAddress, parse_mooncake_address
 
 
 @pytest.mark.parametrize(

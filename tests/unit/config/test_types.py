@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from kvoffload.setting_types import (
+from kvoffload.config.types import (
     Count,
     Duration,
     FilePath,

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 from pydantic import BeforeValidator, ValidationError
 from pydantic.config import JsonDict
 
+from kvoffload.config.settings import Settings
+from kvoffload.config.types import read_duration, read_size, read_size_or_auto
 from kvoffload.errors import ConfigError
-from kvoffload.setting_types import read_duration, read_size, read_size_or_auto
-from kvoffload.settings import Settings
 from kvoffload.units import MIB, format_duration, format_size
 
 __all__ = [

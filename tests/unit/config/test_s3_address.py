@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.s3_address import S3Address, parse_s3_address, parse_s3_endpoint
+from kvoffload.config.s3_address import S3Address, parse_s3_address, parse_s3_endpoint
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictInt
 
-from kvoffload.mooncake_address import parse_mooncake_address
-from kvoffload.s3_address import parse_s3_address, parse_s3_endpoint
-from kvoffload.tcp_address import parse_tcp_address
+from kvoffload.config.mooncake_address import parse_mooncake_address
+from kvoffload.config.s3_address import parse_s3_address, parse_s3_endpoint
+from kvoffload.config.tcp_address import parse_tcp_address
+from kvoffload.config.valkey_address import parse_valkey_address
 from kvoffload.units import parse_duration, parse_size
-from kvoffload.valkey_address import parse_valkey_address
 
 
 def split_folders(value: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.config import (
+from kvoffload.config.sources import (
     TEST_VARIABLE,
     Settings,
     Source,

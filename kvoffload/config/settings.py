@@ -7,9 +7,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
-from kvoffload.mooncake_address import MOONCAKE_FORM
-from kvoffload.s3_address import ENDPOINT_FORM, S3_FORM
-from kvoffload.setting_types import (
+from kvoffload.config.mooncake_address import MOONCAKE_FORM
+from kvoffload.config.s3_address import ENDPOINT_FORM, S3_FORM
+from kvoffload.config.tcp_address import TCP_FORM
+from kvoffload.config.types import (
     Count,
     Duration,
     FilePath,
@@ -24,9 +25,8 @@ from kvoffload.setting_types import (
     TcpEndpoint,
     ValkeyUrl,
 )
-from kvoffload.tcp_address import TCP_FORM
+from kvoffload.config.valkey_address import VALKEY_FORM
 from kvoffload.units import GIB, MIB, SIZE_FORM
-from kvoffload.valkey_address import VALKEY_FORM
 
 _SERVED_ROOMS = ("cache", "server", "tiers")
 
@@ -52,7 +52,7 @@ def _setting(
 
 
 class Settings(BaseModel):
-    """All settings of one process. Frozen; made by `kvoffload.config.load_settings`."""
+    """All settings of one process. Frozen; made by `kvoffload.config.sources.load_settings`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
