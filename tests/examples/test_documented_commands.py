@@ -15,10 +15,10 @@ import pytest
 
 from kvoffload.client.inspector import Inspector
 from kvoffload.key_files import read_public_key, write_new_pair
-from tests.house.test_commands_in_docs import COMMANDS, WITHOUT_VALUE
+from tests.house.commands import COMMANDS, WITHOUT_VALUE
 from tests.kit.free_ports import free_port
-from tests.unit.server.tiering.test_server_tiers import await_that, serving
-from tests.unit.web.prompt_load import PromptLoad
+from tests.kit.server.tiers import await_that, serving
+from tests.kit.web.prompt_load import PromptLoad
 
 GOES_ON = ("serve", "top", "web")
 DEPENDS = {("doctor",): {0, 1}, ("bench", "copy"): {0, 1}}

@@ -36,7 +36,7 @@ from tests.examples.serve import (
     serve_fresh,
     serve_restored,
 )
-from tests.unit.transfer.stand_ins import PassingEngine
+from tests.kit.transfer.stand_ins import PassingEngine
 
 SPLITTABLE = [layout for layout in LAYOUTS if not layout.startswith("BL") or layout.startswith("BLOCK_")]
 

@@ -23,11 +23,11 @@ from kvoffload.metrics.metric import Kind, Metric, Source
 from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
 from kvoffload.server import DomainTerms, TenantTerms
 from tests.house.tree import ROOT
+from tests.kit.cli.web_process import web
 from tests.kit.free_ports import free_port
-from tests.unit.cli.test_web import web
-from tests.unit.server.tiering.test_server_tiers import await_that, disk_below, serving
-from tests.unit.tiers.valkey_server import DEBIAN
-from tests.unit.web.prompt_load import PromptLoad
+from tests.kit.server.tiers import await_that, disk_below, serving
+from tests.kit.tiers.valkey_server import DEBIAN
+from tests.kit.web.prompt_load import PromptLoad
 
 FOLDER = ROOT / "examples/monitoring"
 NAMES = {metric.name for metric in CATALOG}

@@ -16,7 +16,7 @@ from kvoffload.transfer.calibration import Calibration, CalibrationKey, read_cal
 from kvoffload.transfer.copy_engine import CopyDirection
 from kvoffload.transfer.copy_ways import CopyWay, WayTiming
 from tests.fuzz.parts import check_line
-from tests.unit.plan.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA_8B
+from tests.kit.plan.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA_8B
 
 _KEY = CalibrationKey(gpu="a GPU", driver="1", kernels=("sm_90",), page_bytes=(4096,))
 _CONFIGS = (LLAMA_8B, DEEPSEEK_V3, GPT_OSS, GEMMA_3)

@@ -35,7 +35,7 @@ from kvoffload.tiers.base import RecordNames, RecordOutcome
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.units import MIB
 from tests.fuzz.parts import Input, check_line
-from tests.unit.peers.one_peer import OnePeer, same_groups
+from tests.kit.peers.one_peer import OnePeer, same_groups
 
 _RECORD_BYTES = 1000
 _FINGERPRINT = b"f" * 32

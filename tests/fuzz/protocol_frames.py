@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from kvoffload.protocol import MESSAGES
 from kvoffload.protocol.shape import Shape
-from tests.unit.protocol.examples import make_example
-from tests.unit.protocol.golden import make_frame
-from tests.unit.protocol.test_decoder_fuzz import decode_all
-from tests.unit.test_wire_codec import agree
+from tests.kit.protocol.agreed import agree
+from tests.kit.protocol.any_bytes import decode_all
+from tests.kit.protocol.examples import make_example
+from tests.kit.protocol.golden import make_frame
 
 
 def make_seeds() -> Iterator[bytes]:

@@ -15,8 +15,8 @@ from kvoffload.transfer.calibration import BUDGET_S, find_calibration, page_size
 from kvoffload.transfer.copy_engine import NativeCopyEngine
 from kvoffload.transfer.copy_ways import NO_LIMIT, CopyWay, WayRule
 from kvoffload.transfer.cuda_engine import CudaEngine
-from tests.gpu.test_plain_copy import CASES, make_geometry
-from tests.unit.kvspec.builders import allocate
+from tests.kit.kvspec.builders import allocate
+from tests.kit.transfer.gpu_copies import CASES, make_geometry
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,24 +6,15 @@ import pytest
 import torch
 
 from kvoffload import native
-from kvoffload.kvspec import LAYOUTS, KVGeometry, Registration, build_page_map, run_self_test
+from kvoffload.kvspec import Registration, build_page_map, run_self_test
 from kvoffload.transfer.plain_copy import PlainCopy
-from tests.unit.kvspec.builders import allocate, in_layout, qwen3next
+from tests.kit.kvspec.builders import allocate, qwen3next
+from tests.kit.transfer.gpu_copies import CASES, make_geometry
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU: torch finds no CUDA device"),
 ]
-
-CASES = {
-    **{f"{name}-{blocks}": (in_layout, name, blocks) for name in LAYOUTS for blocks in (2, 64)},
-    "qwen3next-2": (qwen3next, "", 2),
-}
-
-
-def make_geometry(case: str) -> KVGeometry:
-    build, layout, blocks = CASES[case]
-    return build(layout, num_layers=3, num_blocks=blocks) if layout else build(blocks)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,7 +17,7 @@ from tests.vllm.engine import Engine, make_prompt, prepare_environment, start_en
 from tests.vllm.tiny_models import DENSE, GDN, MLA, SLIDING, TinyModel, build_mla
 
 if TYPE_CHECKING:
-    from tests.vllm.test_equality import Answer
+    from tests.vllm.equality import Answer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,14 +86,14 @@ def running(family: Family, folder: Path, server: Path | None) -> Iterator[Engin
 
 
 def cold_and_own(engine: Engine) -> dict[int, tuple[Answer, Answer]]:
-    from tests.vllm.test_equality import answer
+    from tests.vllm.equality import answer
 
     return {n: (answer(engine, make_prompt(n, n)), answer(engine, make_prompt(n, n))) for n in LENGTHS}
 
 
 def check_restored(engine: Engine, own: Mapping[int, Answer]) -> None:
     from tests.vllm import connector_probe as probe
-    from tests.vllm.test_equality import restored_answer
+    from tests.vllm.equality import restored_answer
 
     for length, expected in own.items():
         with probe.watch_loads(engine) as loads:
@@ -105,7 +105,7 @@ def check_restored(engine: Engine, own: Mapping[int, Answer]) -> None:
 def test_restored_equals_the_engines_own_hit_in_the_same_engine_and_in_a_new_one(name: str, tmp_path: Path) -> None:
     from tests.vllm import connector_probe as probe
     from tests.vllm.cache_server import SharedServer
-    from tests.vllm.test_equality import restored_answer
+    from tests.vllm.equality import restored_answer
 
     family, folder = FAMILIES[name], tmp_path / "model"
     family.model.build(folder)

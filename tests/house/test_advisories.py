@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from requirements.advisories import Advisory, AdvisoryError, find_matches, read_advisories
-
-REAL = Path(__file__).parent / "advisories"
+from tests.house.advisory_files import REAL
 
 
 def advisory(name: str = "some-package", *, ecosystem: str = "PyPI", **affected: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from requirements.audit import FOUND, NOTHING_CHECKED, main
-from tests.house.test_advisories import REAL
+from tests.house.advisory_files import REAL
 
 
 def pin(root: Path, *lines: str) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +11,8 @@ import typer
 
 from kvoffload.cli.app import make_app
 from kvoffload.config.sources import load_settings
-from tests.house.tree import read_texts
+from tests.house.commands import COMMANDS, WITHOUT_VALUE
 
-_BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-WITHOUT_VALUE = "..."
-"""Stands for settings that are left out."""
-
-
-def find_commands() -> Iterator[tuple[Path, str]]:
-    """Each of ours in a fenced block of a document, its continued lines joined."""
-    for file, text in read_texts().items():
-        if file.suffix != ".md":
-            continue
-        for block in _BLOCK.findall(text):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.strip().startswith("kvoffload "):
-                    yield file, line.strip()
-
-
-COMMANDS = list(find_commands())
 ROOT_COMMAND: Any = typer.main.get_command(make_app())
 
 

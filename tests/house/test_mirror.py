@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from tests.house.tree import tracked_files
+from tests.house.tree import read_texts, tracked_files
 
 
 def test_every_python_file_has_its_test() -> None:
@@ -29,6 +30,20 @@ def test_every_native_file_has_its_test() -> None:
         if file.parts[:2] == ("native", "src") and file.suffix == ".cpp" and "bindings" not in file.parts
     ]
     assert [str(file) for file in sources if not any(file.stem.startswith(test) for test in tests)] == []
+
+
+def test_no_test_file_is_a_library() -> None:
+    """What several tests share lies in tests/kit, or in a file beside them that has no tests."""
+    library = re.compile(r"^\s*(?:from tests[\w.]*\.test_\w+ import|from tests[\w.]* import test_)", flags=re.MULTILINE)
+    found = [str(file) for file, text in read_texts().items() if file.suffix == ".py" and library.search(text)]
+    assert found == []
+    assert library.search("from tests.unit.client.test_client import served")
+
+
+def test_what_unit_tests_share_lies_in_the_kit() -> None:
+    own = ("test_", "conftest", "__init__")
+    files = [file for file in tracked_files() if file.parts[:2] == ("tests", "unit") and file.suffix == ".py"]
+    assert [str(file) for file in files if not file.name.startswith(own)] == []
 
 
 def test_every_room_says_what_it_is_for() -> None:

@@ -1,1 +1,1 @@
-"""Tests of several rooms share what is in here."""
+"""What several tests share: harnesses, fakes, contracts and stand-ins, by the part that they are for."""

@@ -11,11 +11,11 @@ from kvoffload.cache import BlockLease, ReservedSlots
 from kvoffload.client.memories import MAX_FORMER
 from kvoffload.client.pending import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.types import HASH_BYTES
+from tests.kit.cache.cache_model import make_chain
 from tests.simulation.model_entries import PIECES, split
 from tests.simulation.process import Process
 from tests.simulation.tier_model import MARGIN_NS, WAITS_MS
 from tests.simulation.timeline import MILLISECOND_NS
-from tests.unit.cache.cache_model import make_chain
 
 if TYPE_CHECKING:
     from tests.simulation.memory import AnyMemory

@@ -22,9 +22,9 @@ from kvoffload.cache import AcquiredBlocks, SegmentMap
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.protocol import Role
 from kvoffload.types import HASH_BYTES
+from tests.kit.cache.cache_model import PLAIN, make_chain
 from tests.kit.server.harness import register_of
 from tests.simulation.model_entries import split
-from tests.unit.cache.cache_model import PLAIN, make_chain
 
 CONVERSATIONS, BLOCKS = 200, 8
 RECORD_BYTES = PLAIN.groups[0].record_bytes

@@ -26,8 +26,8 @@ from kvoffload.cache import (
     SegmentMap,
     SessionId,
 )
+from tests.kit.cache.cache_model import KIB, record_pattern
 from tests.simulation.model_entries import PIECES, Tag
-from tests.unit.cache.cache_model import KIB, record_pattern
 
 RECORD_BYTES = 8 * KIB
 _PIECE_BYTES = RECORD_BYTES // PIECES

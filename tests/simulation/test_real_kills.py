@@ -17,7 +17,7 @@ from kvoffload.cache import CacheStats
 from kvoffload.client import Client, ClientTerms, Member
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
-from tests.children import child
+from tests.kit.children import child
 from tests.simulation.real_engine import LINK, STOCK_SLOTS
 
 KILLS = 20

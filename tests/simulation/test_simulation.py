@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.children import child
+from tests.kit.children import child
 from tests.simulation.runner import run_all
 
 SCHEDULES = 10_000

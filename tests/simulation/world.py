@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import GroupTerms, Register, Reuse, Role
+from tests.kit.cache.cache_model import fingerprint
 from tests.simulation.channels import Connection
 from tests.simulation.engine import TOKENS, Scheduler, Worker
 from tests.simulation.faults import inject_fault
@@ -18,7 +19,6 @@ from tests.simulation.real_memory import RECORD_BYTES as REAL_RECORD_BYTES
 from tests.simulation.server_machine import Machine, Server
 from tests.simulation.tier_model import Disk
 from tests.simulation.timeline import MILLISECOND_NS, SECOND_NS, Timeline
-from tests.unit.cache.cache_model import fingerprint
 
 RECORD_BYTES = 32
 TERMS = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.file_lock import FileLock
-from tests.children import child
+from tests.kit.children import child
 
 OWNER = """
 import sys

@@ -27,8 +27,9 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_BLOCKS
 from kvoffload.protocol.message import ClientMessage
 from kvoffload.wire_codec import CODEC as COMPILED
-from tests.unit.protocol.examples import draw_message
-from tests.unit.protocol.test_decoder_fuzz import ANYTHING
+from tests.kit.protocol.agreed import agree, decode
+from tests.kit.protocol.any_bytes import ANYTHING
+from tests.kit.protocol.examples import draw_message
 
 ACQUIRED = Acquired(
     outcome=Outcome.HIT, boundary=64, lease=7, groups=(LeasedSlots(first=0, addresses=bytes(16), digests=bytes(32)),)
@@ -44,17 +45,6 @@ def encode(codec: Codec, message: Any, number: int, other: int) -> bytes | str:
         return codec.encode_answer(message, number=number, boot_id=other, channel=channel)
     except ProtocolError as fault:
         return str(fault)
-
-
-def decode(codec: Codec, frame: Any) -> list[Any]:
-    return [
-        decode(frame, channel=channel) for channel in Channel for decode in (codec.decode_call, codec.decode_answer)
-    ]
-
-
-def agree(frame: Any) -> None:
-    """On what a frame is; values and their types."""
-    assert repr(decode(COMPILED, frame)) == repr(decode(CODEC, frame))
 
 
 @given(draw_message(MESSAGES), st.integers(-1, 2**64), st.integers(-1, 2**64))

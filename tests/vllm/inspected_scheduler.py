@@ -13,7 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from tests.open_files import count_open_files
+from tests.kit.open_files import count_open_files
 from tests.vllm import connector_probe, pool_probe
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from tests.open_files import count_open_files
+from tests.kit.open_files import count_open_files
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
-from tests.vllm.test_equality import Answer, answer
+from tests.vllm.equality import Answer, answer
 from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
 from tests.vllm.workload import MAX_STEPS, BlockLedger, Run, watch_blocks
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.vllm.engine import EnginePool, make_prompt
 from tests.vllm.http_service import serving
-from tests.vllm.test_http import PROMPT_TOKENS, RESTORABLE
+from tests.vllm.served_prompts import PROMPT_TOKENS, RESTORABLE
 from tests.vllm.tiny_models import DENSE
 
 CLEAR_SEED = 46

@@ -10,7 +10,7 @@ import pytest
 
 from tests.house.tree import ROOT
 from tests.vllm.engine import EnginePool
-from tests.vllm.test_equality import restorable
+from tests.vllm.equality import restorable
 from tests.vllm.tiny_models import DENSE
 
 pytestmark = pytest.mark.vllm

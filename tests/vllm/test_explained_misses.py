@@ -14,7 +14,7 @@ from kvoffload.client.insight import ServerInsight
 from tests.vllm import connector_probe as probe
 from tests.vllm import pool_probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
-from tests.vllm.test_equality import restorable
+from tests.vllm.equality import restorable
 from tests.vllm.tiny_models import DENSE
 
 pytestmark = pytest.mark.vllm

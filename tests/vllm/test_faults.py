@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvoffload.transfer import CopyDirection
-from tests.unit.transfer.stand_ins import FailingEngine
+from tests.kit.transfer.stand_ins import FailingEngine
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.tiny_models import SLIDING

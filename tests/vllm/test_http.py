@@ -13,13 +13,12 @@ import pytest
 
 from tests.vllm.engine import EnginePool, make_prompt
 from tests.vllm.http_service import CONNECTOR, Service, Streamed, serving
+from tests.vllm.served_prompts import PROMPT_TOKENS, RESTORABLE
 from tests.vllm.tiny_models import DENSE
 
 pytestmark = pytest.mark.vllm
 
 CLIENTS = 8
-PROMPT_TOKENS = 700
-RESTORABLE = 640
 MAX_SEEDS = 100
 WAIT_S = 60.0
 

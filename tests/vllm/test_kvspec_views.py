@@ -19,7 +19,7 @@ from kvoffload.kvspec import (
     layout_dims,
     place_dims,
 )
-from tests.unit.kvspec.builders import one_group
+from tests.kit.kvspec.builders import one_group
 
 pytestmark = pytest.mark.vllm
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
-from tests.vllm.test_equality import LENGTHS, Answer, answer, restorable, restored_answer
+from tests.vllm.equality import LENGTHS, Answer, answer, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE
 from tests.vllm.workload import assert_nothing_is_held, serve
 

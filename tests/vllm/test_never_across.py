@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from tests.children import child
+from tests.kit.children import child
 from tests.vllm import connector_probe as probe
 from tests.vllm import tiny_models
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.house.tree import ROOT
-from tests.unit.web.browser import browsing
+from tests.kit.web.browser import browsing
 from tests.vllm.smollm2 import MISSING, is_installed
 
 pytestmark = pytest.mark.vllm

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.vllm import test_equality as equality
 from tests.vllm.engine import EnginePool, Json
-from tests.vllm.test_equality import CHUNKS, Case, each
+from tests.vllm.equality import CHUNKS, Case, check_own_hit, check_restored_bytes, check_zeros_are_seen, each
 from tests.vllm.tiny_models import DENSE, UNEVEN
 
 pytestmark = pytest.mark.vllm
@@ -52,17 +51,17 @@ def test_the_engine_is_what_these_tests_are_about(engines: EnginePool, case: Cas
 
 @each(UNEVEN_CASE, PIECES_CASE, scope="module")
 def test_a_restored_run_equals_the_engines_own_hit_bit_for_bit(engines: EnginePool, case: Case) -> None:
-    equality.test_a_restored_run_equals_the_engines_own_hit_bit_for_bit(engines, case)
+    check_own_hit(engines, case)
 
 
 @each(UNEVEN_CASE, PIECES_CASE, scope="module")
 def test_restored_blocks_hold_the_bytes_that_were_saved(engines: EnginePool, case: Case) -> None:
-    equality.test_restored_blocks_hold_the_bytes_that_were_saved(engines, case)
+    check_restored_bytes(engines, case)
 
 
 @each(UNEVEN_CASE, PIECES_CASE, scope="module")
 def test_zeros_in_the_record_of_any_group_change_the_answer(engines: EnginePool, case: Case) -> None:
-    equality.test_zeros_in_the_record_of_any_group_change_the_answer(engines, case)
+    check_zeros_are_seen(engines, case)
 
 
 def _describe(worker: object) -> Json:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, start_engine
-from tests.vllm.test_equality import answer, restorable, restored_answer
+from tests.vllm.equality import answer, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 
 pytestmark = pytest.mark.vllm

@@ -11,10 +11,10 @@ from kvoffload.kvspec import ReuseRule
 from kvoffload.plan.exact import ask_vllm
 from kvoffload.plan.model_shape import Keeps, ModelShape, ShapeTerms, read_config, read_shape
 from kvoffload.plan.sizing import size_model
-from tests.unit.plan.configs import ENGINES_ALONE, PUBLISHED
+from tests.kit.plan.configs import ENGINES_ALONE, PUBLISHED
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import EnginePool
-from tests.vllm.test_equality import LOCAL_CASES, MLA_CASE, Case, each
+from tests.vllm.equality import LOCAL_CASES, MLA_CASE, Case, each
 
 pytestmark = pytest.mark.vllm
 

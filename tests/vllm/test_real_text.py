@@ -6,8 +6,8 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import EnginePool, cache_shapes
+from tests.vllm.equality import answer, restorable
 from tests.vllm.smollm2 import MISSING, SMOLLM2, is_installed
-from tests.vllm.test_equality import answer, restorable
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not is_installed(), reason=MISSING)]
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
-from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
-from tests.vllm.test_equality import answer, restorable
+from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.equality import answer, restorable
+from tests.vllm.restarted import start
 from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
 
 pytestmark = pytest.mark.vllm
@@ -21,16 +22,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
     with SharedServer(tmp_path_factory.mktemp("shared")) as server:
         server.start()
         yield server
-
-
-def start(
-    engines: EnginePool, server: SharedServer, model: TinyModel, *, promote_deadline: str = "2s", **arguments: object
-) -> Engine:
-    """A new engine, which has forgotten nothing: it begins with what the server has."""
-    transfer = probe.transfer(server=str(server.socket), promote_deadline=promote_deadline)
-    engine = start_engine(model, engines.model_folder(model), kv_transfer_config=transfer, **arguments)  # type: ignore[arg-type]
-    probe.prepare(engine)
-    return engine
 
 
 @pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)

@@ -15,7 +15,7 @@ import zmq
 from tests.vllm import connector_probe as probe
 from tests.vllm import pool_probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
-from tests.vllm.test_equality import restorable
+from tests.vllm.equality import restorable
 from tests.vllm.tiny_models import DENSE
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import LOOK_S, LOOKS, SharedServer
+from tests.vllm.disk_servers import WAIT_S, disk_server
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
-from tests.vllm.test_equality import Answer, answer, restorable
-from tests.vllm.test_warm_disk import WAIT_S, disk_server
+from tests.vllm.equality import Answer, answer, restorable
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 
 if TYPE_CHECKING:

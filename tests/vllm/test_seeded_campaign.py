@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.open_files import count_open_files
+from tests.kit.open_files import count_open_files
 from tests.vllm.connector_probe import prepare
 from tests.vllm.engine import EnginePool, start_engine
 from tests.vllm.seeded_traffic import (

@@ -8,6 +8,7 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import EnginePool, make_prompt
+from tests.vllm.equality import answer
 from tests.vllm.seeded_traffic import (
     DENSE_TRAFFIC,
     GDN_TRAFFIC,
@@ -17,7 +18,6 @@ from tests.vllm.seeded_traffic import (
     is_said_after_a_prefill,
     run_traffic,
 )
-from tests.vllm.test_equality import answer
 from tests.vllm.workload import held_copies
 
 pytestmark = pytest.mark.vllm

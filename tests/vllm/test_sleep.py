@@ -13,8 +13,8 @@ import pytest
 from kvoffload.connector.identity import weight_watch
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
+from tests.vllm.equality import Answer, answer, restorable, restored_answer
 from tests.vllm.sleeping import TakenMemory, sleepy, tells_connectors
-from tests.vllm.test_equality import Answer, answer, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, GDN, TinyModel
 from tests.vllm.weights import compare_with_the_model, scale_all, scale_keys, seen_weights
 from tests.vllm.workload import assert_nothing_is_held

@@ -9,8 +9,8 @@ import pytest
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.engine import EnginePool, make_prompt
-from tests.vllm.test_equality import answer, restorable
-from tests.vllm.test_restart import start
+from tests.vllm.equality import answer, restorable
+from tests.vllm.restarted import start
 from tests.vllm.tiny_models import DENSE
 
 pytestmark = pytest.mark.vllm

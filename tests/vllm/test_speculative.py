@@ -15,7 +15,7 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, Json, cache_shapes, make_prompt
-from tests.vllm.test_equality import FLOAT32_ROUNDING, MIN_MARGIN, Answer, answer
+from tests.vllm.equality import FLOAT32_ROUNDING, MIN_MARGIN, Answer, answer
 from tests.vllm.tiny_drafters import LAYERS, MTP, MTP_LATENTS, MTP_WINDOWS, build_eagle3
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 from tests.vllm.workload import assert_nothing_is_held

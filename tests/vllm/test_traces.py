@@ -14,7 +14,7 @@ import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
-from tests.vllm.test_equality import restorable
+from tests.vllm.equality import restorable
 from tests.vllm.tiny_models import DENSE
 
 pytestmark = pytest.mark.vllm

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import CacheStats
-from tests.fleet_of_two import fleet_of_two
-from tests.machines import Machine, Network, two_machines, why_not
-from tests.unit.tiers.mooncake_server import add_libraries, serve_mooncake
-from tests.unit.tiers.valkey_server import environment, find_program
+from tests.kit.fleet_of_two import fleet_of_two
+from tests.kit.machines import Machine, Network, two_machines, why_not
+from tests.kit.tiers.mooncake_server import add_libraries, serve_mooncake
+from tests.kit.tiers.valkey_server import environment, find_program
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
+from tests.vllm.disk_servers import stats_of
 from tests.vllm.engine import Engine, EnginePool, make_prompt
-from tests.vllm.test_equality import answer, restorable
-from tests.vllm.test_restart import start
-from tests.vllm.test_warm_disk import stats_of
+from tests.vllm.equality import answer, restorable
+from tests.vllm.restarted import start
 from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
 
 MISSING = why_not()

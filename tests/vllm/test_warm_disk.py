@@ -4,42 +4,20 @@ engine's own hit."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvoffload.cache import CacheStats
-from kvoffload.client import Client
 from tests.vllm import connector_probe as probe
-from tests.vllm.cache_server import SharedServer
+from tests.vllm.disk_servers import WAIT_S, disk_server, stats_of
 from tests.vllm.engine import Engine, EnginePool, make_prompt
-from tests.vllm.pool_probe import unhurried
-from tests.vllm.test_equality import answer, restorable
-from tests.vllm.test_restart import start
+from tests.vllm.equality import answer, restorable
+from tests.vllm.restarted import start
 from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
 
 pytestmark = pytest.mark.vllm
 
-WAIT_S = 60.0
 LENGTH = 1400
-
-
-@contextmanager
-def disk_server(room: Path) -> Iterator[SharedServer]:
-    with SharedServer(room, disk=str(room / "disk"), disk_size="1GiB", promote_deadline="30s") as server:
-        server.start()
-        yield server
-
-
-def stats_of(engine: Engine) -> CacheStats:
-    """The engine's client would wait for them no longer than its step permits."""
-    connector: Any = probe.scheduler_connector(engine)
-    client: Client = connector._scheduler._parts.cache
-    with unhurried(client):
-        return client.stats()
 
 
 def await_written(engine: Engine) -> int:

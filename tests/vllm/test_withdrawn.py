@@ -14,7 +14,7 @@ from kvoffload.connector.loads.misses import MissReason
 from kvoffload.connector.saves.saves import REPORT_WAIT_S
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
-from tests.vllm.test_equality import answer, restored_answer
+from tests.vllm.equality import answer, restored_answer
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 from tests.vllm.workload import (
     Run,

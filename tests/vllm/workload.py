@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.types import HASH_BYTES
-from tests.unit.transfer.stand_ins import HeldEngine
+from tests.kit.transfer.stand_ins import HeldEngine
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine
 

@@ -26,8 +26,8 @@ from kvoffload.protocol import (
     Release,
     Stats,
 )
+from tests.kit.server.blocks import RECORD_BYTES, chain_parents, hashes_of, register_of
 from tests.kit.server.raw_client import RawClient
-from tests.unit.server.test_loop import RECORD_BYTES, chain_parents, hashes_of, register_of
 
 
 class HonestClient:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from tests.children import child
+from tests.kit.children import child
 from tests.kit.hostile.forging import LIVE_LEASES, LIVE_TICKETS, Forged, Known
 
 HONEST, HOSTILE = 61_001, 61_002

@@ -52,9 +52,9 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import PACKET_BYTES
 from kvoffload.protocol.survey import ListJoined
 from tests.kit.hostile.forging import LIVE_LEASES, LIVE_TICKETS, Forged, Known, fill_in, forge_one
+from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.hostile_user import HELLO_GREETING
 from tests.kit.server.raw_client import RawClient
-from tests.unit.server.test_loop import hashes_of, register_of, save
 
 SETTLE_S = 0.5
 """Who has no answer by then joins anew: the connection was closed, or what was said last was a farewell."""

@@ -21,8 +21,8 @@ from kvoffload.protocol import (
 from kvoffload.protocol.shape import Shape
 from kvoffload.server import DomainTerms, Guest, Peer, ServerLimits
 from kvoffload.server.outbox import Sendable, ToConnection
+from tests.kit.protocol.examples import make_example
 from tests.kit.server.harness import FakePidfd, Server, core_terms, register_of
-from tests.unit.protocol.examples import make_example
 
 LIMITS = ServerLimits(sessions=8, session_processes=3, session_connections=3, guests=2, namespaces=4, subscribers=2)
 MOST_STEPS = 32

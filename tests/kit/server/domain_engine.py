@@ -31,8 +31,8 @@ from kvoffload.protocol import (
     Stats,
     Welcome,
 )
+from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
-from tests.unit.server.test_loop import hashes_of, register_of, save
 
 
 def open_inodes() -> list[int]:

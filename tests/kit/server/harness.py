@@ -54,8 +54,8 @@ from kvoffload.server.operators.operator_calls import ExpressCounts
 from kvoffload.server.outbox import OpenExpress, Sendable
 from kvoffload.server.peer_links import LinkOpener
 from kvoffload.server.tiering.traffic import TierTraffic
+from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.kit.server.express_peer import ExpressPeer
-from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
 
 BOOT_ID = 0xB007
 UID = 1000

@@ -35,9 +35,9 @@ from kvoffload.protocol import (
     Welcome,
 )
 from kvoffload.server.channels.zmtp import GREETING, pack_command
-from tests.children import child
+from tests.kit.children import child
+from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
-from tests.unit.server.test_loop import hashes_of, register_of, save
 
 TIMEOUT_S = 60.0
 READY = pack_command(b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER")

@@ -27,8 +27,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import OneWay
 from kvoffload.server import ServerLimits
-from tests.kit.server.harness import BOOT_ID, Client, Server, numbers, register_of
-from tests.unit.cache.cache_model import (
+from tests.kit.cache.cache_model import (
     HYBRID,
     KIB,
     PLAIN,
@@ -39,6 +38,7 @@ from tests.unit.cache.cache_model import (
     slot_bytes,
     write_record,
 )
+from tests.kit.server.harness import BOOT_ID, Client, Server, numbers, register_of
 
 STEPS = 80
 ENGINES = 3

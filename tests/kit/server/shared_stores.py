@@ -15,7 +15,7 @@ from kvoffload.server.tiering.terms import TierPlace, TierPlan, TierTerms
 from kvoffload.tiers.envelope import HEAD_BYTES
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
-from tests.unit.tiers import s3_server, valkey_server
+from tests.kit.tiers import s3_server, valkey_server
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import Tier
-from tests.unit.cache.cache_model import HYBRID, SMALL, block_hashes, fingerprint, make_chain, record_pattern
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.memory_tier import MemoryTier
+from tests.kit.cache.cache_model import HYBRID, SMALL, block_hashes, fingerprint, make_chain, record_pattern
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
 
 NO_PARENT = bytes(32)
 

@@ -9,7 +9,7 @@ import pytest
 from kvoffload.bench.child import Child
 from kvoffload.errors import BenchmarkError
 
-MODULE = "tests.unit.bench.adding_child"
+MODULE = "tests.kit.bench.adding_child"
 ROOT = str(Path(__file__).parents[3])
 
 

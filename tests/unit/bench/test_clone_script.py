@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvoffload.bench import clone_script
-from kvoffload.bench.base import Bound, Goal, Measure, Result
+from kvoffload.bench.base import Result
 from kvoffload.bench.clone_script import read_result, run_script
 from kvoffload.errors import BenchmarkError
-
-RESULT = Result(
-    name="ttft",
-    value=3.0,
-    unit="ms",
-    limit=4.0,
-    spread=0.5,
-    goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.05),
-    params={"connector": "kvoffload", "prompt": 4096},
-)
+from tests.kit.bench.scripts import RESULT
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from kvoffload.bench import engine
 from kvoffload.bench.engine import EngineBenchmark
-from tests.unit.bench.test_clone_script import RESULT
+from tests.kit.bench.scripts import RESULT
 
 
 def test_the_repository_has_it() -> None:

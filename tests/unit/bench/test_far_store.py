@@ -10,7 +10,7 @@ from kvoffload.bench.base import Bound, Goal, Measure
 from kvoffload.bench.far_store import FarStore, Load
 from kvoffload.errors import BenchmarkError
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from tests.unit.tiers.dict_store import Place
+from tests.kit.tiers.dict_store import Place
 
 GOAL = Goal(Measure.RATIO, Bound.AT_LEAST, 0.7)
 

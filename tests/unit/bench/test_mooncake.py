@@ -9,7 +9,7 @@ import pytest
 from kvoffload.bench import mooncake
 from kvoffload.bench.mooncake import MooncakeBenchmark
 from kvoffload.errors import BenchmarkError
-from tests.unit.tiers.mooncake_server import Master, add_libraries, serve_mooncake
+from tests.kit.tiers.mooncake_server import Master, add_libraries, serve_mooncake
 
 
 def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

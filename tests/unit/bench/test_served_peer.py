@@ -8,7 +8,7 @@ import pytest
 from kvoffload.bench.served_peer import always_there, serve_peer, teach
 from kvoffload.tiers.base import TierState
 from kvoffload.units import MIB
-from tests.unit.tiers.tier_contract import FINGERPRINT, Records, get, put
+from tests.kit.tiers.tier_contract import FINGERPRINT, Records, get, put
 
 
 def test_what_is_put_there_comes_back() -> None:

@@ -9,7 +9,7 @@ from kvoffload.bench.tier_load import Records, as_a_server, get_all, put_all
 from kvoffload.errors import BenchmarkError
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.units import MIB
-from tests.unit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.memory_tier import MemoryTier
 
 
 def make_records() -> Records:

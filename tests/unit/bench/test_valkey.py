@@ -7,7 +7,7 @@ import pytest
 from kvoffload.bench import valkey
 from kvoffload.bench.valkey import ValkeyBenchmark
 from kvoffload.errors import BenchmarkError
-from tests.unit.tiers.valkey_server import find_program
+from tests.kit.tiers.valkey_server import find_program
 
 
 def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 
 import numpy as np
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from kvoffload import native
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
 from kvoffload.kvspec import ReuseRule
-from tests.unit.cache.cache_model import fingerprint
+from tests.kit.cache.cache_model import fingerprint
+from tests.kit.cache.chains import make_requests
 
 RECORD_BYTES = 64
 SLOTS = 512
@@ -19,24 +19,6 @@ GEOMETRY = CacheGeometry(
     hash_block_size=1,
     groups=(CacheGroup(rule=GroupRule(block_size=1, reuse=ReuseRule.PREFIX), record_bytes=RECORD_BYTES),),
 )
-
-
-def make_requests(seed: int) -> list[list[int]]:
-    """Conversations that grow turn by turn, some beginning alike, several at a time."""
-    rng = random.Random(seed)
-    ids = iter(range(1, 1 << 30))
-    shared = [[next(ids) for _ in range(rng.randrange(1, 12))] for _ in range(6)]
-    open_chats: list[list[int]] = []
-    requests = []
-    for _ in range(600):
-        if not open_chats or rng.random() < 0.25:
-            open_chats.append(list(rng.choice(shared)))
-        chat = open_chats[min(int(rng.expovariate(0.15)), len(open_chats) - 1) * -1 - 1]
-        chat += [next(ids) for _ in range(rng.randrange(1, 10))]
-        requests.append(list(chat))
-        if len(chat) > 80:
-            open_chats.remove(chat)
-    return requests
 
 
 def name_blocks(ids: list[int]) -> bytes:

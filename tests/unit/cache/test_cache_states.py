@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvoffload.cache import CommitOutcome, IndexReader, LocalCache, SessionId, needed_blocks
-from tests.unit.cache.cache_model import (
+from tests.kit.cache.cache_model import (
     HYBRID,
     KIB,
     SMALL,

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import IndexReader, LocalCache
-from tests.unit.cache.cache_model import HYBRID, PLAIN, SMALL, block_hashes, fingerprint, make_chain
-from tests.unit.cache.test_local_cache import save_chain
+from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, block_hashes, fingerprint, make_chain
+from tests.kit.cache.chains import save_chain
 
 READER = """
 import socket, sys
 from kvoffload.cache import IndexReader
-from tests.unit.cache.cache_model import make_chain
+from tests.kit.cache.cache_model import make_chain
 
 channel = socket.socket(fileno=int(sys.argv[1]))
 _, files, _, _ = socket.recv_fds(channel, 1, 1)

@@ -16,17 +16,15 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import (
-    NO_ADDRESS,
     AcquireOutcome,
     CacheFiles,
     CacheTerms,
-    CommitOutcome,
     IndexReader,
     LocalCache,
     SessionId,
 )
 from kvoffload.errors import CacheMemoryError
-from tests.unit.cache.cache_model import (
+from tests.kit.cache.cache_model import (
     HYBRID,
     KIB,
     MIB,
@@ -36,28 +34,14 @@ from tests.unit.cache.cache_model import (
     fingerprint,
     has_pattern,
     make_chain,
-    write_record,
 )
+from tests.kit.cache.chains import save_chain
 
 
 @pytest.fixture
 def cache() -> Iterator[LocalCache]:
     with LocalCache.create(SMALL) as made:
         yield made
-
-
-def save_chain(cache: LocalCache, session: SessionId, name_space: int, chain: bytes) -> None:
-    """All blocks of a plain request, written, committed and readable."""
-    names = block_hashes(chain, PLAIN, 0)
-    reservation = cache.reserve(session, name_space, 0, hashes=chain)
-    assert len(reservation) == len(names)
-    for name, address in zip(names, reservation.addresses, strict=True):
-        if address != NO_ADDRESS:
-            write_record(cache, PLAIN, (name_space, 0), name, int(address), 0)
-    is_new = reservation.tickets != 0
-    wanted = b"".join(name for name, new in zip(names, is_new, strict=True) if new)
-    outcomes = cache.commit(session, name_space, 0, reservation.tickets[is_new], hashes=wanted)
-    assert set(outcomes) <= {CommitOutcome.READABLE}
 
 
 def test_a_request_is_hit_as_far_as_it_was_saved(cache: LocalCache) -> None:
@@ -272,8 +256,8 @@ def test_a_tenant_over_its_quota_loses_its_own_blocks_first() -> None:
 
 OWNER = """
 import os, socket, sys
-from tests.unit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
-from tests.unit.cache.test_local_cache import save_chain
+from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
+from tests.kit.cache.chains import save_chain
 from kvoffload.cache import LocalCache
 
 cache = LocalCache.create(SMALL)
@@ -336,7 +320,7 @@ def test_a_living_process_is_not_robbed() -> None:
 
 DAEMONS = """
 import threading, time
-from tests.unit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
+from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from kvoffload.cache import LocalCache
 
 cache = LocalCache.create(SMALL)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvoffload.cache import LocalCache, LocalSession
-from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
-from tests.unit.cache.offload_contract import CHAIN, AsAwaited, OffloadCacheContract, save
+from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
+from tests.kit.cache.offload_contract import CHAIN, AsAwaited, OffloadCacheContract, save
 
 
 @pytest.fixture

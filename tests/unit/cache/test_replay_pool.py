@@ -9,7 +9,7 @@ import pytest
 from kvoffload import native
 from kvoffload.cache.replay import pack_trace, replay
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest
-from tests.unit.cache.test_cache_replay import make_requests
+from tests.kit.cache.chains import make_requests
 
 POLICIES = native.policy_names()
 

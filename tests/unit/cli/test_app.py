@@ -12,11 +12,7 @@ import typer
 
 from kvoffload import __version__
 from kvoffload.cli.app import make_app, make_list
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from kvoffload.cli.app import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.kit.cli.commands import run
 
 
 def test_version() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvoffload.cli.config import parse_assignments
 from kvoffload.config.sources import Settings, describe_settings
 from kvoffload.errors import ConfigError
-from tests.unit.cli.test_app import run
+from tests.kit.cli.commands import run
 
 
 def test_show_prints_value_and_source(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from kvoffload.cli.doctor import FAILED
-from tests.unit.cli.test_app import run
-from tests.unit.server.tiering.test_server_tiers import serving
+from tests.kit.cli.commands import run
+from tests.kit.server.tiers import serving
 
 VERDICTS = ("ok", "warn", "fail")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.test_app import run
-from tests.unit.server.tiering.test_server_tiers import await_that, counts_of, disk_below, serving
-from tests.unit.web.prompt_load import PromptLoad
+from tests.kit.cli.commands import run
+from tests.kit.server.tiers import await_that, counts_of, disk_below, serving
+from tests.kit.web.prompt_load import PromptLoad
 
 BLOCKS = 4
 

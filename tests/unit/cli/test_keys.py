@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.cli.test_app import run
+from tests.kit.cli.commands import run
 
 
 def test_a_new_pair_is_shown_and_not_overwritten(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvoffload.config.sources import load_settings
-from tests.unit.cli.test_app import run
-from tests.unit.plan.configs import LLAMA_8B
+from tests.kit.cli.commands import run
+from tests.kit.plan.configs import LLAMA_8B
 
 
 @pytest.fixture

@@ -34,10 +34,10 @@ from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error,
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.units import GIB, MIB
+from tests.kit.cli.commands import run
+from tests.kit.server.blocks import acquire, hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
 from tests.kit.server.remote_client import RemoteClient
-from tests.unit.cli.test_app import run
-from tests.unit.server.test_loop import acquire, hashes_of, register_of, save
 
 SMALL = ("memory=128MiB", "segment_size=64MiB")
 
@@ -136,7 +136,8 @@ def test_a_sparse_pool_is_larger_than_the_machine(tmp_path: Path, monkeypatch: p
 STRANGER = """
 import os, sys
 sys.path.insert(0, sys.argv[4])
-from tests.unit.server.test_loop import *
+from tests.kit.server.blocks import acquire, hashes_of, register_of, save
+from tests.kit.server.raw_client import RawClient
 os.setgroups([int(group) for group in sys.argv[3].split()])
 os.setgid(54320)
 os.setuid(int(sys.argv[2]))

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.cli.test_app import run
-from tests.unit.web.prompt_load import BLOCK, PromptLoad
+from tests.kit.cli.commands import run
+from tests.kit.web.prompt_load import BLOCK, PromptLoad
 
 TURNS = 80
 SEGMENT = "64MiB"

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cli.top import UNREACHABLE
-from tests.unit.cli.test_app import run
-from tests.unit.server.tiering.test_server_tiers import await_that, serving
+from tests.kit.cli.commands import run
+from tests.kit.server.tiers import await_that, serving
 
 WAIT_S = 60.0
 

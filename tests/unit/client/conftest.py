@@ -13,10 +13,10 @@ from kvoffload.cache import CacheGeometry
 from kvoffload.client import ClientTerms, LinkTerms, Member
 from kvoffload.client.link import Link
 from kvoffload.protocol import Role
-from tests.children import child
+from tests.kit.cache.cache_model import HYBRID
+from tests.kit.children import child
+from tests.kit.client.fake_wire import FakeWire, Script, make_link
 from tests.kit.server.harness import register_of
-from tests.unit.cache.cache_model import HYBRID
-from tests.unit.client.fake_wire import FakeWire, Script, make_link
 
 SERVER = """
 import sys

@@ -19,10 +19,10 @@ from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import EventsLost, Role, Stored
 from kvoffload.protocol.message import Event
 from kvoffload.units import MIB
-from tests.children import child, stop
-from tests.unit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
+from tests.kit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
+from tests.kit.children import child, stop
+from tests.kit.client.served import WAIT_S, find_servers
 from tests.unit.client.conftest import SERVER, make_terms
-from tests.unit.client.test_client import WAIT_S, find_servers
 
 
 async def served(path: Path, **options: Any) -> AsyncClient:

@@ -37,9 +37,9 @@ from kvoffload.protocol import (
     Release,
 )
 from kvoffload.protocol.limits import MAX_BATCH
+from tests.kit.cache.cache_model import PLAIN, make_chain
+from tests.kit.client.fake_wire import NO_FILE, TERMS, FakeMemory, FakeWire, Script, make_link
 from tests.kit.server.harness import register_of
-from tests.unit.cache.cache_model import PLAIN, make_chain
-from tests.unit.client.fake_wire import NO_FILE, TERMS, FakeMemory, FakeWire, Script, make_link
 
 CHAIN = make_chain(1, 8)
 WAIT_NS = SECOND_NS // 20

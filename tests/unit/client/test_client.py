@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -22,9 +21,8 @@ from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import ErrorCode, EventsLost, NamespaceOpened, Role, Stored
 from kvoffload.protocol.message import Event
 from kvoffload.units import MIB
-from tests.children import child
-from tests.unit.cache.cache_model import PLAIN
-from tests.unit.cache.offload_contract import (
+from tests.kit.cache.cache_model import PLAIN
+from tests.kit.cache.offload_contract import (
     BLOCKS,
     CHAIN,
     TOKENS,
@@ -34,16 +32,11 @@ from tests.unit.cache.offload_contract import (
     names_of,
     save,
 )
+from tests.kit.children import child
+from tests.kit.client.served import WAIT_S, find_servers, served, wait_for
 from tests.unit.client.conftest import SERVER, make_terms
 
-WAIT_S = 30.0
 STOCKED = LinkTerms(call_deadline_s=20.0, acquire_deadline_s=20.0, stock_slots=(128, 64, 8))
-
-
-def served(path: Path, **options: Any) -> Client:
-    client = Client(make_terms(path, **options)).start()
-    assert client.wait_until_served(WAIT_S), client.fault
-    return client
 
 
 class TestClient(OffloadCacheContract):
@@ -338,29 +331,8 @@ async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> 
     assert asked == [False, True, True]
 
 
-def find_servers(room: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if f"server={room}".encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
 def _has_memory(observer: Client) -> bool:
     try:
         return observer.stats().capacity_bytes > 0
     except ServerError:
         return False
-
-
-def wait_for(condition: Any) -> Any:
-    """What it gives once that is true."""
-    gate = threading.Event()
-    for _ in range(int(WAIT_S / 0.01)):
-        found = condition()
-        if found:
-            return found
-        gate.wait(0.01)
-    raise AssertionError("it did not come true")

@@ -15,11 +15,11 @@ from kvoffload.cache import AcquireOutcome
 from kvoffload.client import AsyncClient, Client, LinkState, LinkTerms
 from kvoffload.client.lanes import Lane
 from kvoffload.protocol import Call, Mark, Role, Stats
-from tests.children import child
-from tests.unit.cache.cache_model import make_chain
-from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
+from tests.kit.cache.cache_model import make_chain
+from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
+from tests.kit.children import child
+from tests.kit.client.served import WAIT_S, served, wait_for
 from tests.unit.client.conftest import SERVER, make_terms
-from tests.unit.client.test_client import WAIT_S, served, wait_for
 
 
 async def test_a_loop_uses_it_too(socket_path: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvoffload.client import Client, LinkTerms
-from tests.children import child, stop
-from tests.unit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.kit.children import child, stop
+from tests.kit.client.served import WAIT_S, served, wait_for
 from tests.unit.client.conftest import SERVER
-from tests.unit.client.test_client import WAIT_S, served, wait_for
 
 PATIENT = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)
 HASTY = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, last_backoff_s=0.05)

@@ -10,9 +10,9 @@ import pytest
 
 from kvoffload.client import AsyncClient, Client, LinkState
 from kvoffload.protocol import Role
-from tests.unit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.kit.client.served import WAIT_S
 from tests.unit.client.conftest import make_terms
-from tests.unit.client.test_client import WAIT_S
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.protocol.limits import MAX_REPORT
 from kvoffload.server.sessions.domain import read_geometry
-from tests.unit.cache.cache_model import HYBRID, fingerprint
+from tests.kit.cache.cache_model import HYBRID, fingerprint
 
 
 def test_a_geometry_arrives_as_it_was() -> None:

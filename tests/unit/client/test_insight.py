@@ -7,7 +7,7 @@ import pytest
 
 from kvoffload.client.insight import TimedCalls, read_insight
 from kvoffload.protocol import Insight, NamedCount, Timing
-from tests.unit.top.made_up import INSIGHT
+from tests.kit.top.made_up import INSIGHT
 
 
 def test_a_message_is_read_as_it_was_meant() -> None:

@@ -29,8 +29,8 @@ from kvoffload.protocol import (
     Subscribe,
 )
 from kvoffload.protocol.message import OneWay
+from tests.kit.client.fake_wire import FakeWire
 from tests.kit.server.harness import register_of
-from tests.unit.client.fake_wire import FakeWire
 
 SESSION = 7
 NOW_NS, WAIT_NS = 1_000, 100

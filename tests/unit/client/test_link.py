@@ -35,7 +35,7 @@ from kvoffload.protocol import (
     Welcome,
 )
 from kvoffload.protocol.message import Event
-from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, lease, make_link
+from tests.kit.client.fake_wire import NO_FILE, FakeWire, Script, lease, make_link
 
 COUNTS = Counts(**{name: 0 for name in Counts.__dataclass_fields__ if name != "tenants"})
 WAIT_NS = SECOND_NS // 10

@@ -29,7 +29,7 @@ from kvoffload.protocol import (
     Stats,
 )
 from kvoffload.protocol.message import Message, OneWay
-from tests.unit.client.fake_wire import NO_FILE, FakeWire, Script, lease
+from tests.kit.client.fake_wire import NO_FILE, FakeWire, Script, lease
 
 ACQUIRE = Acquire(name_space=4, chain=bytes(32))
 INVALIDATE = Invalidate(name_space=4, group=0, hashes=bytes(32))

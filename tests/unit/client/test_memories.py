@@ -9,8 +9,8 @@ import pytest
 from kvoffload.cache import LocalCache
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.memories import MAX_FORMER, SharedMemory, name_memory
-from tests.unit.cache.cache_model import SMALL
-from tests.unit.client.fake_wire import NO_FILE, FakeMemory, make_memories
+from tests.kit.cache.cache_model import SMALL
+from tests.kit.client.fake_wire import NO_FILE, FakeMemory, make_memories
 
 
 def held(memory: int, *, boot_id: int = 1, session: int = 1) -> HeldMemory:

@@ -24,11 +24,11 @@ from kvoffload.config.sources import TEST_VARIABLE, Settings, load_settings
 from kvoffload.errors import ConfigError, PrivateServerError
 from kvoffload.protocol import Counts, Stats
 from kvoffload.units import GIB
-from tests.children import child
 from tests.kit.campaign import is_campaign
+from tests.kit.children import child
+from tests.kit.client.private_engine import Group, Nursery, nursery
+from tests.kit.server.blocks import acquire, hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
-from tests.unit.client.private_engine import Group, Nursery, nursery
-from tests.unit.server.test_loop import acquire, hashes_of, register_of, save
 
 TIMEOUT_MS = 60_000
 AT_ONCE = 3

@@ -11,9 +11,9 @@ from kvoffload.client.prompt_log import MAX_QUEUED, MESSAGE_BYTES, SEND_AFTER_NS
 from kvoffload.protocol import CODEC, Error, ErrorCode, Explain, Explained, Explanation, Miss
 from kvoffload.protocol.insight import MAX_TAGS
 from kvoffload.protocol.limits import MAX_QUERIES
+from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
+from tests.kit.client.fake_wire import FakeWire, Script, make_link
 from tests.kit.server.harness import register_of
-from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
-from tests.unit.client.fake_wire import FakeWire, Script, make_link
 
 CHAIN = make_chain(1, 8)
 WAIT_NS = SECOND_NS

@@ -8,20 +8,20 @@ import pytest
 
 from kvoffload.client import Client, joining
 from kvoffload.protocol import Error, ErrorCode
-from tests.children import child
+from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited
+from tests.kit.cache.offload_contract import save as save_blocks
+from tests.kit.children import child
+from tests.kit.client.served import WAIT_S, wait_for
+from tests.kit.protocol import version_two
+from tests.kit.protocol.version_two import CODEC_TWO
 from tests.kit.server import express_peer, raw_client
+from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
-from tests.unit.cache.offload_contract import CHAIN, TOKENS, AsAwaited
-from tests.unit.cache.offload_contract import save as save_blocks
 from tests.unit.client.conftest import SERVER, make_terms
-from tests.unit.client.test_client import WAIT_S, wait_for
-from tests.unit.protocol import version_two
-from tests.unit.protocol.version_two import CODEC_TWO
-from tests.unit.server.test_loop import hashes_of, register_of, save
 
 NEXT_SERVER = """
 from kvoffload import wire_codec
-from tests.unit.protocol.version_two import CODEC_TWO
+from tests.kit.protocol.version_two import CODEC_TWO
 wire_codec.CODEC = CODEC_TWO
 """
 OTHER_SERVER = """

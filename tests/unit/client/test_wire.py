@@ -15,7 +15,7 @@ from kvoffload.client.terms import LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.packets import PacketSocket
 from kvoffload.protocol import CODEC, Call, Channel, Farewell, Stats, Welcome
-from tests.unit.client.fake_wire import make_link
+from tests.kit.client.fake_wire import make_link
 
 NOW_NS = 1_000_000_000
 GREETING_NUMBER = 1

@@ -24,7 +24,7 @@ from kvoffload.protocol import (
     Release,
     ServerMessage,
 )
-from tests.open_files import count_open_files
+from tests.kit.open_files import count_open_files
 
 BOOT_ID = 5
 NOW_NS = 1_000

@@ -15,8 +15,8 @@ from vllm.v1.core.kv_cache_utils import resolve_block_hashes
 from kvoffload.connector.block_chain import BlockChain
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.kvspec import ReuseRule
-from tests.unit.connector.scripted import make_request
-from tests.unit.connector.test_group_table import facts
+from tests.kit.connector.facts import group_facts
+from tests.kit.connector.scripted import make_request
 
 MASK = bytes(range(32))
 NONE = bytes(32)
@@ -24,7 +24,7 @@ NONE = bytes(32)
 
 def make_chain(*sizes: int, mask: bytes = NONE, hash_block_size: int = 2) -> BlockChain:
     """Groups of full attention with these block sizes."""
-    groups = [facts(at, block_size=size) for at, size in enumerate(sizes)]
+    groups = [group_facts(at, block_size=size) for at, size in enumerate(sizes)]
     return BlockChain(GroupTable(groups, hash_block_size=hash_block_size, alignment=hash_block_size), mask)
 
 
@@ -122,9 +122,9 @@ def test_before_each_block_of_full_attention_is_the_block_before(block_size: int
 @pytest.mark.parametrize(("prefix", "size"), [(2, 2), (2, 4), (4, 2), (4, 6), (8, 12), (6, 4)])
 def test_before_a_window_is_the_block_of_full_attention_that_ends_with_it(prefix: int, size: int) -> None:
     groups = [
-        facts(0, ReuseRule.WINDOW, block_size=size, window=size),
-        facts(1, block_size=prefix),
-        facts(2, block_size=2),
+        group_facts(0, ReuseRule.WINDOW, block_size=size, window=size),
+        group_facts(1, block_size=prefix),
+        group_facts(2, block_size=2),
     ]
     chain = BlockChain(GroupTable(groups, hash_block_size=2, alignment=2))
     chain.follow([bytes([at + 1]) * 32 for at in range(12)])
@@ -134,7 +134,7 @@ def test_before_a_window_is_the_block_of_full_attention_that_ends_with_it(prefix
 
 
 def test_without_full_attention_a_window_comes_after_the_window_before() -> None:
-    groups = [facts(0, ReuseRule.WINDOW, window=4)]
+    groups = [group_facts(0, ReuseRule.WINDOW, window=4)]
     chain = BlockChain(GroupTable(groups, hash_block_size=4, alignment=4))
     chain.follow([bytes([at + 1]) * 32 for at in range(3)])
     assert cut(chain.parents(0, range(3))) == [NONE, *cut(chain.names(0, range(2)))]

@@ -19,10 +19,10 @@ from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Register, Role
-from tests.children import child
-from tests.unit.cache.cache_model import fingerprint
+from tests.kit.cache.cache_model import fingerprint
+from tests.kit.children import child
+from tests.kit.connector.tiers import wait_for
 from tests.unit.client.conftest import SERVER
-from tests.unit.connector.tiers import wait_for
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 30.0

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import Client
 from kvoffload.connector.cache_client import CacheClient, CopyPlaces
-from tests.unit.connector.local_client import LocalClient, LocalPlaces
+from tests.kit.connector.local_client import LocalClient, LocalPlaces
 
 KINDS = {kind.__name__: kind for kind in (Client, LocalClient, LocalPlaces)}
 

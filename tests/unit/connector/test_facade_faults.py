@@ -12,8 +12,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvoffload.connector.step_plan import StepPlan
-from tests.unit.connector.scripted import Admission, ScriptedEngine
-from tests.unit.connector.test_facade import warm_engine
+from tests.kit.connector.scripted import Admission, ScriptedEngine
+from tests.kit.connector.workers_of_facades import warm_engine
 
 
 def break_side(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

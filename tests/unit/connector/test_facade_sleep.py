@@ -18,9 +18,10 @@ from kvoffload.connector.identity.weight_watch import PAUSE_S, WeightWatch
 from kvoffload.connector.identity.weights import ModelWeights
 from kvoffload.connector.step_plan import UNASKED, StepPlan, WeightDigests, WorkerFacts, WorkerReport
 from kvoffload.errors import RegistrationError
-from tests.unit.connector.engine_configs import full
-from tests.unit.connector.scripted import ScriptedEngine
-from tests.unit.connector.test_facade import (
+from tests.kit.connector.engine_configs import full
+from tests.kit.connector.scripted import ScriptedEngine
+from tests.kit.connector.workers import Move
+from tests.kit.connector.workers_of_facades import (
     load_plan,
     make_worker,
     run_step,
@@ -29,7 +30,6 @@ from tests.unit.connector.test_facade import (
     save_job,
     warm_engine,
 )
-from tests.unit.connector.workers import Move
 
 
 def facts_of(connector: KVOffloadConnector) -> WorkerFacts:

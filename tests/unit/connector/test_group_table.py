@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.connector.facts import group_facts
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.cache import GroupRule
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.errors import BlockAlignmentError
@@ -15,18 +16,13 @@ from kvoffload.kvspec import ReuseRule
 FINE = {"hash_block_size": 4, "alignment": 4}
 
 
-def facts(index: int, reuse: ReuseRule = ReuseRule.PREFIX, *, block_size: int = 4, window: int = 0) -> GroupFacts:
-    rule = GroupRule(block_size=block_size, reuse=reuse, window=window)
-    return GroupFacts(index=index, name=f"group {index}", rule=rule, record_bytes=64)
-
-
 def test_groups_are_found_by_what_they_keep() -> None:
     table = GroupTable(
         [
-            facts(1, ReuseRule.WINDOW, window=6),
-            facts(2, block_size=8),
-            facts(4, ReuseRule.CHUNK, window=8),
-            facts(5),
+            group_facts(1, ReuseRule.WINDOW, window=6),
+            group_facts(2, block_size=8),
+            group_facts(4, ReuseRule.CHUNK, window=8),
+            group_facts(5),
         ],
         hash_block_size=4,
         alignment=8,
@@ -42,7 +38,9 @@ def test_groups_are_found_by_what_they_keep() -> None:
 
 def test_without_full_attention_nothing_is_a_parent() -> None:
     table = GroupTable(
-        [facts(0, ReuseRule.EXACT_BOUNDARY), facts(1, ReuseRule.WINDOW, window=6)], hash_block_size=4, alignment=4
+        [group_facts(0, ReuseRule.EXACT_BOUNDARY), group_facts(1, ReuseRule.WINDOW, window=6)],
+        hash_block_size=4,
+        alignment=4,
     )
     assert table.first_prefix is None
     assert table.with_states
@@ -50,32 +48,32 @@ def test_without_full_attention_nothing_is_a_parent() -> None:
 
 @pytest.mark.parametrize(("tokens", "aligned"), [(0, 0), (7, 0), (8, 8), (15, 8), (16, 16)])
 def test_a_hit_is_a_multiple_of_the_engines_alignment(tokens: int, aligned: int) -> None:
-    assert GroupTable([facts(0)], hash_block_size=4, alignment=8).align(tokens) == aligned
+    assert GroupTable([group_facts(0)], hash_block_size=4, alignment=8).align(tokens) == aligned
 
 
 def test_a_hit_is_whole_blocks_where_the_engines_own_may_end_within_one() -> None:
-    table = GroupTable([facts(0, block_size=8), facts(1, ReuseRule.EXACT_BOUNDARY, block_size=12)], **FINE)
+    table = GroupTable([group_facts(0, block_size=8), group_facts(1, ReuseRule.EXACT_BOUNDARY, block_size=12)], **FINE)
     assert [table.align(tokens) for tokens in (23, 24, 47, 48)] == [0, 24, 24, 48]
     assert [table.longest_hit(tokens) for tokens in (24, 25, 48, 49)] == [0, 24, 24, 48]
 
 
 def test_an_engine_that_drops_what_it_matched_last_drops_whole_blocks_of_ours() -> None:
-    table = GroupTable([facts(0, block_size=8), facts(1, block_size=8)], **FINE, drops_last_block=True)
+    table = GroupTable([group_facts(0, block_size=8), group_facts(1, block_size=8)], **FINE, drops_last_block=True)
     assert [table.longest_hit(tokens) for tokens in (15, 16, 23, 24)] == [0, 8, 8, 16]
 
 
-WINDOW = facts(1, ReuseRule.WINDOW, window=6)
-CHUNK = facts(1, ReuseRule.CHUNK, window=8)
-STATE = facts(1, ReuseRule.EXACT_BOUNDARY)
+WINDOW = group_facts(1, ReuseRule.WINDOW, window=6)
+CHUNK = group_facts(1, ReuseRule.CHUNK, window=8)
+STATE = group_facts(1, ReuseRule.EXACT_BOUNDARY)
 
 
-@pytest.mark.parametrize("others", [(), (facts(1),), (WINDOW,), (CHUNK,), (STATE,)])
+@pytest.mark.parametrize("others", [(), (group_facts(1),), (WINDOW,), (CHUNK,), (STATE,)])
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_prompt_is_restored_to_its_end_only_if_that_is_wished_and_all_of_it_is_full_attention(
     others: tuple[GroupFacts, ...], whole: bool
 ) -> None:
-    table = GroupTable([facts(0), *others], hash_block_size=4, alignment=8, whole_prompts=whole)
-    to_the_end = whole and others in ((), (facts(1),))
+    table = GroupTable([group_facts(0), *others], hash_block_size=4, alignment=8, whole_prompts=whole)
+    to_the_end = whole and others in ((), (group_facts(1),))
     assert [table.longest_hit(tokens) for tokens in (1, 8, 9, 16, 17, 23)] == (
         [0, 8, 8, 16, 16, 16] if to_the_end else [0, 0, 8, 8, 16, 16]
     )
@@ -83,4 +81,4 @@ def test_a_prompt_is_restored_to_its_end_only_if_that_is_wished_and_all_of_it_is
 
 def test_a_block_size_that_hashes_do_not_divide_is_refused_with_both_numbers() -> None:
     with pytest.raises(BlockAlignmentError, match=r"group 1.*6 tokens.*4 tokens.*prefix caching"):
-        GroupTable([facts(0, block_size=8), facts(1, block_size=6)], hash_block_size=4, alignment=8)
+        GroupTable([group_facts(0, block_size=8), group_facts(1, block_size=6)], hash_block_size=4, alignment=8)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.connector.measured import measured_engine, take
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import AcquireOutcome
@@ -13,9 +15,9 @@ from kvoffload.connector.loads.misses import MissReason
 from kvoffload.connector.loads.restores import READY_WAIT_S
 from kvoffload.connector.measures import HAND_OVER_S, Measures
 from kvoffload.connector.step_plan import WorkerReport
-from tests.unit.connector.loads.test_restores import warm_engine
-from tests.unit.connector.saves.test_saves import DENSE, make_engine
-from tests.unit.connector.scripted import STEP_S, Admission, ScriptedEngine
+from tests.kit.connector.saving import DENSE, make_engine
+from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine
+from tests.kit.connector.warm import warm_engine
 
 RECORD_BYTES = 256
 
@@ -26,21 +28,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def take(engine: ScriptedEngine) -> dict[str, Any]:
-    """What vLLM gets when the time has come."""
-    engine.connector._measures._not_before_s = 0.0
-    stats = engine.connector.get_kv_connector_stats()
-    return {} if stats is None else dict(stats.data)
-
-
-def measured_engine(**changes: Any) -> ScriptedEngine:
-    """Of whose first prompt everything is cached, and nothing is measured yet."""
-    engine = warm_engine(DENSE, **changes)
-    engine.connector._measures._clock = lambda: engine.now_s
-    take(engine)
-    return engine
 
 
 def count(histogram: dict[str, Any]) -> tuple[int, float]:

@@ -24,10 +24,10 @@ from kvoffload.connector import worker_side
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, StepPlan
 from kvoffload.connector.worker_side import IDLE_WAIT_S
-from tests.unit.connector.engine_configs import make_tensors, make_vllm_config
-from tests.unit.connector.test_facade import Worker, load_plan, make_worker, save_job, warm_engine
-from tests.unit.connector.workers import Move, replace_engine
-from tests.unit.transfer.stand_ins import HeldEngine, MarkingEngine
+from tests.kit.connector.engine_configs import make_tensors, make_vllm_config
+from tests.kit.connector.workers import Move, replace_engine
+from tests.kit.connector.workers_of_facades import Worker, load_plan, make_worker, save_job, warm_engine
+from tests.kit.transfer.stand_ins import HeldEngine, MarkingEngine
 
 ENGINE_CONFIG: Any = make_vllm_config()
 ENGINE_CONFIG.parallel_config.data_parallel_size = 1

@@ -15,7 +15,7 @@ from kvoffload.cache import SegmentMap
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.native import finish_digests
-from tests.unit.connector.workers import Move, SharedCache, identify, make_cache, make_worker, name_of
+from tests.kit.connector.workers import Move, SharedCache, identify, make_cache, make_worker, name_of
 
 FINGERPRINT = b"f" * 32
 SLOT_BYTES = (152, 256)

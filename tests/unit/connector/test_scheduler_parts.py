@@ -19,10 +19,9 @@ from kvoffload.connector.saves.policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import Place
 from kvoffload.protocol import Register
-from tests.unit.connector.local_client import MEMORY, LocalClient
-from tests.unit.connector.saves.test_saves import DENSE, make_engine
-from tests.unit.connector.scripted import ScriptedEngine
-from tests.unit.connector.test_scheduler_side import facts
+from tests.kit.connector.local_client import MEMORY, LocalClient
+from tests.kit.connector.saving import DENSE, make_engine
+from tests.kit.connector.scripted import ScriptedEngine, two_groups
 
 NUM_BLOCKS = 32
 SHARING = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=1, pipeline_ranks=1)
@@ -49,7 +48,7 @@ class Absent(LocalClient):
 
 def put_together(opening: Opening | None = None, *, sharing: SharingTerms = SHARING, **terms: Any) -> SchedulerParts:
     return assemble(
-        {(0, 0): facts(NUM_BLOCKS)},
+        {(0, 0): two_groups(NUM_BLOCKS)},
         SchedulerTerms(sharing=sharing, hit_alignment=4, **terms),
         pool=BlockPool(NUM_BLOCKS, enable_caching=True, hash_block_size=4),
         open_cache=opening or Opening(),

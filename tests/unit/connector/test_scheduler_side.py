@@ -11,22 +11,15 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.pipeline import name_pipeline
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
-from kvoffload.connector.step_plan import Place, StepPlan, WorkerFacts
+from kvoffload.connector.step_plan import Place, StepPlan
 from kvoffload.errors import BlockAlignmentError, IdentityError, ServerError
 from kvoffload.protocol import Register
-from tests.unit.connector.engine_configs import full, make_config, make_tensors, window
-from tests.unit.connector.local_client import LocalClient
-from tests.unit.connector.scripted import ScriptedEngine, list_moves, make_facts, make_request
-
-
-def facts(num_blocks: int = 32, rank: int = 0) -> WorkerFacts:
-    config = make_config((["a", "b"], full(4)), (["c", "d"], window(4)), num_blocks=num_blocks)
-    cache = EngineCache(config=config, tensors=make_tensors(config), sharing={}, layout="LBHNC", hash_block_size=4)
-    return make_facts(describe_cache(cache), rank=rank)
+from tests.kit.connector.engine_configs import full, window
+from tests.kit.connector.local_client import LocalClient
+from tests.kit.connector.scripted import ScriptedEngine, list_moves, make_request, two_groups
 
 
 class Opening:
@@ -80,7 +73,7 @@ def test_before_the_handshake_everything_is_a_miss() -> None:
 
 def test_the_cache_is_opened_with_what_all_ranks_agree_on() -> None:
     side, opening = make_side(ranks=2)
-    small, large = facts(), facts(rank=1)
+    small, large = two_groups(), two_groups(rank=1)
     large = replace(large, groups=(replace(large.groups[0], record_bytes=1000), large.groups[1]))
     side.accept_facts({(0, 0): small, (0, 1): large})
     (register,) = opening.registers
@@ -93,7 +86,7 @@ def test_the_cache_is_opened_with_what_all_ranks_agree_on() -> None:
 @pytest.mark.parametrize(("num_blocks", "limit"), [(2, 2), (15, 3), (32, 8), (800, 200), (10**6, 10**6 // 8)])
 def test_some_blocks_may_be_pinned_but_always_one_of_each_group(num_blocks: int, limit: int) -> None:
     side, _ = make_side(num_blocks=num_blocks)
-    side.accept_facts({(0, 0): facts(num_blocks)})
+    side.accept_facts({(0, 0): two_groups(num_blocks)})
     assert side._parts is not None
     assert side._parts.saves._pins.limit == limit
 
@@ -101,14 +94,14 @@ def test_some_blocks_may_be_pinned_but_always_one_of_each_group(num_blocks: int,
 def test_ranks_that_differ_are_refused_before_the_cache_is_opened() -> None:
     side, opening = make_side(ranks=2)
     with pytest.raises(IdentityError):
-        side.accept_facts({(0, 0): facts(), (0, 1): replace(facts(rank=1), fingerprint=b"g" * 32)})
+        side.accept_facts({(0, 0): two_groups(), (0, 1): replace(two_groups(rank=1), fingerprint=b"g" * 32)})
     assert opening.registers == []
 
 
 def test_blocks_that_hashes_do_not_divide_are_refused_before_the_cache_is_opened() -> None:
     side, opening = make_side(hash_block_size=3)
     with pytest.raises(BlockAlignmentError):
-        side.accept_facts({(0, 0): facts()})
+        side.accept_facts({(0, 0): two_groups()})
     assert opening.registers == []
 
 
@@ -120,14 +113,17 @@ def test_a_cache_that_refuses_the_engine_keeps_it_from_starting() -> None:
 
     side._open_cache = refuse
     with pytest.raises(ServerError):
-        side.accept_facts({(0, 0): facts()})
+        side.accept_facts({(0, 0): two_groups()})
     assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
 
 
 def test_the_first_request_of_a_pipeline_is_served_where_all_stages_joined_when_they_registered() -> None:
     side, opening = make_side(pipeline_ranks=2)
     place = Place(1, 2)
-    first, second = replace(facts(), places=(place,)), replace(facts(rank=1), fingerprint=b"g" * 32, places=(place,))
+    first, second = (
+        replace(two_groups(), places=(place,)),
+        replace(two_groups(rank=1), fingerprint=b"g" * 32, places=(place,)),
+    )
     side.accept_facts({(0, 0): first, (1, 0): second})
     assert opening.registers[0].fingerprint == name_pipeline([first.fingerprint, second.fingerprint])
     assert side._parts is not None
@@ -137,7 +133,7 @@ def test_the_first_request_of_a_pipeline_is_served_where_all_stages_joined_when_
 
 def test_nothing_of_an_ended_request_stays() -> None:
     side, opening = make_side()
-    side.accept_facts({(0, 0): facts()})
+    side.accept_facts({(0, 0): two_groups()})
     for number in range(100):
         request = make_request(str(number), range(30), hash_block_size=4)
         side.add_request(request)
@@ -152,7 +148,7 @@ def test_nothing_of_an_ended_request_stays() -> None:
 
 def test_a_request_that_nobody_announced_is_a_miss() -> None:
     side, _ = make_side()
-    side.accept_facts({(0, 0): facts()})
+    side.accept_facts({(0, 0): two_groups()})
     request = make_request("a", range(30), hash_block_size=4)
     assert side.match(request, 0) == 0
     side.plan_load(request, ([], []), 8)

@@ -23,11 +23,11 @@ from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.secondary import transfers as tier_transfers
 from kvoffload.connector.secondary_tier import KVOffloadTier
 from kvoffload.errors import ConfigError, UnsupportedError
-from tests.children import child
+from tests.kit.children import child
+from tests.kit.connector.engine_configs import full, make_config, make_vllm_config
+from tests.kit.connector.tier_configs import make_rows
+from tests.kit.connector.tiers import ROW_BYTES, ROW_COUNT, WAIT_S, wait_for
 from tests.unit.client.conftest import SERVER
-from tests.unit.connector.engine_configs import full, make_config, make_vllm_config
-from tests.unit.connector.tier_configs import make_rows
-from tests.unit.connector.tiers import ROW_BYTES, ROW_COUNT, WAIT_S, wait_for
 
 REQUEST = ReqContext(req_id="request")
 

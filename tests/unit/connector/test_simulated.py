@@ -20,10 +20,10 @@ from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import StepPlan
 from tests.kit.campaign import is_campaign
-from tests.unit.connector.engine_configs import chunked, full, recurrent, window
-from tests.unit.connector.local_client import MEMORY
-from tests.unit.connector.scripted import Group
-from tests.unit.connector.simulated import NothingMovesError, SimulatedEngine
+from tests.kit.connector.engine_configs import chunked, full, recurrent, window
+from tests.kit.connector.local_client import MEMORY
+from tests.kit.connector.scripted import Group
+from tests.kit.connector.simulated import NothingMovesError, SimulatedEngine
 
 TINY = replace(MEMORY, memory_bytes=12 << 10, segment_bytes=12 << 10, extent_bytes=2 << 10)
 ALWAYS = {"verify": "always"}

@@ -17,9 +17,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload import connector
 from kvoffload.connector.saves.look_out import ROUND_STEPS
 from kvoffload.connector.saves.worth import GATHERED_TOKENS
-from tests.unit.connector.engine_configs import full
-from tests.unit.connector.saves.test_saves import make_engine
-from tests.unit.connector.scripted import ScriptedEngine
+from tests.kit.connector.engine_configs import full
+from tests.kit.connector.saving import make_engine
+from tests.kit.connector.scripted import ScriptedEngine
 
 DENSE = ((["a"], full(16)),)
 REQUESTS = 32

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from tests.unit.connector.engine_configs import full, window
-from tests.unit.connector.scripted import ScriptedEngine
+from tests.kit.connector.engine_configs import full, window
+from tests.kit.connector.scripted import ScriptedEngine
 
 
 def test_progress_is_of_one_request() -> None:

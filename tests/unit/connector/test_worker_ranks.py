@@ -17,7 +17,7 @@ from kvoffload.connector.identity.agreement import agree, make_register
 from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.errors import RegistrationError
 from kvoffload.native import digest_record
-from tests.unit.connector.workers import (
+from tests.kit.connector.workers import (
     PAGE,
     Move,
     SharedCache,
@@ -32,7 +32,7 @@ from tests.unit.connector.workers import (
     save,
     start,
 )
-from tests.unit.transfer.stand_ins import HeldEngine, PassingEngine
+from tests.kit.transfer.stand_ins import HeldEngine, PassingEngine
 
 # ---- several ranks ----
 

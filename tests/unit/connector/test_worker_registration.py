@@ -20,9 +20,9 @@ from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry
 from kvoffload.protocol import Register
 from kvoffload.transfer import CopyDirection, CopyEngine, open_engine
-from tests.unit.connector.engine_configs import full, make_config, make_tensors
-from tests.unit.connector.local_client import LocalPlaces
-from tests.unit.connector.workers import (
+from tests.kit.connector.engine_configs import full, make_config, make_tensors
+from tests.kit.connector.local_client import LocalPlaces
+from tests.kit.connector.workers import (
     NUM_BLOCKS,
     PAGE,
     Move,
@@ -41,7 +41,7 @@ from tests.unit.connector.workers import (
     save_job,
     start,
 )
-from tests.unit.transfer.stand_ins import FailingEngine, ForgetfulEngine, HeldEngine
+from tests.kit.transfer.stand_ins import FailingEngine, ForgetfulEngine, HeldEngine
 
 
 def test_facts_name_stored_groups_by_their_place_in_the_block_tables() -> None:

@@ -19,7 +19,7 @@ from kvoffload.errors import NativeError
 from kvoffload.kvspec import PageMap
 from kvoffload.native import finish_digests
 from kvoffload.transfer import CopyDirection, open_engine
-from tests.unit.connector.workers import (
+from tests.kit.connector.workers import (
     NUM_BLOCKS,
     PAGE,
     Move,
@@ -37,7 +37,7 @@ from tests.unit.connector.workers import (
     save_job,
     start,
 )
-from tests.unit.transfer.stand_ins import FailingEngine, HeldEngine, MarkingEngine, PassingEngine
+from tests.kit.transfer.stand_ins import FailingEngine, HeldEngine, MarkingEngine, PassingEngine
 
 
 def test_saved_blocks_come_back_into_other_blocks() -> None:

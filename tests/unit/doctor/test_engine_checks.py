@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.doctor.engine_checks import NEWEST_VLLM, OLDEST_VLLM, PLUGIN, check_engine
 from kvoffload.doctor.machine import PLUGIN_GROUP, Machine
-from tests.unit.doctor.machines import GOOD, like
+from tests.kit.doctor.machines import GOOD, like
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,7 +11,7 @@ from kvoffload.doctor.limit_checks import Wanted, check_limits
 from kvoffload.doctor.machine import Machine
 from kvoffload.native import HugePagePool
 from kvoffload.units import GIB, MIB
-from tests.unit.doctor.machines import GOOD, able, like, limited
+from tests.kit.doctor.machines import GOOD, able, like, limited
 
 WANTED = Wanted(memory_bytes=16 * GIB, segment_bytes=GIB)
 

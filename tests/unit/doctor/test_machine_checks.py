@@ -8,7 +8,7 @@ from kvoffload.doctor.findings import Verdict
 from kvoffload.doctor.machine import Machine
 from kvoffload.doctor.machine_checks import check_machine
 from kvoffload.native import CudaDevice
-from tests.unit.doctor.machines import GOOD, able, like
+from tests.kit.doctor.machines import GOOD, able, like
 
 OLD = CudaDevice(name="V100", compute_capability=(7, 0))
 

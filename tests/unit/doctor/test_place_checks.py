@@ -10,8 +10,8 @@ from kvoffload.doctor.findings import Finding, Verdict
 from kvoffload.doctor.place_checks import check_server, check_stores
 from kvoffload.server.config import ServerConfig
 from tests.kit.free_ports import free_port
-from tests.unit.server.tiering.test_server_tiers import await_that, serving
-from tests.unit.tiers.valkey_server import Server
+from tests.kit.server.tiers import await_that, serving
+from tests.kit.tiers.valkey_server import Server
 
 TIMEOUT_S = 5.0
 

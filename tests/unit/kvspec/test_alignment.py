@@ -6,7 +6,7 @@ import pytest
 
 from kvoffload.errors import BlockAlignmentError
 from kvoffload.kvspec import GroupSpec, StateSpec, check_alignment, recurrent_layer
-from tests.unit.kvspec.builders import attention
+from tests.kit.kvspec.builders import attention
 
 
 def full(block_size: int, **changes: object) -> GroupSpec:

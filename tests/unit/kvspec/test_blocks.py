@@ -23,7 +23,7 @@ from kvoffload.kvspec import (
     prove_complete,
     read_facts,
 )
-from tests.unit.kvspec.builders import attention
+from tests.kit.kvspec.builders import attention
 
 LAYER = attention("l")
 

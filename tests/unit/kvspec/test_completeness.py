@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvoffload.kvspec import Exclusion, Padding, prove_complete
-from tests.unit.kvspec.builders import attention, dense, one_group, qwen3next
+from tests.kit.kvspec.builders import attention, dense, one_group, qwen3next
 
 
 def test_the_table_says_who_owns_the_bytes() -> None:

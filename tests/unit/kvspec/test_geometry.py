@@ -27,7 +27,7 @@ from kvoffload.kvspec import (
     recurrent_layer,
 )
 from kvoffload.kvspec.geometry import iter_claimed_layers
-from tests.unit.kvspec.builders import attention, dense, in_layout, one_group, qwen3next
+from tests.kit.kvspec.builders import attention, dense, in_layout, one_group, qwen3next
 
 GOOD = dense(3, num_layers=2)
 FIRST, SECOND = GOOD.placements

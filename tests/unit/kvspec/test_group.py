@@ -6,7 +6,7 @@ import pytest
 
 from kvoffload.errors import BlockCountError, GeometryError, UnknownLayerError
 from kvoffload.kvspec import GroupSpec, LayerKind, LayerSpec, ReuseRule, StateSpec, mla_layer, recurrent_layer
-from tests.unit.kvspec.builders import attention, one_group
+from tests.kit.kvspec.builders import attention, one_group
 
 
 def sliding(name: str, window: int) -> LayerSpec:

@@ -18,7 +18,7 @@ from kvoffload.kvspec import (
     place_dims,
     place_strided,
 )
-from tests.unit.kvspec.builders import one_group
+from tests.kit.kvspec.builders import one_group
 
 HEADS, TOKENS, HEAD_SIZE = 2, 4, 8
 CONTENT = 2 * (HEAD_SIZE + 4)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvoffload.errors import BlockCountError, GeometryError, StorageError, StrideError
 from kvoffload.kvspec import Allocation, Dim, LayerSpec, Placement, Run, opaque_layer, place_dims, place_strided
 from kvoffload.kvspec.placement import MAX_RUNS, find_runs
-from tests.unit.kvspec.builders import attention
+from tests.kit.kvspec.builders import attention
 
 # A page of 64 bytes: 2 tokens, 2 heads, keys and values of 4 bfloat16.
 LAYER = attention("l")

@@ -20,7 +20,7 @@ from kvoffload.kvspec import (
     recurrent_layer,
 )
 from kvoffload.kvspec import proof as proof_module
-from tests.unit.kvspec.builders import (
+from tests.kit.kvspec.builders import (
     QWEN_SLOT,
     QWEN_STATE,
     attention,
@@ -31,7 +31,7 @@ from tests.unit.kvspec.builders import (
     one_group,
     qwen3next,
 )
-from tests.unit.kvspec.strategies import at_least, damaged, geometries
+from tests.kit.kvspec.strategies import at_least, damaged, geometries
 
 LAYOUT_NAMES = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "KV_BLOCK_NHD", "BLOCK_KV_HND")
 

@@ -31,7 +31,7 @@ from kvoffload.kvspec import (
     place_strided,
 )
 from kvoffload.transfer.plain_copy import PlainCopy
-from tests.unit.kvspec.builders import Tensors, allocate, attention, dense, one_group, qwen3next
+from tests.kit.kvspec.builders import Tensors, allocate, attention, dense, one_group, qwen3next
 
 
 def scales_beside(num_blocks: int) -> KVGeometry:

@@ -8,7 +8,7 @@ import pytest
 
 from kvoffload.kvspec import LayerKind, StateSpec, decide_scales, recurrent_layer
 from kvoffload.kvspec.dtype import KV_DTYPES
-from tests.unit.kvspec.builders import attention
+from tests.kit.kvspec.builders import attention
 
 HYBRID = (attention("layers.0"), recurrent_layer("layers.1", block_size=2, states=(StateSpec("s", (1,), "int8"),)))
 

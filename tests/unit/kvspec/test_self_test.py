@@ -12,8 +12,8 @@ from hypothesis import given
 from kvoffload.errors import BlockCountError, SelfTestError
 from kvoffload.kvspec import KVGeometry, Registration, build_page_map, run_self_test
 from kvoffload.transfer.plain_copy import PlainCopy
-from tests.unit.kvspec.builders import allocate, dense, in_layout, qwen3next
-from tests.unit.kvspec.strategies import at_least, geometries
+from tests.kit.kvspec.builders import allocate, dense, in_layout, qwen3next
+from tests.kit.kvspec.strategies import at_least, geometries
 
 
 @dataclass

@@ -18,7 +18,7 @@ from kvoffload.kvspec import (
     opaque_layer,
     recurrent_layer,
 )
-from tests.unit.kvspec.builders import attention
+from tests.kit.kvspec.builders import attention
 
 BESIDE, INLINE, NONE = ScalePlacement.BESIDE, ScalePlacement.INLINE, ScalePlacement.NONE
 

@@ -18,10 +18,10 @@ from kvoffload.server.loop import CacheServer
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.terms import RemoteTerms
 from kvoffload.tiers.record_store import StoreFaultError
+from tests.kit.cache.cache_model import HYBRID, PLAIN
+from tests.kit.server.fleets import Fleet
 from tests.kit.server.remote_client import make_keys
-from tests.unit.cache.cache_model import HYBRID, PLAIN
-from tests.unit.server.test_server_peers import Fleet, await_that
-from tests.unit.server.tiering.test_server_tiers import serving
+from tests.kit.server.tiers import await_that, serving
 
 TIMEOUT_S = 20.0
 SPACE = PeerSpace(number=0, fingerprint=b"F" * 32, geometry=HYBRID)

@@ -17,8 +17,8 @@ from kvoffload.peers.fleet_registry import FleetRegistry
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.peers.homes import find_homes
 from kvoffload.tiers.base import TierState
-from tests.unit.server.tiering.test_server_tiers import await_that
-from tests.unit.tiers.tier_contract import hashes_of
+from tests.kit.server.tiers import await_that
+from tests.kit.tiers.tier_contract import hashes_of
 
 
 def member(port: int, key: str = "") -> FleetMember:

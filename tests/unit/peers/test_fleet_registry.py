@@ -21,8 +21,8 @@ from kvoffload.tiers.resp_connection import Answer, RespConnection
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_nodes import ValkeyNodes, as_bytes
 from tests.kit.server.remote_client import make_keys
-from tests.unit.server.tiering.test_server_tiers import await_that
-from tests.unit.tiers.valkey_server import Server, ask, serve
+from tests.kit.server.tiers import await_that
+from tests.kit.tiers.valkey_server import Server, ask, serve
 
 SECRET = b"what only the fleet knows"
 MEMBERS = [FleetMember(address=TcpAddress("127.0.0.1", 5000 + at), key=make_keys().public.decode()) for at in range(3)]

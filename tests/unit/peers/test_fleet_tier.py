@@ -14,10 +14,10 @@ from kvoffload.errors import TierError
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import CLOSE_TIMEOUT_S, RecordOutcome, Tier, TierHealth, TierState
 from kvoffload.units import MIB
-from tests.unit.server.tiering.test_server_tiers import await_that
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.memory_tier import MemoryTier
-from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, hashes_of, look, put
+from tests.kit.server.tiers import await_that
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, hashes_of, look, put
 
 OWN = "b"
 

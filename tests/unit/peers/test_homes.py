@@ -6,7 +6,7 @@ import numpy as np
 
 from kvoffload.peers.homes import find_homes
 from kvoffload.tiers.home_ring import HomeMember, HomeRing
-from tests.unit.tiers.tier_contract import hashes_of
+from tests.kit.tiers.tier_contract import hashes_of
 
 NAMES = tuple(f"tcp://10.0.0.{at}:5555" for at in range(5))
 

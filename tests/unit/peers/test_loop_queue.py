@@ -5,7 +5,7 @@ import select
 from kvoffload.cache import CacheGeometry
 from kvoffload.peers import PeerSpace
 from kvoffload.peers.loop_queue import MAX_BLOCKS, LoopQueue, RemovedBlocks, StoredBlocks, WantedBlocks
-from tests.unit.cache.cache_model import PLAIN
+from tests.kit.cache.cache_model import PLAIN
 
 SPACE = PeerSpace(number=1, fingerprint=b"F" * 32, geometry=CacheGeometry(hash_block_size=16, groups=PLAIN.groups))
 

@@ -15,8 +15,8 @@ from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.peer_access import STAGED_S, PeerAccess
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from kvoffload.types import Fingerprint
-from tests.unit.peers.one_peer import same_groups
-from tests.unit.tiers.tier_contract import FINGERPRINT, hashes_of
+from tests.kit.peers.one_peer import same_groups
+from tests.kit.tiers.tier_contract import FINGERPRINT, hashes_of
 
 RECORD = 3000
 TERMS = CacheTerms(memory_bytes=1 << 20, segment_bytes=1 << 20, extent_bytes=16 << 10, entry_limit=4096)

@@ -16,10 +16,10 @@ from kvoffload.peers.peer_server import MAX_NEWCOMERS, MAX_OF_ONE_PEER, SESSIONS
 from kvoffload.peers.peer_store import PeerStore
 from kvoffload.peers.requests import HEAD_BYTES
 from kvoffload.tiers.record_store import StoreFaultError
-from tests.unit.peers.one_peer import LOOPBACK, OnePeer, one_peer, same_groups
-from tests.unit.peers.test_peer_store import put
-from tests.unit.server.tiering.test_server_tiers import await_that
-from tests.unit.tiers.tier_contract import FINGERPRINT, Records
+from tests.kit.peers.one_peer import LOOPBACK, OnePeer, one_peer, same_groups
+from tests.kit.peers.stored import put
+from tests.kit.server.tiers import await_that
+from tests.kit.tiers.tier_contract import FINGERPRINT, Records
 
 TIMEOUT_S = 30.0
 

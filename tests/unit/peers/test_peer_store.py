@@ -17,8 +17,9 @@ from kvoffload.tiers.envelope import RecordName
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import Fingerprint
-from tests.unit.peers.one_peer import OnePeer, one_peer, same_groups
-from tests.unit.tiers.tier_contract import FINGERPRINT, Records, TierContract, hashes_of
+from tests.kit.peers.one_peer import OnePeer, one_peer, same_groups
+from tests.kit.peers.stored import put
+from tests.kit.tiers.tier_contract import FINGERPRINT, Records, TierContract, hashes_of
 
 TIMEOUT_S = 30.0
 
@@ -62,11 +63,6 @@ class TestPeerStore(TierContract):
         assert tier.wait_open(TIMEOUT_S)
         yield Taught(tier, peer)  # type: ignore[misc]
         tier.close()
-
-
-def put(store: PeerStore, records: Records, **changed: Any) -> list[int]:
-    terms = {"digests": records.digests, "parents": records.parents, **changed}
-    return store.put_slots(records.names, records.slots, record_bytes=records.record_bytes, **terms).tolist()
 
 
 def get(store: PeerStore, records: Records) -> list[int]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvoffload.peers import SpaceTable
-from tests.unit.cache.cache_model import HYBRID, PLAIN
+from tests.kit.cache.cache_model import HYBRID, PLAIN
 
 
 def test_the_first_word_about_an_identity_stays() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvoffload.plan import completed
 from kvoffload.plan.completed import complete_config
-from tests.unit.plan.configs import PUBLISHED
+from tests.kit.plan.configs import PUBLISHED
 
 
 def test_a_class_says_which_layer_is_what() -> None:

@@ -12,7 +12,7 @@ from kvoffload.errors import ConfigError
 from kvoffload.plan import exact
 from kvoffload.plan.exact import ask_vllm
 from kvoffload.plan.model_shape import Keeps, LayerShape, ShapeTerms
-from tests.unit.plan.configs import LLAMA_8B
+from tests.kit.plan.configs import LLAMA_8B
 
 ATTENTION = {"keeps": "TOKENS", "what": "attention", "token_bytes": 4096, "heads": 8}
 WINDOW = {"keeps": "WINDOW", "what": "sliding window", "token_bytes": 4096, "heads": 8, "tokens": 1024}

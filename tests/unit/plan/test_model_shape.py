@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvoffload.errors import ConfigError
 from kvoffload.plan import completed
 from kvoffload.plan.model_shape import MAX_CONFIG_BYTES, Keeps, ShapeTerms, read_config, read_shape
-from tests.unit.plan.configs import DEEPSEEK_V3, ENGINES_ALONE, GPT_OSS, LLAMA_8B, NEMOTRON_H, PUBLISHED, QWEN_NEXT
+from tests.kit.plan.configs import DEEPSEEK_V3, ENGINES_ALONE, GPT_OSS, LLAMA_8B, NEMOTRON_H, PUBLISHED, QWEN_NEXT
 
 
 def sums(config: dict[str, Any], **terms: Any) -> dict[Keeps, tuple[int, int]]:

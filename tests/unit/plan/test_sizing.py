@@ -6,7 +6,7 @@ import pytest
 
 from kvoffload.plan.model_shape import ShapeTerms, read_shape
 from kvoffload.plan.sizing import Conversation, Place, Sizing, hold, size_model
-from tests.unit.plan.configs import GPT_OSS, LLAMA_8B, NEMOTRON_H
+from tests.kit.plan.configs import GPT_OSS, LLAMA_8B, NEMOTRON_H
 
 
 def sizing_of(config: dict[str, object]) -> Sizing:

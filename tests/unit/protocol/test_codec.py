@@ -34,18 +34,12 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_BLOCKS
 from kvoffload.types import HASH_BYTES
-from tests.unit.protocol import version_two
-from tests.unit.protocol.examples import draw_message
+from tests.kit.protocol import version_two
+from tests.kit.protocol.agreed import send
+from tests.kit.protocol.examples import draw_message
 
 U64S = st.integers(0, 2**64 - 1)
 ACQUIRE = Acquire(name_space=1, chain=bytes(64), local=16)
-
-
-def send(message: Any, codec: Any = CODEC) -> bytes:
-    channel = message.channels[0]
-    if isinstance(message, ClientMessage):
-        return codec.encode_call(message, number=7, session=8, expires_ns=9, channel=channel)
-    return codec.encode_answer(message, number=7, boot_id=8, channel=channel)
 
 
 def receive(frame: bytes, like: Any, codec: Any = CODEC) -> Any:

@@ -10,42 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvoffload.protocol import CODEC, MESSAGES, Answer, Call, Channel, ErrorCode, ProtocolFault, answer_fault
+from kvoffload.protocol import CODEC, MESSAGES, ErrorCode, ProtocolFault
 from kvoffload.protocol.limits import FRAME_ARRAYS, FRAME_BYTES
 from kvoffload.protocol.message import Message
 from kvoffload.protocol.shape import Shape
 from kvoffload.units import MIB
-from tests.unit.protocol.examples import draw_message, make_example
-from tests.unit.protocol.golden import make_frame
-from tests.unit.protocol.test_codec import send
-
-OPS = sorted({message.op for message in MESSAGES})
-
-ANYTHING = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=True, allow_infinity=True)
-    | st.text(max_size=20)
-    | st.binary(max_size=100)
-    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=20))
-    | st.just(msgpack.Timestamp(1, 2)),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=30,
-)
-
-
-def decode_all(frame: bytes) -> list[Any]:
-    """As every reader that there is. Everything that comes out is a message or an answerable fault."""
-    found: list[Any] = []
-    for channel in Channel:
-        found += [CODEC.decode_call(frame, channel=channel), CODEC.decode_answer(frame, channel=channel)]
-    for item in found:
-        assert isinstance(item, Call | Answer | ProtocolFault)
-        if isinstance(item, ProtocolFault):
-            CODEC.encode_answer(answer_fault(item), number=item.number, boot_id=1)
-            assert "\n" not in item.message
-    return found
+from tests.kit.protocol.agreed import send
+from tests.kit.protocol.any_bytes import ANYTHING, OPS, decode_all
+from tests.kit.protocol.examples import draw_message, make_example
+from tests.kit.protocol.golden import make_frame
 
 
 @given(st.binary(max_size=300))

@@ -12,8 +12,8 @@ from kvoffload.protocol import CODEC, MESSAGES, PROTOCOL_MAX, PROTOCOL_MIN, Chan
 from kvoffload.protocol.fields import U16, U32, Name, Since
 from kvoffload.protocol.message import Message, OneWay
 from kvoffload.protocol.shape import Shape, name_of
-from tests.unit.protocol.examples import make_example
-from tests.unit.protocol.golden import (
+from tests.kit.protocol.examples import make_example
+from tests.kit.protocol.golden import (
     BOOT_ID,
     EXPIRES_NS,
     FOLDER,
@@ -24,7 +24,7 @@ from tests.unit.protocol.golden import (
     render_golden,
     show,
 )
-from tests.unit.protocol.version_two import CODEC_TWO, MESSAGES_TWO
+from tests.kit.protocol.version_two import CODEC_TWO, MESSAGES_TWO
 
 VERSIONS = range(PROTOCOL_MIN, PROTOCOL_MAX + 1)
 CASES = [(version, message) for version in VERSIONS for message in messages_of(version, MESSAGES)]

@@ -37,8 +37,8 @@ from kvoffload.protocol import (
     agree_version,
     check_call,
 )
-from tests.unit.protocol.examples import draw_message
-from tests.unit.protocol.version_two import Pin
+from tests.kit.protocol.examples import draw_message
+from tests.kit.protocol.version_two import Pin
 
 TERMS = ServerTerms(capabilities=frozenset({"adopt", "events"}), domain="blue", software="kvoffload 1")
 HELLO = Hello(protocol_min=1, protocol_max=1, capabilities=("events", "prefetch", "warp"))

@@ -14,8 +14,8 @@ from kvoffload.errors import ConfigError
 from kvoffload.server import DomainTerms, Guest, TenantTerms
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.units import GIB
+from tests.kit.cache.cache_model import SMALL
 from tests.kit.server.remote_client import make_keys
-from tests.unit.cache.cache_model import SMALL
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 KEY, OTHER_KEY = (make_keys().public.decode() for _ in range(2))

@@ -38,10 +38,10 @@ from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.shape import Shape
 from kvoffload.server import DomainTerms, Peer, SendMemory, ToConnection, ToLifeline
 from kvoffload.server.outbox import OpenExpress
+from tests.kit.cache.cache_model import make_chain
+from tests.kit.protocol.examples import make_example
+from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import UID, Client, FakePidfd, Server, code_of, core_terms, register_of
-from tests.unit.cache.cache_model import make_chain
-from tests.unit.protocol.examples import make_example
-from tests.unit.server.test_served_blocks import save_chain
 
 
 def test_the_opening_is_answered_step_by_step(server: Server) -> None:

@@ -20,8 +20,8 @@ from kvoffload.protocol import (
     Welcome,
 )
 from kvoffload.server.drain import DrainState
+from tests.kit.cache.cache_model import make_chain
 from tests.kit.server.harness import UID, Server, code_of, core_terms, register_of
-from tests.unit.cache.cache_model import make_chain
 
 MS = 1_000_000
 

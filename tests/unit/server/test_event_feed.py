@@ -21,9 +21,9 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import Event
 from kvoffload.server import DomainTerms, ServerCore, ServerLimits
 from kvoffload.server.event_feed import EVENT_BLOCKS, EventFeed, Space
+from tests.kit.cache.cache_model import MIB, PLAIN, fingerprint, make_chain
+from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import Client, Server, core_terms
-from tests.unit.cache.cache_model import MIB, PLAIN, fingerprint, make_chain
-from tests.unit.server.test_served_blocks import save_chain
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from kvoffload.protocol import AdoptVerdict, Greeting, Holding, Offer, Role
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
+from tests.kit.open_files import count_open_files
 from tests.kit.server.hostile_user import HELLO_GREETING, Claimant, beset, is_let_go, say
-from tests.open_files import count_open_files
 
 WITHOUT_HELLO = 40
 OBSERVER = Greeting(protocol_min=1, protocol_max=1, engine="hostile", role=Role.OBSERVER)

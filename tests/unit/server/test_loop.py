@@ -21,7 +21,6 @@ from kvoffload.errors import ConfigError, PacketError
 from kvoffload.protocol import (
     CODEC,
     Acquire,
-    Acquired,
     Adopt,
     AdoptAnswer,
     AdoptVerdict,
@@ -29,23 +28,17 @@ from kvoffload.protocol import (
     Channel,
     ClientMessage,
     Counts,
-    Credits,
-    CreditsGranted,
     Done,
     Drain,
     Draining,
     Error,
     ErrorCode,
     Farewell,
-    GroupTerms,
     Offer,
     Outcome,
     Prefetch,
-    Publish,
     Quarantine,
-    Register,
     Release,
-    Reuse,
     Stats,
 )
 from kvoffload.server import DomainTerms, TenantTerms
@@ -53,11 +46,10 @@ from kvoffload.server.channels.control import ControlSocket
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import KIB, MIB
-from tests.children import child
+from tests.kit.children import child
+from tests.kit.server.blocks import MEMORY, RECORD_BYTES, acquire, connect, hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
 
-RECORD_BYTES = 4096
-MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
 SERVER = """
 import sys
 from pathlib import Path
@@ -74,49 +66,6 @@ server.run()
 """
 
 
-def register_of(name: int = 1, record_bytes: int = RECORD_BYTES) -> Register:
-    return Register(
-        fingerprint=bytes([name]) * 32,
-        hash_algorithm="sha256",
-        hash_seed=b"",
-        hash_block_size=16,
-        groups=(GroupTerms(record_bytes=record_bytes, block_size=16, reuse=Reuse.PREFIX),),
-    )
-
-
-def hashes_of(count: int, seed: int = 1) -> bytes:
-    return np.random.default_rng(seed).bytes(32 * count)
-
-
-def chain_parents(hashes: bytes) -> bytes:
-    return (bytes(32) + hashes)[: len(hashes)]
-
-
-def save(client: RawClient, hashes: bytes, fill: int) -> None:
-    count = len(hashes) // 32
-    granted = client.ask(Credits(name_space=client.name_space, group=0, count=count))
-    assert isinstance(granted, CreditsGranted)
-    for address in np.frombuffer(granted.addresses, "<u8").tolist():
-        client.segments.view(address, RECORD_BYTES)[:] = fill
-    client.tell(
-        Publish(
-            name_space=client.name_space,
-            group=0,
-            shard=0,
-            tickets=granted.tickets,
-            hashes=hashes,
-            parents=chain_parents(hashes),
-        )
-    )
-    assert isinstance(client.ask(Stats()), Counts)  # the publish was served before it
-
-
-def acquire(client: RawClient, hashes: bytes) -> Acquired:
-    answer = client.ask(Acquire(name_space=client.name_space, chain=hashes))
-    assert isinstance(answer, Acquired)
-    return answer
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[CacheServer]:
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}))
@@ -124,10 +73,6 @@ def server(tmp_path: Path) -> Iterator[CacheServer]:
     server.close()
     # The lock's file stays where an engine was there to the end: the next server reads whose memory that has.
     assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == []
-
-
-def connect(server: CacheServer, tmp_path: Path, register: Register | None = None, engine: str = "e") -> RawClient:
-    return RawClient(tmp_path / "s", register or register_of(), engine=engine, turn=lambda: server.turn(0.001))
 
 
 def test_what_one_engine_saves_another_hits(server: CacheServer, tmp_path: Path) -> None:

@@ -42,13 +42,13 @@ from kvoffload.protocol.shape import Shape
 from kvoffload.server.channels.lifelines import MAX_UNGREETED
 from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_OF_ONE_HOST
 from kvoffload.units import MIB
-from tests.children import child
+from tests.kit.children import child
+from tests.kit.protocol.any_bytes import ANYTHING, OPS
+from tests.kit.protocol.examples import draw_message, make_example
+from tests.kit.protocol.golden import make_frame
+from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
 from tests.kit.server.remote_client import RemoteClient, make_keys
-from tests.unit.protocol.examples import draw_message, make_example
-from tests.unit.protocol.golden import make_frame
-from tests.unit.protocol.test_decoder_fuzz import ANYTHING, OPS
-from tests.unit.server.test_loop import hashes_of, register_of, save
 
 TIMEOUT_S = 60.0
 GROWTH_BYTES = 16 * MIB

@@ -23,10 +23,10 @@ from kvoffload.server import DomainTerms, peer_links
 from kvoffload.server.event_feed import Space
 from kvoffload.server.peer_links import PeeringPlan, PeerLinks, open_peer_links
 from kvoffload.tiers.base import RecordNames, RecordOutcome
+from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
+from tests.kit.server.guests import HELLO, Visitor
 from tests.kit.server.harness import Server, code_of, core_terms, greeted, register_of
 from tests.kit.server.tier_setting import TierSetting
-from tests.unit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
-from tests.unit.server.sessions.test_guests import HELLO, Visitor
 
 PEER = "peer"
 

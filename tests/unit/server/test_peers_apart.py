@@ -10,11 +10,11 @@ import pytest
 
 from kvoffload.cache import CacheStats
 from kvoffload.client import AsyncClient
-from tests.fleet_of_two import fleet_of_two
-from tests.machines import Network, two_machines, why_not
-from tests.unit.cache.offload_contract import TOKENS, save
+from tests.kit.cache.offload_contract import TOKENS, save
+from tests.kit.fleet_of_two import fleet_of_two
+from tests.kit.machines import Network, two_machines, why_not
+from tests.kit.server.remote_loads import load
 from tests.unit.client.conftest import make_terms
-from tests.unit.server.channels.test_server_remote import load
 from tests.vllm.cache_server import SharedServer
 
 MISSING = why_not()

@@ -16,8 +16,8 @@ from kvoffload.protocol import CODEC, Channel, Greeting, Role
 from kvoffload.server.ending import EndingTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.private_life import LOG_BYTES, PrivateLife, PrivateTerms
+from tests.kit.server.blocks import MEMORY, register_of
 from tests.kit.server.raw_client import RawClient
-from tests.unit.server.test_loop import MEMORY, register_of
 
 S = 1_000_000_000
 

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.cache import CacheTerms
 from kvoffload.protocol import (
     Abort,
     Acquire,
     AcquireEntries,
     Credits,
-    CreditsGranted,
     Error,
     ErrorCode,
     Invalidate,
@@ -25,8 +24,7 @@ from kvoffload.protocol import (
     Stats,
 )
 from kvoffload.server import DomainTerms, TenantTerms
-from tests.kit.server.harness import Client, Server, numbers, register_of
-from tests.unit.cache.cache_model import (
+from tests.kit.cache.cache_model import (
     HYBRID,
     KIB,
     MIB,
@@ -34,34 +32,11 @@ from tests.unit.cache.cache_model import (
     block_hashes,
     has_pattern,
     make_chain,
-    write_record,
 )
+from tests.kit.server.chains import save_chain
+from tests.kit.server.harness import Client, Server, numbers, register_of
 
 NO_ADDRESS = 2**64 - 1
-
-
-def save_chain(cache: LocalCache, engine: Client, chain: bytes, geometry: Any = HYBRID, *, tenant: int = 0) -> None:
-    """What an engine does after a prefill: credits for what is missing, the bytes, and a publish for every shard."""
-    for group, rules in enumerate(geometry.groups):
-        names = block_hashes(chain, geometry, group)
-        granted = engine.ask(Credits(name_space=engine.name_space, group=group, hashes=b"".join(names)))
-        assert isinstance(granted, CreditsGranted)
-        tickets, addresses = numbers(granted.tickets), numbers(granted.addresses)
-        written = [at for at in range(len(tickets)) if tickets[at]]
-        for shard in range(rules.shards):
-            for at in written:
-                write_record(cache, geometry, (engine.name_space, group), names[at], int(addresses[at]), shard)
-            parents = [bytes(32), *names] if group == 0 else names
-            message = Publish(
-                name_space=engine.name_space,
-                group=group,
-                shard=shard,
-                tickets=tickets[written].tobytes(),
-                hashes=b"".join(names[at] for at in written),
-                parents=b"".join(parents[at] for at in written),
-                tenant=tenant,
-            )
-            assert engine.tell(message) is None
 
 
 def test_what_one_engine_saves_another_one_hits(server: Server, engine: Client) -> None:

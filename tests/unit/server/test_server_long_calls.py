@@ -15,8 +15,8 @@ from kvoffload.protocol.survey import BlocksFound, FindBlocks
 from kvoffload.server import Guest, RemoteTerms, long_calls
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators import survey
+from tests.kit.server.blocks import MEMORY, acquire, connect, hashes_of, save
 from tests.kit.server.remote_client import RemoteClient
-from tests.unit.server.test_loop import MEMORY, acquire, connect, hashes_of, save
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.tiers.s3_server import S3Server, serve_moto, serve_weed
+from tests.kit.tiers.s3_server import S3Server, serve_moto, serve_weed
 
 
 @pytest.fixture(scope="session")

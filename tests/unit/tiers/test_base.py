@@ -7,9 +7,9 @@ import pytest
 
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, milliseconds
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.memory_tier import MemoryTier
-from tests.unit.tiers.tier_contract import Records, TierContract, get, put
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.tier_contract import Records, TierContract, get, put
 
 
 class TestMemoryTier(TierContract):

@@ -13,27 +13,10 @@ import pytest
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
-from tests.children import child
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, finish, get, hashes_of, put
-
-SEGMENT_BYTES = 1 << 20
-CAPACITY_BYTES = 32 << 20
-
-
-def make_tier(*folders: Path, **changes: object) -> DiskTier:
-    for folder in folders:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    terms = DiskTerms(
-        folders=[DiskFolder(path=folder, capacity_bytes=CAPACITY_BYTES) for folder in folders],
-        segment_bytes=SEGMENT_BYTES,
-        record_limit_bytes=512 << 10,
-        probe_interval_s=0.01,
-        **changes,  # type: ignore[arg-type]
-    )
-    tier = DiskTier(terms)
-    assert tier.wait_open(TIMEOUT_S)
-    return tier
+from tests.kit.children import child
+from tests.kit.tiers.disks import make_tier
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, finish, get, hashes_of, put
 
 
 class TestDiskTier(TierContract):
@@ -94,9 +77,9 @@ def test_a_second_tier_on_the_folder_is_refused_in_one_line(tmp_path: Path) -> N
 VICTIM = """
 import sys
 from pathlib import Path
-from tests.unit.tiers.test_disk import make_tier
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.tier_contract import Records, put
+from tests.kit.tiers.disks import make_tier
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.tier_contract import Records, put
 tier = make_tier(Path(sys.argv[1]))
 put(tier, Records(0, 20, 30_000, filled=True), is_durable=True)
 print("durable", flush=True)

@@ -20,8 +20,8 @@ from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.record_store import StoreFaultError, view_slot
-from tests.unit.tiers.mooncake_server import Master, add_libraries, make_tier, serve_mooncake
-from tests.unit.tiers.tier_contract import (
+from tests.kit.tiers.mooncake_server import Master, add_libraries, make_tier, serve_mooncake
+from tests.kit.tiers.tier_contract import (
     FINGERPRINT,
     TIMEOUT_S,
     Records,

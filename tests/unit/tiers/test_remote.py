@@ -12,9 +12,9 @@ import pytest
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from tests.unit.tiers.dict_store import Place
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
+from tests.kit.tiers.dict_store import Place
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 
 UNAVAILABLE, LATE = RecordOutcome.UNAVAILABLE, RecordOutcome.LATE
 

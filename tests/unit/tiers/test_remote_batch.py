@@ -12,9 +12,9 @@ from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.remote_batch import RemoteBatch
 from kvoffload.tiers.remote_job import Verb
-from tests.unit.tiers.dict_store import DictStore, Place
-from tests.unit.tiers.test_remote_job import make_job
-from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, finish, get
+from tests.kit.tiers.dict_store import DictStore, Place
+from tests.kit.tiers.jobs import make_job
+from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, finish, get
 
 FOUND, MISSING, LATE = RecordOutcome.FOUND, RecordOutcome.MISSING, RecordOutcome.LATE
 

@@ -11,26 +11,13 @@ import pytest
 
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.tiers.record_store import FoundRecords, SlotStore, StoreFacts, StoreFaultError
-from kvoffload.tiers.remote_job import RemoteJob, Verb
-from tests.unit.tiers.dict_store import DictStore, Place
-from tests.unit.tiers.tier_contract import Records
+from kvoffload.tiers.remote_job import Verb
+from tests.kit.tiers.dict_store import DictStore, Place
+from tests.kit.tiers.jobs import make_job
+from tests.kit.tiers.tier_contract import Records
 
 FOUND, LATE, FAILED, WRITTEN = RecordOutcome.FOUND, RecordOutcome.LATE, RecordOutcome.FAILED, RecordOutcome.WRITTEN
 CALL_BYTES = 1 << 20
-
-
-def make_job(verb: Verb, records: Records) -> RemoteJob:
-    moves = verb in (Verb.PUT, Verb.GET)
-    return RemoteJob(
-        1,
-        verb,
-        records.names,
-        0.0,
-        records.slots if moves else records.slots[:0],
-        records.record_bytes,
-        records.digests,
-        records.parents,
-    )
 
 
 class HangingStore(SlotStore):

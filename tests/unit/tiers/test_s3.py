@@ -19,8 +19,8 @@ from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.s3 import WHOLE_BYTES, S3Terms
 from tests.kit.free_ports import free_ports
-from tests.unit.tiers.s3_server import KEYS, READER, S3Server, client, make_tier, serve_weed
-from tests.unit.tiers.tier_contract import Records, TierContract, get, look, put
+from tests.kit.tiers.s3_server import KEYS, READER, S3Server, client, make_tier, serve_weed
+from tests.kit.tiers.tier_contract import Records, TierContract, get, look, put
 
 FOUND, MISSING, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.MISSING, RecordOutcome.UNAVAILABLE
 LARGE = WHOLE_BYTES

@@ -17,10 +17,10 @@ from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.s3 import WHOLE_BYTES
 from kvoffload.tiers.s3_bucket import GAP_BYTES, PART_BYTES, Ranges, S3Bucket, _explain, join_ranges
-from tests.unit.server.tiering.test_server_tiers import await_that
-from tests.unit.tiers.fault_proxy import Asked, Fault, FaultProxy, stand_before
-from tests.unit.tiers.s3_server import S3Server, await_state, client, make_tier
-from tests.unit.tiers.tier_contract import Records, finish, get, look, put
+from tests.kit.server.tiers import await_that
+from tests.kit.tiers.fault_proxy import Asked, Fault, FaultProxy, stand_before
+from tests.kit.tiers.s3_server import S3Server, await_state, client, make_tier
+from tests.kit.tiers.tier_contract import Records, finish, get, look, put
 
 FOUND, MISSING, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.MISSING, RecordOutcome.UNAVAILABLE
 SIZES = pytest.mark.parametrize("record_bytes", [1000, WHOLE_BYTES])

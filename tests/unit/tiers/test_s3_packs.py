@@ -15,8 +15,8 @@ from kvoffload.tiers.base import RecordNames
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, RecordName, read_head
 from kvoffload.tiers.s3 import S3Store, S3Terms
 from kvoffload.tiers.s3_packs import INDEX_BYTES, PACK_BYTES
-from tests.unit.tiers.s3_server import S3Server, client
-from tests.unit.tiers.tier_contract import FINGERPRINT, hashes_of
+from tests.kit.tiers.s3_server import S3Server, client
+from tests.kit.tiers.tier_contract import FINGERPRINT, hashes_of
 
 Values = list[tuple[bytes, bytes]]
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.valkey import PREFIX
-from tests.unit.tiers.tier_contract import Records, TierContract, put
-from tests.unit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, terms_of
+from tests.kit.tiers.tier_contract import Records, TierContract, put
+from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, terms_of
 
 CAPACITY = ("--maxmemory", "48mb", "--maxmemory-policy", "allkeys-lru")
 

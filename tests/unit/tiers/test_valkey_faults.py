@@ -13,8 +13,8 @@ from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.valkey import ValkeyTerms
-from tests.unit.tiers.tier_contract import TIMEOUT_S, Records, finish, get, get_all, put
-from tests.unit.tiers.valkey_server import (
+from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, finish, get, get_all, put
+from tests.kit.tiers.valkey_server import (
     Server,
     ask,
     await_state,

@@ -14,8 +14,8 @@ from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes
 from kvoffload.tiers.valkey_slots import SLOTS, SlotMap, slot_of
-from tests.unit.tiers.tier_contract import Records, finish, get, put
-from tests.unit.tiers.valkey_server import (
+from tests.kit.tiers.tier_contract import Records, finish, get, put
+from tests.kit.tiers.valkey_server import (
     Server,
     ask,
     await_state,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvoffload.top.samples import Sample, as_row, compare
-from tests.unit.top.made_up import DISK, stats
+from tests.kit.top.made_up import DISK, stats
 
 
 def test_rates_are_of_the_time_in_between() -> None:

@@ -12,7 +12,7 @@ from kvoffload.cache import TenantUsage
 from kvoffload.top.samples import Sample, compare
 from kvoffload.top.screen import draw, number, size
 from kvoffload.units import GIB, KIB, MIB
-from tests.unit.top.made_up import DISK, INSIGHT, stats
+from tests.kit.top.made_up import DISK, INSIGHT, stats
 
 
 def show(now: Sample, before: Sample | None = None, width: int = 100) -> str:

@@ -33,8 +33,8 @@ from kvoffload.transfer.calibration import (
 )
 from kvoffload.transfer.copy_engine import CopyDirection
 from kvoffload.transfer.copy_ways import CopyWay, WayTiming
-from tests.unit.kvspec.builders import dense, qwen3next
-from tests.unit.transfer.fake_cuda import FakeCuda, needs_fake_cuda
+from tests.kit.kvspec.builders import dense, qwen3next
+from tests.kit.transfer.fake_cuda import FakeCuda, needs_fake_cuda
 
 KEY = CalibrationKey(gpu="GPU 1", driver="13.0", kernels=("sm_90",), page_bytes=(4096, 65536))
 TIMINGS = (

@@ -11,7 +11,7 @@ from kvoffload.errors import UnsupportedError
 from kvoffload.kvspec import build_page_map
 from kvoffload.transfer import CopyDirection, HostEngine, calibration, compute_stream, cuda_engine, open_engine
 from kvoffload.transfer.copy_ways import CopyWay, WayRule, WayTable
-from tests.unit.kvspec.builders import dense
+from tests.kit.kvspec.builders import dense
 
 RULE = WayRule(direction=CopyDirection.SAVE, run_bytes=1, runs=1, way=CopyWay.BATCH)
 

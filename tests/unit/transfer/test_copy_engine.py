@@ -19,7 +19,7 @@ from kvoffload.errors import (
 from kvoffload.kvspec import Allocation, build_page_map, place_strided
 from kvoffload.transfer.copy_engine import CopyDirection, CopyItems, find_addresses, list_runs
 from kvoffload.transfer.host_engine import HostEngine
-from tests.unit.kvspec.builders import dense, qwen3next
+from tests.kit.kvspec.builders import dense, qwen3next
 
 
 def make_items(group: int, blocks: list[int], slots: list[int]) -> CopyItems:

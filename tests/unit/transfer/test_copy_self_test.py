@@ -8,9 +8,9 @@ import torch
 from kvoffload.errors import SelfTestError
 from kvoffload.kvspec import build_page_map
 from kvoffload.transfer import CopyDirection, CopyEngine, HostEngine, copy_self_test, run_copy_self_test
-from tests.unit.kvspec.builders import qwen3next
-from tests.unit.transfer.stand_ins import FailingEngine, ForgetfulEngine, HeldEngine, PassingEngine
-from tests.unit.transfer.test_plain_copy import random_memory
+from tests.kit.kvspec.builders import qwen3next
+from tests.kit.transfer.memory import random_memory
+from tests.kit.transfer.stand_ins import FailingEngine, ForgetfulEngine, HeldEngine, PassingEngine
 
 GEOMETRY = qwen3next(3)
 PAGES = build_page_map(GEOMETRY)

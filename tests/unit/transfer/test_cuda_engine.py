@@ -16,8 +16,8 @@ from kvoffload.kvspec import PageMap, build_page_map
 from kvoffload.transfer.copy_engine import CopyDirection, CopyItems, FinishedCopy
 from kvoffload.transfer.copy_ways import NO_LIMIT, CopyWay, WayRule
 from kvoffload.transfer.cuda_engine import CudaEngine, _find_device
-from tests.unit.kvspec.builders import dense
-from tests.unit.transfer.fake_cuda import FakeCuda, needs_fake_cuda
+from tests.kit.kvspec.builders import dense
+from tests.kit.transfer.fake_cuda import FakeCuda, needs_fake_cuda
 
 pytestmark = needs_fake_cuda
 

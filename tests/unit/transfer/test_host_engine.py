@@ -17,9 +17,9 @@ from kvoffload.errors import NativeError, RegistrationError, StorageError, Unsup
 from kvoffload.kvspec import LAYOUTS, KVGeometry, PageMap, Registration, build_page_map
 from kvoffload.transfer import CopyDirection, CopyItems, FinishedCopy, HostEngine
 from kvoffload.transfer.plain_copy import PlainCopy
-from tests.unit.kvspec.builders import allocate, dense, in_layout, qwen3next
-from tests.unit.kvspec.strategies import at_least, geometries
-from tests.unit.transfer.test_plain_copy import new_records, random_memory
+from tests.kit.kvspec.builders import allocate, dense, in_layout, qwen3next
+from tests.kit.kvspec.strategies import at_least, geometries
+from tests.kit.transfer.memory import new_records, random_memory
 
 TIMEOUT_S = 60.0
 

@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 from kvoffload.errors import BlockCountError, KVOffloadError, RegistrationError, StorageError, UnsupportedError
 from kvoffload.kvspec import KVGeometry, PageMap, build_page_map
 from kvoffload.transfer.plain_copy import PlainCopy
-from tests.unit.kvspec.builders import dense, qwen3next
-from tests.unit.kvspec.strategies import at_least, geometries
-
-
-def random_memory(geometry: KVGeometry, seed: int = 0) -> dict[str, torch.Tensor]:
-    random = np.random.default_rng(seed)
-    return {
-        allocation.name: torch.from_numpy(random.integers(0, 256, allocation.size_bytes, dtype=np.uint8))
-        for allocation in geometry.allocations
-    }
+from tests.kit.kvspec.builders import dense, qwen3next
+from tests.kit.kvspec.strategies import at_least, geometries
+from tests.kit.transfer.memory import new_records, random_memory
 
 
 def read_record(page_map: PageMap, memory: dict[str, torch.Tensor], group: int, block: int) -> list[int]:
@@ -32,10 +25,6 @@ def read_record(page_map: PageMap, memory: dict[str, torch.Tensor], group: int, 
         for run in page_map.block_runs(group, block)
         for byte in memory[run.allocation][run.start : run.start + run.length].tolist()
     ]
-
-
-def new_records(page_map: PageMap, group: int, count: int) -> torch.Tensor:
-    return torch.zeros(count, page_map.groups[group].record_bytes, dtype=torch.uint8)
 
 
 @given(geometry=geometries(), data=st.data())

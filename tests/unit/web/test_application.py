@@ -22,8 +22,8 @@ from kvoffload.server.loop import CacheServer
 from kvoffload.web.application import Application, hide_secrets
 from kvoffload.web.http_message import HttpError, Response
 from kvoffload.web.watcher import Watcher
-from tests.unit.server.tiering.test_server_tiers import await_that, serving
-from tests.unit.web.test_routes import TOKEN, ask
+from tests.kit.server.tiers import await_that, serving
+from tests.kit.web.asked import TOKEN, ask
 
 WAIT_S = 30.0
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
-from tests.unit.cli.test_web import get, web
-from tests.unit.server.tiering.test_server_tiers import await_that, serving
+from tests.kit.cli.web_process import get, web
+from tests.kit.server.tiers import await_that, serving
 
 EXAMPLES = 100
 """Of each path and method."""

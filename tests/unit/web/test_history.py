@@ -6,7 +6,7 @@ from typing import Any
 
 from kvoffload.top.samples import Sample, as_row, compare
 from kvoffload.web.history import MAX_SERIES, POINTS, History
-from tests.unit.top.made_up import DISK, INSIGHT, stats
+from tests.kit.top.made_up import DISK, INSIGHT, stats
 
 
 def row(**changes: Any) -> dict[str, Any]:

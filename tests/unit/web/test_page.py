@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from kvoffload.web.page import make_policy, read_page
-from tests.unit.cli.test_web import get, web
-from tests.unit.server.tiering.test_server_tiers import await_that, disk_below, serving
-from tests.unit.web.browser import Browser, browsing
-from tests.unit.web.prompt_load import PromptLoad
+from tests.kit.cli.web_process import get, web
+from tests.kit.server.tiers import await_that, disk_below, serving
+from tests.kit.web.browser import WIDTHS, Browser, browsing
+from tests.kit.web.prompt_load import PromptLoad
 
 FIRST_TURNS = 60
 SHOWN = """Object.fromEntries([...document.querySelectorAll('[data-told]')]
@@ -43,7 +43,6 @@ def read_told(stats: dict[str, Any]) -> dict[str, str]:
 CUT = (
     "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.id)"
 )
-WIDTHS = (1440, 1024, 390)
 ALL = "[...document.querySelectorAll('main *')]"
 MEMORY = ("fill", "used_bytes", "capacity_bytes", "blocks", "leases", "reserved")
 

@@ -14,7 +14,7 @@ from kvoffload.metrics.server_metrics import SERVER_METRICS
 from kvoffload.protocol.watching import TrafficCounts
 from kvoffload.web import readings
 from kvoffload.web.readings import read_insight, read_stats
-from tests.unit.top.made_up import DISK, INSIGHT, stats
+from tests.kit.top.made_up import DISK, INSIGHT, stats
 
 TRAFFIC = [field.name for field in dataclasses.fields(TrafficCounts) if field.name != "tier"]
 

@@ -7,22 +7,9 @@ from http import HTTPStatus
 
 import pytest
 
-from kvoffload.web.http_message import HttpError, Request, RequestHead, Response, json_response
+from kvoffload.web.http_message import HttpError, Request, Response, json_response
 from kvoffload.web.routes import Route, Router
-
-TOKEN = "of a test, and long enough"
-
-
-def ask(method: str, path: str, *, body: bytes = b"", query: str = "", **headers: str) -> Request:
-    head = RequestHead(
-        method=method,
-        path=path,
-        query={query: "1"} if query else {},
-        headers=headers,
-        body_bytes=len(body),
-        is_last=False,
-    )
-    return Request(head=head, body=body)
+from tests.kit.web.asked import TOKEN, ask
 
 
 async def answer(_request: Request) -> Response:

@@ -13,7 +13,7 @@ from kvoffload.client.terms import ClientTerms
 from kvoffload.protocol import Role
 from kvoffload.web import watcher as watcher_module
 from kvoffload.web.watcher import Watcher
-from tests.unit.server.tiering.test_server_tiers import await_that, serving
+from tests.kit.server.tiers import await_that, serving
 
 MEMBER = Member(engine="web", role=Role.OBSERVER)
 

@@ -18,9 +18,9 @@ from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
-from tests.unit.connector.saves.test_saves import DENSE
-from tests.unit.connector.scripted import ScriptedEngine
-from tests.unit.connector.test_group_table import facts
+from tests.kit.connector.facts import group_facts
+from tests.kit.connector.saving import DENSE
+from tests.kit.connector.scripted import ScriptedEngine
 
 OURS, OTHERS = 7, 8
 A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
@@ -37,7 +37,9 @@ def masked(names: bytes, mask: bytes) -> bytes:
 
 
 def hearing() -> CacheEvents:
-    groups = GroupTable([facts(1, block_size=8), facts(3, ReuseRule.WINDOW, window=6)], hash_block_size=4, alignment=8)
+    groups = GroupTable(
+        [group_facts(1, block_size=8), group_facts(3, ReuseRule.WINDOW, window=6)], hash_block_size=4, alignment=8
+    )
     events = CacheEvents(b"f" * 32, groups)
     events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
     events.hear(NamespaceOpened(name_space=OTHERS, fingerprint=b"g" * 32), 1)

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests.kit.connector.registered import contradict, describe, register
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
-    KVCacheConfig,
     KVCacheSpec,
     KVQuantMode,
     UniformTypeKVCacheSpecs,
 )
 
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache, describe_layer, with_scale_views
+from kvoffload.connector.engine.geometry import describe_layer, with_scale_views
 from kvoffload.errors import (
     BlockCountError,
     GeometryError,
@@ -29,9 +30,8 @@ from kvoffload.errors import (
     UnknownLayerError,
     UnsupportedError,
 )
-from kvoffload.kvspec import KVGeometry, LayerKind, PageMap, Quantisation, Registration, ReuseRule, run_self_test
-from kvoffload.transfer.plain_copy import PlainCopy
-from tests.unit.connector.engine_configs import (
+from kvoffload.kvspec import LayerKind, Quantisation, Registration, ReuseRule
+from tests.kit.connector.engine_configs import (
     TOKEN_BYTES,
     chunked,
     full,
@@ -44,47 +44,6 @@ from tests.unit.connector.engine_configs import (
 )
 
 PAGE = 4 * TOKEN_BYTES
-Tensors = dict[str, torch.Tensor]
-
-
-def describe(config: KVCacheConfig, tensors: Tensors, sharing: dict[str, str] | None = None) -> KVGeometry:
-    assert config.kv_cache_layout is not None
-    assert config.hash_block_size is not None
-    return describe_cache(
-        EngineCache(
-            config=config,
-            tensors=tensors,
-            sharing=sharing or {},
-            layout=config.kv_cache_layout,
-            hash_block_size=config.hash_block_size,
-        )
-    )
-
-
-def register(geometry: KVGeometry, tensors: Tensors) -> Registration:
-    """Checked, proved, and tested with a pattern in a block of every group."""
-    registration = Registration()
-
-    def try_copies(page_map: PageMap, memory: Any) -> None:
-        copy = PlainCopy(page_map, memory)
-
-        def save(group: int, block: int) -> torch.Tensor:
-            rows = torch.empty((1, page_map.groups[group].record_bytes), dtype=torch.uint8)
-            copy.save(group, [block], rows)
-            return rows
-
-        stored = [group for group, pages in enumerate(page_map.groups) if pages.record_bytes]
-        block = page_map.num_blocks - 1
-        run_self_test(
-            page_map,
-            memory,
-            free_blocks=dict.fromkeys(stored, block),
-            save=save,
-            load=lambda group, block, rows: copy.load(group, [block], rows),
-        )
-
-    registration.register(geometry, tensors, self_test=try_copies)
-    return registration
 
 
 UNIFORM = UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs={"a": full(), "b": full(head_size=16), "c": full()})
@@ -317,11 +276,6 @@ def test_a_layer_that_was_not_registered_is_refused() -> None:
     del tensors["b"]
     with pytest.raises(UnknownLayerError, match="layer b was not registered"):
         describe(config, tensors)
-
-
-def contradict(config: KVCacheConfig, **changes: Any) -> KVCacheConfig:
-    first, *others = config.kv_cache_tensors
-    return replace(config, kv_cache_tensors=[replace(first, **changes), *others])
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from kvoffload.errors import BlockCountError, StrideError
-from tests.unit.connector.engine.test_geometry import Tensors, contradict, describe, register
-from tests.unit.connector.engine_configs import TOKEN_BYTES, full, make_config, make_tensors
+from tests.kit.connector.engine_configs import TOKEN_BYTES, full, make_config, make_tensors
+from tests.kit.connector.registered import Tensors, contradict, describe, register
 
 TWO = 2
 

@@ -20,8 +20,8 @@ from kvoffload.errors import NativeError
 from kvoffload.kvspec import build_page_map
 from kvoffload.transfer import CopyEngine, HostEngine, open_engine
 from kvoffload.transfer.cuda_engine import CudaEngine, HostRegistration
-from tests.unit.connector.local_client import MEMORY, LocalClient, LocalPlaces
-from tests.unit.connector.workers import (
+from tests.kit.connector.local_client import MEMORY, LocalClient, LocalPlaces
+from tests.kit.connector.workers import (
     Move,
     TestedWorker,
     identify,
@@ -30,9 +30,9 @@ from tests.unit.connector.workers import (
     make_worker,
     save,
 )
-from tests.unit.kvspec.builders import dense
-from tests.unit.transfer.fake_cuda import FakeCuda, needs_fake_cuda
-from tests.unit.transfer.stand_ins import PassingEngine
+from tests.kit.kvspec.builders import dense
+from tests.kit.transfer.fake_cuda import FakeCuda, needs_fake_cuda
+from tests.kit.transfer.stand_ins import PassingEngine
 
 SEGMENT = MEMORY.segment_bytes
 TIMEOUT_S = 60.0

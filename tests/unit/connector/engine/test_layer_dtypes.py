@@ -18,7 +18,7 @@ from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.errors import DtypeError
-from tests.unit.connector.engine_configs import (
+from tests.kit.connector.engine_configs import (
     full,
     make_config,
     make_tensors,

@@ -20,9 +20,8 @@ from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
-from tests.unit.connector.engine_configs import full, make_config, make_vllm_config, window
-from tests.unit.connector.identity.test_agreement import facts
-from tests.unit.connector.test_group_table import facts as group_facts
+from tests.kit.connector.engine_configs import full, make_config, make_vllm_config, window
+from tests.kit.connector.facts import facts, group_facts
 
 BEGIN = EngineStart.begin_for_worker
 """Itself: no test of this folder has a private server."""

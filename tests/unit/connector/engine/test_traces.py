@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvoffload.connector.engine.traces import NAME, Traces, open_traces
-from tests.unit.connector.test_measures import measured_engine
+from tests.kit.connector.measured import measured_engine
 
 TRACE, PARENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
 HEADERS = {"traceparent": f"00-{TRACE:032x}-{PARENT:016x}-01"}

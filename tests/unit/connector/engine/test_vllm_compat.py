@@ -19,7 +19,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.errors import UnsupportedError
-from tests.unit.connector.engine_configs import (
+from tests.kit.connector.engine_configs import (
     full,
     make_config,
     make_tensors,

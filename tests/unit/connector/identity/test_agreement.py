@@ -8,37 +8,22 @@ from typing import Any
 
 import pytest
 
+from tests.kit.connector.facts import GROUPS, facts
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.identity.agreement import SharingTerms, add_report, agree, make_register
-from kvoffload.connector.step_plan import WeightDigests, WorkerFacts
+from kvoffload.connector.step_plan import WeightDigests
 from kvoffload.errors import IdentityError, UnsupportedError
-from kvoffload.kvspec import AllocationReport, CompletenessReport, ReuseRule
+from kvoffload.kvspec import AllocationReport, CompletenessReport
 from kvoffload.protocol import Reuse
 from kvoffload.protocol.limits import MAX_REPORT
-from tests.unit.connector import test_group_table
-
-GROUPS = (test_group_table.facts(0), test_group_table.facts(2, ReuseRule.WINDOW, block_size=8, window=6))
 
 
 def terms(**changes: Any) -> SharingTerms:
     given = {"hash_block_size": 4, "hash_algorithm": "sha256", "hash_seed": "7", "tensor_ranks": 1}
     return SharingTerms(**{**given, **changes})
-
-
-def facts(rank: int = 0, **changes: Any) -> WorkerFacts:
-    return replace(
-        WorkerFacts(
-            rank=rank,
-            fingerprint=b"f" * 32,
-            description={"model": "acme/tiny"},
-            groups=GROUPS,
-            num_blocks=8,
-            cache_bytes=1000,
-        ),
-        **changes,
-    )
 
 
 # ---- ranks ----

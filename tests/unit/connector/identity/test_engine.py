@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.kit.connector.changes import FP8, Change, set_in
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -15,7 +16,7 @@ from vllm.v1.kv_cache_interface import KVQuantMode
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.identity.engine import describe_engine
 from kvoffload.kvspec import KVGeometry
-from tests.unit.connector.engine_configs import (
+from tests.kit.connector.engine_configs import (
     AttentionLayer,
     HfConfig,
     full,
@@ -23,11 +24,6 @@ from tests.unit.connector.engine_configs import (
     make_tensors,
     make_vllm_config,
 )
-
-Change = Callable[[Any], None]
-
-
-FP8 = {"dtype": torch.uint8, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR}
 
 
 def geometry_of(*, num_blocks: int = 8, layout: str = "LBHNC", **spec: Any) -> KVGeometry:
@@ -46,10 +42,6 @@ def fingerprint(change: Change | None = None, *, layer: AttentionLayer | None = 
 
 def set_hf(**values: Any) -> Change:
     return lambda config: setattr(config.model_config, "hf_config", HfConfig(**values))
-
-
-def set_in(part: str, **values: Any) -> Change:
-    return lambda config: vars(getattr(config, part)).update(values)
 
 
 @pytest.mark.parametrize(

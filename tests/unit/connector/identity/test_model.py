@@ -16,7 +16,7 @@ import torch
 from kvoffload.connector.identity.model import describe_model, identify_model
 from kvoffload.errors import IdentityError
 from kvoffload.keys.canonical import encode_canonical
-from tests.unit.connector.engine_configs import HfConfig, make_vllm_config
+from tests.kit.connector.engine_configs import HfConfig, make_vllm_config
 
 Change = Callable[[Any], None]
 COMMIT = "3" * 40

@@ -18,7 +18,7 @@ from kvoffload.connector.identity.pages import describe_layers, refuse_ruined_sc
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.identity import LayerDtype
 from kvoffload.kvspec import KVGeometry
-from tests.unit.connector.engine_configs import (
+from tests.kit.connector.engine_configs import (
     AttentionLayer,
     full,
     make_config,

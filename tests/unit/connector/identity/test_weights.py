@@ -13,7 +13,7 @@ from torch import nn
 from vllm.model_executor.model_loader.reload import layerwise, record_metadata_for_reloading
 
 from kvoffload.connector.identity.weights import find_weights
-from tests.unit.connector.engine_configs import make_vllm_config
+from tests.kit.connector.engine_configs import make_vllm_config
 
 
 class Attention(nn.Module):

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from tests.unit.connector.engine_configs import full, window
-from tests.unit.connector.scripted import Group, ScriptedEngine
+from tests.kit.connector.engine_configs import full, window
+from tests.kit.connector.scripted import Group, ScriptedEngine
 
 DENSE: tuple[Group, ...] = ((["a"], full(4)),)
 SLIDING: tuple[Group, ...] = ((["a"], full(4)), (["w"], window(4, tokens=6)))

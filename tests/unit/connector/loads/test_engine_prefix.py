@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.kvspec import ReuseRule
-from tests.unit.connector.test_group_table import facts
+from tests.kit.connector.facts import group_facts
 
 
 class Pool:
@@ -33,7 +33,7 @@ HASHES = [number.to_bytes(32, "big") for number in range(1000)]
 @pytest.mark.parametrize("blocks", [0, 1, 2, 7, 500, 998, 1000])
 def test_the_boundary_is_found_in_few_looks(blocks: int) -> None:
     pool = Pool(blocks)
-    prefix = EnginePrefix(pool, GroupTable([facts(3)], hash_block_size=4, alignment=8))  # type: ignore[arg-type]
+    prefix = EnginePrefix(pool, GroupTable([group_facts(3)], hash_block_size=4, alignment=8))  # type: ignore[arg-type]
     assert prefix.find(HASHES, 3999) == min(blocks * 4, 3999) // 8 * 8
     assert pool.looks <= 10
     assert prefix.has(HASHES, 8) == (blocks >= 2)
@@ -49,13 +49,13 @@ def test_blocks_are_looked_for_where_they_end(blocks: int) -> None:
             found = super().get_cached_block(name, tables)
             return found if int.from_bytes(name, "big") % 3 == 2 else None
 
-    groups = GroupTable([facts(3, block_size=12)], hash_block_size=4, alignment=4)
+    groups = GroupTable([group_facts(3, block_size=12)], hash_block_size=4, alignment=4)
     prefix = EnginePrefix(WholeBlocks(3 * blocks), groups)  # type: ignore[arg-type]
     assert prefix.find(HASHES, 3999) == 12 * blocks
 
 
 def test_without_full_attention_nothing_is_known() -> None:
-    groups = GroupTable([facts(3, ReuseRule.EXACT_BOUNDARY)], hash_block_size=4, alignment=4)
+    groups = GroupTable([group_facts(3, ReuseRule.EXACT_BOUNDARY)], hash_block_size=4, alignment=4)
     prefix = EnginePrefix(Pool(1000), groups)  # type: ignore[arg-type]
     assert prefix.find(HASHES, 400) == 0
     assert not prefix.has(HASHES, 400)

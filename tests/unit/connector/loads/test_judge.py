@@ -23,8 +23,8 @@ from kvoffload.connector.loads.judge import (
 )
 from kvoffload.connector.loads.misses import MissReason
 from kvoffload.units import GIB, MIB
-from tests.unit.connector.loads.test_restores_waiting import note_misses
-from tests.unit.connector.timed import TimedEngine, TrueCosts, draw_prompt
+from tests.kit.connector.timed import TimedEngine, TrueCosts, draw_prompt
+from tests.kit.connector.warm import note_misses
 
 STEP_S = 0.02
 BYTES_PER_S = 10e9

@@ -10,9 +10,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import PromptNote
 from kvoffload.protocol import Explanation, Miss
-from tests.unit.connector.loads.test_restores import DENSE, warm_engine
-from tests.unit.connector.scripted import ScriptedEngine
-from tests.unit.connector.test_measures import measured_engine, take
+from tests.kit.connector.measured import measured_engine, take
+from tests.kit.connector.scripted import ScriptedEngine
+from tests.kit.connector.warm import DENSE, warm_engine
 
 
 def noted(engine: ScriptedEngine) -> PromptNote:

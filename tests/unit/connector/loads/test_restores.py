@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.connector.warm import DENSE, leave_free, make_engine, warm_engine
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.step_plan import StepPlan
-from tests.unit.connector.engine_configs import full, recurrent, window
-from tests.unit.connector.scripted import Admission, ScriptedEngine, list_moves
+from tests.kit.connector.engine_configs import full, recurrent
+from tests.kit.connector.scripted import Admission, list_moves
 
-TWO_SIZES = ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16)))
-"""Two groups whose blocks differ in tokens."""
-DENSE = ((["a"], full(4)),)
 HYBRID = ((["r"], recurrent(4)), (["a"], full(4)))
-
-
-def make_engine(groups: object = TWO_SIZES, **changes: int) -> ScriptedEngine:
-    return ScriptedEngine(*groups, **changes)  # type: ignore[misc, arg-type]
-
-
-def warm_engine(groups: object = TWO_SIZES, *, tokens: int = 30, **changes: int) -> ScriptedEngine:
-    """Everything of one prompt is saved and nothing of it is in the engine's own cache."""
-    engine = make_engine(groups, **changes)
-    engine.serve("first", range(tokens))
-    engine.forget()
-    engine.assert_at_rest()
-    return engine
 
 
 def test_a_hit_is_asynchronous_and_ends_before_the_last_token() -> None:
@@ -307,11 +293,6 @@ def test_a_recurrent_state_is_loaded_into_the_last_block_before_the_boundary() -
     tables = engine.manager.get_block_ids("second")
     assert tables[0][:6] == [0] * 6
     assert [move.block for move in list_moves(load) if move.group == 0] == [tables[0][6]]
-
-
-def leave_free(engine: ScriptedEngine, blocks: int) -> object:
-    """Somebody else holds all other blocks."""
-    return engine.pool.get_new_blocks(engine.pool.get_num_free_blocks() - blocks)
 
 
 def test_the_guard_refuses_a_hit_whose_whole_prompt_would_not_fit() -> None:

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import PendingAcquire
-from tests.unit.connector.loads.test_restores import DENSE, warm_engine
-from tests.unit.connector.scripted import Admission, ScriptedEngine
-from tests.unit.connector.test_measures import measured_engine, take
+from tests.kit.connector.measured import measured_engine, take
+from tests.kit.connector.scripted import Admission, ScriptedEngine
+from tests.kit.connector.warm import DENSE, warm_engine
 
 
 def tiered_engine() -> ScriptedEngine:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.kit.connector.warm import note_misses
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
@@ -15,19 +17,11 @@ from kvoffload.connector.loads.judge import MIN_SAMPLES
 from kvoffload.connector.loads.misses import MissReason
 from kvoffload.connector.loads.restores import MAX_EARLY, READY_WAIT_S
 from kvoffload.connector.step_plan import WorkerReport
-from tests.unit.connector.engine_configs import full
-from tests.unit.connector.loads.test_restores import DENSE, TWO_SIZES, leave_free, warm_engine
-from tests.unit.connector.scripted import Admission, ScriptedEngine, list_moves
+from tests.kit.connector.engine_configs import full
+from tests.kit.connector.scripted import Admission, ScriptedEngine, list_moves
+from tests.kit.connector.warm import DENSE, TWO_SIZES, leave_free, warm_engine
 
 TOKEN_S = 1.0
-
-
-def note_misses(engine: ScriptedEngine) -> list[tuple[str, MissReason]]:
-    """Every miss that is noted from now on."""
-    noted: list[tuple[str, MissReason]] = []
-    restores = engine.parts.restores
-    restores._note_miss = lambda tracked, _local, reason: noted.append((tracked.request.request_id, reason))
-    return noted
 
 
 def holding_engine() -> ScriptedEngine:

@@ -16,10 +16,9 @@ from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.saves.eviction_watch import EvictionWatch
 from kvoffload.connector.scheduler_side import ENDING_S, LEFT_WAIT_S
 from kvoffload.connector.step_plan import StepPlan
-from tests.unit.connector.engine_configs import full, window
-from tests.unit.connector.saves.test_saves import DENSE, HYBRID, make_engine, saved_blocks
-from tests.unit.connector.saves.test_saves_ended import MIXED, names_of
-from tests.unit.connector.scripted import STEP_S, Admission, ScriptedEngine
+from tests.kit.connector.engine_configs import full, window
+from tests.kit.connector.saving import DENSE, HYBRID, MIXED, make_engine, names_of, saved_blocks
+from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine
 
 TWO = ((["a"], full(4)), (["c"], window(4, tokens=64)))
 """So that the engine frees all blocks of a group behind those of the one before."""

@@ -11,10 +11,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.saves import kept_prefixes
 from kvoffload.connector.step_plan import StepPlan, WorkerReport
-from tests.unit.connector.engine_configs import full
-from tests.unit.connector.local_client import MEMORY
-from tests.unit.connector.saves.test_saves import DENSE, TWO_SIZES, make_engine
-from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.kit.connector.engine_configs import full
+from tests.kit.connector.local_client import MEMORY
+from tests.kit.connector.saving import DENSE, TWO_SIZES, make_engine
+from tests.kit.connector.scripted import Admission, ScriptedEngine
 
 RECORD_BYTES = 256
 SIXTEEN = replace(

@@ -14,9 +14,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.policy import Eager, PolicyName, choose_policy
 from kvoffload.connector.saves.worth import Candidates
-from tests.unit.connector.saves.test_saves import DENSE, TWO_SIZES, make_engine, saved_blocks
-from tests.unit.connector.saves.test_saves_ended import hashes_of, names_of, save_prompt
-from tests.unit.connector.scripted import Admission, ScriptedEngine
+from tests.kit.connector.saving import DENSE, TWO_SIZES, hashes_of, make_engine, names_of, save_prompt, saved_blocks
+from tests.kit.connector.scripted import Admission, ScriptedEngine
 
 WISHES: tuple[PolicyName, ...] = ("auto", "eager", "on_evict", "second_use")
 

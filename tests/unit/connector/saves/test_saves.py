@@ -7,26 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.kit.connector.saving import HYBRID, TWO_SIZES, make_engine, saved_blocks
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import ReservedSlots
 from kvoffload.connector.saves.saves import MAX_STEPS_WAITED, REPORT_WAIT_S
-from kvoffload.connector.step_plan import ONLY_A_FORWARD, StepPlan
-from tests.unit.connector.engine_configs import full, recurrent, window
-from tests.unit.connector.local_client import MEMORY
-from tests.unit.connector.scripted import STEP_S, Admission, Move, ScriptedEngine, list_moves
-
-TWO_SIZES = ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16)))
-DENSE = ((["a"], full(4)),)
-HYBRID = ((["r"], recurrent(4)), (["a"], full(4)))
-
-
-def make_engine(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
-    return ScriptedEngine(*groups, **changes)  # type: ignore[misc, arg-type]
-
-
-def saved_blocks(plan: StepPlan, group: int = 0) -> list[int]:
-    return [move.block for move in list_moves(*plan.saves) if move.group == group]
+from kvoffload.connector.step_plan import ONLY_A_FORWARD
+from tests.kit.connector.engine_configs import window
+from tests.kit.connector.local_client import MEMORY
+from tests.kit.connector.scripted import STEP_S, Admission, Move, list_moves
 
 
 def test_every_block_that_a_step_fills_is_saved_in_that_step() -> None:

@@ -7,31 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.connector.saving import MIXED, hashes_of, names_of, save_prompt
+
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import ReservedSlots
 from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.native import finish_digests
-from tests.unit.connector.engine_configs import full, recurrent, window
-from tests.unit.connector.saves.test_saves import DENSE, HYBRID, TWO_SIZES, make_engine, saved_blocks
-from tests.unit.connector.scripted import DIGEST_BYTES, Admission, ScriptedEngine, list_moves
+from tests.kit.connector.engine_configs import full, recurrent, window
+from tests.kit.connector.saving import DENSE, HYBRID, TWO_SIZES, make_engine, saved_blocks
+from tests.kit.connector.scripted import DIGEST_BYTES, Admission, ScriptedEngine, list_moves
 
 WINDOW = ((["c"], window(4, tokens=6)),)
-MIXED = ((["a"], full(4)), (["c"], window(4, tokens=6)))
-
-
-def names_of(engine: ScriptedEngine, group: int = 0) -> list[bytes]:
-    return [one.name for one in engine.cache.published if one.group == group and one.shard == 0]
-
-
-def hashes_of(engine: ScriptedEngine, request_id: str) -> list[bytes]:
-    return list(engine.requests[request_id].block_hashes)
-
-
-def save_prompt(engine: ScriptedEngine, request_id: str, tokens: range, **wishes: Any) -> StepPlan:
-    """Its saves are on their way."""
-    engine.admit(engine.arrive(request_id, tokens, **wishes))
-    return engine.step()
 
 
 # ---- what is published ----

@@ -15,13 +15,13 @@ from kvoffload.connector.request_terms import RequestTerms
 from kvoffload.connector.saves.worth import Candidates, SaveWorth
 from kvoffload.connector.tracked_request import NEVER, TrackedRequest
 from kvoffload.kvspec import ReuseRule
-from tests.unit.connector.test_group_table import facts
+from tests.kit.connector.facts import group_facts
 
-FULL = facts(0)
-WINDOW = facts(1, ReuseRule.WINDOW, window=6)
-CHUNK = facts(1, ReuseRule.CHUNK, window=16)
-STATE = facts(1, ReuseRule.EXACT_BOUNDARY)
-LATE_WINDOW = facts(2, ReuseRule.WINDOW, window=6)
+FULL = group_facts(0)
+WINDOW = group_facts(1, ReuseRule.WINDOW, window=6)
+CHUNK = group_facts(1, ReuseRule.CHUNK, window=16)
+STATE = group_facts(1, ReuseRule.EXACT_BOUNDARY)
+LATE_WINDOW = group_facts(2, ReuseRule.WINDOW, window=6)
 TABLES = tuple([100 * (group + 1) + at for at in range(40)] for group in range(3))
 
 

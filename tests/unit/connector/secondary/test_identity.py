@@ -17,7 +17,8 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.secondary.identity import describe_tier, find_prefix_groups, names_are_private
 from kvoffload.errors import IdentityError, UnsupportedError
-from tests.unit.connector.engine_configs import (
+from tests.kit.connector.changes import FP8, Change, set_in
+from tests.kit.connector.engine_configs import (
     AttentionLayer,
     full,
     make_config,
@@ -26,8 +27,7 @@ from tests.unit.connector.engine_configs import (
     recurrent,
     window,
 )
-from tests.unit.connector.identity.test_engine import FP8, Change, set_in
-from tests.unit.connector.tier_configs import make_rows
+from tests.kit.connector.tier_configs import make_rows
 
 
 def fingerprint(

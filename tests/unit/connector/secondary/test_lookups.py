@@ -11,7 +11,7 @@ from kvoffload.client import FarTerms
 from kvoffload.connector.secondary import lookups as tier_lookups
 from kvoffload.connector.secondary.lookups import TierLookups
 from kvoffload.connector.secondary.transfers import TransferTerms
-from tests.unit.connector.tiers import TOKENS, names_of
+from tests.kit.connector.tiers import TOKENS, names_of
 
 FULL, WINDOW = 0, 1
 

@@ -13,9 +13,9 @@ import pytest
 from kvoffload.connector.secondary import transfers as tier_transfers
 from kvoffload.connector.secondary.transfers import JOB_LIMIT, ROWS, TierTransfers, TransferTerms, map_rows
 from kvoffload.transfer.host_engine import HostEngine
-from tests.children import child
+from tests.kit.children import child
+from tests.kit.connector.tiers import ROW_BYTES, ROW_COUNT, TOKENS, WAIT_S, SmallTier, names_of, open_tier, wait_for
 from tests.unit.client.conftest import SERVER
-from tests.unit.connector.tiers import ROW_BYTES, ROW_COUNT, TOKENS, WAIT_S, SmallTier, names_of, open_tier, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from kvoffload.protocol import CODEC, Answer, Counts, Error, ErrorCode, HelloAcc
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.channels.control_channels import ChannelTerms, ControlChannels
 from kvoffload.server.outbox import Sendable, ToConnection
+from tests.kit.server.gate_loop import Loop
+from tests.kit.server.guests import HELLO
 from tests.kit.server.harness import Client, Server
 from tests.kit.server.remote_client import RemoteClient
-from tests.unit.server.channels.test_tcp_gate import Loop
-from tests.unit.server.sessions.test_guests import HELLO
 
 BOOT_ID = 5
 REMOTE = RemoteTerms(address=TcpAddress("127.0.0.1", 0), stranger=Guest(domain="main"))

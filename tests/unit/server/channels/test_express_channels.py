@@ -30,8 +30,8 @@ from kvoffload.server.channels import express_channels
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.event_feed import Space
 from kvoffload.server.outbox import OpenExpress
+from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.express_peer import ExpressPeer
-from tests.unit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 
 SESSION = 0x70005
 CHAIN = make_chain(1, 4)

@@ -36,10 +36,10 @@ from kvoffload.server.channels.remote_control import DROPPED_AT_ONCE, FRAME_BYTE
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.terms import RemoteTerms
 from kvoffload.units import MIB
+from tests.kit.server.blocks import hashes_of, register_of, save
+from tests.kit.server.gate_loop import Loop
 from tests.kit.server.raw_client import RawClient
 from tests.kit.server.remote_client import RemoteClient, make_keys
-from tests.unit.server.channels.test_tcp_gate import Loop
-from tests.unit.server.test_loop import hashes_of, register_of, save
 
 LOOPBACK = TcpAddress("127.0.0.1", 0)
 MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)

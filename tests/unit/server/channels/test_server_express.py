@@ -43,10 +43,10 @@ from kvoffload.protocol import (
 )
 from kvoffload.server.channels import express_channels
 from kvoffload.server.loop import CacheServer, ServerPlan
+from tests.kit.open_files import count_open_files
+from tests.kit.server.blocks import MEMORY, chain_parents, hashes_of, register_of
 from tests.kit.server.express_peer import ExpressPeer
 from tests.kit.server.raw_client import RawClient
-from tests.open_files import count_open_files
-from tests.unit.server.test_loop import MEMORY, chain_parents, hashes_of, register_of
 
 HASHES = hashes_of(3)
 

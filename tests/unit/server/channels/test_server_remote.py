@@ -10,31 +10,21 @@ from typing import Any
 
 import pytest
 
+from tests.kit.server.remote_loads import load
+
 pytest.importorskip("obstore", reason="obstore is not installed")
 
 from kvoffload.cache import AcquireOutcome
 from kvoffload.client import AsyncClient, Client
-from tests.kit.server.shared_stores import SHARED, SharedStore
-from tests.unit.cache.offload_contract import (
+from tests.kit.cache.offload_contract import (
     CHAIN,
     TOKENS,
     OffloadCacheContract,
-    has_patterns,
-    names_of,
     save,
 )
+from tests.kit.server.shared_stores import SHARED, SharedStore
+from tests.kit.server.tiers import FAR, NAME, PAYING, WAIT_S, Settled, await_that, counts_of, disk_below, serving
 from tests.unit.client.conftest import make_terms
-from tests.unit.server.tiering.test_server_tiers import (
-    FAR,
-    NAME,
-    PAYING,
-    WAIT_S,
-    Settled,
-    await_that,
-    counts_of,
-    disk_below,
-    serving,
-)
 
 BLOCKS = 16 + 8 + 4
 RECORDS = BLOCKS + 16
@@ -54,18 +44,6 @@ def _nothing_is_there_at_first(store: SharedStore) -> None:
 
 def make_client(socket: Path) -> AsyncClient:
     return AsyncClient(make_terms(socket, name=NAME))
-
-
-async def load(client: AsyncClient) -> int:
-    """The boundary of a hit, of which every byte was looked at."""
-    found = await client.acquire(CHAIN, far=FAR)
-    if found.lease is None:
-        return 0
-    for group, leased in enumerate(found.groups):
-        names = names_of(group, CHAIN)[32 * leased.first :]
-        assert has_patterns(client, found.lease.memory_id, group, leased.addresses, names)
-    client.release(found.lease)
-    return found.boundary
 
 
 async def test_what_one_machine_has_computed_another_one_has(tmp_path: Path, store: SharedStore) -> None:

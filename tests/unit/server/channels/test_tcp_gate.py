@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -16,34 +15,11 @@ from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.server.channels import tcp_gate
 from kvoffload.server.channels.tcp_gate import CHUNK_BYTES, MAX_CONNECTIONS, MAX_OF_ONE_HOST, TcpGate
-from tests.open_files import count_open_files
+from tests.kit.open_files import count_open_files
+from tests.kit.server.gate_loop import Loop
 
 TIMEOUT_S = 30.0
 LOOPBACK = TcpAddress("127.0.0.1", 0)
-
-
-class Loop:
-    """Watches as the server does."""
-
-    def __init__(self) -> None:
-        self.poll = select.poll()
-        self.watched: dict[int, int] = {}
-
-    def watch(self, file: int, *, writes: bool, reads: bool = True) -> None:
-        flags = (select.POLLIN if reads else 0) | (select.POLLOUT if writes else 0)
-        self.watched[file] = flags
-        self.poll.register(file, flags)
-
-    def unwatch(self, file: int) -> None:
-        if self.watched.pop(file, None) is not None:
-            self.poll.unregister(file)
-
-    def turn(self, gate: TcpGate) -> int:
-        """How many files were ready."""
-        ready = self.poll.poll(1)
-        for file, flags in ready:
-            gate.on_ready(file, reads=bool(flags & ~select.POLLOUT), writes=bool(flags & select.POLLOUT))
-        return len(ready)
 
 
 class Gate:

@@ -12,7 +12,7 @@ import pytest
 
 from kvoffload.errors import ConfigError
 from kvoffload.server.channels.unix_listener import UnixListener
-from tests.children import child
+from tests.kit.children import child
 
 SERVER = """
 import sys, time

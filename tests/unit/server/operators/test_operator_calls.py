@@ -9,12 +9,9 @@ import pytest
 from kvoffload.protocol import (
     Clear,
     ClearedBlocks,
-    Credits,
     Done,
     Error,
     ErrorCode,
-    Explain,
-    Explained,
     Explanation,
     IdentityField,
     Insight,
@@ -23,35 +20,18 @@ from kvoffload.protocol import (
     Miss,
     Prefetch,
     ProtocolFault,
-    Publish,
-    Query,
     SetQuota,
     Stats,
 )
 from kvoffload.server import DomainTerms
 from kvoffload.server.operators import prompt_ledger
 from kvoffload.server.sessions.domain import TenantTerms
-from tests.kit.server.harness import UID, Client, Server, core_terms, numbers
-from tests.unit.cache.cache_model import PLAIN, make_chain
+from tests.kit.cache.cache_model import PLAIN, make_chain
+from tests.kit.server.explained import explain, store
+from tests.kit.server.harness import UID, Server, core_terms, numbers
 
 BLOCK = 16
 RECORD_BYTES = PLAIN.groups[0].record_bytes
-
-
-def store(engine: Client, chain: bytes) -> None:
-    """All blocks of the chain, as an engine does it."""
-    granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=len(chain) // 32))
-    assert len(granted.tickets) == 8 * (len(chain) // 32)
-    published = Publish(name_space=engine.name_space, group=0, shard=0, tickets=granted.tickets, hashes=chain)
-    assert engine.tell(published) is None
-
-
-def explain(engine: Client, missing: bytes, **changes: Any) -> Explanation:
-    query = Query(**({"asked": 64, "promised": 0, "missing": missing} | changes))
-    answer = engine.ask(Explain(queries=(query,)))
-    assert isinstance(answer, Explained), answer
-    (explanation,) = answer.answers
-    return explanation
 
 
 def tags_of(chain: bytes) -> bytes:

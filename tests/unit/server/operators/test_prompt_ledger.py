@@ -9,9 +9,9 @@ import pytest
 from kvoffload.protocol import IdentityField, Miss
 from kvoffload.server.operators import prompt_ledger
 from kvoffload.server.operators.prompt_ledger import find_differences
+from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
+from tests.kit.server.explained import explain, store
 from tests.kit.server.harness import Server, register_of
-from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
-from tests.unit.server.operators.test_operator_calls import explain, store
 
 
 def parts(**values: str) -> tuple[IdentityField, ...]:

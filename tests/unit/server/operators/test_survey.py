@@ -25,9 +25,9 @@ from kvoffload.server.operators import survey
 from kvoffload.server.outbox import Later
 from kvoffload.server.sessions.domain import TenantTerms
 from kvoffload.server.sessions.session import Guest
+from tests.kit.cache.cache_model import HYBRID, PLAIN, fingerprint, make_chain
+from tests.kit.server.explained import store
 from tests.kit.server.harness import UID, Client, Server, code_of, core_terms, numbers
-from tests.unit.cache.cache_model import HYBRID, PLAIN, fingerprint, make_chain
-from tests.unit.server.operators.test_operator_calls import store
 
 TERMS = core_terms(operator_uids=frozenset({UID}))
 

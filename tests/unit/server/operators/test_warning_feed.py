@@ -14,8 +14,8 @@ from kvoffload.client import Client
 from kvoffload.protocol import Warned
 from kvoffload.protocol.limits import LINE_BYTES
 from kvoffload.server.operators.warning_feed import KEPT, WarningFeed
+from tests.kit.server.tiers import await_that, disk_below, serving
 from tests.unit.client.conftest import make_terms
-from tests.unit.server.tiering.test_server_tiers import await_that, disk_below, serving
 
 SERVER = logging.getLogger("kvoffload.server.anything")
 WAIT_S = 30.0

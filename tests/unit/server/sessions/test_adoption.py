@@ -10,8 +10,8 @@ import pytest
 
 from kvoffload.protocol import Adopt, AdoptVerdict, Error, ErrorCode
 from kvoffload.server import DomainTerms
+from tests.kit.cache.cache_model import SMALL
 from tests.kit.server.harness import UID, CacheWithoutProcesses, Client, Server
-from tests.unit.cache.cache_model import SMALL
 
 OLD_BOOT = 77
 

@@ -8,8 +8,8 @@ from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import Error, ErrorCode, Welcome
 from kvoffload.server import DomainTerms, TenantTerms
 from kvoffload.server.sessions.domain import read_geometry
+from tests.kit.cache.cache_model import HYBRID, PLAIN
 from tests.kit.server.harness import Server, register_of
-from tests.unit.cache.cache_model import HYBRID, PLAIN
 
 DOMAINS = (
     DomainTerms(name="red", uids=frozenset({1, 3})),

@@ -10,10 +10,10 @@ import pytest
 from kvoffload.peers import SpaceTable
 from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.server.tiering.terms import WriteRule
+from tests.kit.cache.cache_model import HYBRID, PLAIN, fingerprint
+from tests.kit.server.disk_traffic import STEP_S, await_, bring_down, bring_up
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting
-from tests.unit.cache.cache_model import HYBRID, PLAIN, fingerprint
-from tests.unit.server.tiering.test_tier_traffic_disk import STEP_S, await_, bring_down, bring_up
-from tests.unit.tiers.test_disk import make_tier
+from tests.kit.tiers.disks import make_tier
 
 
 @pytest.fixture

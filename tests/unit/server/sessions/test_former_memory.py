@@ -18,9 +18,9 @@ from kvoffload.protocol import FormerMemory, Holding, Retire, Role
 from kvoffload.server import DomainTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
+from tests.kit.cache.cache_model import PLAIN, make_chain
 from tests.kit.server.harness import Client as Process
 from tests.kit.server.harness import Server, register_of
-from tests.unit.cache.cache_model import PLAIN, make_chain
 
 WAIT_S = 60.0
 OWN, OLD, OLDER = 7, 8, 9

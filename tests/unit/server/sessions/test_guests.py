@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
-from typing import Any
-
 import pytest
 
 from kvoffload.protocol import (
-    CAPABILITIES,
-    CODEC,
     MESSAGES,
     Bye,
     Call,
@@ -29,31 +24,14 @@ from kvoffload.protocol import (
     Subscribed,
 )
 from kvoffload.protocol.shape import Shape
-from kvoffload.server import DomainTerms, Guest, ServerLimits
+from kvoffload.server import DomainTerms, ServerLimits
+from tests.kit.cache.cache_model import make_chain
+from tests.kit.protocol.examples import make_example
+from tests.kit.server.chains import save_chain
+from tests.kit.server.guests import HELLO, Visitor
 from tests.kit.server.harness import Client, Server, code_of, core_terms, register_of
-from tests.unit.cache.cache_model import make_chain
-from tests.unit.protocol.examples import make_example
-from tests.unit.server.test_served_blocks import save_chain
 
 PREFETCH = Prefetch(name_space=0, chain=b"")
-HELLO = Hello(protocol_min=1, protocol_max=1, capabilities=tuple(sorted(CAPABILITIES)))
-_NUMBERS = count(1)
-
-
-class Visitor:
-    """One TCP connection."""
-
-    def __init__(self, server: Server, domain: str = "main", *, is_operator: bool = False) -> None:
-        self.server = server
-        self.guest = Guest(domain=domain, is_operator=is_operator)
-        self.key = b"over tcp %d" % next(_NUMBERS)
-
-    def ask(self, message: ClientMessage, *, session: int = 0, expires_ns: int = 0, number: int = 1) -> Any:
-        frame = CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns)
-        call = CODEC.decode_call(frame)
-        assert isinstance(call, Call)
-        sent = self.server.core.handle_guest(self.key, call, self.guest, self.server.now_ns)
-        return self.server.deliver(sent, key=self.key)
 
 
 def test_a_guest_is_an_observer(server: Server, engine: Client) -> None:

@@ -22,13 +22,13 @@ from kvoffload.protocol import (
     Subscribe,
 )
 from kvoffload.server import ServerLimits
+from tests.kit.cache.cache_model import PLAIN, fingerprint, make_chain
+from tests.kit.cache.offload_contract import CHAIN as SAVED
+from tests.kit.cache.offload_contract import TOKENS, has_patterns, names_of, save
+from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import UID, Client, Server, code_of, greeted, register_of
-from tests.unit.cache.cache_model import PLAIN, fingerprint, make_chain
-from tests.unit.cache.offload_contract import CHAIN as SAVED
-from tests.unit.cache.offload_contract import TOKENS, has_patterns, names_of, save
+from tests.kit.server.tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving
 from tests.unit.client.conftest import make_terms
-from tests.unit.server.test_served_blocks import save_chain
-from tests.unit.server.tiering.test_server_tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving
 
 FEW = ServerLimits(namespaces=16, user_namespaces=12)
 CHAIN = make_chain(1, 4)

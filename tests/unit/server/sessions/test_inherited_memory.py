@@ -18,9 +18,9 @@ from kvoffload.client.joining import HeldMemory
 from kvoffload.protocol import Counts, Credits, CreditsGranted, Stats
 from kvoffload.server import DomainTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
-from tests.children import child
+from tests.kit.children import child
+from tests.kit.server.blocks import MEMORY, hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
-from tests.unit.server.test_loop import MEMORY, hashes_of, register_of, save
 
 RED = 61_001
 SERVER = """
@@ -42,7 +42,9 @@ server.run()
 # The process joins, and holds as many slots as it is told.
 ENGINE = """
 import os, sys
-from tests.unit.server.test_loop import Credits, RawClient, register_of
+from tests.kit.server.blocks import register_of
+from kvoffload.protocol import Credits
+from tests.kit.server.raw_client import RawClient
 _, path, name, count, uid = sys.argv
 if int(uid):
     os.setgroups([])
@@ -59,7 +61,8 @@ import os, sys
 from kvoffload.cache import LocalCache
 from kvoffload.client.joining import HeldMemory, OnLifeline, Step
 from kvoffload.protocol import Offer
-from tests.unit.server.test_loop import MEMORY, RawClient, register_of
+from tests.kit.server.blocks import MEMORY, register_of
+from tests.kit.server.raw_client import RawClient
 _, path, boot_id, sends = sys.argv
 os.setgroups([])
 os.setgid(61001)

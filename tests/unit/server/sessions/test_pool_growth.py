@@ -12,7 +12,7 @@ from kvoffload.cache import LocalCache
 from kvoffload.errors import CacheMemoryError
 from kvoffload.server.sessions.pool_growth import PoolGrowth
 from kvoffload.units import MIB
-from tests.unit.server.sessions.test_pools import GROWING
+from tests.kit.server.pools import GROWING
 
 SHORT = CacheMemoryError("16MiB of memory are not there: 4KiB are left", remedy="more")
 

@@ -14,8 +14,9 @@ from kvoffload.errors import CacheMemoryError
 from kvoffload.protocol import AdoptVerdict
 from kvoffload.server.sessions.pools import Pools
 from kvoffload.units import MIB
-from tests.open_files import count_open_files
-from tests.unit.cache.cache_model import SMALL
+from tests.kit.cache.cache_model import SMALL
+from tests.kit.open_files import count_open_files
+from tests.kit.server.pools import GROWING
 
 WAIT_S = 30.0
 
@@ -55,11 +56,6 @@ def test_memory_that_cannot_be_had_is_said() -> None:
     with pytest.raises(CacheMemoryError, match="cannot be had"):
         take_all(pools, 1)
     pools.stop()
-
-
-GROWING = CacheTerms(
-    memory_bytes=256 * MIB, segment_bytes=64 * MIB, extent_bytes=MIB, entry_limit=1000, step_bytes=16 * MIB
-)
 
 
 def test_what_was_being_taken_is_let_go_of() -> None:

@@ -10,8 +10,8 @@ from kvoffload.protocol import Error, ErrorCode, Register, Registered
 from kvoffload.server import DomainTerms, ServerLimits, TenantTerms
 from kvoffload.server.event_feed import Space
 from kvoffload.server.outbox import OpenExpress
+from tests.kit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
 from tests.kit.server.harness import UID, Server, greeted, register_of
-from tests.unit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
 
 
 def larger(message: Register) -> Register:

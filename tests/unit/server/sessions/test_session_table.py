@@ -10,7 +10,8 @@ import pytest
 from kvoffload.cache import NO_LIMIT, LocalCache, SessionId
 from kvoffload.protocol import Bye, Credits, Done, Error, ErrorCode, Greeting, Prefetch, Role, Stats, Welcome
 from kvoffload.server import DomainTerms, Peer, ServerLimits
-from tests.children import child
+from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
+from tests.kit.children import child
 from tests.kit.server.harness import (
     BOOT_ID,
     UID,
@@ -20,7 +21,6 @@ from tests.kit.server.harness import (
     Server,
     register_of,
 )
-from tests.unit.cache.cache_model import HYBRID, SMALL, fingerprint
 
 
 def reserve(client: Client, count: int = 2) -> None:

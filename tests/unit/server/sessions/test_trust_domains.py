@@ -21,9 +21,9 @@ from kvoffload.protocol import Counts, Stats
 from kvoffload.server import DomainTerms, TenantTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
-from tests.children import child
+from tests.kit.children import child
+from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
-from tests.unit.server.test_loop import hashes_of, register_of, save
 
 RED, BLUE, NOBODY = 61_001, 61_002, 61_003
 SERVER = """

@@ -7,10 +7,10 @@ import pytest
 
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.tiers import RecordNames, RecordOutcome, TierHealth, TierState
-from tests.unit.cache.cache_model import fingerprint, make_chain
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.memory_tier import MemoryTier
-from tests.unit.tiers.tier_contract import Records, put
+from tests.kit.cache.cache_model import fingerprint, make_chain
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.tier_contract import Records, put
 
 CHAIN = make_chain(1, 4)
 

@@ -15,11 +15,11 @@ from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordNames, RecordOutcome
+from tests.kit.cache.cache_model import PLAIN, make_chain
 from tests.kit.server.tier_setting import TierSetting
-from tests.unit.cache.cache_model import PLAIN, make_chain
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.memory_tier import MemoryTier
-from tests.unit.tiers.tier_contract import finish
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.tier_contract import finish
 
 BLOCKS = 16
 CHAIN = make_chain(1, BLOCKS)

@@ -12,10 +12,10 @@ from kvoffload.hash_rows import as_rows
 from kvoffload.server.tiering.looks import TierLooks
 from kvoffload.server.tiering.terms import TierSpace
 from kvoffload.tiers import RecordOutcome
-from tests.unit.cache.cache_model import HYBRID, fingerprint
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.memory_tier import MemoryTier
-from tests.unit.tiers.tier_contract import Records, hashes_of, put
+from tests.kit.cache.cache_model import HYBRID, fingerprint
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.tier_contract import Records, hashes_of, put
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)
 ROWS = [as_rows(hashes_of(100 * group, 4)) for group in range(len(HYBRID.groups))]

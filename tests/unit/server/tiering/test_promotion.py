@@ -9,8 +9,8 @@ import pytest
 from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.server.tiering.promotion_parts import Wanted
 from kvoffload.tiers import RecordOutcome
+from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
 from tests.kit.server.tier_setting import CHAIN, tier_setting
-from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
 
 OTHER = make_chain(2, 16)
 TOKENS = 256

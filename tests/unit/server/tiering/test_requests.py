@@ -27,10 +27,10 @@ from kvoffload.server.outbox import ToConnection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
+from tests.kit.cache.cache_model import PLAIN, SMALL, make_chain
 from tests.kit.server.harness import CacheWithoutProcesses, Client, Server, code_of, numbers
-from tests.unit.cache.cache_model import PLAIN, SMALL, make_chain
-from tests.unit.tiers.faulty_tier import FaultyTier
-from tests.unit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
 
 CHAIN = make_chain(1, 4)
 PIDFD = 1_000_000

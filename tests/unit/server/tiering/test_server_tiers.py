@@ -3,67 +3,26 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvoffload.cache import AcquireOutcome, CacheTerms
-from kvoffload.client import AsyncClient, Client, FarTerms
-from kvoffload.server import DomainTerms, TenantTerms
-from kvoffload.server.loop import CacheServer, ServerPlan
-from kvoffload.server.tiering.terms import TierPlan, TierTerms
-from kvoffload.tiers.disk import DiskFolder, DiskTerms
-from kvoffload.units import MIB
-from tests.open_files import count_open_files
-from tests.unit.cache.offload_contract import (
+from kvoffload.cache import AcquireOutcome
+from kvoffload.client import AsyncClient, Client
+from tests.kit.cache.offload_contract import (
     CHAIN,
     TOKENS,
-    AsAwaited,
     OffloadCacheContract,
     has_patterns,
     names_of,
     save,
 )
+from tests.kit.open_files import count_open_files
+from tests.kit.server.tiers import FAR, NAME, PAYING, WAIT_S, Settled, await_that, counts_of, disk_below, serving
 from tests.unit.client.conftest import make_terms
-
-MEMORY = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
-WAIT_S = 30.0
-FAR = FarTerms(wait_s=20.0)
-PAYING = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
-NAME = "one model"
-
-
-def disk_below(folder: Path, **terms: Any) -> TierPlan:
-    disk = DiskTerms(
-        folders=[DiskFolder(path=folder, capacity_bytes=8 * MIB)], segment_bytes=MIB, record_limit_bytes=256 << 10
-    )
-    return TierPlan(place=disk, terms=TierTerms(**terms))
-
-
-@contextmanager
-def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterator[CacheServer]:
-    """Its loop has a thread of its own."""
-    server = CacheServer(ServerPlan(socket=socket, memory={"": memory}, **options))
-    is_ending = threading.Event()
-
-    def run() -> None:
-        while not is_ending.is_set():
-            server.turn(0.01)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield server
-    finally:
-        is_ending.set()
-        thread.join()
-        server.close()
 
 
 @pytest.fixture
@@ -71,17 +30,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "disk"
     folder.mkdir(mode=0o700)
     return folder
-
-
-def counts_of(server: CacheServer) -> dict[str, int]:
-    return asdict(server._core.tiers._traffic[""].tiers[0].counts)
-
-
-def await_that(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: Path) -> None:
@@ -172,19 +120,6 @@ def test_without_a_tier_nobody_asks_for_one(tmp_path: Path) -> None:
         client.prefetch(CHAIN)
         assert client.stats().leases == 0
         assert server._core.tiers.files() == []
-
-
-class Settled(AsAwaited):
-    """Counts are asked for when the traffic holds nothing itself."""
-
-    def __init__(self, client: Client, server: CacheServer) -> None:
-        super().__init__(client)
-        self._traffic = server._core.tiers._traffic[""].tiers[0]
-
-    async def stats(self) -> Any:
-        self._cache.stats()
-        await_that(lambda: self._traffic.is_idle)
-        return self._cache.stats()
 
 
 class TestClientOverDisk(OffloadCacheContract):

@@ -6,7 +6,7 @@ import pytest
 
 from kvoffload.hash_rows import as_rows
 from kvoffload.server.tiering.terms import PIECE_BLOCKS, TierSpace, as_names, cut_pieces
-from tests.unit.cache.cache_model import HYBRID, block_hashes, fingerprint, make_chain
+from tests.kit.cache.cache_model import HYBRID, block_hashes, fingerprint, make_chain
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)
 

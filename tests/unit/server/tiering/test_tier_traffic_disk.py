@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import select
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvoffload.tiers import RecordNames, RecordOutcome
+from tests.kit.cache.cache_model import fingerprint
+from tests.kit.server.disk_traffic import STEP_S, await_, bring_down, bring_up
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting
-from tests.unit.cache.cache_model import fingerprint
-from tests.unit.tiers.test_disk import make_tier
-
-STEP_S = 0.001
-WAIT_S = 30.0
+from tests.kit.tiers.disks import make_tier
 
 
 @pytest.fixture
@@ -22,25 +19,6 @@ def setting(tmp_path: Path) -> Iterator[TierSetting]:
     tier = make_tier(tmp_path / "disk")
     with tier_setting(tier=tier) as setting:
         yield setting
-
-
-def await_(setting: TierSetting, is_over: Callable[[], bool]) -> None:
-    while not is_over():
-        assert select.select([setting.tier], [], [], WAIT_S)[0]
-        setting.turn(STEP_S, times=1)
-
-
-def bring_down(setting: TierSetting, chain: bytes) -> None:
-    setting.save(chain)
-    setting.turn(STEP_S)
-    await_(setting, lambda: setting.traffic.is_idle)
-    setting.cache.clear(setting.name_space)
-
-
-def bring_up(setting: TierSetting, chain: bytes) -> int:
-    answers = setting.ask(chain)
-    await_(setting, lambda: bool(answers))
-    return setting.load(chain)
 
 
 def test_blocks_go_down_and_come_up_as_they_were(setting: TierSetting) -> None:

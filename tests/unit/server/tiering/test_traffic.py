@@ -11,8 +11,8 @@ import pytest
 from kvoffload.errors import TierError
 from kvoffload.protocol import Prefetch, PromotionOutcome
 from kvoffload.tiers import TierState
+from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting
-from tests.unit.cache.cache_model import HYBRID, PLAIN, make_chain
 
 
 def test_every_change_of_a_place_is_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from kvoffload.server.tiering.terms import WriteRule
 from kvoffload.tiers import RecordOutcome
+from tests.kit.cache.cache_model import HYBRID, PLAIN, block_hashes, make_chain
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting
-from tests.unit.cache.cache_model import HYBRID, PLAIN, block_hashes, make_chain
 
 BLOCK = 4096
 

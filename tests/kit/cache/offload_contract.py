@@ -1,0 +1,258 @@
+"""What every `OffloadCache` must do. A test file gives the fixture `cache`, on the geometry HYBRID, and inherits.
+
+Whatever may wait is awaited; `AsAwaited` makes that of a cache whose calls wait themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvoffload.cache import AcquireOutcome, ReservedSlots
+from tests.kit.cache.cache_model import HYBRID, block_hashes, make_chain, record_pattern
+
+BLOCKS = 16
+CHAIN = make_chain(1, BLOCKS)
+TOKENS = BLOCKS * HYBRID.hash_block_size
+_WAITING = ("acquire", "acquire_entries", "reserve", "stats")
+
+
+class AsAwaited:
+    """A cache whose waiting calls are awaited, as `AsyncClient`'s are."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._cache, name)
+        return _as_awaited(found) if name in _WAITING else found
+
+
+def _as_awaited(call: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    async def act(*arguments: Any, **options: Any) -> Any:
+        return call(*arguments, **options)
+
+    return act
+
+
+def names_of(group: int, chain: bytes = CHAIN) -> bytes:
+    return b"".join(block_hashes(chain, HYBRID, group))
+
+
+def pattern(group: int, name: bytes, shard: int) -> npt.NDArray[np.uint8]:
+    return record_pattern((0, group), name, shard, HYBRID.groups[group].record_bytes)
+
+
+def write(cache: Any, slots: ReservedSlots, names: bytes, shard: int) -> None:
+    """What a worker's copies do."""
+    size = HYBRID.groups[slots.group].record_bytes
+    memory = cache.memory(slots.memory_id)
+    for at, address in enumerate(slots.addresses.tolist()):
+        if slots.tickets[at]:
+            name = names[32 * at : 32 * at + 32]
+            memory.view(address + shard * size, size)[:] = pattern(slots.group, name, shard)
+
+
+def has_patterns(cache: Any, memory_id: int, group: int, addresses: npt.NDArray[np.uint64], names: bytes) -> bool:
+    size = HYBRID.groups[group].record_bytes
+    memory = cache.memory(memory_id)
+    return all(
+        np.array_equal(memory.view(address + shard * size, size), pattern(group, names[32 * at : 32 * at + 32], shard))
+        for at, address in enumerate(addresses.tolist())
+        for shard in range(HYBRID.groups[group].shards)
+    )
+
+
+async def save(cache: Any, chain: bytes = CHAIN, **publish: Any) -> None:
+    """All groups' blocks, by all shards; readable when it returns."""
+    prefix = names_of(0, chain)
+    for group, terms in enumerate(HYBRID.groups):
+        names = names_of(group, chain)
+        slots = await cache.reserve(group, hashes=names)
+        assert len(slots) == len(names) // 32
+        parents = (bytes(32) + prefix)[: len(prefix)] if group == 0 else names
+        for shard in range(terms.shards):
+            write(cache, slots, names, shard)
+            cache.publish(slots, hashes=names, parents=parents, shard=shard, **publish)
+    await cache.stats()
+
+
+class OffloadCacheContract:
+    """Inherit, and give `cache`."""
+
+    async def test_at_first_there_is_nothing(self, cache: Any) -> None:
+        assert not cache.lookup(0, CHAIN).any()
+        assert cache.find_boundary(CHAIN, local=32) == 32
+        found = await cache.acquire(CHAIN, local=32)
+        assert (found.outcome, found.boundary, found.lease, found.is_hit) == (AcquireOutcome.MISS, 32, None, False)
+        assert not (await cache.acquire_entries(1, names_of(1))).is_hit
+
+    async def test_what_is_saved_is_found(self, cache: Any) -> None:
+        await save(cache)
+        assert all(cache.lookup(group, names_of(group)).all() for group in range(len(HYBRID.groups)))
+        assert cache.find_boundary(CHAIN) == TOKENS
+        found = await cache.acquire(CHAIN)
+        assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, TOKENS)
+        assert (await cache.stats()).leases == 1
+        for number, group in enumerate(found.groups):
+            assert len(group.addresses)
+            names = names_of(number)[32 * group.first :]
+            assert has_patterns(cache, found.lease.memory_id, number, group.addresses, names)
+        cache.release(found.lease)
+        assert (await cache.stats()).leases == 0
+
+    async def test_digests_come_by_shard(self, cache: Any) -> None:
+        await save(cache)
+        plain = await cache.acquire(CHAIN)
+        both, second = await cache.acquire(CHAIN, shards=(0, 1)), await cache.acquire_entries(0, CHAIN, shards=(1,))
+        blocks = len(both.groups[0].addresses)
+        assert plain.groups[0].digests.shape == (0, blocks)
+        assert both.groups[0].digests.shape == (2, blocks)
+        assert both.groups[0].digests.all()
+        assert (both.groups[0].digests[0] != both.groups[0].digests[1]).all()
+        assert np.array_equal(second.groups[0].digests, both.groups[0].digests[1:])
+        for found in (plain, both, second):
+            cache.release(found.lease)
+
+    async def test_a_load_goes_from_what_the_engine_has_to_where_it_may(self, cache: Any) -> None:
+        await save(cache)
+        found = await cache.acquire(CHAIN, local=64, limit=200, alignment=64)
+        assert (found.is_hit, found.boundary) == (True, 192)
+        assert found.groups[0].first == 4
+        assert len(found.groups[0].addresses) == 8
+        cache.release(found.lease)
+        assert not (await cache.acquire(CHAIN, local=TOKENS)).is_hit
+
+    async def test_a_block_is_there_when_all_its_shards_are(self, cache: Any) -> None:
+        slots = await cache.reserve(0, hashes=CHAIN)
+        write(cache, slots, CHAIN, 1)
+        cache.publish(slots, hashes=CHAIN, shard=1)
+        assert (await cache.stats()).reserved == BLOCKS
+        assert not cache.lookup(0, CHAIN).any()
+        write(cache, slots, CHAIN, 0)
+        cache.publish(slots, hashes=CHAIN, shard=0)
+        assert (await cache.stats()).reserved == 0
+        assert cache.lookup(0, CHAIN).all()
+
+    async def test_all_shards_may_be_published_at_once(self, cache: Any) -> None:
+        slots = await cache.reserve(0, hashes=CHAIN)
+        for shard in (0, 1):
+            write(cache, slots, CHAIN, shard)
+        cache.publish(slots, hashes=CHAIN, shards=2)
+        assert (await cache.stats()).reserved == 0
+        assert cache.lookup(0, CHAIN).all()
+        found = await cache.acquire_entries(0, CHAIN, shards=(0, 1))
+        assert found.groups[0].digests.all()
+        cache.release(found.lease)
+
+    async def test_who_pays_may_be_named(self, cache: Any) -> None:
+        """Of those that the session may name; `own` pays for the rest."""
+
+        async def used() -> dict[str, int]:
+            return {tenant.name: tenant.used_bytes for tenant in (await cache.stats()).tenants}
+
+        before = await used()
+        await save(cache, tenant="other")
+        between = await used()
+        assert between["other"] > before["other"]
+        assert between["own"] == before["own"]
+        await save(cache, make_chain(9, BLOCKS), tenant="nobody that is known")
+        after = await used()
+        assert after["other"] == between["other"]
+        assert after["own"] - between["own"] == between["other"] - before["other"]
+
+    async def test_what_is_there_needs_no_slot(self, cache: Any) -> None:
+        await save(cache)
+        longer = make_chain(1, BLOCKS + 3)
+        slots = await cache.reserve(0, hashes=longer)
+        assert (slots.tickets != 0).tolist() == [False] * BLOCKS + [True] * 3
+        assert len(slots[slots.tickets != 0]) == 3
+        cache.abort(slots)
+        assert (await cache.stats()).reserved == 0
+
+    async def test_slots_can_be_had_before_their_names(self, cache: Any) -> None:
+        slots = await cache.reserve(0, count=5)
+        assert len(slots) == 5
+        assert slots.tickets.all()
+        names = CHAIN[: 32 * 3]
+        for shard in range(2):
+            write(cache, slots[:3], names, shard)
+            cache.publish(slots[:3], hashes=names, shard=shard)
+        cache.abort(slots[3:])
+        assert (await cache.stats()).reserved == 0
+        assert cache.lookup(0, CHAIN).sum() == 3
+
+    async def test_entries_are_leased_all_or_none(self, cache: Any) -> None:
+        await save(cache)
+        found = await cache.acquire_entries(2, names_of(2))
+        assert found.is_hit
+        assert [len(group.addresses) for group in found.groups] == [len(names_of(2)) // 32]
+        assert has_patterns(cache, found.lease.memory_id, 2, found.groups[0].addresses, names_of(2))
+        assert not (await cache.acquire_entries(2, names_of(2) + bytes(32))).is_hit
+        cache.release(found.lease)
+
+    async def test_a_lease_outlives_what_it_was_found_by(self, cache: Any) -> None:
+        await save(cache)
+        found = await cache.acquire_entries(0, CHAIN)
+        cache.invalidate(0, CHAIN)
+        assert (await cache.stats()).quarantined == BLOCKS
+        assert not cache.lookup(0, CHAIN).any()
+        assert has_patterns(cache, found.lease.memory_id, 0, found.groups[0].addresses, CHAIN)
+        cache.release(found.lease)
+        assert (await cache.stats()).quarantined == 0
+
+    async def test_what_is_not_ours_is_ignored(self, cache: Any) -> None:
+        await save(cache)
+        found = await cache.acquire(CHAIN)
+        cache.release(replace(found.lease, number=found.lease.number + (1 << 32)))
+        cache.release(replace(found.lease, memory_id=found.lease.memory_id + 1))
+        assert (await cache.stats()).leases == 1
+        slots = await cache.reserve(0, count=2)
+        other = replace(slots, memory_id=slots.memory_id + 1)
+        assert not cache.publish(other, hashes=bytes(64))
+        cache.abort(other)
+        assert (await cache.stats()).reserved == 2
+        cache.release(found.lease)
+        cache.release(found.lease)
+        cache.abort(slots)
+        cache.abort(slots)
+        stats = await cache.stats()
+        assert (stats.leases, stats.reserved) == (0, 0)
+
+    async def test_only_what_waits_for_this_process_may_be_copied(self, cache: Any) -> None:
+        await save(cache)
+        found, slots = await cache.acquire(CHAIN), await cache.reserve(0, count=1)
+        for held in (found.lease, slots):
+            assert cache.may_copy(held)
+            assert not cache.may_copy(replace(held, session=held.session + 1))
+            assert not cache.may_copy(replace(held, memory_id=held.memory_id + 1))
+        cache.release(found.lease)
+        cache.abort(slots)
+
+    async def test_a_memory_that_is_not_mapped_has_no_slots(self, cache: Any) -> None:
+        assert cache.memory(cache.memory_id).size_bytes > 0
+        with pytest.raises(ValueError, match="not mapped here"):
+            cache.memory(cache.memory_id + 1)
+
+    @pytest.mark.parametrize("call", ["lookup", "acquire_entries", "reserve", "invalidate"])
+    async def test_a_group_that_does_not_exist_is_an_error(self, cache: Any, call: str) -> None:
+        async def act() -> None:
+            result = getattr(cache, call)(3, hashes=CHAIN)
+            if isinstance(result, Awaitable):
+                await result
+
+        with pytest.raises(ValueError, match="group"):
+            await act()
+
+    async def test_hashes_of_a_wrong_length_are_an_error(self, cache: Any) -> None:
+        with pytest.raises(ValueError, match="32"):
+            cache.lookup(0, CHAIN[:-1])
+        with pytest.raises(ValueError, match="32"):
+            await cache.acquire(CHAIN[:-1])
+        with pytest.raises(ValueError, match="32"):
+            cache.invalidate(0, CHAIN[:-1])

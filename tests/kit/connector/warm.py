@@ -1,0 +1,39 @@
+"""Engines whose prompts are in the cache already."""
+
+from __future__ import annotations
+
+from kvoffload.connector.loads.misses import MissReason
+from tests.kit.connector.engine_configs import full, window
+from tests.kit.connector.scripted import ScriptedEngine
+
+TWO_SIZES = ((["a", "b"], full(8)), (["c"], window(4, tokens=6, head_size=16)))
+"""Two groups whose blocks differ in tokens."""
+
+
+DENSE = ((["a"], full(4)),)
+
+
+def make_engine(groups: object = TWO_SIZES, **changes: int) -> ScriptedEngine:
+    return ScriptedEngine(*groups, **changes)  # type: ignore[misc, arg-type]
+
+
+def warm_engine(groups: object = TWO_SIZES, *, tokens: int = 30, **changes: int) -> ScriptedEngine:
+    """Everything of one prompt is saved and nothing of it is in the engine's own cache."""
+    engine = make_engine(groups, **changes)
+    engine.serve("first", range(tokens))
+    engine.forget()
+    engine.assert_at_rest()
+    return engine
+
+
+def leave_free(engine: ScriptedEngine, blocks: int) -> object:
+    """Somebody else holds all other blocks."""
+    return engine.pool.get_new_blocks(engine.pool.get_num_free_blocks() - blocks)
+
+
+def note_misses(engine: ScriptedEngine) -> list[tuple[str, MissReason]]:
+    """Every miss that is noted from now on."""
+    noted: list[tuple[str, MissReason]] = []
+    restores = engine.parts.restores
+    restores._note_miss = lambda tracked, _local, reason: noted.append((tracked.request.request_id, reason))
+    return noted

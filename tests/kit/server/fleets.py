@@ -1,0 +1,97 @@
+"""Fleets of real servers."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvoffload.cli.fleet import admit
+from kvoffload.client import AsyncClient
+from kvoffload.config.tcp_address import TcpAddress
+from kvoffload.key_files import KeyPair
+from kvoffload.peers import SpaceTable
+from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
+from kvoffload.peers.fleet_registry import RegistryTerms
+from kvoffload.peers.homes import find_homes
+from kvoffload.server.loop import CacheServer
+from kvoffload.server.peer_links import PeeringPlan
+from kvoffload.server.sessions.session import Guest
+from kvoffload.server.terms import RemoteTerms
+from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from tests.kit.cache.cache_model import HYBRID
+from tests.kit.cache.offload_contract import names_of, save
+from tests.kit.free_ports import free_port
+from tests.kit.server.remote_client import make_keys
+from tests.kit.server.tiers import NAME, WAIT_S, await_that, disk_below, serving
+from tests.unit.client.conftest import make_terms
+
+BLOCKS = 16 + 8 + 4
+
+
+class Fleet:
+    """Servers that know each other by their keys. `strangers`: those whose keys the others do not have."""
+
+    def __init__(
+        self, folder: Path, *names: str, is_sealed: bool = True, registry: RegistryTerms | None = None
+    ) -> None:
+        """`registry`: where they find each other; nobody is named then."""
+        self.folder = folder
+        self.registry = registry
+        self.is_sealed = is_sealed
+        self.keys: dict[str, KeyPair] = {name: make_keys() for name in names}
+        self.members = {
+            name: FleetMember(address=TcpAddress("127.0.0.1", free_port()), key=self.keys[name].public.decode())
+            for name in names
+        }
+        self.places: dict[str, FleetPlace] = {}
+
+    @contextmanager
+    def serving(self, name: str, *, disk: Path | None = None, **changed: Any) -> Iterator[CacheServer]:
+        spaces = SpaceTable()
+        own = self.members[name]
+        others = [member for other, member in self.members.items() if other != name and self.registry is None]
+        terms = FleetTerms(
+            own=own, others=others, keys=self.keys[name], is_sealed=self.is_sealed, timeout_s=5.0, probe_s=0.2
+        )
+        terms = replace(terms, registry=self.registry, **changed.pop("fleet", {}))
+        announced: dict[str, Guest] = {}
+        place = self.places[name] = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, announced, ""))
+        tier = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
+        guests = {member.key: Guest(domain="", name=str(member.address), is_peer=True) for member in others}
+        below = [] if disk is None else [disk_below(disk, wants=place.is_home)]
+        options: dict[str, Any] = {
+            "tiers": {"": [*below, TierPlan(place=place, terms=tier)]},
+            "remote": RemoteTerms(address=own.address, keys=self.keys[name], guests=ChainMap(guests, announced)),
+            "peering": PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=self.is_sealed),
+            **changed,
+        }
+        with serving(self.folder / name, **options) as server:
+            yield server
+
+    def count_elsewhere(self, name: str) -> int:
+        """Of what `save` saves there: how many blocks live on other machines."""
+        homes = self.places[name]
+        return sum(int(homes.lives_elsewhere(names_of(group)).sum()) for group in range(len(HYBRID.groups)))
+
+    async def save_at(self, name: str, server: CacheServer) -> int:
+        """All groups' blocks, and until the server has sent what lives elsewhere: how many that are."""
+        async with self.client(name) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            sent = self.count_elsewhere(name)
+            await_that(lambda: traffic_of(server).counts.written == sent)
+        assert 0 < sent < BLOCKS
+        return sent
+
+    def client(self, name: str) -> AsyncClient:
+        return AsyncClient(make_terms(self.folder / name, name=NAME))
+
+
+def traffic_of(server: CacheServer, at: int = -1) -> Any:
+    return server._core.tiers._traffic[""].tiers[at]

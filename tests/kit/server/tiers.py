@@ -1,0 +1,87 @@
+"""Real servers with slower tiers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvoffload.cache import CacheTerms
+from kvoffload.client import Client, FarTerms
+from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server.loop import CacheServer, ServerPlan
+from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.units import MIB
+from tests.kit.cache.offload_contract import (
+    AsAwaited,
+)
+
+MEMORY = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
+
+
+WAIT_S = 30.0
+
+
+FAR = FarTerms(wait_s=20.0)
+
+
+PAYING = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
+
+
+NAME = "one model"
+
+
+def disk_below(folder: Path, **terms: Any) -> TierPlan:
+    disk = DiskTerms(
+        folders=[DiskFolder(path=folder, capacity_bytes=8 * MIB)], segment_bytes=MIB, record_limit_bytes=256 << 10
+    )
+    return TierPlan(place=disk, terms=TierTerms(**terms))
+
+
+@contextmanager
+def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterator[CacheServer]:
+    """Its loop has a thread of its own."""
+    server = CacheServer(ServerPlan(socket=socket, memory={"": memory}, **options))
+    is_ending = threading.Event()
+
+    def run() -> None:
+        while not is_ending.is_set():
+            server.turn(0.01)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        is_ending.set()
+        thread.join()
+        server.close()
+
+
+def counts_of(server: CacheServer) -> dict[str, int]:
+    return asdict(server._core.tiers._traffic[""].tiers[0].counts)
+
+
+def await_that(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+class Settled(AsAwaited):
+    """Counts are asked for when the traffic holds nothing itself."""
+
+    def __init__(self, client: Client, server: CacheServer) -> None:
+        super().__init__(client)
+        self._traffic = server._core.tiers._traffic[""].tiers[0]
+
+    async def stats(self) -> Any:
+        self._cache.stats()
+        await_that(lambda: self._traffic.is_idle)
+        return self._cache.stats()

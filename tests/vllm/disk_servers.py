@@ -1,0 +1,32 @@
+"""Servers with a disk for engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvoffload.cache import CacheStats
+from kvoffload.client import Client
+from tests.vllm import connector_probe as probe
+from tests.vllm.cache_server import SharedServer
+from tests.vllm.engine import Engine
+from tests.vllm.pool_probe import unhurried
+
+WAIT_S = 60.0
+
+
+@contextmanager
+def disk_server(room: Path) -> Iterator[SharedServer]:
+    with SharedServer(room, disk=str(room / "disk"), disk_size="1GiB", promote_deadline="30s") as server:
+        server.start()
+        yield server
+
+
+def stats_of(engine: Engine) -> CacheStats:
+    """The engine's client would wait for them no longer than its step permits."""
+    connector: Any = probe.scheduler_connector(engine)
+    client: Client = connector._scheduler._parts.cache
+    with unhurried(client):
+        return client.stats()
