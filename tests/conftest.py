@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+# A check that fails in the kit says what it compared, as one in a test does.
+pytest.register_assert_rewrite("tests.kit", "tests.vllm.equality")
 
 # No deadline: a shared machine's pauses are not a property of the code.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
