@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -51,6 +52,11 @@ def parse_duration(text: str | float) -> float:
     factor = DURATION_UNITS[unit]
     # Divided, as 100 times a millionth is a little less than 100 millionths, and would be below a bound of that.
     return float(number) * factor if factor >= 1 else float(number) / round(1 / factor)
+
+
+def milliseconds(seconds: float) -> int:
+    """Rounds up, so that a short wait is not none; one without an end is the longest that the native core can count."""
+    return math.ceil(min(max(seconds * 1000, 0), 2**31 - 1))
 
 
 def format_size(size_bytes: int) -> str:

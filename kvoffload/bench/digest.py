@@ -11,6 +11,7 @@ from kvoffload import native
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.limits import limit_read
 from kvoffload.bench.measure import measure_pair
+from kvoffload.types import HASH_BYTES
 
 RECORD_BYTES = (4 << 10, 64 << 10, 1 << 20)
 GOALS = {1 << 20: Goal(Measure.RATIO, Bound.AT_LEAST, 0.8)}
@@ -35,11 +36,11 @@ class DigestBenchmark:
                 yield self._measure(working_set, record_bytes, place)
 
     def _measure(self, records: npt.NDArray[np.uint64], record_bytes: int, place: str) -> Result:
-        hashes = np.random.default_rng(2).bytes(records.nbytes // record_bytes * 32)
+        hashes = np.random.default_rng(2).bytes(records.nbytes // record_bytes * HASH_BYTES)
 
         def digest() -> bytes:
             return native.digest_records(
-                records.data, record_bytes, fingerprint=bytes(32), block_hashes=hashes, group=0, shard=0
+                records.data, record_bytes, fingerprint=bytes(HASH_BYTES), block_hashes=hashes, group=0, shard=0
             )
 
         limit = limit_read(records)

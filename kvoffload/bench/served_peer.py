@@ -27,6 +27,7 @@ from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
 from kvoffload.tiers.base import Tier, TierState
 from kvoffload.tiers.remote import RemoteTier
+from kvoffload.types import HASH_BYTES
 
 CONNECTIONS = 4
 _HERE = "here"
@@ -41,7 +42,7 @@ def teach(spaces: SpaceTable, fingerprint: bytes, record_bytes: int) -> None:
 def always_there(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp]:
     """Nothing lives here."""
     there = next((at for at, name in enumerate(members) if name != _HERE), 0)
-    return np.full(len(hashes) // 32, there, np.intp)
+    return np.full(len(hashes) // HASH_BYTES, there, np.intp)
 
 
 @contextmanager

@@ -45,13 +45,12 @@ from kvoffload.protocol import (
     Warned,
 )
 from kvoffload.protocol.limits import MAX_FORMER
-from kvoffload.protocol.message import Event, OneWay, Request
+from kvoffload.protocol.message import ONE_WAY_OPS, Event, OneWay, Request
 
 logger = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
 _IDLE_NS = SECOND_NS // 4
-_FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
 
 
@@ -388,7 +387,7 @@ class Link:
         if error.code in _LOST_THREAD:
             self._hang_up(now_ns, error.message)
             return True
-        if _FIRST_ONE_WAY <= error.about_op < _END_ONE_WAY:
+        if error.about_op in ONE_WAY_OPS:
             logger.warning("the cache server refused: %s", error.message)
             return True
         return False

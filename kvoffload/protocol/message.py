@@ -81,5 +81,9 @@ class Request(ClientMessage):
     reply: ClassVar[type[Reply]]
 
 
+ONE_WAY_OPS = range(32, 48)
+"""Operations whose messages are one-way; the others of a client's are requests."""
+
+
 class OneWay(ClientMessage):
     """Is not answered when all is well; `number` counts the one-way messages of its channel from 1."""

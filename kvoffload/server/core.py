@@ -42,7 +42,7 @@ from kvoffload.protocol import (
     answer_fault,
     check_call,
 )
-from kvoffload.protocol.message import OneWay
+from kvoffload.protocol.message import ONE_WAY_OPS, OneWay
 from kvoffload.protocol.survey import FollowBlock
 from kvoffload.server.drain import DrainState, check_operator
 from kvoffload.server.event_feed import EventFeed, Space
@@ -66,7 +66,6 @@ from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.requests import TierRequests
 
 _ENDS_WITH_DRAIN = (Adopt, Promote)
-_FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 
 _Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage] | None
 """None: there is none. A call: it takes long to find, on whatever thread."""
@@ -254,7 +253,7 @@ class ServerCore:
         behind: list[Sendable] = []
         answer: ServerMessage = answer_fault(fault)
         known = self._sessions.find_connection(connection)
-        if known is not None and _FIRST_ONE_WAY <= fault.op < _END_ONE_WAY:
+        if known is not None and fault.op in ONE_WAY_OPS:
             arrival = known.one_way.accept(fault.number)
             if arrival is not Arrival.IN_ORDER:
                 answer = self._reset(known, arrival, fault.op, behind)

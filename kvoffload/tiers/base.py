@@ -192,8 +192,3 @@ class Tier(Protocol):
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ends what is under way. No slot is touched afterwards, also if TierError says that the place hangs."""
         ...
-
-
-def milliseconds(timeout_s: float) -> int:
-    """Rounded up, so that a short timeout is not none at all."""
-    return max(0, min(2**31 - 1, -int(-timeout_s * 1000 // 1)))

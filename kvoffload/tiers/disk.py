@@ -26,10 +26,9 @@ from kvoffload.tiers.base import (
     Ticket,
     TierHealth,
     TierState,
-    milliseconds,
 )
 from kvoffload.types import HASH_BYTES
-from kvoffload.units import format_size
+from kvoffload.units import format_size, milliseconds
 
 PUT, GET, REMOVE = range(3)
 """The native core's verbs."""

@@ -17,6 +17,7 @@ from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.s3_bucket import Ranges, S3Access, S3Bucket
 from kvoffload.tiers.s3_index import READ_BYTES, PackIndex, PackPlace, SectionKind, read_sections
 from kvoffload.tiers.s3_packs import S3Packs, SmallRecord, is_blank, pack_path
+from kvoffload.types import HASH_BYTES
 from kvoffload.units import KIB
 
 LAYOUT: Final = "1"
@@ -24,7 +25,7 @@ LAYOUT: Final = "1"
 WHOLE_BYTES: Final = 256 * KIB
 """A value of at least so many bytes is an object of its own."""
 
-_SPACE_BYTES = 40
+_SPACE_BYTES = HASH_BYTES + 8
 """Of a key: fingerprint, group, shard."""
 _SCANNED = 64
 
@@ -268,7 +269,7 @@ def _by_space(keys: Sequence[Key]) -> Iterator[tuple[str, Rows]]:
 
 
 def _space_path(key: Key) -> str:
-    return f"{LAYOUT}/{key[:32].hex()}/{key[32:_SPACE_BYTES].hex()}"
+    return f"{LAYOUT}/{key[:HASH_BYTES].hex()}/{key[HASH_BYTES:_SPACE_BYTES].hex()}"
 
 
 def _hash_of(key: Key) -> bytes:

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.errors import KVOffloadError, NativeError
 from kvoffload.kvspec.page_map import PageMap
-from kvoffload.transfer.copy_engine import CopyDirection, RunArrays, milliseconds
+from kvoffload.transfer.copy_engine import CopyDirection, RunArrays
 from kvoffload.transfer.copy_ways import NO_LIMIT, CopyWay, WayTable, WayTiming, choose_ways
-from kvoffload.units import MIB
+from kvoffload.units import MIB, milliseconds
 
 logger = logging.getLogger(__name__)
 

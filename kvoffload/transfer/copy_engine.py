@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.errors import NativeError, RegistrationError, StorageError, UnsupportedError
 from kvoffload.kvspec.page_map import Int64s, PageMap
+from kvoffload.units import milliseconds
 
 if TYPE_CHECKING:
     import torch
@@ -252,11 +252,6 @@ def find_addresses(page_map: PageMap, memory: Mapping[str, torch.Tensor | int]) 
 
 def _as_rows(digests: bytes) -> RunDigests:
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
-
-
-def milliseconds(seconds: float) -> int:
-    """Rounded up, so that a short wait is not none; one without an end is the longest that the core can count."""
-    return math.ceil(min(max(seconds * 1000, 0), 2**31 - 1))
 
 
 def _close_quietly(core: native.CopyEngine) -> None:

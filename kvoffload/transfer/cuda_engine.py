@@ -19,9 +19,9 @@ from kvoffload.transfer.copy_engine import (
     StreamPoint,
     find_addresses,
     list_runs,
-    milliseconds,
 )
 from kvoffload.transfer.copy_ways import WayTable
+from kvoffload.units import milliseconds
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.units import describe_size, format_duration, format_size, parse_duration, parse_size
+from kvoffload.units import describe_size, format_duration, format_size, milliseconds, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,11 @@ def test_a_size_survives_the_round_trip(size_bytes: int) -> None:
 @given(st.floats(1e-6, 1e6))
 def test_a_duration_survives_the_round_trip(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.0, 0), (0.0001, 1), (1.5, 1500), (-3.0, 0), (1e12, 2**31 - 1), (float("inf"), 2**31 - 1)],
+)
+def test_milliseconds_are_rounded_up_and_can_be_counted(seconds: float, expected: int) -> None:
+    assert milliseconds(seconds) == expected

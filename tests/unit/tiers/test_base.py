@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvoffload.errors import TierError
-from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, milliseconds
+from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.memory_tier import MemoryTier
 from tests.kit.tiers.tier_contract import Records, TierContract, get, put
@@ -48,8 +48,3 @@ def test_names_have_whole_hashes() -> None:
         RecordNames(fingerprint=bytes(31), hashes=b"")
     with pytest.raises(TierError, match="hashes of 33"):
         RecordNames(fingerprint=bytes(32), hashes=bytes(33))
-
-
-@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0), (0.0001, 1), (1.5, 1500), (-3.0, 0), (1e12, 2**31 - 1)])
-def test_timeouts_are_rounded_up(seconds: float, expected: int) -> None:
-    assert milliseconds(seconds) == expected
