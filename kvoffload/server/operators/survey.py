@@ -26,6 +26,7 @@ from kvoffload.protocol.survey import (
     ReadReport,
     ReportRead,
 )
+from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
 from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
@@ -42,7 +43,7 @@ _NOBODY = 2**32 - 1
 
 _TELLS = (Role.OBSERVER, Role.SCHEDULER, Role.WORKER)
 
-_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage]
+_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater]
 
 
 class Survey:
@@ -67,26 +68,32 @@ class Survey:
         while sum(map(len, self._reports.values())) > MAX_REPORT_BYTES:
             del self._reports[next(iter(self._reports))]
 
-    def follow(self, connection: Connection, call: Call, now_ns: int) -> ServerMessage | None:
-        """Where a block is. None: the answer comes when the tiers have said what they have."""
+    def follow(self, connection: Connection, call: Call, now_ns: int) -> _Answer:
+        """Where a block is. The answer comes when the tiers have said what they have."""
         message, domain = call.message, connection.session.domain
         assert isinstance(message, FollowBlock)
         if domain.cache is None or message.name_space not in domain.fingerprints:
             return refuse(message, ErrorCode.NOT_FOUND, f"there is no namespace {message.name_space}")
+        cache, chain = domain.cache, self._tiers.find_chain(domain.name)
         groups = range(len(domain.geometries[message.name_space].groups))
-        places = _describe_memory(domain.cache, message.name_space, groups, message.block_hash)
-        chain = self._tiers.find_chain(domain.name)
-        if chain is None:
-            return places
-        kinds = tuple(tier.terms.name for tier in chain.tiers)
-        chain.find_places(
-            message.name_space,
-            message.block_hash,
-            now_s=now_ns / 1e9,
-            wait_s=min(message.wait_ms, MAX_WAIT_MS) / 1000,
-            then=lambda found: self._tiers.answer(connection.key, call.number, _add_tiers(places, kinds, found)),
-        )
-        return None
+
+        def ask_tiers(places: BlockPlaces) -> BlockPlaces | None:
+            if chain is None:
+                return places
+            kinds = tuple(tier.terms.name for tier in chain.tiers)
+            chain.find_places(
+                message.name_space,
+                message.block_hash,
+                now_s=now_ns / 1e9,
+                wait_s=min(message.wait_ms, MAX_WAIT_MS) / 1000,
+                then=lambda found: self._tiers.answer(connection.key, call.number, _add_tiers(places, kinds, found)),
+            )
+            return None
+
+        def look() -> FoundLater:
+            return partial(ask_tiers, _describe_memory(cache, message.name_space, groups, message.block_hash))
+
+        return look
 
     def _serve(self, connection: Connection, message: ClientMessage) -> _Answer:
         domain = connection.session.domain
