@@ -37,6 +37,8 @@ from kvoffload.units import MIB
 
 MAX_REPORT_BYTES = 16 * MIB
 """Of all reports together; the oldest give way."""
+GUEST_BLOCKS = 1024
+"""That a client over TCP is told of at once: what it does not read is bounded in bytes."""
 MAX_WAIT_MS = 10_000
 _SHOWN_DIGITS = 12
 _NOBODY = 2**32 - 1
@@ -109,7 +111,8 @@ class Survey:
             case FindBlocks():
                 if domain.cache is None:
                     return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
-                return partial(_find_blocks, domain.cache, message)
+                most = MAX_BATCH if connection.session.guest is None else GUEST_BLOCKS
+                return partial(_find_blocks, domain.cache, message, most)
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
 
     def _of(self, domain: Domain, engine: str = "") -> Iterator[EngineSession]:
@@ -175,9 +178,9 @@ def _read_identity(domain: Domain, message: ReadIdentity) -> ServerMessage:
     )
 
 
-def _find_blocks(cache: ServedCache, message: FindBlocks) -> ServerMessage:
+def _find_blocks(cache: ServedCache, message: FindBlocks, most: int) -> ServerMessage:
     """On whatever thread."""
-    found = cache.survey(message.prefix, limit=min(message.count or MAX_BATCH, MAX_BATCH))
+    found = cache.survey(message.prefix, limit=min(message.count or most, most))
     return BlocksFound(
         total=found.matches,
         hashes=found.hashes,

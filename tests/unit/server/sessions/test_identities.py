@@ -138,7 +138,7 @@ def test_a_user_has_as_many_as_it_has_now() -> None:
         assert isinstance(greeted(server, "e", uid=UID + 1).ask(plain("e")), Registered)
         server.exit_process(three[0])
         assert isinstance(greeted(server, "d").ask(plain("d")), Registered)
-        # Blocks count for whoever brought them, whether its engine lives or not; nobody else gives way for its next one.
+        # Blocks count for whoever brought them, whether its engine lives or not; nobody else gives way for more.
         save_chain(server.cache, three[1], CHAIN, PLAIN)
         server.exit_process(three[1])
         others = server.process("g", uid=UID + 1).join(PLAIN, "g")
