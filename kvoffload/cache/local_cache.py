@@ -44,8 +44,9 @@ class LocalCache:
 
     Hashes, parents and digests are contiguous buffers: 32 bytes a hash, 8 a digest. A broken contract (a wrong length,
     a group that does not exist) is a ValueError. Nothing here waits for another process; `reserve` and `commit` may
-    wait for each other for the time that one moves a record. `lookup`, `acquire` and `release` take no lock that a
-    writer holds for long; to release a block that was invalidated meanwhile may wait for a writer.
+    wait for each other for the time that one moves a record. `lookup`, `acquire` and `release` wait for no writer, but
+    `acquire` for one that has to forget a damaged block. Who must never wait has the calls whose names begin with
+    `leave_`, and all that say nothing of writers but `evict`, `clear`, `find_departed`, `find_stored` and `survey`.
     """
 
     def __init__(self, core: native.Cache) -> None:
@@ -381,6 +382,58 @@ class LocalCache:
     def invalidate(self, name_space: int, group: int, hashes: Buffer) -> int:
         """Forgets blocks whose bytes are not to be trusted; how many were there. Leases on them stay good."""
         return self._core.invalidate(name_space, group, hashes)
+
+    # ---- for a thread that never waits for a writer ----
+
+    def leave_reserve(
+        self, session: SessionId, name_space: int, group: int, *, hashes: Buffer
+    ) -> Callable[[], Reservation | None]:
+        """Reserves without waiting: at once where no thread writes, else that thread does it before others write.
+
+        What is returned gives the reservation; None: it is not made yet. All that is left so is done in its order.
+        """
+        left = self._core.leave_reserve(session, name_space, group, hashes)
+
+        def take() -> Reservation | None:
+            found = self._core.take_reserved(session, left)
+            return None if found is None else Reservation(_numbers(found[0]), _numbers(found[1]))
+
+        return take
+
+    def leave_commit(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        tickets: Tickets,
+        *,
+        hashes: Buffer,
+        parents: Buffer,
+        digests: npt.NDArray[np.uint64],
+        shard: int = 0,
+    ) -> Callable[[], npt.NDArray[np.uint8] | None]:
+        """Commits without waiting, like `leave_reserve`; what is returned gives the outcomes, or None."""
+        numbers, sums = _as_buffer(tickets, "tickets"), _as_buffer(digests, "digests")
+        left = self._core.leave_commit(session, name_space, group, shard, numbers, hashes, parents, sums)
+
+        def take() -> npt.NDArray[np.uint8] | None:
+            found = self._core.take_committed(left)
+            return None if found is None else np.frombuffer(found, dtype=np.uint8)
+
+        return take
+
+    def leave_abort(self, session: SessionId, tickets: Tickets) -> None:
+        """Gives reserved slots back without waiting, like `leave_reserve`."""
+        self._core.leave_abort(session, _as_buffer(tickets, "tickets"))
+
+    def leave_invalidate(self, name_space: int, group: int, hashes: Buffer) -> None:
+        """Forgets blocks whose bytes are not to be trusted, without waiting, like `leave_reserve`."""
+        self._core.leave_invalidate(name_space, group, hashes)
+
+    def leave_evict(self, name_spaces: Iterable[int]) -> bool:
+        """Evicts all readable blocks of these identities without waiting, like `leave_reserve`. Those that are leased
+        stay for as long. False: it is not over yet, or others are being evicted so and these have not begun."""
+        return self._core.leave_evict(list(name_spaces))
 
     def evict(self, size_bytes: int) -> int:
         """Evicts in the policy's order until so many bytes are freed, or all else is in use; how many were."""

@@ -51,7 +51,7 @@ from kvoffload.server.operators.fault_log import FaultLog
 from kvoffload.server.operators.operator_calls import ExpressCounts, OperatorCalls
 from kvoffload.server.operators.prompt_ledger import OnPrompt
 from kvoffload.server.operators.survey import Survey
-from kvoffload.server.outbox import Later, Sendable, SendMemory, ToConnection, ToLifeline
+from kvoffload.server.outbox import FoundLater, Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.server.peer_links import LinkOpener, peer_calls
 from kvoffload.server.refusal import refuse
 from kvoffload.server.served_cache import ServedCache
@@ -67,7 +67,7 @@ from kvoffload.server.tiering.requests import TierRequests
 
 _ENDS_WITH_DRAIN = (Adopt, Promote)
 
-_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage] | None
+_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater] | None
 """None: there is none. A call: it takes long to find, on whatever thread."""
 
 
@@ -107,7 +107,9 @@ class ServerCore:
         self._closing: Closing | None = None
         self._faults = FaultLog()
         self._tiers = TierRequests(tiers, self._feed.tell_stored, self._faults)
-        self._insight = OperatorCalls(self._domains, clear=self.clear, express=express, on_prompt=on_prompt)
+        self._insight = OperatorCalls(
+            self._domains, tell_cleared=self.tell_cleared, express=express, on_prompt=on_prompt
+        )
         self._survey = Survey(self._sessions, self._tiers)
         self._identities = Identities(terms.limits, self._sessions, self._feed.forget)
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
@@ -225,9 +227,15 @@ class ServerCore:
             return [Later(connection, call.message, call.number, answer), *behind]
         return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
 
-    def finish(self, later: Later, find: Callable[[], ServerMessage]) -> list[Sendable]:
+    def finish(self, later: Later, find: Callable[[], FoundLater]) -> list[Sendable]:
         """What `later` was to find is found: `find` returns or raises it."""
-        return [self._answer(later.connection, self._faults.serve(later.request, find), later.number)]
+
+        def conclude() -> ServerMessage | None:
+            found = find()
+            return found() if callable(found) else found
+
+        answer = self._faults.serve(later.request, conclude)
+        return [] if answer is None else [self._answer(later.connection, answer, later.number)]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
         """A message came in over TCP, on a connection whose key nobody on the Unix socket can have. Its session is the
@@ -272,16 +280,14 @@ class ServerCore:
         """To be called now and then, and when a process has exited: takes back what ended sessions held, and finds what
         subscribers have to be told."""
         self._faults.attempt("reclaim", self._sessions.reclaim)
+        self._faults.attempt("identities", self._identities.tick)
         self._faults.attempt("sweep", self._sweep)
         self._faults.attempt("look", self._tiers.look)
 
-    def clear(self, domain: str, name_space: int) -> int:
-        """Forgets all blocks of a registered identity; how many there were."""
-        cache, fingerprint = self._domains[domain].cache, self._domains[domain].fingerprints[name_space]
-        assert cache is not None
-        count = cache.clear(name_space)
+    def tell_cleared(self, domain: str, name_space: int) -> None:
+        """All blocks of a registered identity are being forgotten."""
+        fingerprint = self._domains[domain].fingerprints[name_space]
         self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
-        return count
 
     def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
         """An engine's blocks became readable."""

@@ -8,8 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from kvoffload.protocol import ServerMessage
-from kvoffload.server.outbox import Later
+from kvoffload.server.outbox import FoundLater, Later
 from kvoffload.server.shares import has_share
 from kvoffload.units import MIB
 
@@ -33,7 +32,7 @@ class LongCalls:
         """Connections whose call is under way, or has its turn later."""
         self._lines: dict[int, deque[Later]] = {}
         """Calls whose turn comes later, by user; that of the first user comes next."""
-        self._running: tuple[Later, Future[ServerMessage]] | None = None
+        self._running: tuple[Later, Future[FoundLater]] | None = None
         self._waiting: dict[bytes, deque[bytes]] = {}
         self._owners: dict[bytes, int] = {}
         self._bytes: Counter[int] = Counter()
@@ -70,7 +69,7 @@ class LongCalls:
         waiting.append(frame)
         return True
 
-    def take_done(self) -> Iterator[tuple[Later, Future[ServerMessage]]]:
+    def take_done(self) -> Iterator[tuple[Later, Future[FoundLater]]]:
         """Yields what is done: its connection has no call any more, and the next call has its turn."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)

@@ -9,6 +9,9 @@ from kvoffload.cache import SessionId
 from kvoffload.protocol import ClientMessage, ServerMessage
 from kvoffload.server.event_feed import Space
 
+FoundLater: TypeAlias = ServerMessage | Callable[[], ServerMessage | None]
+"""An answer, or what says it; None: it comes by another way."""
+
 
 class ToConnection(NamedTuple):
     """A reply on a control connection; `number` is the request's."""
@@ -20,12 +23,13 @@ class ToConnection(NamedTuple):
 
 class Later(NamedTuple):
     """An answer that takes long to find, and `find` may be called on any thread. With what it returns, or raised,
-    `ServerCore.finish` is to be called before anything that came behind it on this connection is handled."""
+    `ServerCore.finish` is to be called before anything that came behind it on this connection is handled: that is the
+    answer, or says it on the core's thread."""
 
     connection: bytes
     request: ClientMessage
     number: int
-    find: Callable[[], ServerMessage]
+    find: Callable[[], FoundLater]
 
 
 class ToLifeline(NamedTuple):

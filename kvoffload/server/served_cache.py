@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import CacheGeometry, Departed, FoundEntries, SessionId
+from kvoffload.cache import CacheGeometry, Departed, FoundEntries, Reservation, SessionId
+from kvoffload.cache.answers import Tickets
 from kvoffload.peers.peer_access import PeerCache
 from kvoffload.types import Fingerprint
 
@@ -28,6 +29,29 @@ class ServedCache(PeerCache, Protocol):
     def reopen_session(self, session: SessionId) -> bool: ...
 
     def reclaim_ended(self) -> int: ...
+
+    def leave_reserve(
+        self, session: SessionId, name_space: int, group: int, *, hashes: Buffer
+    ) -> Callable[[], Reservation | None]: ...
+
+    def leave_commit(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        tickets: Tickets,
+        *,
+        hashes: Buffer,
+        parents: Buffer,
+        digests: npt.NDArray[np.uint64],
+        shard: int = 0,
+    ) -> Callable[[], npt.NDArray[np.uint8] | None]: ...
+
+    def leave_abort(self, session: SessionId, tickets: Tickets) -> None: ...
+
+    def leave_invalidate(self, name_space: int, group: int, hashes: Buffer) -> None: ...
+
+    def leave_evict(self, name_spaces: Iterable[int]) -> bool: ...
 
     def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
 

@@ -26,9 +26,13 @@ class ServerLimits:
     guests: int = 2 * MAX_MEMBERS
     """Observers over TCP, peers among them. Beyond it the one that was silent longest has to say hello again."""
     namespaces: int = 4096
-    """Identities of a domain."""
+    """Identities of a domain. Beyond it those give way, with their blocks, that nobody has registered for longest."""
     user_namespaces: int = 1024
-    """Of them, those that engines of one user brought."""
+    """Of them, those that engines of one user brought; likewise of that user's."""
+    record_sizes: int = 4096
+    """Of all identities of a domain: the native core has room for 4096. Beyond it identities give way likewise."""
+    user_record_sizes: int = 1024
+    """Of those identities that engines of one user brought; likewise of that user's."""
     subscribers: int = 96
     """No user and no domain gets all."""
     queued_events: int = 1024

@@ -6,7 +6,7 @@ are found in it by the next cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -296,6 +296,40 @@ class ModelCache:
 
     def invalidate(self, name_space: int, group: int, hashes: Buffer) -> int:
         return sum(self._remove((name_space, group, name)) for name in split(hashes))
+
+    # ---- nobody writes but who asks ----
+
+    def leave_reserve(
+        self, session: SessionId, name_space: int, group: int, *, hashes: Buffer
+    ) -> Callable[[], Reservation | None]:
+        found = self.reserve(session, name_space, group, hashes=hashes)
+        return lambda: found
+
+    def leave_commit(
+        self,
+        session: SessionId,
+        name_space: int,
+        group: int,
+        tickets: npt.NDArray[np.uint64],
+        *,
+        hashes: Buffer,
+        parents: Buffer,
+        digests: npt.NDArray[np.uint64],
+        shard: int = 0,
+    ) -> Callable[[], npt.NDArray[np.uint8] | None]:
+        outcomes = self.commit(session, name_space, group, tickets, hashes=hashes, parents=parents, shard=shard)
+        return lambda: outcomes
+
+    def leave_abort(self, session: SessionId, tickets: npt.NDArray[np.uint64]) -> None:
+        self.abort(session, tickets)
+
+    def leave_invalidate(self, name_space: int, group: int, hashes: Buffer) -> None:
+        self.invalidate(name_space, group, hashes)
+
+    def leave_evict(self, name_spaces: Iterable[int]) -> bool:
+        for name_space in name_spaces:
+            self.clear(name_space)
+        return True
 
     def clear(self, name_space: int) -> int:
         return sum(self._remove(key) for key in list(self.memory.readable) if key[0] == name_space)

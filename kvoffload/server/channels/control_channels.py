@@ -131,11 +131,14 @@ class ControlChannels:
     def send(self, connection: bytes, message: ServerMessage, number: int) -> bool:
         """False: the connection is gone, or has not read what it was sent before."""
         try:
-            frame = CODEC.encode_answer(message, number=number, boot_id=self._boot_id)
+            return self._send_one(connection, message, number)
         except ProtocolError as fault:
             logger.error("an answer does not fit: %s", fault)
             error = Error(code=ErrorCode.INTERNAL, message="the answer does not fit a frame")
-            frame = CODEC.encode_answer(error, number=number, boot_id=self._boot_id)
+            return self._send_one(connection, error, number)
+
+    def _send_one(self, connection: bytes, message: ServerMessage, number: int) -> bool:
+        frame = CODEC.encode_answer(message, number=number, boot_id=self._boot_id)
         if self._remote is not None and self._remote.is_remote(connection):
             return self._remote.send(connection, frame)
         return self._local is not None and self._local.send(connection, frame)

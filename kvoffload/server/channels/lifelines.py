@@ -34,6 +34,7 @@ from kvoffload.server.channels.open_files import is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.channels.unread_descriptors import UnreadDescriptors
 from kvoffload.server.shares import has_share
+from kvoffload.units import MIB
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,10 @@ MAX_UNGREETED = 64
 """Connections that have not greeted; for a newer one goes the oldest of whoever has most."""
 MAX_QUEUED = 512
 """Packets that a process has not read: the memory of 100,000 segments."""
+QUEUED_BYTES = 2 * MIB
+"""In them."""
+ALL_QUEUED_BYTES = 64 * MIB
+"""Of all processes; those of no user get all of it."""
 READ_S = 10.0
 """Whoever has read nothing for so long is let go if others wait for descriptors."""
 ACCEPTS_AT_ONCE = 64
@@ -94,6 +99,7 @@ class _Line:
     has_greeted: bool = False
     events: int = 0
     queue: deque[tuple[bytes, tuple[int, ...]]] = field(default_factory=deque)
+    queued_bytes: int = 0
     owned: set[int] = field(default_factory=set)
     """Descriptors that are closed once they are sent, or the line ends."""
 
@@ -116,6 +122,8 @@ class Lifelines:
         self._handler = handler
         self._boot_id = boot_id
         self._last = 0
+        self._queued: Counter[int] = Counter()
+        """Bytes that processes have not read, by user."""
         self._lines: dict[int, _Line] = {}
         self._by_file: dict[int, _Line] = {}
         self._ungreeted: dict[int, _Line] = {}
@@ -296,10 +304,12 @@ class Lifelines:
         self._handler.on_greeting(line.number, call, line.credentials, pidfd)
 
     def _send(self, line: _Line, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
-        if len(line.queue) >= MAX_QUEUED:
+        data = self._encode(message, number)
+        if len(line.queue) >= MAX_QUEUED or not self._has_room(line, len(data)):
             self._end(line)
             return
-        line.queue.append((self._encode(message, number), tuple(descriptors)))
+        line.queue.append((data, tuple(descriptors)))
+        self._note_queued(line, len(data))
         if len(line.queue) == 1:
             self._flush(line)
 
@@ -314,6 +324,19 @@ class Lifelines:
         if line.number in self._lines:
             self._watcher.watch(line.end.fileno(), writes=bool(line.queue) and line.number not in self._waiting)
 
+    def _has_room(self, line: _Line, size_bytes: int) -> bool:
+        """Whether so much more may wait until the process reads it."""
+        if line.queued_bytes + size_bytes > QUEUED_BYTES:
+            return False
+        total = self._queued.total() + size_bytes - 1
+        return not line.queue or has_share(self._queued[line.uid], total=total, limit=ALL_QUEUED_BYTES)
+
+    def _note_queued(self, line: _Line, size_bytes: int) -> None:
+        line.queued_bytes += size_bytes
+        self._queued[line.uid] += size_bytes
+        if not self._queued[line.uid]:
+            del self._queued[line.uid]
+
     def _send_next(self, line: _Line) -> bool:
         """False: it is to be tried again, when the line can be written to or, if it waits, by the timer."""
         data, descriptors = line.queue[0]
@@ -323,6 +346,7 @@ class Lifelines:
                 self._waiting[line.number] = line
             return False
         line.queue.popleft()
+        self._note_queued(line, -len(data))
         if descriptors:
             self._unread.note_sent(line.number, line.uid, line.end, len(descriptors))
             line.close_owned(descriptors)
@@ -334,6 +358,7 @@ class Lifelines:
         self._ungreeted.pop(line.number, None)
         self._waiting.pop(line.number, None)
         self._unread.forget(line.number)
+        self._note_queued(line, -line.queued_bytes)
         self._users[line.credentials.uid] -= 1
         # A user who is gone costs nothing.
         self._users += Counter()

@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from kvoffload.errors import ConfigError
+from kvoffload.errors import ConfigError, ProtocolError
 from kvoffload.server.channels.lifelines import Watcher
 from kvoffload.server.channels.tcp_gate import TcpGate
 from kvoffload.server.sessions.session import Guest
@@ -24,8 +24,14 @@ logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 16 << 10
 """An observer has little to say."""
-QUEUED_IN, QUEUED_OUT = 32, 256
+QUEUED_IN = 32
 """Frames of one connection."""
+ANSWER_BYTES = 128 << 10
+"""Of a frame that is sent: an event has half of it."""
+UNREAD_BYTES = 16 << 20
+"""Of one connection, at most: ZeroMQ counts frames. With as many connections as the gate lets in, of one machine and of
+all, they have 256 MiB and 1 GiB unread."""
+QUEUED_OUT = UNREAD_BYTES // ANSWER_BYTES
 HANDSHAKE_MS = 5000
 HEARTBEAT_MS, SILENCE_MS = 10_000, 30_000
 REQUESTS_AT_ONCE = 16
@@ -103,7 +109,9 @@ class RemoteControl:
             return None
 
     def send(self, connection: bytes, frame: bytes) -> bool:
-        """False: the connection is gone, or has not read what it was sent before."""
+        """False: the connection is gone, or has not read what it was sent before. ProtocolError: it is too large."""
+        if len(frame) > ANSWER_BYTES:
+            raise ProtocolError(f"{len(frame)} bytes are too many for a client over TCP")
         try:
             self._router.send_multipart([connection[len(_MARK) + _KEY_BYTES :], frame], zmq.NOBLOCK)
         except zmq.ZMQError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from kvoffload.protocol import (
     Inspect,
     ModelUse,
     NamedCount,
+    Query,
     ServerMessage,
     SetQuota,
     Stats,
@@ -29,12 +31,17 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
 from kvoffload.server.operators.counts import cut_text, describe_counts
-from kvoffload.server.operators.prompt_ledger import OnPrompt, PromptLedger
+from kvoffload.server.operators.prompt_ledger import NOT_ASKED, FoundBlock, OnPrompt, PromptLedger, find_block
+from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
+from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
-from kvoffload.server.sessions.session import Connection
+from kvoffload.server.sessions.session import Connection, Registration
 
 logger = logging.getLogger(__name__)
+
+
+_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater]
 
 
 class ExpressCounts(Protocol):
@@ -56,17 +63,18 @@ class OperatorCalls:
         self,
         domains: Mapping[str, Domain],
         *,
-        clear: Callable[[str, int], int],
+        tell_cleared: Callable[[str, int], None],
         express: ExpressCounts | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
-        """`clear` forgets the blocks of a namespace of a domain. `on_prompt` hears of all that engines ask for."""
-        self._clear = clear
+        """`tell_cleared` hears of each namespace of a domain whose blocks are about to be forgotten, `on_prompt` of all
+        that engines ask for."""
+        self._tell_cleared = tell_cleared
         self._express = express
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
         self._errors: Counter[ErrorCode] = Counter()
-        self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], ServerMessage]] = (
-            dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve)
+        self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], _Answer]] = dict.fromkeys(
+            (Stats, Explain, Inspect, Clear, SetQuota), self._serve
         )
 
     def note_answer(self, answer: object) -> None:
@@ -74,7 +82,7 @@ class OperatorCalls:
         if isinstance(answer, Error):
             self._errors[answer.code] += 1
 
-    def _serve(self, connection: Connection, message: ClientMessage) -> ServerMessage:
+    def _serve(self, connection: Connection, message: ClientMessage) -> _Answer:
         domain = connection.session.domain
         if domain.cache is None:
             return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
@@ -82,22 +90,50 @@ class OperatorCalls:
             case Stats():
                 return describe_counts(domain.cache.stats, domain.traffic)
             case Explain():
-                ledger = self._ledgers[domain.name]
-                return Explained(
-                    answers=tuple(ledger.take(connection.registration, query) for query in message.queries)
-                )
+                return self._explain(domain.cache, self._ledgers[domain.name], connection.registration, message.queries)
             case Inspect():
                 return self._inspect(domain)
             case Clear() | SetQuota():
-                return self._change(domain, message)
+                return self._change(domain, domain.cache, message)
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
 
-    def _change(self, domain: Domain, message: Clear | SetQuota) -> ServerMessage:
-        assert domain.cache is not None
-        if isinstance(message, Clear):
-            blocks = sum(self._clear(domain.name, name_space) for name_space in list(domain.fingerprints))
+    def _explain(
+        self, cache: ServedCache, ledger: PromptLedger, registration: Registration, queries: Sequence[Query]
+    ) -> _Answer:
+        """What left the memory, and when, is looked for on another thread, as those that write may be waited for."""
+        is_asked = [ledger.asks_memory(registration, query) for query in queries]
+
+        def conclude(found: Sequence[FoundBlock]) -> ServerMessage:
+            taken = (ledger.take(registration, *one) for one in zip(queries, found, strict=True))
+            return Explained(answers=tuple(taken))
+
+        def look() -> FoundLater:
+            found = [
+                find_block(cache, registration.name_space, query) if asks else NOT_ASKED
+                for query, asks in zip(queries, is_asked, strict=True)
+            ]
+            return partial(conclude, found)
+
+        return look if any(is_asked) else conclude([NOT_ASKED] * len(queries))
+
+    def _change(self, domain: Domain, cache: ServedCache, message: Clear | SetQuota) -> _Answer:
+        return self._clear(domain, cache) if isinstance(message, Clear) else self._set_quota(domain, message)
+
+    def _clear(self, domain: Domain, cache: ServedCache) -> _Answer:
+        """Subscribers are told first: what is stored meanwhile they hear of later."""
+        name_spaces = list(domain.fingerprints)
+        for name_space in name_spaces:
+            self._tell_cleared(domain.name, name_space)
+
+        def clear() -> ServerMessage:
+            blocks = sum(_clear_one(cache, name_space) for name_space in name_spaces)
             logger.warning("an operator cleared the memory of domain %r: %d blocks", domain.name, blocks)
             return ClearedBlocks(blocks=blocks)
+
+        return clear
+
+    def _set_quota(self, domain: Domain, message: SetQuota) -> ServerMessage:
+        assert domain.cache is not None
         known = {tenant.name: tenant.quota_bytes for tenant in domain.cache.stats.tenants}
         if not known.get(message.tenant) or not message.quota_bytes:
             line = f"tenant {message.tenant!r} has no quota" if message.quota_bytes else "a quota is 1 byte or more"
@@ -134,6 +170,14 @@ class OperatorCalls:
         for tier in () if domain.traffic is None else domain.traffic.tiers:
             waits = tier.reads.waits
             yield _time("promotion", tier.terms.name, waits.counts, int(waits.sum_s * 1e9))
+
+
+def _clear_one(cache: ServedCache, name_space: int) -> int:
+    try:
+        return cache.clear(name_space)
+    except ValueError:
+        # It was forgotten meanwhile, and had no blocks.
+        return 0
 
 
 def _describe_models(domain: Domain) -> tuple[ModelUse, ...]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.cache import Leaving
+from kvoffload.cache import Departed, Leaving
 from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register, Reuse
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import LINE_BYTES
 from kvoffload.server.operators.counts import cut_text
 from kvoffload.server.operators.distinct_blocks import DistinctBlocks
+from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Registration
 
@@ -39,6 +40,24 @@ class _Counts:
     saved_us: int
 
 
+@dataclass(frozen=True)
+class FoundBlock:
+    """What memory remembers of a block."""
+
+    stored_s: int | None = None
+    departed: Departed | None = None
+
+
+NOT_ASKED = FoundBlock()
+
+
+def find_block(cache: ServedCache, name_space: int, query: Query) -> FoundBlock:
+    """Of the missing block, on whatever thread."""
+    (stored_s,) = cache.find_stored(name_space, query.group, query.missing)
+    (departed,) = cache.find_departed(name_space, query.group, query.missing)
+    return FoundBlock(stored_s, departed)
+
+
 OnPrompt = Callable[[int, int, int, bytes], None]
 """Namespace, tokens of a block, tokens that were asked for, and tags of their blocks."""
 
@@ -59,8 +78,13 @@ class PromptLedger:
     def counts(self) -> _Counts:
         return _Counts(asked_blocks=self._asked_blocks, distinct_blocks=self._distinct.count, saved_us=self._saved_us)
 
-    def take(self, registration: Registration, query: Query) -> Explanation:
-        """Counts what became of a prompt, and says why of what is missing."""
+    def asks_memory(self, registration: Registration, query: Query) -> bool:
+        """Whether it is `find_block` that says why."""
+        is_known = query.group < len(registration.register.groups)
+        return query.miss is Miss.NEVER_SEEN and bool(query.missing) and self._domain.cache is not None and is_known
+
+    def take(self, registration: Registration, query: Query, found: FoundBlock) -> Explanation:
+        """Counts what became of a prompt, and says why of what is missing; by what was found, where that says so."""
         tags = np.frombuffer(query.tags, "<u8")
         if len(tags):
             self._distinct.add(tags, space=registration.name_space)
@@ -70,22 +94,19 @@ class PromptLedger:
                 self._on_prompt(registration.name_space, register.hash_block_size, query.asked, query.tags)
         # Engines say what they like, and it has to fit an answer.
         self._saved_us = min(self._saved_us + query.saved_us, U64_MAX)
-        explanation = self._explain(registration, query)
+        explanation = self._explain(registration, query, found)
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower
         self.tokens["hit_lower"] += lower
         self.tokens[explanation.miss.name.lower()] += max(query.asked - query.promised, 0)
         return explanation
 
-    def _explain(self, registration: Registration, query: Query) -> Explanation:
-        cache, group = self._domain.cache, query.group
-        is_known = group < len(registration.register.groups)
-        if query.miss is not Miss.NEVER_SEEN or not query.missing or cache is None or not is_known:
+    def _explain(self, registration: Registration, query: Query, found: FoundBlock) -> Explanation:
+        if not self.asks_memory(registration, query):
             return Explanation(miss=query.miss)
-        (stored_s,) = cache.find_stored(registration.name_space, group, query.missing)
-        if stored_s is not None and stored_s > query.age_ms / 1000 + STORED_SLACK_S:
+        if found.stored_s is not None and found.stored_s > query.age_ms / 1000 + STORED_SLACK_S:
             return Explanation(miss=Miss.INCOMPLETE)
-        (departed,) = cache.find_departed(registration.name_space, group, query.missing)
+        departed = found.departed
         if departed is not None:
             return Explanation(
                 miss=_LEFT[departed.why], seconds_ago=departed.seconds_ago, missing_bytes=departed.missing_bytes

@@ -26,6 +26,7 @@ from kvoffload.protocol.survey import (
     ReadReport,
     ReportRead,
 )
+from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
 from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
@@ -36,13 +37,15 @@ from kvoffload.units import MIB
 
 MAX_REPORT_BYTES = 16 * MIB
 """Of all reports together; the oldest give way."""
+GUEST_BLOCKS = 1024
+"""That a client over TCP is told of at once: what it does not read is bounded in bytes."""
 MAX_WAIT_MS = 10_000
 _SHOWN_DIGITS = 12
 _NOBODY = 2**32 - 1
 
 _TELLS = (Role.OBSERVER, Role.SCHEDULER, Role.WORKER)
 
-_Answer: TypeAlias = ServerMessage | Callable[[], ServerMessage]
+_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater]
 
 
 class Survey:
@@ -67,26 +70,32 @@ class Survey:
         while sum(map(len, self._reports.values())) > MAX_REPORT_BYTES:
             del self._reports[next(iter(self._reports))]
 
-    def follow(self, connection: Connection, call: Call, now_ns: int) -> ServerMessage | None:
-        """Where a block is. None: the answer comes when the tiers have said what they have."""
+    def follow(self, connection: Connection, call: Call, now_ns: int) -> _Answer:
+        """Where a block is. The answer comes when the tiers have said what they have."""
         message, domain = call.message, connection.session.domain
         assert isinstance(message, FollowBlock)
         if domain.cache is None or message.name_space not in domain.fingerprints:
             return refuse(message, ErrorCode.NOT_FOUND, f"there is no namespace {message.name_space}")
+        cache, chain = domain.cache, self._tiers.find_chain(domain.name)
         groups = range(len(domain.geometries[message.name_space].groups))
-        places = _describe_memory(domain.cache, message.name_space, groups, message.block_hash)
-        chain = self._tiers.find_chain(domain.name)
-        if chain is None:
-            return places
-        kinds = tuple(tier.terms.name for tier in chain.tiers)
-        chain.find_places(
-            message.name_space,
-            message.block_hash,
-            now_s=now_ns / 1e9,
-            wait_s=min(message.wait_ms, MAX_WAIT_MS) / 1000,
-            then=lambda found: self._tiers.answer(connection.key, call.number, _add_tiers(places, kinds, found)),
-        )
-        return None
+
+        def ask_tiers(places: BlockPlaces) -> BlockPlaces | None:
+            if chain is None:
+                return places
+            kinds = tuple(tier.terms.name for tier in chain.tiers)
+            chain.find_places(
+                message.name_space,
+                message.block_hash,
+                now_s=now_ns / 1e9,
+                wait_s=min(message.wait_ms, MAX_WAIT_MS) / 1000,
+                then=lambda found: self._tiers.answer(connection.key, call.number, _add_tiers(places, kinds, found)),
+            )
+            return None
+
+        def look() -> FoundLater:
+            return partial(ask_tiers, _describe_memory(cache, message.name_space, groups, message.block_hash))
+
+        return look
 
     def _serve(self, connection: Connection, message: ClientMessage) -> _Answer:
         domain = connection.session.domain
@@ -102,7 +111,8 @@ class Survey:
             case FindBlocks():
                 if domain.cache is None:
                     return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
-                return partial(_find_blocks, domain.cache, message)
+                most = MAX_BATCH if connection.session.guest is None else GUEST_BLOCKS
+                return partial(_find_blocks, domain.cache, message, most)
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
 
     def _of(self, domain: Domain, engine: str = "") -> Iterator[EngineSession]:
@@ -168,9 +178,9 @@ def _read_identity(domain: Domain, message: ReadIdentity) -> ServerMessage:
     )
 
 
-def _find_blocks(cache: ServedCache, message: FindBlocks) -> ServerMessage:
+def _find_blocks(cache: ServedCache, message: FindBlocks, most: int) -> ServerMessage:
     """On whatever thread."""
-    found = cache.survey(message.prefix, limit=min(message.count or MAX_BATCH, MAX_BATCH))
+    found = cache.survey(message.prefix, limit=min(message.count or most, most))
     return BlocksFound(
         total=found.matches,
         hashes=found.hashes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,12 @@ class Domain:
         self.brought: dict[int, int] = {}
         """Whose engines were the first to name it, by namespace."""
         self.geometries: dict[int, CacheGeometry] = {}
+        self.sizes: Counter[int] = Counter()
+        """How many identities have records of a size."""
+        self.user_sizes: dict[int, Counter[int]] = {}
+        """The same by whose engines brought them."""
+        self.used_last: dict[int, None] = {}
+        """Namespaces, the one that nobody has registered for longest first."""
         self._tenants: dict[str, int] = {}
 
     @property
@@ -93,12 +100,34 @@ class Domain:
         self.cache = cache
         self.adopted_boot_id = adopted_boot_id
 
+    def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry, uid: int | None) -> None:
+        """An identity is known; of this user's engines, if they brought it."""
+        if name_space not in self.fingerprints:
+            self.sizes.update(sizes_of(geometry))
+            if uid is not None:
+                self.brought[name_space] = uid
+                self.user_sizes.setdefault(uid, Counter()).update(sizes_of(geometry))
+        self.fingerprints[name_space] = fingerprint
+        self.geometries[name_space] = geometry
+        self.note_use(name_space)
+
+    def note_use(self, name_space: int) -> None:
+        """A session has registered it, now or still."""
+        self.used_last.pop(name_space, None)
+        self.used_last[name_space] = None
+
     def forget(self, name_space: int) -> bytes:
         """Nobody knows this identity any more; which one it was."""
         fingerprint = self.fingerprints.pop(name_space)
-        del self.geometries[name_space]
+        sizes = sizes_of(self.geometries.pop(name_space))
         self.registers.pop(fingerprint, None)
-        self.brought.pop(name_space, None)
+        uid = self.brought.pop(name_space, None)
+        for counts in (self.sizes, self.user_sizes.get(uid) if uid is not None else None):
+            if counts is not None:
+                _take_one(counts, sizes)
+        if uid is not None and not self.user_sizes[uid]:
+            del self.user_sizes[uid]
+        self.used_last.pop(name_space, None)
         return fingerprint
 
     def list_tenants(self, uid: int) -> dict[str, int]:
@@ -113,6 +142,18 @@ class Domain:
         if message.tenant in allowed:
             return allowed[message.tenant]
         return refuse(message, ErrorCode.NOT_ALLOWED, f"user {uid} is not of tenant {message.tenant!r}")
+
+
+def sizes_of(geometry: CacheGeometry) -> set[int]:
+    """Of a block's records of each group, all shards together."""
+    return {group.record_bytes * group.shards for group in geometry.groups}
+
+
+def _take_one(counts: Counter[int], sizes: Iterable[int]) -> None:
+    for size in sizes:
+        counts[size] -= 1
+        if not counts[size]:
+            del counts[size]
 
 
 def choose_domain(domains: Mapping[str, Domain], greeting: Greeting, uid: int) -> Domain | Error:

@@ -118,6 +118,9 @@ class Pools:
 
     def _keep(self, domain: str, cache: LocalCache) -> None:
         self.caches[domain] = cache
+        for name, quota_bytes in self._tenants.get(domain, {}).items():
+            # While nobody else is there to be waited for.
+            cache.open_tenant(name, quota_bytes=quota_bytes)
         growth = PoolGrowth(cache, name=domain, step_bytes=self._wanted[domain].step_bytes)
         growth.limit(self._former_bytes.get(domain, 0))
         growth.start()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register, Registered, advance
 from kvoffload.server.event_feed import Space
 from kvoffload.server.outbox import OpenExpress
 from kvoffload.server.refusal import refuse
-from kvoffload.server.sessions.domain import Domain, read_geometry
+from kvoffload.server.sessions.domain import Domain, read_geometry, sizes_of
 from kvoffload.server.sessions.session import Connection, EngineSession, Registration
 from kvoffload.server.terms import ServerLimits
 from kvoffload.types import Fingerprint
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 256
+"""Of so many identities one gives way at a time, the one that nobody has registered for longest."""
+_TRIES = 4
+"""At others, where blocks of those that were chosen are leased or on their way."""
 
 OnForgotten = Callable[[str, Mapping[int, bytes]], None]
 """Hears of a domain's forgotten identities: its name, and fingerprints by namespace."""
@@ -23,7 +33,8 @@ class Identities:
 
     An identity is known as long as it has blocks or slots in memory, a session that registered it is there, open or
     quarantined, a tier has something to do for it, or a request of a peer goes on with it. Others are forgotten once
-    their places are wanted, and their numbers are nobody's from then on.
+    their places are wanted, and their numbers are nobody's from then on. Where all have blocks, those give way with
+    them that nobody has registered for longest.
     """
 
     def __init__(self, limits: ServerLimits, sessions: Iterable[EngineSession], on_forgotten: OnForgotten) -> None:
@@ -34,7 +45,7 @@ class Identities:
 
     def register(self, connection: Connection, message: Register) -> Registered | Error:
         """The namespace of the session's blocks, the same for all its processes. A refusal changes nothing but what is
-        forgotten."""
+        forgotten, and who has given way."""
         session, domain = connection.session, connection.session.domain
         if session.is_observer:
             return refuse(message, ErrorCode.NOT_ALLOWED, "an observer has no blocks")
@@ -43,16 +54,12 @@ class Identities:
         agreed = _compare(connection, message)
         if isinstance(agreed, Error):
             return agreed
-        is_new = message.fingerprint not in domain.fingerprints.values()
-        refusal = self._check_share(domain, message, session.uid) if is_new else None
-        tenant = refusal or domain.choose_tenant(message, session.uid)
+        tenant = domain.choose_tenant(message, session.uid)
         if isinstance(tenant, Error):
             return tenant
-        name_space = self.open(domain, message)
+        name_space = self.open(domain, message, uid=session.uid)
         if isinstance(name_space, Error):
             return name_space
-        if is_new:
-            domain.brought[name_space] = session.uid
         connection.agreed = agreed
         tenants = domain.list_tenants(session.uid)
         session.registration = Registration(name_space=name_space, register=message, tenant=tenant, tenants=tenants)
@@ -63,44 +70,82 @@ class Identities:
             tenants=tuple(tenants),
         )
 
-    def open(self, domain: Domain, message: Register | Introduce) -> int | Error:
-        """The number of an identity, known or new. A refusal changes nothing but what is forgotten."""
-        limit, known = self._limits.namespaces, domain.fingerprints
-        is_known = message.fingerprint in known.values()
-        if not is_known and len(known) >= limit:
-            self._forget(domain)
-            if len(known) >= limit:
-                return refuse(message, ErrorCode.BUSY, f"there are {len(known)} identities")
+    def open(self, domain: Domain, message: Register | Introduce, *, uid: int | None = None) -> int | Error:
+        """The number of an identity, known or new, for engines of this user; None: for a peer. A refusal changes
+        nothing but what is forgotten, and who has given way."""
         geometry = read_geometry(message)
+        is_known = message.fingerprint in domain.fingerprints.values()
+        refusal = None if is_known else self._make_place(domain, message, geometry, uid)
+        if refusal is not None:
+            return refusal
         name_space = _open(domain, message, geometry)
         if isinstance(name_space, Error) and name_space.code is ErrorCode.BUSY:
             # Adopted memory has identities that nobody has named to this server.
             self._forget(domain)
             name_space = _open(domain, message, geometry)
+            if isinstance(name_space, Error) and name_space.code is ErrorCode.BUSY:
+                self._evict(domain, _list_unnamed(domain)[: self._limits.namespaces])
+                name_space = _open(domain, message, geometry)
         if isinstance(name_space, Error):
             return name_space
         if isinstance(message, Register):
             domain.registers.setdefault(message.fingerprint, message)
-        domain.fingerprints[name_space] = message.fingerprint
-        domain.geometries[name_space] = geometry
+        domain.learn(name_space, message.fingerprint, geometry, uid)
         _teach_tiers(domain, name_space)
         return name_space
 
-    def _check_share(self, domain: Domain, message: Register, uid: int) -> Error | None:
-        """Whether engines of this user may bring another identity."""
-        limit = self._limits.user_namespaces
-        if _count_brought(domain, uid) >= limit:
-            self._forget(domain)
-            if _count_brought(domain, uid) >= limit:
-                return refuse(message, ErrorCode.BUSY, f"engines of user {uid} have brought {limit} identities")
-        return None
+    def tick(self) -> None:
+        """To be called now and then: whose identity is in use now is used last."""
+        for session in self._sessions:
+            if session.registration is not None:
+                session.domain.note_use(session.registration.name_space)
+
+    def _make_place(
+        self, domain: Domain, message: Register | Introduce, geometry: CacheGeometry, uid: int | None
+    ) -> Error | None:
+        """For another identity. At a bound those go that nobody knows; and then those give way, with their blocks, that
+        nobody has registered for longest: of this user's at the user's bound, else of all."""
+        if _find_lack(domain, self._limits, geometry, uid) is None:
+            return None
+        self._forget(domain)
+        tried: set[int] = set()
+        for _ in range(_TRIES):
+            lack = _find_lack(domain, self._limits, geometry, uid)
+            if lack is None:
+                return None
+            victims = _choose_victims(domain, lack, self._list_idle(domain, lack, tried))
+            if not victims or not self._evict(domain, victims):
+                break
+            tried.update(victims)
+        lack = _find_lack(domain, self._limits, geometry, uid)
+        return None if lack is None else refuse(message, ErrorCode.BUSY, lack.line)
+
+    def _list_idle(self, domain: Domain, lack: _Lack, tried: Set[int]) -> list[int]:
+        """Those that no session has registered, the one that was registered last coming last."""
+        spared = self._list_registered(domain) | tried
+        return [
+            number
+            for number in domain.used_last
+            if number not in spared and (lack.uid is None or domain.brought.get(number) == lack.uid)
+        ]
+
+    def _list_registered(self, domain: Domain) -> set[int]:
+        registrations = (session.registration for session in self._sessions if session.domain is domain)
+        return {one.name_space for one in registrations if one is not None}
+
+    def _evict(self, domain: Domain, name_spaces: Sequence[int]) -> bool:
+        """Their blocks, and those that have none then are forgotten. False: another thread has to end it first."""
+        assert domain.cache is not None
+        if not domain.cache.leave_evict(name_spaces):
+            return False
+        logger.info("domain %r: %d identities that no engine has registered gave way", domain.name, len(name_spaces))
+        self._forget(domain)
+        return True
 
     def _forget(self, domain: Domain) -> None:
         """Forgets the identities that nobody knows any more."""
         assert domain.cache is not None
-        registrations = (session.registration for session in self._sessions if session.domain is domain)
-        kept = {one.name_space for one in registrations if one is not None}
-        unknown = domain.fingerprints.keys() - kept - domain.cache.stats.used_by.keys()
+        unknown = domain.fingerprints.keys() - self._list_registered(domain) - domain.cache.stats.used_by.keys()
         if domain.traffic is not None:
             unknown = domain.traffic.forget_spaces(unknown)
         forgotten = set(domain.cache.forget_namespaces(domain.fingerprints.keys() - unknown))
@@ -137,8 +182,57 @@ def _compare(connection: Connection, message: Register) -> Agreement | Error:
     return advance(domain.handshake, connection.agreed, message, known=known)
 
 
-def _count_brought(domain: Domain, uid: int) -> int:
-    return sum(brought_by == uid for brought_by in domain.brought.values())
+@dataclass(frozen=True)
+class _Lack:
+    """Of what there is too much for one identity more."""
+
+    line: str
+    limit: int
+    uid: int | None = None
+    """Of this user alone; None: of the domain."""
+    sizes: int = 0
+    """Record sizes that have to go; 0: identities do."""
+
+
+def _find_lack(domain: Domain, limits: ServerLimits, geometry: CacheGeometry, uid: int | None) -> _Lack | None:
+    sizes = sizes_of(geometry)
+    if uid is not None:
+        count = sum(brought_by == uid for brought_by in domain.brought.values())
+        line = f"engines of user {uid} have brought {count} identities"
+        if count >= limits.user_namespaces:
+            return _Lack(line, limits.user_namespaces, uid)
+        excess = _count_sizes(domain.user_sizes.get(uid, {}), sizes) - limits.user_record_sizes
+        if excess > 0:
+            return _Lack(f"{line} and too many record sizes", limits.user_namespaces, uid, excess)
+    line = f"there are {len(domain.fingerprints)} identities"
+    if len(domain.fingerprints) >= limits.namespaces:
+        return _Lack(line, limits.namespaces)
+    excess = _count_sizes(domain.sizes, sizes) - limits.record_sizes
+    return None if excess <= 0 else _Lack(f"{line} and too many record sizes", limits.namespaces, None, excess)
+
+
+def _count_sizes(known: Mapping[int, int], more: Set[int]) -> int:
+    return len(known) + sum(size not in known for size in more)
+
+
+def _choose_victims(domain: Domain, lack: _Lack, idle: Sequence[int]) -> Sequence[int]:
+    """Some at once: to look for their blocks is to look at all blocks that there are."""
+    least = max(lack.limit // _AT_ONCE, 1)
+    left = Counter(domain.sizes if lack.uid is None else domain.user_sizes[lack.uid])
+    gone = 0
+    for count, number in enumerate(idle, start=1):
+        sizes = sizes_of(domain.geometries[number])
+        left.subtract(sizes)
+        gone += sum(left[size] == 0 for size in sizes)
+        if gone >= lack.sizes and count >= least:
+            return idle[:count]
+    return idle
+
+
+def _list_unnamed(domain: Domain) -> list[int]:
+    """Identities of adopted memory that nobody has named to this server, and that have blocks."""
+    assert domain.cache is not None
+    return [number for number in domain.cache.stats.used_by if number not in domain.fingerprints]
 
 
 def _teach_tiers(domain: Domain, name_space: int) -> None:

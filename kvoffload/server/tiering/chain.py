@@ -129,7 +129,7 @@ class TierChain:
             tier.forget(name_space, group, hashes)
         if self._cache is not None:
             # They may have come up since whoever says so took them out of memory.
-            self._cache.invalidate(name_space, group, hashes)
+            self._cache.leave_invalidate(name_space, group, hashes)
 
     def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
         """All tiers are asked for what memory and those before them lack, and then each brings its part: blocks of one

@@ -15,7 +15,17 @@ from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.looks import Found, Then, TierLooks
-from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Piece, Promotion, Wanted
+from kvoffload.server.tiering.promotion_parts import (
+    Answer,
+    AskedFor,
+    Keep,
+    PartOf,
+    Piece,
+    Promotion,
+    Room,
+    Storing,
+    Wanted,
+)
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, as_names, cut_pieces
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
@@ -69,6 +79,8 @@ class Promotions:
         """By namespace and group, and the block's name."""
         self._reading: dict[int, tuple[Piece, int]] = {}
         """By the tier's ticket: the piece, and which shard."""
+        self._storing: deque[Storing] = deque()
+        """In the order in which they are made readable."""
         self._held: list[tuple[Keep, list[LeaseId]]] = []
 
     def attach(self, cache: ServedCache, session: SessionId) -> None:
@@ -82,12 +94,18 @@ class Promotions:
     def busy_spaces(self) -> set[int]:
         """Identities of which something is asked for, or comes."""
         reading = (piece for piece, _ in self._reading.values())
-        return self._looks.spaces() | {piece.space.number for piece in (*self._queue, *reading)}
+        storing = (storing.piece for storing in self._storing)
+        return self._looks.spaces() | {piece.space.number for piece in (*self._queue, *reading, *storing)}
 
     def forget_spaces(self, name_spaces: Set[int]) -> None:
         """None of these is busy, and nobody asks for their blocks any more."""
         for key in [key for key in self._coming if key[0] in name_spaces]:
             del self._coming[key]
+
+    @property
+    def awaits_writer(self) -> bool:
+        """Whether another thread writes, and `advance` has something to do when it has come to what was left to it."""
+        return bool(self._storing) or (bool(self._queue) and self._queue[0].room is not None)
 
     def next_s(self) -> float | None:
         """When `expire` is due."""
@@ -153,11 +171,12 @@ class Promotions:
         self._settle(promotion, now_s)
 
     def advance(self, now_s: float) -> None:
-        """Gives the tier what it may have."""
+        """Gives the tier what it may have, and ends what has become readable."""
+        self._end_stored(now_s)
         under_way = len({piece for piece, _ in self._reading.values()})
         while self._queue and self.rate.queued_bytes < self._terms.under_way_bytes and under_way < _MOST_PIECES:
             piece = self._queue[0]
-            if piece.waiters and not self._begin(piece, now_s):
+            if (piece.waiters or piece.room is not None) and not self._begin(piece, now_s):
                 return
             self._queue.popleft()
             self._queued_bytes -= piece.size_bytes
@@ -201,7 +220,7 @@ class Promotions:
         piece.waits_for -= 1
         if not piece.waits_for:
             self._store(piece)
-            self._end(piece, now_s)
+            self._end_stored(now_s)
         return True
 
     def forget(self, space: TierSpace, group: int, hashes: bytes) -> None:
@@ -291,22 +310,24 @@ class Promotions:
     # ---- a piece ----
 
     def _begin(self, piece: Piece, now_s: float) -> bool:
-        """False: the tier takes no more batches now."""
+        """False: another thread writes, or the tier takes no more batches now."""
         cache, space, group = self._cache, piece.space, piece.group
         assert cache is not None
-        trusted = np.ones(len(piece.hashes), np.bool_)
-        for shard in range(space.shards(group)):
-            # Some may have been forgotten since it was queued.
-            self._bad.leave_out(space.names(group, piece.hashes.tobytes(), shard), trusted)
-        hashes, before = piece.hashes[trusted], piece.before[trusted]
-        reserved = cache.reserve(self._session, space.number, group, hashes=hashes.tobytes())
-        if len(reserved) < len(hashes):
+        room = piece.room = piece.room or self._make_room(piece)
+        reserved = room.take()
+        if reserved is None:
+            return False
+        piece.room = None
+        if len(reserved) < len(room.hashes):
             piece.read = piece.hashes[:0]
             self._counts.without_room += len(piece.waiters)
-            cache.abort(self._session, reserved.tickets)
+            cache.leave_abort(self._session, reserved.tickets)
             return True
         wanted = reserved.tickets != 0
-        tickets, read = reserved.tickets[wanted], hashes[wanted]
+        tickets, read = reserved.tickets[wanted], room.hashes[wanted]
+        if not piece.waiters:
+            cache.leave_abort(self._session, tickets)
+            return True
         record_bytes = space.record_bytes(group)
         pointers = cache.pointers(reserved.addresses[wanted])
         for shard in range(space.shards(group) if len(read) else 0):
@@ -322,40 +343,69 @@ class Promotions:
             self.rate.begin(len(tickets) * record_bytes, now_s)
             piece.waits_for += 1
         if len(read) and not piece.waits_for:
-            cache.abort(self._session, tickets)
+            cache.leave_abort(self._session, tickets)
             return False
-        piece.tickets, piece.read, piece.before = tickets, read, before[wanted]
-        # Without the batches of all shards none of it is whole.
-        piece.is_good = np.full(len(tickets), piece.waits_for == space.shards(group))
+        piece.tickets, piece.read, piece.before = tickets, read, room.before[wanted]
+        # Without the batches of all shards none of it is whole; and some may have been forgotten meanwhile.
+        piece.is_good = self._find_trusted(space, group, read) & (piece.waits_for == space.shards(group))
         return True
 
+    def _find_trusted(self, space: TierSpace, group: int, rows: Rows) -> npt.NDArray[np.bool_]:
+        trusted = np.ones(len(rows), np.bool_)
+        for shard in range(space.shards(group)):
+            self._bad.leave_out(space.names(group, rows.tobytes(), shard), trusted)
+        return trusted
+
+    def _make_room(self, piece: Piece) -> Room:
+        cache, space, group = self._cache, piece.space, piece.group
+        assert cache is not None
+        # Some may have been forgotten since it was queued.
+        trusted = self._find_trusted(space, group, piece.hashes)
+        hashes = piece.hashes[trusted]
+        take = cache.leave_reserve(self._session, space.number, group, hashes=hashes.tobytes())
+        return Room(hashes, piece.before[trusted], take)
+
     def _store(self, piece: Piece) -> None:
-        """What is whole can be read in memory from here on; other slots are given back."""
+        """What is whole can soon be read in memory; other slots are given back."""
         cache, space, group, good = self._cache, piece.space, piece.group, piece.is_good
         assert cache is not None
         assert piece.read is not None
-        cache.abort(self._session, piece.tickets[~good])
-        if not good.any():
-            return
-        hashes = piece.read[good].tobytes()
-        parents = as_rows(piece.parents)[good]
-        outcomes = np.empty(0, np.uint8)
-        for shard, digests in sorted(piece.digests.items()):
-            outcomes = cache.commit(
+        cache.leave_abort(self._session, piece.tickets[~good])
+        hashes, parents = piece.read[good], as_rows(piece.parents)[good]
+        takes = [
+            cache.leave_commit(
                 self._session,
                 space.number,
                 group,
                 piece.tickets[good],
-                hashes=hashes,
+                hashes=hashes.tobytes(),
                 parents=parents.tobytes(),
                 digests=np.ascontiguousarray(digests[good]),
                 shard=shard,
             )
-        stored = outcomes == CommitOutcome.READABLE
-        self._counts.promoted += int(stored.sum())
-        self._counts.promoted_bytes += int(stored.sum()) * space.block_bytes(group)
-        if stored.any():
-            self._on_stored(space, group, piece.read[good][stored].tobytes(), parents[stored].tobytes())
+            for shard, digests in sorted(piece.digests.items())
+            if len(hashes)
+        ]
+        self._storing.append(Storing(piece, hashes, parents, takes))
+
+    def _end_stored(self, now_s: float) -> None:
+        """Those that can be read in memory from here on."""
+        while self._storing:
+            storing = self._storing[0]
+            # The last shard's commit makes them readable, and is made last.
+            outcomes = storing.takes[-1]() if storing.takes else np.empty(0, np.uint8)
+            if outcomes is None:
+                return
+            self._storing.popleft()
+            self._note_stored(storing, outcomes == CommitOutcome.READABLE)
+            self._end(storing.piece, now_s)
+
+    def _note_stored(self, storing: Storing, stored: npt.NDArray[np.bool_]) -> None:
+        space, group, count = storing.piece.space, storing.piece.group, int(stored.sum())
+        self._counts.promoted += count
+        self._counts.promoted_bytes += count * space.block_bytes(group)
+        if count:
+            self._on_stored(space, group, storing.hashes[stored].tobytes(), storing.parents[stored].tobytes())
 
     def _end(self, piece: Piece, now_s: float) -> None:
         """It has come, or what could come of it has."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import LeaseId
+from kvoffload.cache import LeaseId, Reservation
 from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Promote, Promoted
 from kvoffload.server.tiering.terms import TierSpace
@@ -62,6 +62,27 @@ class Wanted:
     answer: Answer
 
 
+@dataclass(frozen=True, eq=False)
+class Room:
+    """Slots that are being reserved for a piece."""
+
+    hashes: Rows
+    before: Rows
+    take: Callable[[], Reservation | None]
+    """None: not yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class Storing:
+    """What is whole of a piece, until it can be read."""
+
+    piece: Piece
+    hashes: Rows
+    parents: Rows
+    takes: Sequence[Callable[[], npt.NDArray[np.uint8] | None]]
+    """Of each shard; None: not yet."""
+
+
 @dataclass(eq=False)
 class Piece:
     """Blocks of one group that are read together, for whoever needs them."""
@@ -84,6 +105,8 @@ class Piece:
     parents: bytes = b""
     waits_for: int = 0
     """Batches: one a shard."""
+    room: Room | None = None
+    """Its slots are being reserved."""
 
     def __post_init__(self) -> None:
         self.size_bytes = len(self.hashes) * self.space.block_bytes(self.group)

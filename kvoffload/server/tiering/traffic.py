@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 PREFETCH_WAIT_MS = 2000
 FLUSH_S = 5.0
 LOOK_S = 0.02
+WRITER_LOOK_S = 0.001
+"""Between two looks at what was left to a thread that writes."""
 
 
 class TierTraffic:
@@ -38,6 +40,7 @@ class TierTraffic:
         self._tell: Callable[[TierSpace, int, bytes, bytes], None] = lambda *_: None
         self._states: dict[str, TierState] = {}
         """Of its places, by name: those of a fleet come and go."""
+        self._advanced_s = 0.0
         self._bad = BadRecords(tier)
         self._writes = TierWrites(tier, terms, self._spaces.get, self.counts, self._bad)
         self._reads = Promotions(
@@ -85,7 +88,10 @@ class TierTraffic:
 
     def next_s(self) -> float | None:
         """When `advance` has something to do at the latest."""
-        return self._reads.next_s()
+        next_s = self._reads.next_s()
+        if self._reads.awaits_writer:
+            return self._advanced_s + WRITER_LOOK_S if next_s is None else min(next_s, self._advanced_s + WRITER_LOOK_S)
+        return next_s
 
     def note_stored(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
         """An engine's blocks can be read in memory from now on."""
@@ -120,6 +126,7 @@ class TierTraffic:
 
     def advance(self, now_s: float) -> None:
         """Takes what has ended, and gives the tier what it may have."""
+        self._advanced_s = now_s
         for batch in self._tier.poll():
             if not (self._reads.finish(batch, now_s) or self._writes.finish(batch, now_s)):
                 self._bad.finish(batch)

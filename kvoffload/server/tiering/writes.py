@@ -170,7 +170,7 @@ class TierWrites:
         if damaged.any():
             # What memory has is not what was saved.
             self._counts.quarantined += int(damaged.sum())
-            self._cache.invalidate(noted.space.number, noted.group, noted.hashes[damaged].tobytes())
+            self._cache.leave_invalidate(noted.space.number, noted.group, noted.hashes[damaged].tobytes())
         writing.waits_for -= 1
         size_bytes = writing.size_bytes // noted.space.shards(noted.group)
         moved = int(is_written.sum()) * noted.space.record_bytes(noted.group)

@@ -15,6 +15,7 @@
 #include "bindings/buffer_view.hpp"
 #include "bindings/cache_handle.hpp"
 #include "bindings/cache_values.hpp"
+#include "bindings/left_bindings.hpp"
 #include "bindings/survey_bindings.hpp"
 #include "cache/cache_core.hpp"
 #include "shim/file_lock.hpp"
@@ -420,6 +421,7 @@ void bind_cache(nb::module_& module) {
     bind_sessions(cache);
     bind_files(cache);
     bind_survey(cache);
+    bind_left(module, cache);
     module.def("create_cache", create_cache, nb::arg("pool_bytes"), nb::arg("segment_bytes"), nb::arg("extent_bytes"),
                nb::arg("entry_limit"), nb::arg("policy"), nb::arg("verifies_always"), nb::arg("huge_pages"),
                nb::arg("threads"), nb::arg("keep_free_bytes"), nb::arg("step_bytes"), nb::arg("is_sparse"),

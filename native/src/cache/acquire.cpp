@@ -46,7 +46,7 @@ Result<Acquired> CacheCore::acquire(SessionId session, const BoundaryQuery& quer
                 wanted.push_back(search.found(group, position));
             }
         }
-        if (pin_all(wanted, pinned.entries) != Pin::held) {
+        if (pin_all(wanted, pinned.entries, LeaseFor::use) != Pin::held) {
             continue;
         }
         acquired.outcome = lease(session, *name_space, pinned, shard, acquired);
@@ -75,7 +75,11 @@ Result<Acquired> CacheCore::acquire_entries(SessionId session, Space space, std:
         Pinned pinned;
         pinned.is_request = false;
         pinned.purpose = purpose;
-        if (pin_all(wanted, pinned.entries) != Pin::held) {
+        const Pin pin = pin_all(wanted, pinned.entries, purpose);
+        if (pin == Pin::damaged && purpose == LeaseFor::upkeep) {
+            break;  // it may have its name a while longer
+        }
+        if (pin != Pin::held) {
             continue;
         }
         pinned.ranges.resize(name_space->groups.size());
@@ -142,7 +146,7 @@ bool CacheCore::release(SessionId session, LeaseId lease) {
 }
 
 // Holds all of them, whole and checked, or none.
-CacheCore::Pin CacheCore::pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned) {
+CacheCore::Pin CacheCore::pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose) {
     pinned.clear();
     pinned.reserve(wanted.size());
     for (const Found& found : wanted) {
@@ -152,7 +156,7 @@ CacheCore::Pin CacheCore::pin_all(std::span<const Found> wanted, std::vector<Ent
         }
         pinned.push_back(found.entry);
     }
-    if (check_pinned(pinned) != Pin::held) {
+    if (check_pinned(pinned, purpose) != Pin::held) {
         unpin(pinned);
         return Pin::damaged;
     }
@@ -193,24 +197,34 @@ void CacheCore::unpin(std::span<const EntryNumber> entries) {
         }
     }
     if (!ended.empty()) {
-        const std::lock_guard lock(writer_);
-        for (const EntryNumber entry : ended) {
-            store_.end_quarantine(entry);
-        }
+        writer_.leave([this, ended = std::move(ended)] {
+            for (const EntryNumber entry : ended) {
+                store_.end_quarantine(entry);
+            }
+        });
     }
 }
 
-// Reads what has to be read before it is trusted. A damaged entry loses its name at once.
-CacheCore::Pin CacheCore::check_pinned(std::span<const EntryNumber> entries) {
+// Reads what has to be read before it is trusted. A damaged entry loses its name at once; or, where nobody uses it, as
+// soon as the writer's lock is to be had.
+CacheCore::Pin CacheCore::check_pinned(std::span<const EntryNumber> entries, LeaseFor purpose) {
     Pin outcome = Pin::held;
     for (const EntryNumber entry : entries) {
         if (!is_suspect(entry)) {
             continue;
         }
         if (!verify_entry(entry)) {
-            const std::lock_guard lock(writer_);
-            mismatches_.fetch_add(store_.remove(entry, Leaving::untrusted),
-                                  kRelaxed);  // once, however many threads find it
+            if (purpose == LeaseFor::use) {
+                const std::lock_guard lock(writer_);
+                remove_damaged(entry);
+            } else {
+                const std::uint32_t generation = EntryWord(view_.entries[entry].word.load(kRelaxed)).generation();
+                writer_.leave([this, entry, generation] {
+                    if (EntryWord(view_.entries[entry].word.load(kRelaxed)).generation() == generation) {
+                        remove_damaged(entry);
+                    }
+                });
+            }
             outcome = Pin::damaged;
             continue;
         }
@@ -218,6 +232,11 @@ CacheCore::Pin CacheCore::check_pinned(std::span<const EntryNumber> entries) {
         view_.entries[entry].word.fetch_and(~EntryWord::kUnverified, std::memory_order_acq_rel);
     }
     return outcome;
+}
+
+// With the writer's lock. Counted once, however many threads find it.
+void CacheCore::remove_damaged(EntryNumber entry) {
+    mismatches_.fetch_add(store_.remove(entry, Leaving::untrusted), kRelaxed);
 }
 
 bool CacheCore::is_suspect(EntryNumber entry) const {

@@ -441,7 +441,7 @@ Result<FileDescriptor> CacheCore::open_index(SessionId session) {
 }
 
 void CacheCore::note_user(std::uint32_t uid) {
-    const std::lock_guard lock(writer_);
+    const std::lock_guard lock(noting_);
     IndexHeader& header = *view_.header;
     const std::uint32_t count = header.user_count.load();
     const auto known = std::span(header.users).first(std::min(count, kUserLimit));
@@ -461,18 +461,19 @@ Result<std::uint32_t> CacheCore::open_namespace(const Fingerprint& fingerprint, 
 std::vector<std::uint32_t> CacheCore::forget_namespaces(std::span<const std::uint32_t> kept) {
     std::vector<std::uint32_t> sorted(kept.begin(), kept.end());
     std::ranges::sort(sorted);
-    // Whoever adds an entry uses its namespace, and holds this lock.
-    const std::lock_guard lock(writer_);
+    // Whoever adds an entry uses its namespace.
     return namespaces_.forget(
         [&](std::uint32_t number) { return !std::ranges::binary_search(sorted, number) && !has_entries(number); });
 }
 
-// With the writer's lock.
 bool CacheCore::has_entries(std::uint32_t name_space) const {
     return store_.counts().used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
 }
 
 Result<TenantNumber> CacheCore::open_tenant(const std::string& name, std::uint64_t quota_bytes) {
+    if (auto known = store_.tenants().set_quota(name, quota_bytes)) {
+        return std::move(*known);
+    }
     const std::lock_guard lock(writer_);
     return store_.tenants().open(name, quota_bytes);
 }

@@ -24,6 +24,7 @@
 #include "cache/namespace_table.hpp"
 #include "cache/session_table.hpp"
 #include "cache/touch_buffer.hpp"
+#include "cache/writer_lock.hpp"
 #include "index/boundary.hpp"
 #include "shim/file_lock.hpp"
 
@@ -121,6 +122,28 @@ struct CommitBatch {
     std::optional<TenantNumber> tenant = {};  // whose quota pays from here on; none: whoever reserved pays on
 };
 
+// The same, with what it points to.
+struct OwnedBatch {
+    Space space = 0;
+    std::uint32_t shard = 0;
+    std::vector<Ticket> tickets = {};
+    std::vector<std::uint8_t> hashes = {};
+    std::vector<std::uint8_t> parents = {};
+    std::vector<std::uint64_t> digests = {};
+};
+
+// What became of calls that were left at the writer's lock. All else is to be read once it is done.
+struct LeftReservation {
+    std::atomic<bool> is_done = false;
+    Status status = {};
+    std::vector<Ticket> tickets = {};  // those that were decided
+};
+struct LeftCommit {
+    std::atomic<bool> is_done = false;
+    Status status = {};
+    std::vector<CommitOutcome> outcomes = {};
+};
+
 constexpr std::uint64_t kNoAddress = UINT64_MAX;
 
 // A readable entry, as it was at some moment of the walk that found it.
@@ -205,7 +228,8 @@ public:
 
     SessionTable& sessions() noexcept { return sessions_; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
-    // time to time, and when a pidfd becomes readable.
+    // time to time, and when a pidfd becomes readable. It never waits for the writer's lock: what takes longer is over
+    // by one of the next calls.
     std::size_t reclaim_ended();
 
     // Whether each block is readable; `found` as long as there are hashes.
@@ -244,6 +268,19 @@ public:
     // How many of the tickets were valid.
     std::size_t abort(SessionId session, std::span<const Ticket> tickets);
 
+    // The same for a thread that never waits for the writer's lock: what is done under it is done at once where nobody
+    // has it, else by whoever has it, soon and in this order. Commits come with their digests.
+    std::shared_ptr<const LeftReservation> leave_reserve(SessionId session, TenantNumber tenant, Space space,
+                                                         std::vector<std::uint8_t> hashes);
+    std::shared_ptr<const LeftCommit> leave_commit(SessionId session, OwnedBatch owned);
+    void leave_abort(SessionId session, const std::vector<Ticket>& tickets);
+    void leave_invalidate(Space space, std::span<const std::uint8_t> hashes);
+    // All readable entries of these namespaces are evicted, beside whatever others do; false: it is not over yet, and
+    // these wait until it is asked for again.
+    bool leave_evict(std::span<const std::uint32_t> name_spaces);
+    // For tests of those who never wait for it.
+    std::unique_lock<WriterLock> hold_writer();
+
     // Forgets these entries, because their bytes are not to be trusted. Leases on them stay good until released.
     std::size_t invalidate(Space space, std::span<const std::uint8_t> hashes);
     // Evicts until this many bytes more are free of use, or nothing (found in a bounded search) can be; how many were.
@@ -271,6 +308,34 @@ private:
         LeaseFor purpose = LeaseFor::use;
     };
     enum class Pin : std::uint8_t { held, gone, damaged };
+    static constexpr std::size_t kPart = 128;           // items done under one hold of the lock
+    static constexpr EntryNumber kScanPart = 1u << 12;  // entries looked at under one
+
+    // A reservation on its way, part by part.
+    struct Reserving {
+        SessionId session = 0;
+        TenantNumber tenant = 0;
+        Space space = 0;
+        std::span<const std::uint8_t> hashes = {};
+        std::span<Ticket> tickets = {};
+        NamespaceUse name_space = {};
+        std::array<Found, kPart> found = {};  // of the part [begin, end)
+        std::size_t begin = 0;
+        std::size_t end = 0;
+        std::size_t next = 0;     // so many are decided
+        bool is_charged = false;  // for the next one
+        Effort effort = {};
+        Status status = {};
+    };
+    struct Committing {
+        SessionId session = 0;
+        CommitBatch batch = {};
+        std::span<CommitOutcome> outcomes = {};
+        NamespaceUse name_space = {};
+        bool is_open = false;
+        std::size_t next = 0;
+        Status status = {};
+    };
 
     CacheCore(FileLock lock, IndexFile index, std::vector<Segment> segments, const CacheOptions& options,
               TenantTable tenants, Arena arena);
@@ -281,13 +346,27 @@ private:
     Result<bool> add_step(PopulateTerms terms, PopulateProgress& progress);
     void adopt_leases(SessionId session);
 
-    Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned);
+    Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose);
     Pin pin(const Found& wanted);
     void unpin(std::span<const EntryNumber> entries);
-    Pin check_pinned(std::span<const EntryNumber> entries);
+    Pin check_pinned(std::span<const EntryNumber> entries, LeaseFor purpose);
+    void remove_damaged(EntryNumber entry);
     bool is_suspect(EntryNumber entry) const;
     AcquireOutcome lease(SessionId session, const Namespace& name_space, const Pinned& pinned, std::uint32_t shard,
                          Acquired& acquired);
+    Status begin(Reserving& reserving) const;
+    void find_next(Reserving& reserving) const;
+    bool reserve_next(Reserving& reserving);
+    Status begin(Committing& committing) const;
+    bool commit_next(Committing& committing, std::span<const std::uint64_t> digests);
+    std::size_t abort_part(SessionId session, std::span<const Ticket> tickets);
+    std::size_t invalidate_part(Space space, std::span<const std::uint8_t> hashes);
+    struct ReserveJob;
+    struct CommitJob;
+    void make_left(const std::shared_ptr<ReserveJob>& job);
+    void make_left(const std::shared_ptr<CommitJob>& job);
+    void evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>& by_place, EntryNumber begin);
+    void end_reservations(SessionId session, EntryNumber begin);
     std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
     void describe(const Namespace& name_space, const Pinned& pinned, std::uint32_t shard, Acquired& acquired) const;
     void note_touches(const Pinned& pinned);
@@ -319,11 +398,14 @@ private:
 
     std::mutex growing_;         // taken before the writer's
     std::mutex reclaiming_;      // likewise
-    mutable std::mutex writer_;  // guards what follows
+    std::mutex noting_;          // of users
+    mutable WriterLock writer_;  // guards what follows
     EntryStore store_;
     std::vector<EntryNumber> known_;
 
     std::array<std::atomic<std::uint32_t>, kSessionLimit> reserved_by_place_{};
+    std::atomic<bool> is_evicting_ = false;                       // identities
+    std::array<std::atomic<bool>, kSessionLimit> is_searched_{};  // for what the place's session has reserved
     std::atomic<std::uint64_t> hits_ = 0;
     std::atomic<std::uint64_t> misses_ = 0;
     std::atomic<std::uint64_t> refused_ = 0;

@@ -12,72 +12,97 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
-constexpr std::size_t kPart = 128;           // items done under one hold of the lock
-constexpr std::size_t kAhead = 8;            // items whose memory is asked for meanwhile
-constexpr EntryNumber kScanPart = 1u << 12;  // entries looked at under one hold
+constexpr std::size_t kAhead = 8;  // items whose memory is asked for meanwhile
 
 bool is_zero(const HashWords& words) { return (words[0] | words[1] | words[2] | words[3]) == 0; }
 
 }  // namespace
 
+Status CacheCore::begin(Reserving& reserving) const {
+    reserving.name_space = use_space(reserving.space);
+    const std::size_t hash_bytes = reserving.hashes.size();
+    if (!reserving.name_space || (hash_bytes != 0 && hash_bytes != reserving.tickets.size() * kHashBytes)) {
+        return {Code::invalid, "no such group, or hashes that are not one for each ticket"};
+    }
+    return {};
+}
+
+// Which of the next part are there needs no lock.
+void CacheCore::find_next(Reserving& reserving) const {
+    if (reserving.next != reserving.end) {
+        return;
+    }
+    reserving.begin = reserving.end;
+    reserving.end = std::min(reserving.begin + kPart, reserving.tickets.size());
+    const std::size_t count = reserving.end - reserving.begin;
+    if (!reserving.hashes.empty()) {
+        std::ranges::fill(reserving.found, Found{});
+        find_entries(view_, reserving.space, reserving.hashes.subspan(reserving.begin * kHashBytes), 1,
+                     std::span(reserving.found).first(count));
+    }
+}
+
+// With the writer's lock: a part, or less where very much has to go for one slot. True: all is decided.
+bool CacheCore::reserve_next(Reserving& reserving) {
+    const std::uint64_t slot_bytes = reserving.name_space->groups[group_of(reserving.space)].slot_bytes;
+    const std::uint16_t place = session_place(reserving.session);
+    const auto end = [&](Status status) {
+        if (reserving.is_charged) {
+            sessions_.discharge(reserving.session, slot_bytes);
+        }
+        reserving.status = std::move(status);
+        return true;
+    };
+    if (!store_.tenants().is_known(reserving.tenant)) {
+        return end({Code::invalid, "no tenant has number " + std::to_string(reserving.tenant)});
+    }
+    // Its number may be another size's since the last time.
+    const auto size_class = store_.open_class(reserving.space);
+    if (!size_class.ok()) {
+        return end(size_class.fault());
+    }
+    drain_touches();
+    for (; reserving.next < reserving.end; ++reserving.next) {
+        Ticket& ticket = reserving.tickets[reserving.next];
+        if (reserving.found[reserving.next - reserving.begin].entry != kNoEntry) {
+            ticket = 0;
+            continue;
+        }
+        EntryNumber entry = kNoEntry;
+        if (reserving.is_charged || sessions_.charge(reserving.session, slot_bytes)) {
+            reserving.is_charged = true;
+            entry = store_.reserve(reserving.space, size_class.value(), reserving.tenant, place, reserving.effort);
+            if (entry == kNoEntry && reserving.effort.is_unfinished) {
+                return false;
+            }
+        }
+        if (entry == kNoEntry) {
+            refused_.fetch_add(1, kRelaxed);
+            return end({});
+        }
+        reserving.is_charged = false;
+        reserving.effort = {};
+        reserved_by_place_[place].fetch_add(1, kRelaxed);
+        ticket = make_ticket(entry, EntryWord(view_.entries[entry].word.load(kRelaxed)).generation());
+    }
+    return reserving.next == reserving.tickets.size();
+}
+
 Result<std::size_t> CacheCore::reserve(SessionId session, TenantNumber tenant, Space space,
                                        std::span<const std::uint8_t> hashes, std::span<Ticket> tickets) {
-    const NamespaceUse name_space = use_space(space);
-    if (!name_space || (!hashes.empty() && hashes.size() != tickets.size() * kHashBytes)) {
-        return Status(Code::invalid, "no such group, or hashes that are not one for each ticket");
+    Reserving reserving{.session = session, .tenant = tenant, .space = space, .hashes = hashes, .tickets = tickets};
+    if (Status status = begin(reserving); !status.ok()) {
+        return status;
     }
-    const std::uint64_t slot_bytes = name_space->groups[group_of(space)].slot_bytes;
-    const std::uint16_t place = session_place(session);
-    std::array<Found, kPart> found;
-    for (std::size_t begin = 0; begin < tickets.size(); begin += kPart) {
-        const std::size_t count = std::min(kPart, tickets.size() - begin);
-        std::ranges::fill(found, Found{});
-        if (!hashes.empty()) {
-            find_entries(view_, space, hashes.subspan(begin * kHashBytes), 1, std::span(found).first(count));
-        }
-        std::unique_lock lock(writer_);
-        if (!store_.tenants().is_known(tenant)) {
-            return Status(Code::invalid, "no tenant has number " + std::to_string(tenant));
-        }
-        auto size_class = store_.open_class(space);
-        if (!size_class.ok()) {
-            return size_class.fault();
-        }
-        drain_touches();
-        for (std::size_t i = 0; i < count; ++i) {
-            if (found[i].entry != kNoEntry) {
-                tickets[begin + i] = 0;
-                continue;
-            }
-            EntryNumber entry = kNoEntry;
-            if (sessions_.charge(session, slot_bytes)) {
-                Effort effort;
-                entry = store_.reserve(space, size_class.value(), tenant, place, effort);
-                while (entry == kNoEntry && effort.is_unfinished) {
-                    lock.unlock();
-                    lock.lock();
-                    size_class = store_.open_class(space);  // its number may be another size's by now
-                    if (!size_class.ok()) {
-                        break;
-                    }
-                    entry = store_.reserve(space, size_class.value(), tenant, place, effort);
-                }
-                if (entry == kNoEntry) {
-                    sessions_.discharge(session, slot_bytes);
-                }
-            }
-            if (!size_class.ok()) {
-                return size_class.fault();
-            }
-            if (entry == kNoEntry) {
-                refused_.fetch_add(1, kRelaxed);
-                return begin + i;
-            }
-            reserved_by_place_[place].fetch_add(1, kRelaxed);
-            tickets[begin + i] = make_ticket(entry, EntryWord(view_.entries[entry].word.load(kRelaxed)).generation());
-        }
+    for (bool is_over = tickets.empty(); !is_over;) {
+        find_next(reserving);
+        const std::lock_guard lock(writer_);
+        is_over = reserve_next(reserving);
     }
-    return tickets.size();
+    if (!reserving.status.ok()) {
+        return reserving.status;
+    }
+    return reserving.next;
 }
 
 Status CacheCore::locate(SessionId session, std::span<const Ticket> tickets, std::span<std::uint64_t> addresses) const {
@@ -104,48 +129,70 @@ Status CacheCore::locate(SessionId session, std::span<const Ticket> tickets, std
     return {};
 }
 
-Status CacheCore::commit(SessionId session, const CommitBatch& batch, std::span<CommitOutcome> outcomes) {
-    const NamespaceUse name_space = use_space(batch.space);
+Status CacheCore::begin(Committing& committing) const {
+    const CommitBatch& batch = committing.batch;
+    committing.name_space = use_space(batch.space);
     const std::size_t count = batch.tickets.size();
-    if (!name_space || batch.hashes.size() != count * kHashBytes || outcomes.size() != count ||
+    if (!committing.name_space || batch.hashes.size() != count * kHashBytes || committing.outcomes.size() != count ||
         (!batch.parents.empty() && batch.parents.size() != count * kHashBytes) ||
         (!batch.digests.empty() && batch.digests.size() != count)) {
         return {Code::invalid, "no such group, or not one hash, parent and digest for each ticket"};
     }
-    if (batch.shard >= name_space->geometry.groups[group_of(batch.space)].shards) {
+    if (batch.shard >= committing.name_space->geometry.groups[group_of(batch.space)].shards) {
         return {Code::invalid, "the group has no shard " + std::to_string(batch.shard)};
     }
     if (std::ranges::find(batch.digests, kNoDigest) != batch.digests.end()) {
         return {Code::invalid, "0 is no record's digest"};
     }
-    const bool is_open = sessions_.is_open(session);
-    const std::uint16_t place = session_place(session);
-    std::array<std::uint64_t, kPart> digests;
-    for (std::size_t begin = 0; begin < count; begin += kPart) {
-        const std::size_t end = std::min(count, begin + kPart);
-        for (std::size_t i = begin; i < end; ++i) {
-            digests[i - begin] = batch.digests.empty() ? make_digest(place, batch, i) : batch.digests[i];
+    committing.is_open = sessions_.is_open(committing.session);
+    return {};
+}
+
+// With the writer's lock: items [begin, end). True: these were the last, or none can be.
+bool CacheCore::commit_next(Committing& committing, std::span<const std::uint64_t> digests) {
+    const CommitBatch& batch = committing.batch;
+    const std::uint16_t place = session_place(committing.session);
+    const std::size_t begin = committing.next;
+    const std::size_t end = begin + digests.size();
+    if (batch.tenant && !store_.tenants().is_known(*batch.tenant)) {
+        committing.status = {Code::invalid, "no tenant has number " + std::to_string(*batch.tenant)};
+        return true;
+    }
+    for (std::size_t i = begin; i < end; ++i) {
+        CommitOutcome& outcome = committing.outcomes[i];
+        const bool is_valid = committing.is_open && is_reserved_by(place, batch.tickets[i]) &&
+                              view_.entries[entry_of(batch.tickets[i])].space.load(kRelaxed) == batch.space;
+        if (is_valid && i + kAhead < end) {
+            store_.expect(entry_of(batch.tickets[i]), read_hash(batch.hashes.data() + (i + kAhead) * kHashBytes)[0]);
         }
-        prefetch_buckets(view_, batch.space, batch.hashes.subspan(begin * kHashBytes, (end - begin) * kHashBytes));
-        const std::lock_guard lock(writer_);
-        if (batch.tenant && !store_.tenants().is_known(*batch.tenant)) {
-            return {Code::invalid, "no tenant has number " + std::to_string(*batch.tenant)};
-        }
-        for (std::size_t i = begin; i < end; ++i) {
-            const bool is_valid = is_open && is_reserved_by(place, batch.tickets[i]) &&
-                                  view_.entries[entry_of(batch.tickets[i])].space.load(kRelaxed) == batch.space;
-            if (is_valid && i + kAhead < end) {
-                store_.expect(entry_of(batch.tickets[i]),
-                              read_hash(batch.hashes.data() + (i + kAhead) * kHashBytes)[0]);
-            }
-            outcomes[i] = is_valid ? commit_one(batch, i, digests[i - begin], *name_space) : CommitOutcome::stale;
-            if (outcomes[i] != CommitOutcome::stale && outcomes[i] != CommitOutcome::incomplete) {
-                reserved_by_place_[place].fetch_sub(1, kRelaxed);
-                sessions_.discharge(session, name_space->groups[group_of(batch.space)].slot_bytes);
-            }
+        outcome = is_valid ? commit_one(batch, i, digests[i - begin], *committing.name_space) : CommitOutcome::stale;
+        if (outcome != CommitOutcome::stale && outcome != CommitOutcome::incomplete) {
+            reserved_by_place_[place].fetch_sub(1, kRelaxed);
+            sessions_.discharge(committing.session, committing.name_space->groups[group_of(batch.space)].slot_bytes);
         }
     }
-    return {};
+    committing.next = end;
+    return end == batch.tickets.size();
+}
+
+Status CacheCore::commit(SessionId session, const CommitBatch& batch, std::span<CommitOutcome> outcomes) {
+    Committing committing{.session = session, .batch = batch, .outcomes = outcomes};
+    if (Status status = begin(committing); !status.ok()) {
+        return status;
+    }
+    const std::uint16_t place = session_place(session);
+    std::array<std::uint64_t, kPart> digests;
+    for (bool is_over = batch.tickets.empty(); !is_over;) {
+        const std::size_t first = committing.next;
+        const std::size_t end = std::min(batch.tickets.size(), first + kPart);
+        for (std::size_t i = first; i < end; ++i) {
+            digests[i - first] = batch.digests.empty() ? make_digest(place, batch, i) : batch.digests[i];
+        }
+        prefetch_buckets(view_, batch.space, batch.hashes.subspan(first * kHashBytes, (end - first) * kHashBytes));
+        const std::lock_guard lock(writer_);
+        is_over = commit_next(committing, std::span(digests).first(end - first));
+    }
+    return committing.status;
 }
 
 // Of a reserved entry. Without the lock, so the reservation may end meanwhile: then there is no answer, never one of
@@ -223,14 +270,22 @@ EntryNumber CacheCore::find_parent(const CommitBatch& batch, std::size_t item, c
 
 std::size_t CacheCore::abort(SessionId session, std::span<const Ticket> tickets) {
     std::size_t aborted = 0;
-    const bool is_known = sessions_.is_known(session);
     for (std::size_t begin = 0; begin < tickets.size(); begin += kPart) {
         const std::lock_guard lock(writer_);
-        for (const Ticket ticket : tickets.subspan(begin, std::min(kPart, tickets.size() - begin))) {
-            if (is_known && is_reserved_by(session_place(session), ticket)) {
-                end_reservation(session, entry_of(ticket));
-                ++aborted;
-            }
+        aborted += abort_part(session, tickets.subspan(begin, std::min(kPart, tickets.size() - begin)));
+    }
+    return aborted;
+}
+
+std::size_t CacheCore::abort_part(SessionId session, std::span<const Ticket> tickets) {
+    if (!sessions_.is_known(session)) {
+        return 0;
+    }
+    std::size_t aborted = 0;
+    for (const Ticket ticket : tickets) {
+        if (is_reserved_by(session_place(session), ticket)) {
+            end_reservation(session, entry_of(ticket));
+            ++aborted;
         }
     }
     return aborted;
@@ -258,10 +313,17 @@ std::size_t CacheCore::invalidate(Space space, std::span<const std::uint8_t> has
     const std::size_t count = hashes.size() / kHashBytes;
     for (std::size_t begin = 0; begin < count; begin += kPart) {
         const std::lock_guard lock(writer_);
-        for (std::size_t i = begin; i < std::min(count, begin + kPart); ++i) {
-            const EntryNumber entry = find_entry(view_, {read_hash(hashes.data() + i * kHashBytes), space}).entry;
-            removed += entry != kNoEntry && store_.remove(entry, Leaving::untrusted);
-        }
+        removed +=
+            invalidate_part(space, hashes.subspan(begin * kHashBytes, std::min(kPart, count - begin) * kHashBytes));
+    }
+    return removed;
+}
+
+std::size_t CacheCore::invalidate_part(Space space, std::span<const std::uint8_t> hashes) {
+    std::size_t removed = 0;
+    for (std::size_t at = 0; at < hashes.size(); at += kHashBytes) {
+        const EntryNumber entry = find_entry(view_, {read_hash(hashes.data() + at), space}).entry;
+        removed += entry != kNoEntry && store_.remove(entry, Leaving::untrusted);
     }
     return removed;
 }
@@ -299,7 +361,12 @@ std::size_t CacheCore::clear(std::uint32_t name_space) {
 
 std::size_t CacheCore::reclaim_ended() {
     // One thread at a time: when a place is free again, nobody may still look for what its last session left.
-    const std::lock_guard lock(reclaiming_);
+    const std::unique_lock lock(reclaiming_, std::try_to_lock);
+    if (!lock) {
+        return 0;
+    }
+    // What was left when nobody had the lock any more to see it is done now.
+    writer_.leave([] {});
     std::size_t reclaimed = 0;
     for (const SessionId session : sessions_.take_ended()) {
         reclaimed += reclaim(session);
@@ -307,23 +374,35 @@ std::size_t CacheCore::reclaim_ended() {
     return reclaimed;
 }
 
-// False: a call that began before the session ended goes on somewhere; what it holds is taken back the next time.
+// False: a call that began before the session ended goes on somewhere, or who has the writer's lock goes on with this
+// one; it is gone the next time.
 bool CacheCore::reclaim(SessionId session) {
     for (const LeaseId lease : leases_.list(session)) {
         release(session, lease);
     }
     const std::uint16_t place = session_place(session);
+    if (reserved_by_place_[place].load(kRelaxed) != 0 && !is_searched_[place].exchange(true)) {
+        writer_.leave([this, session] { end_reservations(session, 0); });
+    }
+    return !is_searched_[place].load() && sessions_.forget(session);
+}
+
+// With the writer's lock: of the entries from this one on.
+void CacheCore::end_reservations(SessionId session, EntryNumber begin) {
+    const std::uint16_t place = session_place(session);
     const EntryNumber count = view_.header->entry_count.load(std::memory_order_acquire);
-    for (EntryNumber begin = 0; begin < count && reserved_by_place_[place].load(kRelaxed) != 0; begin += kScanPart) {
-        const std::lock_guard lock(writer_);
-        for (EntryNumber number = begin; number < std::min(count, begin + kScanPart); ++number) {
-            if (EntryWord(view_.entries[number].word.load(kRelaxed)).state() == EntryState::reserved &&
-                Reservation::of(view_.entries[number].recency.load(kRelaxed)).session == place) {
-                end_reservation(session, number);
-            }
+    const EntryNumber end = std::min(count, begin + kScanPart);
+    for (EntryNumber number = begin; number < end; ++number) {
+        if (EntryWord(view_.entries[number].word.load(kRelaxed)).state() == EntryState::reserved &&
+            Reservation::of(view_.entries[number].recency.load(kRelaxed)).session == place) {
+            end_reservation(session, number);
         }
     }
-    return sessions_.forget(session);
+    if (end < count && reserved_by_place_[place].load(kRelaxed) != 0) {
+        writer_.leave_rest([this, session, end] { end_reservations(session, end); });
+    } else {
+        is_searched_[place].store(false);
+    }
 }
 
 CacheStats CacheCore::stats() const {
@@ -357,7 +436,6 @@ CacheStats CacheCore::stats() const {
     stats.mismatches = mismatches_.load(kRelaxed);
     stats.lost_touches = lost_touches_.load(kRelaxed);
     stats.index_bytes = index_.segment().held_bytes();
-    const std::lock_guard lock(writer_);
     stats.tenants = store_.tenants().usage();
     return stats;
 }

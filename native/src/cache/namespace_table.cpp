@@ -109,9 +109,9 @@ Result<std::uint32_t> NamespaceTable::open(const Fingerprint& fingerprint, const
 NamespaceUse NamespaceTable::use(std::uint32_t number) const noexcept {
     const std::uint32_t place = place_of_namespace(number);
     std::atomic<std::uint32_t>& uses = uses_[place];
-    uses.fetch_add(1, std::memory_order_seq_cst);
+    const bool is_ending = (uses.fetch_add(1, std::memory_order_seq_cst) & kIsEnding) != 0;
     const Namespace* const found = by_place_[place].load(std::memory_order_seq_cst);
-    if (found == nullptr || found->number != number) {
+    if (is_ending || found == nullptr || found->number != number) {
         uses.fetch_sub(1, std::memory_order_release);
         return {};
     }
@@ -188,12 +188,17 @@ std::vector<std::uint32_t> NamespaceTable::forget(const IsIt& is_it) {
     std::vector<std::uint32_t> forgotten;
     std::erase_if(owned_, [&](const std::unique_ptr<const Namespace>& known) {
         const std::uint32_t place = place_of_namespace(known->number);
-        if (!is_it(known->number) || uses_[place].load(std::memory_order_relaxed) != 0) {
+        std::uint32_t nobody = 0;
+        if (!is_it(known->number) || !uses_[place].compare_exchange_strong(nobody, kIsEnding)) {
             return false;
         }
-        by_place_[place].store(nullptr, std::memory_order_seq_cst);
-        if (uses_[place].load(std::memory_order_seq_cst) != 0) {
-            by_place_[place].store(known.get(), std::memory_order_release);
+        // A call that has ended in between may have made it another's.
+        const bool is_over = is_it(known->number);
+        if (is_over) {
+            by_place_[place].store(nullptr, std::memory_order_seq_cst);
+        }
+        uses_[place].fetch_sub(kIsEnding, std::memory_order_seq_cst);
+        if (!is_over) {
             return false;
         }
         std::atomic_ref<std::uint32_t>(view_.namespaces[place].group_count).store(0, std::memory_order_release);

@@ -90,7 +90,7 @@ public:
 
     // These identities are forgotten, unless a call goes on with them; which ones were. Their numbers are nobody's from
     // then on. None of them has an entry. Their places are given again once all others are taken, the one that was
-    // given back first before the others.
+    // given back first before the others. Whoever wants one while it is looked at for the last time does not get it.
     std::vector<std::uint32_t> forget(const IsIt& is_it);
 
     // Numbers of all.
@@ -102,6 +102,8 @@ public:
     std::uint32_t known() const noexcept { return known_.load(std::memory_order_relaxed); }
 
 private:
+    static constexpr std::uint32_t kIsEnding = 1U << 31;  // in a count of uses: nobody new uses it now
+
     Status check(const Geometry& geometry) const;
     std::uint32_t choose_place() const noexcept;
     void publish(std::uint32_t number, const Fingerprint& fingerprint, Geometry geometry);

@@ -34,6 +34,7 @@ Result<TenantTable> TenantTable::create(TenantRecord* records, const std::string
             return tenant.fault();
         }
         table.tenants_.push_back(std::move(tenant.value()));
+        table.tell(number, record.quota_bytes);
     }
     while (table.tenants_.size() > 1 && table.tenants_.back().name.empty()) {
         table.tenants_.pop_back();
@@ -46,6 +47,7 @@ TenantTable::TenantTable(TenantRecord* records, std::string policy, const Policy
     : records_(records), policy_(std::move(policy)), bounds_(bounds) {
     tenants_.push_back({});
     policies_.push_back(std::move(shared));
+    tell(0, 0);
 }
 
 Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t quota_bytes) {
@@ -53,15 +55,8 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
         return Status(Code::invalid, "a tenant's name has 1 to " + std::to_string(records_->name.size() - 1) +
                                          " bytes and no zero among them");
     }
-    const auto known = std::ranges::find(tenants_, name, &Tenant::name);
-    if (known != tenants_.end()) {
-        if ((known->quota_bytes == 0) != (quota_bytes == 0)) {
-            return Status(Code::invalid, "tenant '" + name + "' cannot get or lose its quota while the cache runs");
-        }
-        known->quota_bytes = quota_bytes;
-        const auto number = static_cast<TenantNumber>(known - tenants_.begin());
-        records_[number].quota_bytes = quota_bytes;
-        return number;
+    if (auto known = set_quota(name, quota_bytes)) {
+        return std::move(*known);
     }
     // Whoever had a number that is nobody's has no block any more.
     const auto unused =
@@ -76,6 +71,7 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
     }
     tenants_.resize(std::max<std::size_t>(tenants_.size(), number + std::size_t{1}));
     tenants_[number] = std::move(tenant.value());
+    tell(number, quota_bytes);
     records_[number].quota_bytes = quota_bytes;
     records_[number].name[name.size()] = 0;
     // From the last byte to the first: the record is valid once the first one stands.
@@ -86,8 +82,31 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
     return number;
 }
 
+std::optional<Result<TenantNumber>> TenantTable::set_quota(const std::string& name, std::uint64_t quota_bytes) {
+    const std::lock_guard lock(told_->mutex);
+    const auto known = name.empty() ? told_->names.end() : std::ranges::find(told_->names, name);
+    if (known == told_->names.end()) {
+        return std::nullopt;
+    }
+    const auto number = static_cast<TenantNumber>(known - told_->names.begin());
+    if ((quota_of(number) == 0) != (quota_bytes == 0)) {
+        return Status(Code::invalid, "tenant '" + name + "' cannot get or lose its quota while the cache runs");
+    }
+    told_->quota_bytes[number].store(quota_bytes, std::memory_order_relaxed);
+    std::atomic_ref(records_[number].quota_bytes).store(quota_bytes, std::memory_order_relaxed);
+    return number;
+}
+
+// Who it is can be asked from here on.
+void TenantTable::tell(std::size_t number, std::uint64_t quota_bytes) {
+    const std::lock_guard lock(told_->mutex);
+    told_->names.resize(std::max(told_->names.size(), number + 1));
+    told_->names[number] = tenants_[number].name;
+    told_->quota_bytes[number].store(quota_bytes, std::memory_order_relaxed);
+}
+
 Result<TenantTable::Tenant> TenantTable::make(const std::string& name, std::uint64_t quota_bytes) {
-    Tenant tenant{.name = name, .quota_bytes = quota_bytes};
+    Tenant tenant{.name = name};
     if (quota_bytes != 0) {
         auto own = make_policy(policy_, bounds_);
         if (!own.ok()) {
@@ -100,9 +119,10 @@ Result<TenantTable::Tenant> TenantTable::make(const std::string& name, std::uint
 }
 
 std::vector<TenantTable::Usage> TenantTable::usage() const {
+    const std::lock_guard lock(told_->mutex);
     std::vector<Usage> usage;
-    for (const Tenant& tenant : tenants_) {
-        usage.push_back({tenant.name, tenant.quota_bytes, tenant.used_bytes});
+    for (std::size_t number = 0; number < told_->names.size(); ++number) {
+        usage.push_back({told_->names[number], quota_of(number), used_by(number)});
     }
     return usage;
 }
@@ -110,14 +130,15 @@ std::vector<TenantTable::Usage> TenantTable::usage() const {
 std::size_t TenantTable::choose_over_quota(std::uint64_t spent) {
     std::size_t chosen = kNoPolicy;
     double furthest = 1.0;
-    for (const Tenant& tenant : tenants_) {
-        if (tenant.quota_bytes == 0 || tenant.used_bytes <= tenant.quota_bytes || (spent >> tenant.policy & 1) != 0) {
+    for (std::size_t number = 0; number < tenants_.size(); ++number) {
+        const std::size_t policy = tenants_[number].policy;
+        if (!is_over_quota(static_cast<TenantNumber>(number)) || (spent >> policy & 1) != 0) {
             continue;
         }
-        const double share = static_cast<double>(tenant.used_bytes) / static_cast<double>(tenant.quota_bytes);
-        if (share > furthest && policies_[tenant.policy]->choose_victim() != kNoEntry) {
+        const double share = static_cast<double>(used_by(number)) / static_cast<double>(quota_of(number));
+        if (share > furthest && policies_[policy]->choose_victim() != kNoEntry) {
             furthest = share;
-            chosen = tenant.policy;
+            chosen = policy;
         }
     }
     return chosen;

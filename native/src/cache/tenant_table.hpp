@@ -1,7 +1,10 @@
 // Who shares a pool: each tenant's use and quota, and the order in which its entries go.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,8 +23,8 @@ struct TenantTerms {
     std::uint64_t quota_bytes = 0;
 };
 
-// Under the writer's lock. Tenants without a quota share one policy; one with a quota has its own, so that it can lose
-// its own entries first.
+// Under the writer's lock, but for `set_quota` and `usage`. Tenants without a quota share one policy; one with a quota
+// has its own, so that it can lose its own entries first.
 class TenantTable {
 public:
     static constexpr std::size_t kPolicyLimit = kTenantLimit;
@@ -35,6 +38,8 @@ public:
     // The number of this tenant, whose name has 1 to 55 bytes; `quota_bytes` 0: no share of its own. Calling again
     // changes the quota, but not whether there is one.
     Result<TenantNumber> open(const std::string& name, std::uint64_t quota_bytes);
+    // The same of a tenant that is known; none: it is not. From any thread.
+    std::optional<Result<TenantNumber>> set_quota(const std::string& name, std::uint64_t quota_bytes);
 
     bool is_known(TenantNumber tenant) const noexcept {
         return tenant == 0 || (tenant < tenants_.size() && !tenants_[tenant].name.empty());
@@ -45,10 +50,14 @@ public:
         return tenants_[tenant].policy == tenants_[other].policy;
     }
 
-    void add_bytes(TenantNumber tenant, std::uint64_t bytes) { tenants_[tenant].used_bytes += bytes; }
-    void subtract_bytes(TenantNumber tenant, std::uint64_t bytes) { tenants_[tenant].used_bytes -= bytes; }
+    void add_bytes(TenantNumber tenant, std::uint64_t bytes) {
+        std::atomic<std::uint64_t>& used = told_->used_bytes[tenant];
+        used.store(used.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    }
+    void subtract_bytes(TenantNumber tenant, std::uint64_t bytes) { add_bytes(tenant, ~bytes + 1); }
     bool is_over_quota(TenantNumber tenant) const noexcept {
-        return tenants_[tenant].quota_bytes != 0 && tenants_[tenant].used_bytes > tenants_[tenant].quota_bytes;
+        const std::uint64_t quota_bytes = quota_of(tenant);
+        return quota_bytes != 0 && used_by(tenant) > quota_bytes;
     }
 
     // Whose entry goes next: of the tenants over their quotas the one furthest over; where nobody is, or none of them
@@ -83,19 +92,32 @@ public:
         std::uint64_t quota_bytes = 0;
         std::uint64_t used_bytes = 0;
     };
+    // From any thread.
     std::vector<Usage> usage() const;
 
 private:
     struct Tenant {
         std::string name;
-        std::uint64_t quota_bytes = 0;
-        std::uint64_t used_bytes = 0;
         std::size_t policy = 0;
+    };
+    // What others ask for and may change, by number.
+    struct Told {
+        mutable std::mutex mutex;  // of the names, which are there for good
+        std::vector<std::string> names;
+        std::array<std::atomic<std::uint64_t>, kTenantLimit> quota_bytes{};
+        std::array<std::atomic<std::uint64_t>, kTenantLimit> used_bytes{};
     };
 
     TenantTable(TenantRecord* records, std::string policy, const PolicyBounds& bounds,
                 std::unique_ptr<EvictionPolicy> shared);
     Result<Tenant> make(const std::string& name, std::uint64_t quota_bytes);
+    void tell(std::size_t number, std::uint64_t quota_bytes);
+    std::uint64_t quota_of(std::size_t number) const noexcept {
+        return told_->quota_bytes[number].load(std::memory_order_relaxed);
+    }
+    std::uint64_t used_by(std::size_t number) const noexcept {
+        return told_->used_bytes[number].load(std::memory_order_relaxed);
+    }
     std::size_t choose_over_quota(std::uint64_t spent);
 
     TenantRecord* records_;  // by number
@@ -103,6 +125,7 @@ private:
     PolicyBounds bounds_;
     std::vector<Tenant> tenants_;  // 0: whoever has no name; another without one is a number that is nobody's
     std::vector<std::unique_ptr<EvictionPolicy>> policies_;
+    std::unique_ptr<Told> told_ = std::make_unique<Told>();
 };
 
 }  // namespace kvo

@@ -51,7 +51,7 @@ from kvoffload.server import (
 )
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.operators.operator_calls import ExpressCounts
-from kvoffload.server.outbox import OpenExpress, Sendable
+from kvoffload.server.outbox import Later, OpenExpress, Sendable
 from kvoffload.server.peer_links import LinkOpener
 from kvoffload.server.tiering.traffic import TierTraffic
 from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
@@ -228,6 +228,9 @@ class Server:
                     assert connection == key
                     assert answer is None
                     answer = _cross(message, number, Channel.CONTROL)
+                case Later():
+                    assert answer is None
+                    answer = self.deliver(self.core.finish(item, item.find), key=key)
         return answer
 
     def open_express(self, lifeline: int) -> ExpressPeer:

@@ -154,7 +154,8 @@ def test_nothing_is_looked_up_while_nothing_changes(
 def test_a_cleared_namespace_is_one_event(server: Server, engine: Client, router: Client) -> None:
     save_chain(server.cache, engine, make_chain(1, 5), PLAIN)
     take(router)
-    assert server.core.clear("main", engine.name_space) == 5
+    server.core.tell_cleared("main", engine.name_space)
+    assert server.cache.clear(engine.name_space) == 5
     (cleared,) = take(router)
     assert isinstance(cleared, Cleared)
     server.core.tick()
@@ -167,7 +168,8 @@ def test_a_namespace_may_be_cleared_while_its_blocks_are_looked_at(
     """A tick looks at 8 of the 20."""
     save_chain(server.cache, engine, make_chain(1, 20), PLAIN)
     server.core.tick()
-    server.core.clear("main", engine.name_space)
+    server.core.tell_cleared("main", engine.name_space)
+    server.cache.clear(engine.name_space)
     server.core.tick()
     save_chain(server.cache, engine, make_chain(2, 2), PLAIN)
     server.cache.evict(MIB)

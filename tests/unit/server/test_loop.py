@@ -152,7 +152,9 @@ def test_nonsense_is_answered_and_harms_nobody(server: CacheServer, tmp_path: Pa
 def test_an_engine_that_dies_gives_back_what_it_held(server: CacheServer, tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from tests.unit.server.test_loop import *\n"
+        "from kvoffload.protocol import Credits\n"
+        "from tests.kit.server.blocks import register_of\n"
+        "from tests.kit.server.raw_client import RawClient\n"
         "client = RawClient(sys.argv[1], register_of(), engine='dies')\n"
         "client.ask(Credits(name_space=client.name_space, group=0, count=9))\n"
         "print('holds', flush=True); sys.stdin.read()\n"

@@ -34,8 +34,8 @@ from kvoffload.protocol import (
     Role,
     Welcome,
 )
+from kvoffload.server.channels import lifelines, unread_descriptors
 from kvoffload.server.channels import lifelines as lifelines_module
-from kvoffload.server.channels import unread_descriptors
 from kvoffload.server.channels.lifelines import Lifelines
 from kvoffload.server.channels.unix_listener import UnixListener
 
@@ -340,6 +340,21 @@ def test_who_does_not_read_is_waited_for_by_nobody_and_then_let_go(loop: Loop, m
     assert len(loop.lines) == 1
     assert ("end", line) in loop.told
     other.greet()
+
+
+def test_what_processes_do_not_read_is_bounded_in_bytes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one, and of all of a user: who would have more is let go, and costs nothing from then on."""
+    monkeypatch.setattr(lifelines, "QUEUED_BYTES", 1000)
+    monkeypatch.setattr(lifelines, "ALL_QUEUED_BYTES", 1600)
+    for process in (Process(loop), Process(loop)):
+        process.greet()
+    monkeypatch.setattr(PacketSocket, "send", lambda *_: False)
+    for line in [told[1] for told in loop.told]:
+        while line in loop.lines._lines:
+            loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
+            assert loop.lines._queued.total() <= 1600
+            assert all(known.queued_bytes <= 1000 for known in loop.lines._lines.values())
+    assert not loop.lines._queued
 
 
 def test_a_slow_reader_gets_everything_in_order(loop: Loop) -> None:

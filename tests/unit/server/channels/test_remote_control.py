@@ -15,7 +15,7 @@ import zmq
 
 from kvoffload.cache import CacheTerms
 from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
-from kvoffload.errors import ConfigError
+from kvoffload.errors import ConfigError, ProtocolError
 from kvoffload.key_files import KeyPair
 from kvoffload.protocol import (
     CODEC,
@@ -31,11 +31,22 @@ from kvoffload.protocol import (
     Subscribe,
     Subscribed,
 )
+from kvoffload.protocol.survey import BlocksFound, FindBlocks
 from kvoffload.server import DomainTerms, Guest
-from kvoffload.server.channels.remote_control import DROPPED_AT_ONCE, FRAME_BYTES, RemoteControl
+from kvoffload.server.channels.remote_control import (
+    ANSWER_BYTES,
+    DROPPED_AT_ONCE,
+    FRAME_BYTES,
+    QUEUED_OUT,
+    UNREAD_BYTES,
+    RemoteControl,
+)
+from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_OF_ONE_HOST
 from kvoffload.server.loop import CacheServer, ServerPlan
+from kvoffload.server.operators.survey import GUEST_BLOCKS
 from kvoffload.server.terms import RemoteTerms
 from kvoffload.units import MIB
+from tests.kit.cache.cache_model import PLAIN, fingerprint
 from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.gate_loop import Loop
 from tests.kit.server.raw_client import RawClient
@@ -275,3 +286,40 @@ def test_on_loopback_nobody_needs_a_key_and_nobody_is_believed(connect: Connect,
     assert isinstance(refused, Error)
     assert refused.code is ErrorCode.NOT_ALLOWED
     server.close()
+
+
+def test_what_a_client_has_not_read_is_bounded_in_bytes(server: CacheServer) -> None:
+    """Whatever its frames are like: none is larger than the bound of frames allows for."""
+    assert QUEUED_OUT * ANSWER_BYTES <= UNREAD_BYTES
+    assert UNREAD_BYTES * MAX_OF_ONE_HOST <= 256 * MIB
+    assert UNREAD_BYTES * MAX_CONNECTIONS <= 1024 * MIB
+    client = RemoteClient(server.remote_endpoint, keys=RED, server_key=SERVER.public, turn=lambda: server.turn(0.001))
+    client.hello("red")
+    remote = server._channels._remote
+    assert remote is not None
+    (key,) = server._core.sessions._guests
+    with pytest.raises(ProtocolError):
+        remote.send(key, bytes(ANSWER_BYTES + 1))
+    sent = 0
+    while remote.send(key, bytes(ANSWER_BYTES)):
+        sent += ANSWER_BYTES
+        # What the kernel and ZeroMQ's own buffers of both sides take is theirs.
+        assert sent <= 16 * UNREAD_BYTES
+    assert sent >= ANSWER_BYTES
+    client.close()
+
+
+def test_a_search_over_tcp_tells_of_no_more_than_may_be_unread(server: CacheServer) -> None:
+    client = RemoteClient(server.remote_endpoint, keys=CHIEF, server_key=SERVER.public, turn=lambda: server.turn(0.001))
+    client.hello("red")
+    client.wait(lambda: "red" in server._pools.caches)
+    cache = server._pools.caches["red"]
+    name_space = cache.open_namespace(fingerprint("model"), PLAIN)
+    session = cache.open_session()
+    hashes = hashes_of(3000)
+    slots = cache.reserve(session, name_space, 0, hashes=hashes)
+    cache.commit(session, name_space, 0, slots.tickets, hashes=hashes)
+    found = client.ask(FindBlocks())
+    assert isinstance(found, BlocksFound)
+    assert (found.total, len(found.hashes) // 32) == (3000, GUEST_BLOCKS)
+    client.close()

@@ -71,7 +71,8 @@ def test_an_untrusted_block_says_so_and_so_does_a_cleared_one() -> None:
         store(engine, chain)
         assert engine.tell(Invalidate(name_space=engine.name_space, group=0, hashes=chain[:32])) is None
         assert explain(engine, chain[:32]).miss is Miss.UNTRUSTED
-        server.core.clear("main", engine.name_space)
+        server.core.tell_cleared("main", engine.name_space)
+        server.cache.clear(engine.name_space)
         assert explain(engine, chain[32:]).miss is Miss.CLEARED
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.cache import CacheGeometry
 from kvoffload.client import AsyncClient
 from kvoffload.protocol import (
     Acquire,
@@ -22,11 +23,13 @@ from kvoffload.protocol import (
     Subscribe,
 )
 from kvoffload.server import ServerLimits
-from tests.kit.cache.cache_model import PLAIN, fingerprint, make_chain
+from kvoffload.units import MIB
+from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.cache.offload_contract import CHAIN as SAVED
 from tests.kit.cache.offload_contract import TOKENS, has_patterns, names_of, save
 from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import UID, Client, Server, code_of, greeted, register_of
+from tests.kit.server.held_writer import held_writer
 from tests.kit.server.tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving
 from tests.unit.client.conftest import make_terms
 
@@ -135,12 +138,121 @@ def test_a_user_has_as_many_as_it_has_now() -> None:
         assert isinstance(greeted(server, "e", uid=UID + 1).ask(plain("e")), Registered)
         server.exit_process(three[0])
         assert isinstance(greeted(server, "d").ask(plain("d")), Registered)
-        # Blocks count for whoever brought them, whether its engine lives or not.
+        # Blocks count for whoever brought them, whether its engine lives or not; nobody else gives way for more.
         save_chain(server.cache, three[1], CHAIN, PLAIN)
         server.exit_process(three[1])
-        assert code_of(greeted(server, "f").ask(plain("f"))) is ErrorCode.BUSY
-        server.cache.clear(three[1].name_space)
+        others = server.process("g", uid=UID + 1).join(PLAIN, "g")
+        save_chain(server.cache, others, CHAIN, PLAIN)
+        server.exit_process(others)
         assert isinstance(greeted(server, "f").ask(plain("f")), Registered)
+        assert not server.cache.lookup(three[1].name_space, 0, CHAIN).any()
+        assert server.cache.lookup(others.name_space, 0, CHAIN).all()
+
+
+def leave_behind(server: Server, name: str, *, uid: int = UID, geometry: CacheGeometry = PLAIN) -> int:
+    """An engine that saves something and goes; its identity's number."""
+    engine = server.process(name, uid=uid).join(geometry, name)
+    save_chain(server.cache, engine, CHAIN[:32], geometry)
+    server.exit_process(engine)
+    return engine.name_space
+
+
+def sized(record_bytes: int) -> CacheGeometry:
+    """Of one group whose records have this size."""
+    return replace(PLAIN, groups=(replace(PLAIN.groups[0], record_bytes=record_bytes),))
+
+
+def test_with_4096_identities_that_have_blocks_the_next_ones_are_served() -> None:
+    """By the real limits. Those give way, with their blocks, that no engine has registered for longest."""
+    memory = replace(SMALL, memory_bytes=64 * MIB, entry_limit=16_384)
+    with Server(memory=memory) as server:
+        lives = server.process("lives", uid=UID + 9).join(PLAIN, "lives")
+        save_chain(server.cache, lives, CHAIN[:32], PLAIN)
+        numbers = [leave_behind(server, f"model {at}", uid=UID + at % 5) for at in range(4095)]
+        assert server.cache.stats.namespaces == 4096
+        assert len(server.cache.stats.used_by) == 4096
+        again = server.process("again", uid=UID).join(PLAIN, "model 0")
+        assert again.name_space == numbers[0]
+        server.exit_process(again)
+        newcomer = server.process("newcomer", uid=UID + 7).join(PLAIN, "new")
+        save_chain(server.cache, newcomer, CHAIN[:32], PLAIN)
+        is_there = [bool(server.cache.lookup(number, 0, CHAIN[:32]).any()) for number in numbers]
+        # Sixteen at a time: the oldest, but for the one that was registered again.
+        assert is_there == [True, *[False] * 16, *[True] * (4095 - 17)]
+        assert boundary(lives, CHAIN[:32]) == boundary(newcomer, CHAIN[:32]) == 16
+        for at in range(100):
+            leave_behind(server, f"other {at}", uid=UID + 7)
+        assert server.cache.stats.namespaces <= 4096
+        assert boundary(lives, CHAIN[:32]) == 16
+
+
+def test_who_is_registered_or_leased_does_not_give_way() -> None:
+    with Server(limits=FEW) as server:
+        living = [server.process(f"lives {at}").join(PLAIN, f"lives {at}") for at in range(10)]
+        for one in living:
+            save_chain(server.cache, one, CHAIN, PLAIN)
+        reader = server.process("reads").join(PLAIN, "read")
+        save_chain(server.cache, reader, CHAIN, PLAIN)
+        held = server.cache.open_session()
+        server.cache.add_process(held, pidfd=99)
+        lease = server.cache.acquire(held, reader.name_space, CHAIN).lease
+        server.exit_process(reader)
+        for at in range(50):
+            leave_behind(server, f"model {at}")
+        assert [boundary(one) for one in living] == [64] * 10
+        assert reader.name_space in server.cache.stats.used_by
+        server.cache.release(held, lease)
+
+
+def test_a_full_table_of_living_engines_refuses_the_next() -> None:
+    with Server(limits=ServerLimits(namespaces=4, user_namespaces=4)) as server:
+        for at in range(4):
+            save_chain(server.cache, server.process(f"{at}").join(PLAIN, f"{at}"), CHAIN, PLAIN)
+        assert code_of(greeted(server, "another").ask(plain("another"))) is ErrorCode.BUSY
+
+
+def test_record_sizes_are_bounded_by_user_and_in_all_and_make_place_likewise() -> None:
+    limits = ServerLimits(record_sizes=12, user_record_sizes=8)
+    with Server(limits=limits) as server:
+        others = leave_behind(server, "others", uid=UID + 1, geometry=sized(512))
+        own = [leave_behind(server, f"model {at}", geometry=sized(1024 + 512 * at)) for at in range(20)]
+        there = server.cache.stats.used_by
+        assert [number for number in own if number in there] == own[-8:]
+        assert others in there
+        for at in range(8):
+            leave_behind(server, f"more {at}", uid=UID + 1, geometry=sized(32768 + 512 * at))
+        assert len(server.core._domains["main"].sizes) <= 12
+        living = [server.process(f"l{at}").join(sized(65536 + 512 * at), f"l{at}") for at in range(8)]
+        answer = greeted(server, "another").ask(register_of(sized(131072), "another"))
+        assert code_of(answer) is ErrorCode.BUSY
+        # A size that is there already is no other one.
+        assert isinstance(greeted(server, "same").ask(register_of(sized(65536), "same")), Registered)
+        assert len(living) == 8
+
+
+def test_who_writes_meanwhile_makes_the_next_one_ask_again() -> None:
+    """Nobody waits: what is to give way has gone when it comes again."""
+    with Server(limits=ServerLimits(namespaces=4, user_namespaces=4)) as server:
+        for at in range(4):
+            leave_behind(server, f"model {at}")
+        engine = greeted(server, "another")
+        with held_writer(server.cache.core):
+            assert code_of(engine.ask(plain("another"))) is ErrorCode.BUSY
+        assert isinstance(engine.ask(plain("another")), Registered)
+
+
+def test_those_of_adopted_memory_make_place_even_if_all_have_blocks() -> None:
+    """Those that nobody has named to this server have been of no use for longest."""
+    with Server(memory=replace(SMALL, memory_bytes=64 * MIB, entry_limit=16_384)) as server:
+        session = server.cache.open_session()
+        for at in range(4096):
+            server.cache.open_namespace(fingerprint(f"model {at}"), PLAIN)
+            slots = server.cache.reserve(session, at, 0, count=1)
+            server.cache.commit(session, at, 0, slots.tickets, hashes=CHAIN[:32])
+        known = server.process("known").join(PLAIN, "model 7")
+        assert isinstance(greeted(server, "engine").ask(plain("another")), Registered)
+        assert boundary(known) == 16
+        assert server.cache.stats.namespaces < 4096
 
 
 def test_those_of_adopted_memory_make_place_unless_they_have_blocks(server: Server) -> None:

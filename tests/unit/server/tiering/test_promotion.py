@@ -10,6 +10,7 @@ from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.server.tiering.promotion_parts import Wanted
 from kvoffload.tiers import RecordOutcome
 from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
+from tests.kit.server.held_writer import held_writer
 from tests.kit.server.tier_setting import CHAIN, tier_setting
 
 OTHER = make_chain(2, 16)
@@ -29,6 +30,49 @@ def test_what_memory_has_lost_comes_up_whole(geometry: Any) -> None:
         # Of a window and a state only what the boundary needs.
         assert counts.promoted == (16 if geometry is PLAIN else 16 + 2 + 1)
         assert sum(len(hashes) // 32 for _, hashes in setting.told) == counts.promoted
+
+
+@pytest.mark.parametrize("geometry", [PLAIN, HYBRID], ids=["attention", "hybrid"])
+def test_nothing_waits_for_another_thread_that_writes(geometry: Any) -> None:
+    """Neither slots for what comes up, nor what has come, nor what is forgotten; it goes on when it is done."""
+    with tier_setting(geometry) as setting:
+        setting.save_below(CHAIN)
+        with held_writer(setting.cache.core):
+            answers = setting.ask(CHAIN)
+            setting.turn()
+            assert setting.chain.next_s() == pytest.approx(setting.now_s + 0.001)
+        setting.tier.is_held = True
+        setting.turn()
+        assert not answers
+        with held_writer(setting.cache.core):
+            setting.tier.is_held = False
+            setting.turn()
+            setting.chain.forget(setting.name_space, 0, OTHER)
+            assert not answers
+        setting.turn()
+        assert [(one.outcome, one.boundary) for one in answers] == [(PromotionOutcome.COMPLETE, TOKENS)]
+        assert setting.load(CHAIN) == TOKENS
+
+
+def test_who_has_left_meanwhile_leaves_no_slots_behind() -> None:
+    with tier_setting(PLAIN) as setting:
+        setting.save_below(CHAIN)
+        with held_writer(setting.cache.core):
+            answers = setting.ask(CHAIN, wait_ms=10)
+            setting.turn(seconds=0.02)
+            assert [one.outcome for one in answers] == [PromotionOutcome.PARTLY]
+        setting.turn()
+        assert setting.cache.stats.reserved == 0
+
+
+def test_what_is_forgotten_while_another_thread_writes_is_not_stored() -> None:
+    with tier_setting(PLAIN) as setting:
+        setting.save_below(CHAIN)
+        with held_writer(setting.cache.core):
+            setting.ask(CHAIN)
+            setting.chain.forget(setting.name_space, 0, CHAIN[:32])
+        setting.turn()
+        assert not setting.cache.lookup(setting.name_space, 0, CHAIN[:32]).any()
 
 
 def test_what_is_there_is_not_read_again_and_does_not_give_way() -> None:

@@ -1,0 +1,32 @@
+"""Another thread that has a cache's writers' lock, beside whoever must not wait for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from kvoffload import native
+
+HELD_MS = 20_000
+"""At most: whoever waits for it waits so long, and the test fails."""
+
+
+@contextmanager
+def held_writer(core: native.Cache) -> Iterator[None]:
+    """As long as the block runs; nothing in it has waited for the lock."""
+    told, until = os.eventfd(0), os.eventfd(0)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(core.hold_writer, told, until, HELD_MS)
+            os.eventfd_read(told)
+            try:
+                yield
+                assert not held.done(), "somebody waited for the writers' lock"
+            finally:
+                os.eventfd_write(until, 1)
+            assert held.result()
+    finally:
+        os.close(told)
+        os.close(until)
