@@ -4,7 +4,7 @@
 #include <exception>
 
 #include "cache_operations.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 #include "fuzz_cache.hpp"
 
 using namespace kvo;

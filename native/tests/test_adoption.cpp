@@ -3,7 +3,7 @@
 
 #include "cache_fixture.hpp"
 #include "child_process.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 #include "index/lookup.hpp"
 
 using namespace kvo;

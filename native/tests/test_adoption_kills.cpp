@@ -11,7 +11,7 @@
 #include <cstdlib>
 
 #include "child_process.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 #include "kill_victim.hpp"
 
 using namespace kvo;

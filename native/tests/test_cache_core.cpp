@@ -4,7 +4,7 @@
 
 #include "cache_fixture.hpp"
 #include "child_process.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 #include "made_up_files.hpp"
 
 using namespace kvo;

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "cache_fixture.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 #include "index/lookup.hpp"
 
 using namespace kvo;

@@ -8,7 +8,7 @@
 
 #include "base/size_text.hpp"
 #include "cache/index_reader.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 #include "shim/memory_headroom.hpp"
 #include "shim/system_fault.hpp"
 

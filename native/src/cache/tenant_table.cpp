@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 
 namespace kvo {
 

@@ -1,12 +1,12 @@
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 
 #include <string>
 
-#include "evict/arc.hpp"
-#include "evict/lru.hpp"
+#include "replay/arc.hpp"
+#include "replay/lru.hpp"
 #include "evict/prefix_policy.hpp"
-#include "evict/s3fifo.hpp"
-#include "evict/slru.hpp"
+#include "replay/s3fifo.hpp"
+#include "replay/slru.hpp"
 
 namespace kvo {
 namespace {
