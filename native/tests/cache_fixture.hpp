@@ -16,6 +16,7 @@
 #include "check.hpp"
 #include "digest/digest.hpp"
 #include "index/index_file.hpp"
+#include "replay/make_policy.hpp"
 
 namespace kvo::test {
 
@@ -115,7 +116,7 @@ inline CacheOptions small_options(std::uint64_t segments = 1, const std::string&
     options.segment_bytes = kSegmentBytes;
     options.extent_bytes = kExtentBytes;
     options.entry_limit = 20000;
-    options.policy = policy;
+    options.policy = find_policy(policy).value();
     options.huge_pages = HugePages::none;
     return options;
 }

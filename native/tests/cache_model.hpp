@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cache/cache_core.hpp"
+#include "replay/make_policy.hpp"
 
 namespace kvo::test {
 
@@ -73,7 +74,7 @@ struct World {
         options.segment_bytes = segment_bytes;
         options.extent_bytes = extent_bytes;
         options.entry_limit = entry_limit;
-        options.policy = policy;
+        options.policy = find_policy(policy).value();
         options.verify = verifies_always ? Verify::always : Verify::adopted;
         options.huge_pages = HugePages::none;
         return options;

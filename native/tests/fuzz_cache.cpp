@@ -4,8 +4,8 @@
 #include <exception>
 
 #include "cache_operations.hpp"
-#include "evict/make_policy.hpp"
 #include "fuzz_cache.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 using namespace kvo::test;

@@ -3,8 +3,8 @@
 
 #include "cache_fixture.hpp"
 #include "child_process.hpp"
-#include "evict/make_policy.hpp"
 #include "index/lookup.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 using namespace kvo::test;

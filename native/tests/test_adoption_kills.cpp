@@ -11,8 +11,8 @@
 #include <cstdlib>
 
 #include "child_process.hpp"
-#include "evict/make_policy.hpp"
 #include "kill_victim.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 using namespace kvo::test;

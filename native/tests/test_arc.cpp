@@ -1,4 +1,4 @@
-#include "evict/arc.hpp"
+#include "replay/arc.hpp"
 
 #include "check.hpp"
 #include "policy_driver.hpp"

@@ -1,4 +1,4 @@
-#include "evict/belady.hpp"
+#include "replay/belady.hpp"
 
 #include <bit>
 #include <map>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "check.hpp"
-#include "evict/make_policy.hpp"
-#include "evict/replay.hpp"
+#include "replay/make_policy.hpp"
+#include "replay/replay.hpp"
 
 using namespace kvo;
 

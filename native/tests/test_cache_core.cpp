@@ -4,8 +4,8 @@
 
 #include "cache_fixture.hpp"
 #include "child_process.hpp"
-#include "evict/make_policy.hpp"
 #include "made_up_files.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 using namespace kvo::test;
@@ -29,7 +29,7 @@ TEST(options_that_make_no_cache_are_refused_before_memory_is_taken) {
     refused[4].extent_bytes = 0;
     refused[5].extent_bytes = 100;
     refused[6].extent_bytes = 3 * 4096;
-    refused[7].policy = "random";
+    refused[7].policy = nullptr;
     refused[8].pool_bytes = ~0ull;
     refused[9].segment_bytes = ~0ull;
     refused[10].extent_bytes = 2 * kSegmentBytes;
@@ -269,7 +269,9 @@ TEST(files_that_do_not_belong_together_are_refused) {
     std::swap(exchanged.index, exchanged.segments[0]);
     CHECK(CacheCore::adopt(std::move(exchanged), small_options()).fault().code() == Code::invalid);
     CHECK(!CacheCore::adopt(CacheFiles(), small_options()).ok());
-    CHECK(CacheCore::adopt(cache.duplicate_files(), small_options(2, "random")).fault().code() == Code::invalid);
+    CacheOptions without_policy = small_options(2);
+    without_policy.policy = nullptr;
+    CHECK(CacheCore::adopt(cache.duplicate_files(), without_policy).fault().code() == Code::invalid);
 }
 
 TEST(readers_of_the_index_cannot_write_to_it) {

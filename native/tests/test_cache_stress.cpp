@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "cache_fixture.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 using namespace kvo::test;

@@ -4,8 +4,8 @@
 #include <set>
 
 #include "cache_fixture.hpp"
-#include "evict/make_policy.hpp"
 #include "index/lookup.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 using namespace kvo::test;
@@ -16,7 +16,8 @@ namespace {
 struct Store {
     explicit Store(EntryNumber entry_limit = 1000, const std::string& policy = "lru")
         : index(small_index(entry_limit)),
-          tenants(value_of(TenantTable::create(index.view().tenants, policy, {entry_limit, kSegmentBytes}))) {
+          tenants(
+              TenantTable::create(index.view().tenants, value_of(find_policy(policy)), {entry_limit, kSegmentBytes})) {
         SegmentWish wish;
         wish.size_bytes = kSegmentBytes;
         segments.push_back(value_of(Segment::create(wish)));

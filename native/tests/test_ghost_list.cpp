@@ -1,4 +1,4 @@
-#include "evict/ghost_list.hpp"
+#include "replay/ghost_list.hpp"
 
 #include <algorithm>
 #include <deque>

@@ -1,4 +1,4 @@
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 
 #include <algorithm>
 

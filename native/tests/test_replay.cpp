@@ -1,12 +1,12 @@
-#include "evict/replay.hpp"
+#include "replay/replay.hpp"
 
 #include <algorithm>
 #include <random>
 #include <vector>
 
 #include "check.hpp"
-#include "evict/lru.hpp"
-#include "evict/make_policy.hpp"
+#include "replay/lru.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 

@@ -1,11 +1,11 @@
-#include "evict/replay_memory.hpp"
+#include "replay/replay_memory.hpp"
 
 #include <random>
 #include <vector>
 
 #include "check.hpp"
-#include "evict/make_policy.hpp"
-#include "evict/replay.hpp"
+#include "replay/make_policy.hpp"
+#include "replay/replay.hpp"
 
 using namespace kvo;
 

@@ -1,4 +1,4 @@
-#include "evict/replay_trace.hpp"
+#include "replay/replay_trace.hpp"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "evict/slru.hpp"
+#include "replay/slru.hpp"
 
 #include "check.hpp"
 #include "policy_driver.hpp"

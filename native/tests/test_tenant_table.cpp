@@ -1,6 +1,7 @@
 #include "cache/tenant_table.hpp"
 
 #include "check.hpp"
+#include "replay/make_policy.hpp"
 
 using namespace kvo;
 
@@ -17,10 +18,8 @@ struct Tenants {
     explicit Tenants(const std::string& policy = "lru") : table(open(policy)) {}
 
     TenantTable open(const std::string& policy, const std::optional<std::vector<TenantTerms>>& wanted = {}) {
-        auto made =
-            TenantTable::create(records.data(), policy, {.entry_limit = 1000, .capacity_bytes = 1 << 20}, wanted);
-        CHECK(made.ok());
-        return std::move(made.value());
+        return TenantTable::create(records.data(), value_of(find_policy(policy)),
+                                   {.entry_limit = 1000, .capacity_bytes = 1 << 20}, wanted);
     }
     TenantNumber tenant(const std::string& name, std::uint64_t quota) {
         const auto number = table.open(name, quota);
@@ -116,12 +115,6 @@ TEST(there_is_a_bound_of_tenants) {
     CHECK(tenants.table.open("one more", 1).fault().code() == Code::failed);
     CHECK_EQUAL(tenants.tenant("tenant 7", 11), 7);
     CHECK_EQUAL(tenants.open("lru").usage().size(), kTenantLimit);
-}
-
-TEST(an_unknown_policy_is_refused) {
-    std::vector<TenantRecord> records(kTenantLimit);
-    CHECK(TenantTable::create(records.data(), "random", {.entry_limit = 1, .capacity_bytes = 1}).fault().code() ==
-          Code::invalid);
 }
 
 TEST(whoever_is_furthest_over_its_quota_loses_first) {

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "bench/made_hashes.hpp"
+#include "replay/make_policy.hpp"
 
 namespace kvo {
 namespace {
@@ -23,11 +24,15 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 }  // namespace
 
 Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
+    const auto policy = find_policy(shape.policy);
+    if (!policy.ok()) {
+        return policy.fault();
+    }
     CacheOptions options;
     options.segment_bytes = kSegmentBytes;
     options.pool_bytes = shape.entries * shape.record_bytes;
     options.entry_limit = static_cast<EntryNumber>(shape.entries + shape.entries / 8 + kSegmentBytes / 64);
-    options.policy = shape.policy;
+    options.policy = policy.value();
     options.populate.threads = shape.threads;
     PopulateProgress progress;
     auto core = CacheCore::create(options, progress);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bench/made_hashes.hpp"
+#include "replay/make_policy.hpp"
 
 namespace kvo {
 namespace {
@@ -38,12 +39,16 @@ Result<std::unique_ptr<TurnoverLoad>> TurnoverLoad::create(const TurnoverShape& 
     if (shape.record_bytes.size() <= kAttentionGroups || shape.byte_shares.size() != shape.record_bytes.size()) {
         return Status(Code::invalid, "a load needs three sizes or more, and a share for each");
     }
+    const auto policy = find_policy(shape.policy);
+    if (!policy.ok()) {
+        return policy.fault();
+    }
     CacheOptions options;
     options.pool_bytes = shape.pool_bytes;
     options.segment_bytes = shape.segment_bytes;
     options.entry_limit =
         static_cast<EntryNumber>(std::min<std::uint64_t>(shape.pool_bytes / kSmallestRecord + 1024, kEntryLimitMax));
-    options.policy = shape.policy;
+    options.policy = policy.value();
     options.populate.threads = shape.threads;
     PopulateProgress progress;
     auto core = CacheCore::create(options, progress);

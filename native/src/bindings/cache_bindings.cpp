@@ -18,6 +18,7 @@
 #include "bindings/left_bindings.hpp"
 #include "bindings/survey_bindings.hpp"
 #include "cache/cache_core.hpp"
+#include "replay/make_policy.hpp"
 #include "shim/file_lock.hpp"
 
 namespace nb = nanobind;
@@ -58,7 +59,7 @@ CacheOptions make_options(const std::string& policy, bool verifies_always, unsig
                           std::uint64_t keep_free_bytes, std::uint64_t step_bytes, const OwnerTuple& owner) {
     CacheOptions options;
     options.owner = {.domain = std::get<0>(owner), .boot_id = std::get<1>(owner), .users = std::get<2>(owner)};
-    options.policy = policy;
+    options.policy = take(find_policy(policy));
     options.verify = verifies_always ? Verify::always : Verify::adopted;
     options.populate.threads = threads;
     options.populate.keep_free_bytes = keep_free_bytes;

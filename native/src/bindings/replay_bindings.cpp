@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "evict/belady.hpp"
-#include "evict/make_policy.hpp"
-#include "evict/replay.hpp"
-#include "evict/replay_memory.hpp"
-#include "evict/replay_pool.hpp"
+#include "replay/belady.hpp"
+#include "replay/make_policy.hpp"
+#include "replay/replay.hpp"
+#include "replay/replay_memory.hpp"
+#include "replay/replay_pool.hpp"
 
 namespace nb = nanobind;
 

@@ -8,7 +8,6 @@
 
 #include "base/size_text.hpp"
 #include "cache/index_reader.hpp"
-#include "evict/make_policy.hpp"
 #include "shim/memory_headroom.hpp"
 #include "shim/system_fault.hpp"
 
@@ -37,6 +36,10 @@ Status check_owner(const CacheOwner& owner) {
     return {};
 }
 
+Status check_policy(const CacheOptions& options) {
+    return options.policy ? Status() : Status(Code::invalid, "a cache needs a policy that says what goes first");
+}
+
 Status check_options(const CacheOptions& options) {
     if (options.pool_bytes == 0 || options.entry_limit == 0) {
         return {Code::invalid, "a cache needs memory for at least one segment and one entry"};
@@ -55,10 +58,7 @@ Status check_options(const CacheOptions& options) {
     if (const auto arena = Arena::create({options.segment_bytes, options.extent_bytes}); !arena.ok()) {
         return arena.fault();
     }
-    if (const auto policy = make_policy(options.policy, {.entry_limit = 1, .capacity_bytes = 1}); !policy.ok()) {
-        return policy.fault();
-    }
-    return {};
+    return check_policy(options);
 }
 
 // What no waiting brings is refused at once; what others have now may be given back.
@@ -254,6 +254,9 @@ Result<std::uint64_t> CacheCore::take_step(PopulateTerms terms, PopulateProgress
 }
 
 Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const CacheOptions& options) {
+    if (Status status = check_policy(options); !status.ok()) {
+        return status;
+    }
     auto lock = FileLock::adopt(files.lock);
     if (!lock.ok()) {
         return lock.fault();
@@ -325,9 +328,6 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(FileLock lock, IndexFile 
     auto tenants =
         TenantTable::create(index.view().tenants, options.policy,
                             {.entry_limit = header.entry_limit, .capacity_bytes = capacity}, options.tenants);
-    if (!tenants.ok()) {
-        return tenants.fault();
-    }
     std::uint64_t boot_id = options.owner.boot_id;
     if (boot_id == 0) {
         const auto drawn = random_number();
@@ -338,7 +338,7 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(FileLock lock, IndexFile 
     }
     index.view().header->boot_id.store(boot_id);
     return std::unique_ptr<CacheCore>(new CacheCore(std::move(lock), std::move(index), std::move(segments), options,
-                                                    std::move(tenants.value()), std::move(arena.value())));
+                                                    std::move(tenants), std::move(arena.value())));
 }
 
 CacheCore::CacheCore(FileLock lock, IndexFile index, std::vector<Segment> segments, const CacheOptions& options,

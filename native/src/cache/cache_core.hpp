@@ -25,6 +25,7 @@
 #include "cache/session_table.hpp"
 #include "cache/touch_buffer.hpp"
 #include "cache/writer_lock.hpp"
+#include "evict/prefix_policy.hpp"
 #include "index/boundary.hpp"
 #include "shim/file_lock.hpp"
 
@@ -47,7 +48,7 @@ struct CacheOptions {
     std::uint64_t segment_bytes = 1ULL << 30;
     std::uint64_t extent_bytes = 1ULL << 20;
     EntryNumber entry_limit = 0;
-    std::string policy = "prefix";
+    MakePolicy policy = make_prefix_policy;
     Verify verify = Verify::adopted;
     HugePages huge_pages = HugePages::transparent;
     PlacementWish placement{.placement = Placement::interleave};  // ranks of all nodes use the pool

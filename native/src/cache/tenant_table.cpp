@@ -5,17 +5,11 @@
 #include <cstring>
 #include <utility>
 
-#include "evict/make_policy.hpp"
-
 namespace kvo {
 
-Result<TenantTable> TenantTable::create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds,
-                                        const std::optional<std::vector<TenantTerms>>& wanted) {
-    auto shared = make_policy(policy, bounds);
-    if (!shared.ok()) {
-        return shared.fault();
-    }
-    TenantTable table(records, policy, bounds, std::move(shared.value()));
+TenantTable TenantTable::create(TenantRecord* records, const MakePolicy& make_policy, const PolicyBounds& bounds,
+                                const std::optional<std::vector<TenantTerms>>& wanted) {
+    TenantTable table(records, make_policy, bounds);
     for (std::uint32_t number = 1; number < kTenantLimit; ++number) {
         TenantRecord& record = records[number];
         const std::string name(record.name.data(), strnlen(record.name.data(), record.name.size()));
@@ -29,11 +23,7 @@ Result<TenantTable> TenantTable::create(TenantRecord* records, const std::string
             table.tenants_.push_back({});
             continue;
         }
-        auto tenant = table.make(name, record.quota_bytes);
-        if (!tenant.ok()) {
-            return tenant.fault();
-        }
-        table.tenants_.push_back(std::move(tenant.value()));
+        table.tenants_.push_back(table.make(name, record.quota_bytes));
         table.tell(number, record.quota_bytes);
     }
     while (table.tenants_.size() > 1 && table.tenants_.back().name.empty()) {
@@ -42,11 +32,10 @@ Result<TenantTable> TenantTable::create(TenantRecord* records, const std::string
     return table;
 }
 
-TenantTable::TenantTable(TenantRecord* records, std::string policy, const PolicyBounds& bounds,
-                         std::unique_ptr<EvictionPolicy> shared)
-    : records_(records), policy_(std::move(policy)), bounds_(bounds) {
+TenantTable::TenantTable(TenantRecord* records, MakePolicy make_policy, const PolicyBounds& bounds)
+    : records_(records), make_policy_(std::move(make_policy)), bounds_(bounds) {
     tenants_.push_back({});
-    policies_.push_back(std::move(shared));
+    policies_.push_back(make_policy_(bounds));
     tell(0, 0);
 }
 
@@ -65,12 +54,9 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
     if (number == kTenantLimit) {
         return Status(Code::failed, "there are " + std::to_string(kTenantLimit) + " tenants, more are not served");
     }
-    auto tenant = make(name, quota_bytes);
-    if (!tenant.ok()) {
-        return tenant.fault();
-    }
+    Tenant tenant = make(name, quota_bytes);
     tenants_.resize(std::max<std::size_t>(tenants_.size(), number + std::size_t{1}));
-    tenants_[number] = std::move(tenant.value());
+    tenants_[number] = std::move(tenant);
     tell(number, quota_bytes);
     records_[number].quota_bytes = quota_bytes;
     records_[number].name[name.size()] = 0;
@@ -105,15 +91,11 @@ void TenantTable::tell(std::size_t number, std::uint64_t quota_bytes) {
     told_->quota_bytes[number].store(quota_bytes, std::memory_order_relaxed);
 }
 
-Result<TenantTable::Tenant> TenantTable::make(const std::string& name, std::uint64_t quota_bytes) {
+TenantTable::Tenant TenantTable::make(const std::string& name, std::uint64_t quota_bytes) {
     Tenant tenant{.name = name};
     if (quota_bytes != 0) {
-        auto own = make_policy(policy_, bounds_);
-        if (!own.ok()) {
-            return own.fault();
-        }
         tenant.policy = policies_.size();
-        policies_.push_back(std::move(own.value()));
+        policies_.push_back(make_policy_(bounds_));
     }
     return tenant;
 }

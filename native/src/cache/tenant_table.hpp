@@ -29,11 +29,11 @@ class TenantTable {
 public:
     static constexpr std::size_t kPolicyLimit = kTenantLimit;
 
-    // `policy` is one that make_policy knows. Tenants that stand in the records are there at once, with their quotas;
+    // Tenants that stand in the records are there at once, with their quotas;
     // or, of those that `wanted` names, with the quotas that stand there. The others' records are emptied: their
     // numbers are nobody's, and given again only to who is opened later.
-    static Result<TenantTable> create(TenantRecord* records, const std::string& policy, const PolicyBounds& bounds,
-                                      const std::optional<std::vector<TenantTerms>>& wanted = {});
+    static TenantTable create(TenantRecord* records, const MakePolicy& make_policy, const PolicyBounds& bounds,
+                              const std::optional<std::vector<TenantTerms>>& wanted = {});
 
     // The number of this tenant, whose name has 1 to 55 bytes; `quota_bytes` 0: no share of its own. Calling again
     // changes the quota, but not whether there is one.
@@ -108,9 +108,8 @@ private:
         std::array<std::atomic<std::uint64_t>, kTenantLimit> used_bytes{};
     };
 
-    TenantTable(TenantRecord* records, std::string policy, const PolicyBounds& bounds,
-                std::unique_ptr<EvictionPolicy> shared);
-    Result<Tenant> make(const std::string& name, std::uint64_t quota_bytes);
+    TenantTable(TenantRecord* records, MakePolicy make_policy, const PolicyBounds& bounds);
+    Tenant make(const std::string& name, std::uint64_t quota_bytes);
     void tell(std::size_t number, std::uint64_t quota_bytes);
     std::uint64_t quota_of(std::size_t number) const noexcept {
         return told_->quota_bytes[number].load(std::memory_order_relaxed);
@@ -121,7 +120,7 @@ private:
     std::size_t choose_over_quota(std::uint64_t spent);
 
     TenantRecord* records_;  // by number
-    std::string policy_;
+    MakePolicy make_policy_;
     PolicyBounds bounds_;
     std::vector<Tenant> tenants_;  // 0: whoever has no name; another without one is a number that is nobody's
     std::vector<std::unique_ptr<EvictionPolicy>> policies_;

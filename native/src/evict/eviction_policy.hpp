@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -71,5 +72,8 @@ struct PolicyBounds {
     EntryNumber entry_limit = 0;
     std::uint64_t capacity_bytes = 0;
 };
+
+// Makes a new policy within these bounds.
+using MakePolicy = std::function<std::unique_ptr<EvictionPolicy>(PolicyBounds bounds)>;
 
 }  // namespace kvo

@@ -6,6 +6,10 @@
 
 namespace kvo {
 
+std::unique_ptr<EvictionPolicy> make_prefix_policy(PolicyBounds bounds) {
+    return std::make_unique<PrefixPolicy>(bounds);
+}
+
 void PrefixPolicy::expect_admission(std::uint64_t name) const {
     __builtin_prefetch(ghosts_.address_of(short_name(name) / kHomeBlocks), 1);
 }

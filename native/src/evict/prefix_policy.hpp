@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 
 #include "evict/eviction_policy.hpp"
@@ -163,5 +164,8 @@ private:
     // Children left behind by parents that were taken away, by number and parity of the parent; as a rule empty.
     std::unordered_map<std::uint64_t, std::uint32_t> left_behind_;
 };
+
+// What a cache goes by unless it is made with another one.
+std::unique_ptr<EvictionPolicy> make_prefix_policy(PolicyBounds bounds);
 
 }  // namespace kvo

@@ -1,4 +1,4 @@
-#include "evict/arc.hpp"
+#include "replay/arc.hpp"
 
 #include <algorithm>
 #include <ranges>

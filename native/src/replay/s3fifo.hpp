@@ -5,7 +5,7 @@
 
 #include "evict/entry_lists.hpp"
 #include "evict/eviction_policy.hpp"
-#include "evict/ghost_list.hpp"
+#include "replay/ghost_list.hpp"
 
 namespace kvo {
 

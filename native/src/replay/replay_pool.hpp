@@ -10,8 +10,8 @@
 
 #include "base/status.hpp"
 #include "evict/eviction_policy.hpp"
-#include "evict/replay.hpp"
-#include "evict/replay_memory.hpp"
+#include "replay/replay.hpp"
+#include "replay/replay_memory.hpp"
 
 namespace kvo {
 

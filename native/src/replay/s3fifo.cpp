@@ -1,4 +1,4 @@
-#include "evict/s3fifo.hpp"
+#include "replay/s3fifo.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "evict/useful_bytes.hpp"
+#include "replay/useful_bytes.hpp"
 
 #include <algorithm>
 #include <vector>

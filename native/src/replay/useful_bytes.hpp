@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "evict/replay.hpp"
-#include "evict/replay_trace.hpp"
+#include "replay/replay.hpp"
+#include "replay/replay_trace.hpp"
 
 namespace kvo {
 

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "evict/replay_trace.hpp"
+#include "replay/replay_trace.hpp"
 
 namespace kvo {
 

@@ -1,4 +1,4 @@
-#include "evict/replay_memory.hpp"
+#include "replay/replay_memory.hpp"
 
 #include <string>
 

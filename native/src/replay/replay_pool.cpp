@@ -1,4 +1,4 @@
-#include "evict/replay_pool.hpp"
+#include "replay/replay_pool.hpp"
 
 #include <algorithm>
 #include <string>

@@ -1,12 +1,12 @@
-#include "evict/make_policy.hpp"
+#include "replay/make_policy.hpp"
 
 #include <string>
 
-#include "evict/arc.hpp"
-#include "evict/lru.hpp"
 #include "evict/prefix_policy.hpp"
-#include "evict/s3fifo.hpp"
-#include "evict/slru.hpp"
+#include "replay/arc.hpp"
+#include "replay/lru.hpp"
+#include "replay/s3fifo.hpp"
+#include "replay/slru.hpp"
 
 namespace kvo {
 namespace {
@@ -15,15 +15,15 @@ using Policy = std::unique_ptr<EvictionPolicy>;
 
 struct Kind {
     std::string_view name;
-    Policy (*make)(PolicyBounds bounds);
+    MakePolicy make;
 };
 
-constexpr Kind kKinds[] = {
+const Kind kKinds[] = {
     {"lru", [](PolicyBounds) -> Policy { return std::make_unique<LruPolicy>(); }},
     {"slru", [](PolicyBounds bounds) -> Policy { return std::make_unique<SlruPolicy>(bounds); }},
     {"s3fifo", [](PolicyBounds bounds) -> Policy { return std::make_unique<S3FifoPolicy>(bounds); }},
     {"arc", [](PolicyBounds bounds) -> Policy { return std::make_unique<ArcPolicy>(bounds); }},
-    {"prefix", [](PolicyBounds bounds) -> Policy { return std::make_unique<PrefixPolicy>(bounds); }},
+    {"prefix", make_prefix_policy},
 };
 
 }  // namespace
@@ -36,15 +36,23 @@ std::vector<std::string_view> policy_names() {
     return names;
 }
 
-Result<Policy> make_policy(std::string_view name, PolicyBounds bounds) {
+Result<MakePolicy> find_policy(std::string_view name) {
     std::string known;
     for (const Kind& kind : kKinds) {
         if (kind.name == name) {
-            return kind.make(bounds);
+            return kind.make;
         }
         known += (known.empty() ? "" : ", ") + std::string(kind.name);
     }
     return Status(Code::invalid, "no eviction policy is called '" + std::string(name) + "'; known are " + known);
+}
+
+Result<Policy> make_policy(std::string_view name, PolicyBounds bounds) {
+    const auto make = find_policy(name);
+    if (!make.ok()) {
+        return make.fault();
+    }
+    return make.value()(bounds);
 }
 
 }  // namespace kvo

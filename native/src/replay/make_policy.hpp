@@ -1,4 +1,4 @@
-// The policies by the names that settings and commands use.
+// The policies by the names that commands use.
 #pragma once
 
 #include <memory>
@@ -13,6 +13,7 @@ namespace kvo {
 std::vector<std::string_view> policy_names();
 
 // Code::invalid lists the known names.
+Result<MakePolicy> find_policy(std::string_view name);
 Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view name, PolicyBounds bounds);
 
 }  // namespace kvo

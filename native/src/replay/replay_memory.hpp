@@ -9,7 +9,7 @@
 
 #include "base/status.hpp"
 #include "evict/eviction_policy.hpp"
-#include "evict/replay_trace.hpp"
+#include "replay/replay_trace.hpp"
 
 namespace kvo {
 

@@ -1,4 +1,4 @@
-#include "evict/lru.hpp"
+#include "replay/lru.hpp"
 
 #include <ranges>
 

@@ -1,10 +1,10 @@
-#include "evict/replay.hpp"
+#include "replay/replay.hpp"
 
 #include <algorithm>
 #include <limits>
 #include <string>
 
-#include "evict/useful_bytes.hpp"
+#include "replay/useful_bytes.hpp"
 
 namespace kvo {
 namespace {

@@ -1,4 +1,4 @@
-#include "evict/belady.hpp"
+#include "replay/belady.hpp"
 
 #include <set>
 #include <vector>
