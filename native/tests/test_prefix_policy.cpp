@@ -135,6 +135,28 @@ TEST(kept_victim_makes_way_for_all_others) {
     CHECK_EQUAL(policy.choose_victim(), kept[1]);
 }
 
+// Each document comes twice, and what stands behind it the second time never again: a list of the least recently used
+// would have to be half as large again to hold the documents until then.
+TEST(questions_make_way_for_documents_that_come_again) {
+    constexpr std::uint64_t kApart = 60;
+    constexpr std::size_t kLength = 4;
+    Blocks cache(kApart * 2 * kLength - 100);
+    std::size_t hits = 0;
+    constexpr std::uint64_t kRounds = 4000;
+    for (std::uint64_t round = 0; round < kRounds; ++round) {
+        const std::size_t first = cache.request(chain(round * 100, kLength));
+        CHECK_EQUAL(first, 0u);
+        if (round >= kApart) {
+            std::vector<std::uint64_t> asked = chain((round - kApart) * 100, kLength);
+            const std::vector<std::uint64_t> question = chain((round - kApart) * 100 + 50, kLength);
+            asked.insert(asked.end(), question.begin(), question.end());
+            const std::size_t second = cache.request(asked);
+            hits += round >= kRounds / 2 ? second : 0;
+        }
+    }
+    CHECK(hits > kRounds / 2 * kLength * 9 / 10);
+}
+
 // Hot sequences between blocks that never come again: once that is learned, hardly any of the hot ones go.
 TEST(scan_does_not_push_out_what_is_used_again) {
     Blocks cache(1000);

@@ -4,7 +4,7 @@
 //                                      └──keep──► still known
 //
 // All calls come from one thread at a time, under the cache's writer lock; none may block. A policy holds its facts
-// about an entry in arrays by entry number, at most 32 bytes an entry with the names it remembers.
+// about an entry in arrays by entry number, at most 40 bytes an entry with the names it remembers.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // Classes of entries that are expected to behave alike, so that what happened to some tells about the others.
 //
 //     block of a prefix     fresh: how far behind the start of its run     used: how often
+//     ... behind a hit      fresh: the same, of a run behind used blocks
 //     end of a boundary     fresh: the same of its block                   used: how often
 //     ... that was passed   a later one of the same sequence exists        used: how often
 //
@@ -17,12 +18,14 @@ namespace kvo {
 
 using EntryClass = std::uint8_t;
 
-constexpr EntryClass kFreshSteps = 6;  // 1, 2-3, 4-7, 8-15, 16-31, 32 and more
+constexpr EntryClass kFreshSteps = 6;   // 1, 2-3, 4-7, 8-15, 16-31, 32 and more
+constexpr EntryClass kBehindSteps = 3;  // 1, 2-7, 8 and more
 constexpr EntryClass kPrefixUses = 6;
 constexpr EntryClass kEndUses = 4;
 
 constexpr EntryClass kPrefixFresh = 0;
-constexpr EntryClass kPrefixUsed = kPrefixFresh + kFreshSteps;
+constexpr EntryClass kPrefixBehind = kPrefixFresh + kFreshSteps;
+constexpr EntryClass kPrefixUsed = kPrefixBehind + kBehindSteps;
 constexpr EntryClass kEndFresh = kPrefixUsed + kPrefixUses;
 constexpr EntryClass kEndUsed = kEndFresh + kFreshSteps;
 constexpr EntryClass kPassed = kEndUsed + kEndUses;
@@ -37,7 +40,14 @@ constexpr EntryClass fresh_step(std::uint32_t position) noexcept {
     return static_cast<EntryClass>(std::clamp(static_cast<int>(std::bit_width(position)) - 1, 0, kFreshSteps - 1));
 }
 
+// The same of a run that goes on from used blocks.
+constexpr EntryClass behind_step(std::uint32_t position) noexcept {
+    return static_cast<EntryClass>(position < 2 ? 0 : position < 8 ? 1 : 2);
+}
+
 constexpr bool is_prefix_class(EntryClass kind) noexcept { return kind < kEndFresh; }
+constexpr bool is_used_prefix(EntryClass kind) noexcept { return kind >= kPrefixUsed && kind < kEndFresh; }
+constexpr bool is_used_end(EntryClass kind) noexcept { return kind >= kEndUsed && kind < kPassed; }
 
 // The class after one more use.
 constexpr EntryClass class_after_use(EntryClass kind) noexcept {

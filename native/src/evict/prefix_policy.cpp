@@ -170,7 +170,10 @@ EntryClass PrefixPolicy::prefix_class(const Admission& admission) {
         return remembered;
     }
     run_blocks_ = before != kNoEntry && before == admission.parent ? run_blocks_ + 1 : 1;
-    return kPrefixFresh + fresh_step(run_blocks_);
+    if (run_blocks_ == 1) {
+        is_run_behind_hit_ = node.parent != kNoEntry && is_used_prefix(nodes_[node.parent].entry_class());
+    }
+    return is_run_behind_hit_ ? kPrefixBehind + behind_step(run_blocks_) : kPrefixFresh + fresh_step(run_blocks_);
 }
 
 // A window that is so far behind the run's end that no boundary at the end needs it was passed.
@@ -192,7 +195,7 @@ EntryClass PrefixPolicy::window_class(const Admission& admission) {
     if (remembered != kNoClass) {
         return remembered;
     }
-    return kEndFresh + (block.kind < kPrefixUsed ? block.entry_class() - kPrefixFresh : 0);
+    return kEndFresh + (block.kind < kPrefixUsed ? block.entry_class() % kFreshSteps : 0);
 }
 
 EntryClass PrefixPolicy::state_class(const Admission& admission) {

@@ -15,7 +15,7 @@
 // and states are no more than a model has groups, a window's length 1,024 blocks. A state costs as many steps as it has
 // blocks in its window or before the last state (256 at most where there are no windows), an end without states those
 // of its window when it goes, all else constant time; what is learned is looked at once in a sixty-fourth of a
-// turnover. Memory: a node of 24 bytes an entry and two ghosts of 4 bytes.
+// turnover. Memory: a node of 24 bytes an entry and four ghosts of 4 bytes.
 #pragma once
 
 #include <algorithm>
@@ -52,9 +52,9 @@ public:
 private:
     static constexpr std::uint32_t kEpochsPerTurnover = 64;
     static constexpr std::uint64_t kLeastEpoch = 16;  // in entries: in a small cache a look at all lists costs more
-    static constexpr std::uint64_t kEpochsPerEstimate = 8;
-    static constexpr std::uint64_t kEpochsPerFade = 4096;
-    static constexpr std::uint32_t kGhostsPerEntry = 2;
+    static constexpr std::uint64_t kEpochsPerEstimate = 2;
+    static constexpr std::uint64_t kEpochsPerFade = 256;
+    static constexpr std::uint32_t kGhostsPerEntry = 4;
     static constexpr std::uint32_t kHomeBlocks = 4;       // neighbours whose ghosts lie together
     static constexpr std::uint32_t kStepsToPassed = 256;  // up to the state before
     static constexpr std::uint32_t kStepsToState = 64;    // of blocks behind the last state
@@ -150,6 +150,7 @@ private:
     // The run that is being added.
     EntryNumber run_end_ = kNoEntry;
     std::uint32_t run_blocks_ = 0;
+    bool is_run_behind_hit_ = false;
     std::uint32_t window_count_ = 0;
     EntryNumber last_window_block_ = kNoEntry;
     std::array<EntryNumber, 512> window_run_{};  // its windows, in turn; longer ones are never passed

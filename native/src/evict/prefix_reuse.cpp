@@ -24,6 +24,14 @@ auto ReuseTable::count_reached(const Counts& used, const Counts& lost, const Cou
     return reached;
 }
 
+double ReuseTable::prior_scale(std::size_t kind) noexcept {
+    const auto known = static_cast<EntryClass>(kind);
+    if (is_used_prefix(known)) {
+        return known == kPrefixUsed ? kUsed : kOftenUsed;
+    }
+    return is_used_end(known) ? kUsed : 1.0;
+}
+
 void ReuseTable::estimate(const Grid& followed) noexcept {
     Grid reached{};
     Counts common{};
@@ -43,13 +51,14 @@ void ReuseTable::estimate(const Grid& followed) noexcept {
         common[age] = before;
     }
     for (std::size_t kind = 0; kind < kClassCount; ++kind) {
-        double uses = kPriorUses;
+        const double prior_uses = kPriorUses * prior_scale(kind);
+        double uses = prior_uses;
         double expected = kPriorUses;
         for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
             uses += used_[kind][age];
             expected += reached[kind][age] * common[age];
         }
-        if (expected == kPriorUses && values_[kind][0] > 0.0 && uses == kPriorUses) {
+        if (expected == kPriorUses && values_[kind][0] > 0.0 && uses == prior_uses) {
             continue;  // nothing was seen of it
         }
         const double scale = uses / expected;

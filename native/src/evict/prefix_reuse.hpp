@@ -39,9 +39,12 @@ private:
     // So many entries of the common shape are mixed into each bucket of a class, so many uses into its scale.
     static constexpr double kPriorEntries = 50.0;
     static constexpr double kPriorUses = 20.0;
-    static constexpr double kFirstChance = 0.01;  // before anything was seen: an LRU list
+    static constexpr double kFirstChance = 0.01;  // before anything was seen: an LRU list of those used alike
+    static constexpr double kUsed = 2.0;          // and so many times the chance of a fresh one
+    static constexpr double kOftenUsed = 4.0;     // of a block of a prefix
     static constexpr double kMostChance = 0.95;
 
+    static double prior_scale(std::size_t kind) noexcept;
     Counts count_reached(const Counts& used, const Counts& lost, const Counts& followed) const noexcept;
     void rate(const Counts& chances, Counts& values) const noexcept;
 

@@ -72,7 +72,7 @@ def test_the_cache_serves_what_the_replay_says(policy: str, seed: int) -> None:
         hits = serve(cache, requests)
         evicted = cache.stats.evicted
     # These remember names by some of their bits, and the cache has other names than the replay.
-    tolerance = 0.01 if policy in ("s3fifo", "prefix") else 0
+    tolerance = {"s3fifo": 0.01, "prefix": 0.02}.get(policy, 0)
     assert hits == pytest.approx(expected["hits"], rel=tolerance, abs=0)
     assert evicted == pytest.approx(expected["evicted"], rel=tolerance, abs=0)
     assert evicted > 0

@@ -1,0 +1,124 @@
+"""Is the server's eviction policy ever second, and by how much?
+
+Replays traces from seeds, and one that is named with its halves and its reverse, over each policy that `kvoffload
+replay` knows. Prints hit rates in per cent, and by how much the server's policy is above or below the best of the
+others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.evictions.traces import GENERATED, Trace, describe
+from kvoffload import native
+from kvoffload.cache.replay import OPTIMUM, pack_trace, replay
+from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
+
+PERCENTS = (1, 2, 5, 10, 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One trace and one model: hit rates in per cent, a row for each policy, a column for each capacity."""
+
+    trace: str
+    is_hybrid: bool
+    rates: dict[str, list[float]]
+
+    @property
+    def above_best(self) -> list[float]:
+        """Points by which the server's policy is above the best of the others, at each capacity."""
+        own = self.rates[DEFAULT_POLICY]
+        others = [rates for policy, rates in self.rates.items() if policy not in (DEFAULT_POLICY, OPTIMUM)]
+        return [rate - max(best) for rate, *best in zip(own, *others, strict=True)]
+
+
+def compare(name: str, requests: Trace, *, is_hybrid: bool = False, percents: Sequence[float] = PERCENTS) -> Comparison:
+    """All policies and, without a hybrid model, the optimum."""
+    packed = pack_trace(
+        TraceRequest(timestamp_ms=0, input_length=BLOCK_TOKENS * len(blocks), output_length=0, hash_ids=blocks)
+        for blocks in requests
+    )
+    rates: dict[str, list[float]] = {}
+    for result in replay(
+        packed, policies=native.policy_names(), capacity_percents=tuple(percents), is_hybrid=is_hybrid
+    ):
+        rates.setdefault(result.policy, []).append(100 * result.hit_rate)
+    return Comparison(trace=name, is_hybrid=is_hybrid, rates=rates)
+
+
+def list_traces(file: Path | None, *, seed: int) -> Iterator[tuple[str, Trace]]:
+    """Those of the file, whole, halved and from its end, and one of each generator."""
+    if file is not None:
+        whole: Trace = [request.full_blocks(BLOCK_TOKENS) for request in read_trace(file)]
+        half = len(whole) // 2
+        yield file.stem, whole
+        yield f"{file.stem}, first half", whole[:half]
+        yield f"{file.stem}, second half", whole[half:]
+        yield f"{file.stem}, backwards", whole[::-1]
+    for name, make in GENERATED.items():
+        yield name, make(seed)
+
+
+def _print_comparison(console: Console, requests: Trace, found: Comparison, percents: Sequence[float]) -> None:
+    model = "hybrid" if found.is_hybrid else "plain"
+    table = Table(
+        box=None, pad_edge=False, title=f"{found.trace} ({model}; {describe(requests)})", title_justify="left"
+    )
+    for column in ("", *(f"{percent:g}%" for percent in percents)):
+        table.add_column(column, justify="right")
+    for policy, rates in found.rates.items():
+        table.add_row(policy, *(f"{rate:.2f}" for rate in rates))
+    table.add_row("above the best other", *(f"{points:+.2f}" for points in found.above_best))
+    console.print(table)
+    console.print(f"in sum {sum(found.above_best):+.2f}, at worst {min(found.above_best):+.2f}\n")
+
+
+def _as_json(found: Comparison, percents: Sequence[float]) -> str:
+    return json.dumps(
+        {
+            "trace": found.trace,
+            "model": "hybrid" if found.is_hybrid else "plain",
+            "capacity_percents": list(percents),
+            "hit_rates_percent": {policy: [round(rate, 3) for rate in rates] for policy, rates in found.rates.items()},
+            "above_best_points": [round(points, 3) for points in found.above_best],
+        }
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, help="a trace as `kvoffload replay` reads it, beside the generated ones")
+    parser.add_argument("--seed", type=int, default=1, help="of the generated traces")
+    parser.add_argument("--hybrid", action="store_true", help="of each trace a hybrid model's replay, too")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    options = parser.parse_args()
+    console = Console(width=120)
+    all_found = []
+    for name, requests in list_traces(options.trace, seed=options.seed):
+        for is_hybrid in (False, True) if options.hybrid else (False,):
+            found = compare(name, requests, is_hybrid=is_hybrid)
+            all_found.append(found)
+            if options.json:
+                print(_as_json(found, PERCENTS), flush=True)
+            else:
+                _print_comparison(console, requests, found, PERCENTS)
+    if not options.json:
+        worst = min(all_found, key=lambda found: min(found.above_best))
+        console.print(f"at worst {min(worst.above_best):+.2f}, on {worst.trace}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Traces for comparing eviction policies, and the comparison's figures."""
