@@ -14,10 +14,11 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS
-from kvoffload.client.pending import FarTerms, Pending, PendingAcquire, PendingSlots
 from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError

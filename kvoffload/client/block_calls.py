@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -21,11 +21,10 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client.blobs import count_hashes, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import CreditStock, fit_stocks
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import SharedMemory
-from kvoffload.client.pending import AcquireAsk, FarTerms, Pending, PendingAcquire, PendingSlots
 from kvoffload.client.terms import LinkTerms
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
@@ -38,6 +37,8 @@ from kvoffload.protocol import (
     Invalidate,
     Prefetch,
     Promote,
+    Promoted,
+    PromotionOutcome,
     Publish,
     Register,
     Release,
@@ -46,10 +47,72 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
 from kvoffload.types import HASH_BYTES
 
+_WIRE = np.dtype("<u8")
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
 ROOM_SHARE = 32
 """A pool has room while more than one part in so many of it was given to nobody: rounding and holes take less."""
+
+
+@dataclass(frozen=True)
+class AcquireAsk:
+    """What is asked of memory, now or when slower tiers have done what they can."""
+
+    chain: bytes
+    limit: int
+    alignment: int
+    shards: tuple[int, ...]
+    wait_ns: int
+    on_over: Callable[[], None] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarTerms:
+    """How much a request would give for what lies below the server's memory."""
+
+    wait_s: float
+    token_ns: int = 0
+    """What the engine takes to compute a token; 0: unknown."""
+
+
+@dataclass(eq=False)
+class PendingAcquire:
+    """An acquire on its way. A hit is held from the moment on at which it is over."""
+
+    local: int
+    found: AcquiredBlocks | None = None
+    request: Pending | None = None
+    """None: nobody was asked."""
+    then: AcquireAsk | None = None
+    """To be asked when the request is over."""
+    promotion: Pending | None = None
+    """What was asked of slower tiers."""
+    in_memory: int = NO_LIMIT
+    """The boundary that memory alone had when they were asked."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.found is not None
+
+    @property
+    def came_late(self) -> bool:
+        """Slower tiers had more than came in time."""
+        if self.promotion is None:
+            return False
+        answer = self.promotion.answer
+        return not isinstance(answer, Promoted) or answer.outcome in (
+            PromotionOutcome.PARTLY,
+            PromotionOutcome.TOO_SLOW,
+        )
+
+
+@dataclass(eq=False)
+class PendingSlots:
+    """Slots that were asked for."""
+
+    slots: ReservedSlots
+    request: Pending | None = None
+    is_over: bool = False
 
 
 class BlockCalls:
@@ -427,3 +490,26 @@ class BlockCalls:
     def _check_group(self, group: int) -> None:
         if not 0 <= group < len(self._groups):
             raise ValueError(f"there is no group {group}, there are {len(self._groups)}")
+
+
+def count_hashes(hashes: Buffer) -> int:
+    size = memoryview(hashes).nbytes
+    if size % HASH_BYTES:
+        raise ValueError(f"hashes have {HASH_BYTES} bytes each, not {size} in all")
+    return size // HASH_BYTES
+
+
+def cut_batches(chosen: npt.NDArray[np.bool_], *, values: int = 1) -> Iterator[npt.NDArray[np.intp]]:
+    """Positions of what was chosen, in parts that fit a message which has at most so many values for each."""
+    positions = np.flatnonzero(chosen)
+    batch = max(MAX_BATCH // values, 1)
+    for start in range(0, len(positions), batch):
+        yield positions[start : start + batch]
+
+
+def read_numbers(blob: bytes) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(blob, _WIRE).astype(np.uint64, copy=False)
+
+
+def to_blob(numbers: npt.NDArray[np.uint64]) -> bytes:
+    return numbers.astype(_WIRE, copy=False).tobytes()

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.client.block_calls import FarTerms, PendingAcquire
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight
 from kvoffload.client.link import SECOND_NS
-from kvoffload.client.pending import FarTerms, PendingAcquire
 from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError

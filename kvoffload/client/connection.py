@@ -16,9 +16,9 @@ from typing_extensions import Buffer
 from kvoffload.cache import NO_LIMIT, CacheStats, Placed, PlaceUsage, SegmentMap, TenantUsage
 from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.insight import ServerInsight, read_insight
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.pending import Pending
 from kvoffload.client.prompt_log import PromptLog
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire

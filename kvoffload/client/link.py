@@ -15,12 +15,9 @@ from random import Random
 
 import numpy as np
 
-from kvoffload.client.backoff import Backoff
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
-from kvoffload.client.lanes import Lane, Lanes, Wire
+from kvoffload.client.lanes import Backoff, Lane, Lanes, Pending, Wire, make_ended
 from kvoffload.client.memories import Memories
-from kvoffload.client.pending import Pending, make_ended
-from kvoffload.client.server_warnings import ServerWarnings
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
@@ -50,6 +47,8 @@ from kvoffload.protocol.message import Event, OneWay, Request
 logger = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
+MOST_LINES = 100
+"""So many warnings of one server are logged. Those after them are counted, and stand in its own log."""
 _IDLE_NS = SECOND_NS // 4
 _FIRST_ONE_WAY, _END_ONE_WAY = 32, 48
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
@@ -424,3 +423,29 @@ class Link:
     def _make_backoff(self) -> Backoff:
         terms = self._terms
         return Backoff(int(terms.first_backoff_s * SECOND_NS), int(terms.last_backoff_s * SECOND_NS), self._random)
+
+
+class ServerWarnings:
+    """Writes what a cache server warns of into the log of the process that it serves.
+
+    Belongs to whoever holds the client's lock. A server tells its last ones again to whoever comes back to it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many were heard, of all servers."""
+        self._boot_id = 0
+        self._last = 0
+
+    def hear(self, warned: Warned, boot_id: int) -> None:
+        """Logs it, if it is new."""
+        if boot_id != self._boot_id:
+            self._boot_id, self._last = boot_id, 0
+        if warned.number <= self._last:
+            return
+        self._last = warned.number
+        self.count += 1
+        if warned.number < MOST_LINES:
+            logger.warning("the cache server warns: %s", warned.message)
+        elif warned.number == MOST_LINES:
+            logger.warning("the cache server warns: %s; what follows is in its own log alone", warned.message)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvoffload.cache import BlockLease, ReservedSlots
+from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.client.memories import MAX_FORMER
-from kvoffload.client.pending import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.types import HASH_BYTES
 from tests.kit.cache.cache_model import make_chain
 from tests.simulation.model_entries import PIECES, split

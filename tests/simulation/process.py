@@ -10,10 +10,9 @@ import numpy as np
 
 from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.joining import HeldMemory, Member
-from kvoffload.client.lanes import Lane
+from kvoffload.client.lanes import Lane, Pending
 from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.pending import Pending
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.protocol import (
     Acquired,

@@ -18,7 +18,7 @@ from kvoffload.cache import (
     LocalCache,
     SessionId,
 )
-from kvoffload.client.describing import describe_blocks
+from kvoffload.client.terms import describe_blocks
 from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import AcquireOutcome, BlockLease, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls
+from kvoffload.client.block_calls import BlockCalls, FarTerms, count_hashes, cut_batches, read_numbers, to_blob
 from kvoffload.client.connection import read_counts
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.pending import FarTerms
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import (
     Abort,
@@ -321,3 +320,25 @@ def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
     assert [type(message) for message in given_back].count(Abort) == len(calls) - 1 >= 2
     assert (pending.is_over, pending.found.is_hit) == (True, False)
     assert (reserving.is_over, len(reserving.slots)) == (True, 0)
+
+
+def test_hashes_are_counted_in_any_buffer() -> None:
+    assert count_hashes(b"") == 0
+    assert count_hashes(memoryview(bytes(96))) == 3
+    assert count_hashes(np.zeros((2, 32), np.uint8)) == 2
+    with pytest.raises(ValueError, match="32 bytes each, not 33"):
+        count_hashes(bytes(33))
+
+
+def test_what_is_chosen_fits_messages() -> None:
+    chosen = np.ones(MAX_BATCH + 3, np.bool_)
+    chosen[1] = False
+    parts = list(cut_batches(chosen))
+    assert [len(part) for part in parts] == [MAX_BATCH, 2]
+    assert np.concatenate(parts).tolist() == [0, *range(2, MAX_BATCH + 3)]
+    assert list(cut_batches(np.zeros(5, np.bool_))) == []
+
+
+def test_numbers_are_little_endian() -> None:
+    assert read_numbers(b"\x01" + bytes(7)).tolist() == [1]
+    assert to_blob(np.array([1, 2**63], np.uint64)) == b"\x01" + bytes(14) + b"\x80"
