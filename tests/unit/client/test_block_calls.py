@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import AcquireOutcome, BlockLease, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls, FarTerms, count_hashes, cut_batches, read_numbers, to_blob
-from kvoffload.client.connection import read_counts
+from kvoffload.client.block_calls import BlockCalls, FarTerms, cut_batches, read_numbers, to_blob
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.memories import Memories
+from kvoffload.client.memories import MappedBlocks, Memories
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import (
     Abort,
@@ -77,7 +76,8 @@ class Setting:
         self.wire = FakeWire()
         self.link: Link = make_link(self.wire, terms=terms)
         self.link.memories = Memories(keeps_former=False, open_memory=IndexedMemory, name=lambda held: held.index)
-        self.blocks = BlockCalls(self.link, register_of(PLAIN), terms)
+        self.mapped = MappedBlocks(self.link.memories, groups=1)
+        self.blocks = BlockCalls(self.link, self.mapped, register_of(PLAIN), terms)
         self.script = Script(self.link, self.wire)
         self.script.join(**join)
 
@@ -190,7 +190,7 @@ def test_a_lease_of_former_memory_is_released_without_a_word() -> None:
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(boot_id=2, memory=NO_FILE + 10)
-    assert setting.blocks.memory(NO_FILE) == "segments"
+    assert setting.mapped.memory(NO_FILE) == "segments"
     setting.blocks.release(pending.found.lease, 0)
     assert setting.wire.take_all() == []
     assert former.is_closed
@@ -203,7 +203,7 @@ def test_a_request_that_is_lost_with_its_connection_is_a_miss() -> None:
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     assert pending.found.outcome is AcquireOutcome.MISS
     # What is mapped is looked up all the same.
-    assert setting.blocks.lookup(0, CHAIN).sum() == 4
+    assert setting.mapped.lookup(0, CHAIN).sum() == 4
 
 
 def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
@@ -294,11 +294,6 @@ def test_a_prefetch_is_a_hint() -> None:
     assert setting.script.join(boot_id=2, memory=NO_FILE + 10) == []
 
 
-def test_without_counts_there_is_a_reason() -> None:
-    assert read_counts(Error(code=ErrorCode.BUSY, message="not yet")) == "not yet"
-    assert read_counts(None) == "the cache server did not answer in time"
-
-
 def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
     setting = Setting(replace(TERMS, stock_slots=(64,)))
     setting.index.boundary = 64
@@ -320,14 +315,6 @@ def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
     assert [type(message) for message in given_back].count(Abort) == len(calls) - 1 >= 2
     assert (pending.is_over, pending.found.is_hit) == (True, False)
     assert (reserving.is_over, len(reserving.slots)) == (True, 0)
-
-
-def test_hashes_are_counted_in_any_buffer() -> None:
-    assert count_hashes(b"") == 0
-    assert count_hashes(memoryview(bytes(96))) == 3
-    assert count_hashes(np.zeros((2, 32), np.uint8)) == 2
-    with pytest.raises(ValueError, match="32 bytes each, not 33"):
-        count_hashes(bytes(33))
 
 
 def test_what_is_chosen_fits_messages() -> None:
