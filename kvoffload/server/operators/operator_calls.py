@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from kvoffload.protocol import (
     Timing,
 )
 from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
+from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.operators.counts import cut_text, describe_counts
 from kvoffload.server.operators.prompt_ledger import OnPrompt, PromptLedger
 from kvoffload.server.refusal import refuse
@@ -35,18 +35,6 @@ from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Connection
 
 logger = logging.getLogger(__name__)
-
-
-class ExpressCounts(Protocol):
-    """What is known of calls that native threads serve, beside the core."""
-
-    def call_times(self) -> Mapping[str, tuple[Sequence[int], int]]:
-        """By call: counts by bucket, and all nanoseconds."""
-        ...
-
-    def refusals(self) -> Mapping[int, int]:
-        """How many calls got an error for an answer, by its code."""
-        ...
 
 
 class OperatorCalls:
@@ -57,7 +45,7 @@ class OperatorCalls:
         domains: Mapping[str, Domain],
         *,
         clear: Callable[[str, int], int],
-        express: ExpressCounts | None = None,
+        express: ExpressChannels | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
         """`clear` forgets the blocks of a namespace of a domain. `on_prompt` hears of all that engines ask for."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.cache import LeasedGroup, LeaseId, SessionId
+from kvoffload.cache import LeasedGroup, LeaseId, LocalCache, SessionId
 from kvoffload.hash_rows import Rows, as_rows
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, WriteRule, cut_pieces
@@ -73,7 +72,7 @@ class TierWrites:
         self._terms = terms
         self._find_space = find_space
         self._counts = counts
-        self._cache: ServedCache | None = None
+        self._cache: LocalCache | None = None
         self._session = SessionId(0)
         self._kept_limit = self._queue_limit = 0
         self._kept: deque[_Noted] = deque()
@@ -84,7 +83,7 @@ class TierWrites:
         self._writing: dict[int, _Writing] = {}
         """By the tier's ticket."""
 
-    def attach(self, cache: ServedCache, session: SessionId) -> None:
+    def attach(self, cache: LocalCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
         capacity_bytes = cache.stats.capacity_bytes
         self._kept_limit = int(capacity_bytes * self._terms.kept_share)
