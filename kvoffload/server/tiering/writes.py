@@ -14,6 +14,7 @@ from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, WriteRule, cut_pieces
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
+from kvoffload.tiers.base import RecordBatch
 from kvoffload.types import HASH_BYTES
 
 _LOOKS = 3
@@ -245,14 +246,16 @@ class TierWrites:
         writing = _Writing(noted, lease, noted.size_bytes, 0, np.ones(count, np.bool_), np.zeros(count, np.bool_))
         for shard in range(space.shards(group)):
             digests = leased.digests if not shard else self._find_digests(noted, hashes, shard)
-            ticket = digests is not None and self._tier.put(
+            if digests is None:
+                break
+            batch = RecordBatch(
                 space.names(group, hashes, shard),
                 pointers + np.uint64(shard * record_bytes),
                 record_bytes=record_bytes,
                 digests=digests,
                 parents=noted.parents.tobytes(),
-                timeout_s=self._terms.put_timeout_s,
             )
+            ticket = self._tier.put(batch, timeout_s=self._terms.put_timeout_s)
             if not ticket:
                 break
             self._writing[ticket] = writing
