@@ -153,6 +153,7 @@ def test_an_engine_that_dies_gives_back_what_it_held(server: CacheServer, tmp_pa
     script = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from tests.unit.server.test_loop import *\n"
+        "from kvoffload.protocol import Credits\n"
         "client = RawClient(sys.argv[1], register_of(), engine='dies')\n"
         "client.ask(Credits(name_space=client.name_space, group=0, count=9))\n"
         "print('holds', flush=True); sys.stdin.read()\n"
