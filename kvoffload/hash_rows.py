@@ -22,3 +22,10 @@ def choose_rows(hashes: Buffer, chosen: npt.NDArray[np.intp] | npt.NDArray[np.bo
     rows = as_rows(hashes)
     is_all = chosen.all() if chosen.dtype == np.bool_ else len(chosen) == len(rows)
     return bytes(hashes) if is_all else rows[chosen].tobytes()
+
+
+def count_hashes(hashes: Buffer) -> int:
+    size = memoryview(hashes).nbytes
+    if size % HASH_BYTES:
+        raise ValueError(f"hashes have {HASH_BYTES} bytes each, not {size} in all")
+    return size // HASH_BYTES

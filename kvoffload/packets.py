@@ -194,3 +194,24 @@ def _read_descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
             whole = len(data) // _INT * _INT
             found += array.array("i", data[:whole]).tolist()
     return found
+
+
+class ReceivedDescriptor:
+    """A descriptor that came with a message: taken by whoever needs it, or closed, with this object at the latest."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def take(self) -> int:
+        """The descriptor, which is the caller's from now on."""
+        number, self._number = self._number, -1
+        return number
+
+    def close(self) -> None:
+        """Nothing, if it was taken or closed before."""
+        number = self.take()
+        if number >= 0:
+            close_all([number])
+
+    def __del__(self) -> None:
+        self.close()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.errors import BenchmarkError
 from kvoffload.server.tiering.terms import TierTerms
-from kvoffload.tiers.base import RecordNames, RecordOutcome, Ticket, Tier
+from kvoffload.tiers.base import RecordBatch, RecordNames, RecordOutcome, Ticket, Tier
 
 BATCH_RECORDS = 16
 BATCHES_AT_ONCE = 8
@@ -75,14 +75,10 @@ def put_all(tier: Tier, records: Records) -> float:
     parts = [order[at : at + records.batch_records] for at in range(0, records.count, records.batch_records)]
 
     def submit(part: npt.NDArray[np.intp]) -> Ticket | None:
-        return tier.put(
-            records.names(part),
-            records.slots(part),
-            record_bytes=records.record_bytes,
-            digests=digests[part],
-            is_durable=True,
-            timeout_s=TIMEOUT_S,
-        )
+        names, slots = records.names(part), records.slots(part)
+        size, sums = records.record_bytes, digests[part]
+        batch = RecordBatch(names, slots, record_bytes=size, digests=sums, is_durable=True)
+        return tier.put(batch, timeout_s=TIMEOUT_S)
 
     keep_going(tier, [partial(submit, part) for part in parts], RecordOutcome.DURABLE, records.batches_at_once)
     return time.perf_counter() - begun

@@ -145,7 +145,7 @@ def _inspecting(file: Path | None, assignments: list[str] | None, token: Path | 
     member = Member(engine="inspect", role=Role.OBSERVER)
     with Client(ClientTerms(socket=Path(settings.server), member=member)) as client:
         _await_server(client, settings.server)
-        yield Inspector(client, token=said)
+        yield Inspector(client.look_into, token=said)
 
 
 def _await_server(client: Client, socket: str) -> None:

@@ -1,12 +1,11 @@
 """A process's way to a cache server: join, look up in mapped memory, ask within a budget. Knows no engine."""
 
 from kvoffload.client.async_client import AsyncClient
+from kvoffload.client.block_calls import FarTerms, PendingAcquire
 from kvoffload.client.client import Client
-from kvoffload.client.describing import add_report_text, describe_blocks
 from kvoffload.client.joining import Member
-from kvoffload.client.pending import FarTerms, PendingAcquire
 from kvoffload.client.prompt_log import PromptNote
-from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms
+from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms, add_report_text, describe_blocks
 
 __all__ = [
     "AsyncClient",

@@ -14,14 +14,26 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
-from kvoffload.client.insight import ServerInsight
+from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS
-from kvoffload.client.pending import FarTerms, Pending, PendingAcquire, PendingSlots
 from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
-from kvoffload.protocol import Clear, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats, Subscribe
+from kvoffload.protocol import (
+    Clear,
+    ClearedBlocks,
+    Done,
+    Drain,
+    Draining,
+    Inspect,
+    ServerMessage,
+    SetQuota,
+    Stats,
+    Subscribe,
+)
 from kvoffload.protocol.message import Event, Reply, Request
 
 _ANSWERS_S = 0.005
@@ -162,7 +174,7 @@ class AsyncClient(Connection):
         confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
         if confirmed is not None:
             await self._await_over(confirmed)
-        return self._read_stats(await self._ask(Stats()))
+        return read_stats(await self._ask(Stats()))
 
     def note_prompt(self, note: PromptNote) -> None:
         """What became of a prompt, for the server's counts; it is told later."""
@@ -171,23 +183,24 @@ class AsyncClient(Connection):
 
     async def insight(self) -> ServerInsight:
         """What came of prompts, and how long what took. ServerError: there is no answer."""
-        return self._read_insight(await self._ask(Inspect()))
+        return read_insight(await self._ask(Inspect()))
 
     async def clear(self, *, token: str = "") -> int:
         """Memory forgets all blocks; how many there were. ServerError: it refuses."""
-        return self._read_cleared(await self._ask(Clear(token=token)))
+        return expect(await self._ask(Clear(token=token)), ClearedBlocks, "clear").blocks
 
     async def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
         """Until the server ends. ServerError: it refuses."""
-        self._read_quota(await self._ask(SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)))
+        message = SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)
+        expect(await self._ask(message), Done, "quota")
 
     async def look_into(self, message: Request) -> Reply:
         """Of `kvoffload.protocol.survey`; its reply. ServerError: it refuses."""
-        return self._read_found(message, await self._ask(message))
+        return read_found(message, await self._ask(message))
 
     async def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. ServerError: it refuses."""
-        return self._read_draining(await self._ask(Drain(token=token, deadline_ms=deadline_ms)))
+        return expect(await self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""

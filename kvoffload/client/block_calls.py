@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +16,14 @@ from kvoffload.cache import (
     AcquireOutcome,
     BlockLease,
     LeasedGroup,
-    Placed,
     ReservedSlots,
-    SegmentMap,
 )
-from kvoffload.client.blobs import count_hashes, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import CreditStock, fit_stocks
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.memories import SharedMemory
-from kvoffload.client.pending import AcquireAsk, FarTerms, Pending, PendingAcquire, PendingSlots
+from kvoffload.client.memories import MappedBlocks
 from kvoffload.client.terms import LinkTerms
-from kvoffload.hash_rows import choose_rows
+from kvoffload.hash_rows import choose_rows, count_hashes
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -38,6 +34,8 @@ from kvoffload.protocol import (
     Invalidate,
     Prefetch,
     Promote,
+    Promoted,
+    PromotionOutcome,
     Publish,
     Register,
     Release,
@@ -46,18 +44,78 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
 from kvoffload.types import HASH_BYTES
 
+_WIRE = np.dtype("<u8")
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
-ROOM_SHARE = 32
-"""A pool has room while more than one part in so many of it was given to nobody: rounding and holes take less."""
+
+
+@dataclass(frozen=True)
+class AcquireAsk:
+    """What is asked of memory, now or when slower tiers have done what they can."""
+
+    chain: bytes
+    limit: int
+    alignment: int
+    shards: tuple[int, ...]
+    wait_ns: int
+    on_over: Callable[[], None] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarTerms:
+    """How much a request would give for what lies below the server's memory."""
+
+    wait_s: float
+    token_ns: int = 0
+    """What the engine takes to compute a token; 0: unknown."""
+
+
+@dataclass(eq=False)
+class PendingAcquire:
+    """An acquire on its way. A hit is held from the moment on at which it is over."""
+
+    local: int
+    found: AcquiredBlocks | None = None
+    request: Pending | None = None
+    """None: nobody was asked."""
+    then: AcquireAsk | None = None
+    """To be asked when the request is over."""
+    promotion: Pending | None = None
+    """What was asked of slower tiers."""
+    in_memory: int = NO_LIMIT
+    """The boundary that memory alone had when they were asked."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.found is not None
+
+    @property
+    def came_late(self) -> bool:
+        """Slower tiers had more than came in time."""
+        if self.promotion is None:
+            return False
+        answer = self.promotion.answer
+        return not isinstance(answer, Promoted) or answer.outcome in (
+            PromotionOutcome.PARTLY,
+            PromotionOutcome.TOO_SLOW,
+        )
+
+
+@dataclass(eq=False)
+class PendingSlots:
+    """Slots that were asked for."""
+
+    slots: ReservedSlots
+    request: Pending | None = None
+    is_over: bool = False
 
 
 class BlockCalls:
-    """Belongs to whoever holds the client's lock; look-ups may be done by anybody."""
+    """Belongs to whoever holds the client's lock. `blocks` is what it knows of the present memory, and sets."""
 
-    def __init__(self, link: Link, register: Register, terms: LinkTerms) -> None:
+    def __init__(self, link: Link, blocks: MappedBlocks, register: Register, terms: LinkTerms) -> None:
         self._link = link
-        self._groups = register.groups
+        self._blocks = blocks
         self._hash_block_size = register.hash_block_size
         self._terms = terms
         wanted = (*terms.stock_slots, *[0] * len(register.groups))
@@ -70,62 +128,10 @@ class BlockCalls:
             )
             for number, group in enumerate(register.groups)
         ]
-        self._mapped: tuple[SharedMemory, int] | None = None
-        """With the namespace in it."""
         self._tenants: dict[str, int] = {}
         """That may be charged, and what the server calls them."""
         self._leases: set[BlockLease] = set()
         link.on_joined = self._on_joined
-
-    # ---- without a message ----
-
-    @property
-    def memory_id(self) -> int:
-        return 0 if self._mapped is None else self._mapped[0].memory_id
-
-    @property
-    def session(self) -> int:
-        return 0 if self._mapped is None else self._mapped[0].held.memory_session
-
-    def memory(self, memory_id: int) -> SegmentMap:
-        return self._find_memory(memory_id).segments
-
-    def ready_bytes(self, memory_id: int) -> int:
-        return self._find_memory(memory_id).index.ready_bytes
-
-    def may_copy(self, held: Placed) -> bool:
-        found = self._link.memories.find(held.memory_id)
-        return found is not None and held.session in found.sessions
-
-    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        self._check_group(group)
-        mapped = self._mapped
-        if mapped is None:
-            return np.zeros(count_hashes(hashes), np.bool_)
-        memory, name_space = mapped
-        return memory.index.lookup(name_space, group, hashes)
-
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
-        mapped = self._mapped
-        if mapped is None:
-            return local
-        memory, name_space = mapped
-        return memory.index.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
-
-    @property
-    def has_room(self) -> bool:
-        mapped = self._mapped
-        if mapped is None:
-            return False
-        index = mapped[0].index
-        # What is still to come is no room yet: it may not come at all.
-        ready_bytes = index.ready_bytes
-        return ROOM_SHARE * (ready_bytes - index.used_bytes) > ready_bytes
-
-    def most_slots(self, group: int) -> int:
-        """How many are held ready at best."""
-        self._check_group(group)
-        return self._stocks[group].high
 
     # ---- loads ----
 
@@ -144,8 +150,8 @@ class BlockCalls:
     ) -> PendingAcquire:
         """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can."""
         pending = PendingAcquire(local=local)
-        mapped = self._mapped
-        boundary = self.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+        mapped = self._blocks.mapped
+        boundary = self._blocks.find_boundary(chain, local=local, limit=limit, alignment=alignment)
         ask = AcquireAsk(bytes(chain), limit, alignment, tuple(shards), wait_ns, on_over)
         most = min(count_hashes(chain) * self._hash_block_size, limit) // alignment * alignment
         if far is None or mapped is None or boundary >= most or not self._link.has("promote"):
@@ -173,7 +179,9 @@ class BlockCalls:
         ask, request = pending.then, pending.request
         if ask is not None and request is not None and request.is_over:
             pending.then = None
-            boundary = self.find_boundary(ask.chain, local=pending.local, limit=ask.limit, alignment=ask.alignment)
+            boundary = self._blocks.find_boundary(
+                ask.chain, local=pending.local, limit=ask.limit, alignment=ask.alignment
+            )
             if not pending.is_over:
                 self._acquire(pending, ask, now_ns, boundary)
 
@@ -188,8 +196,8 @@ class BlockCalls:
         on_over: Callable[[], None] | None = None,
     ) -> PendingAcquire:
         pending = PendingAcquire(local=0)
-        mapped = self._mapped
-        if not self.lookup(group, hashes).all() or mapped is None or not self._link.is_serving:
+        mapped = self._blocks.mapped
+        if not self._blocks.lookup(group, hashes).all() or mapped is None or not self._link.is_serving:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, 0)
             return pending
         message = AcquireEntries(name_space=mapped[1], group=group, hashes=bytes(hashes), shards=tuple(shards))
@@ -207,17 +215,22 @@ class BlockCalls:
         if lease not in self._leases:
             return
         self._leases.discard(lease)
-        if lease.memory_id == self.memory_id:
+        if lease.memory_id == self._blocks.memory_id:
             self._link.tell(Release(leases=lease.number.to_bytes(8, "little")), now_ns)
         self._link.memories.let_go(lease.memory_id)
 
     def prefetch(self, chain: Buffer, now_ns: int, *, local: int = 0, limit: int = NO_LIMIT) -> None:
         """A hint, which may be dropped."""
-        if self._mapped is not None and self._link.is_serving:
+        if self._blocks.mapped is not None and self._link.is_serving:
             data = bytes(memoryview(chain).cast("B")[: HASH_BYTES * MAX_BLOCKS])
-            self._link.tell(Prefetch(name_space=self._mapped[1], chain=data, local=local, limit=limit), now_ns)
+            self._link.tell(Prefetch(name_space=self._blocks.mapped[1], chain=data, local=local, limit=limit), now_ns)
 
     # ---- saves ----
+
+    def most_slots(self, group: int) -> int:
+        """How many are held ready at best."""
+        self._blocks.check_group(group)
+        return self._stocks[group].high
 
     def ready_slots(self, now_ns: int) -> list[int]:
         """How many `take` would give now, by group; where they run low, more are asked for."""
@@ -231,25 +244,25 @@ class BlockCalls:
 
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
-        self._check_group(group)
-        taken = self._stocks[group].take(self.memory_id, self.session, count)
+        self._blocks.check_group(group)
+        taken = self._stocks[group].take(self._blocks.memory_id, self._blocks.session, count)
         self.refill(now_ns)
         return taken
 
     def refill(self, now_ns: int) -> None:
         """Asks for slots where too few are held ready. A server that ends gets them back."""
-        if not self._link.is_serving or self._mapped is None:
+        if not self._link.is_serving or self._blocks.mapped is None:
             return
         # The pool grows, and fills.
-        fit_stocks(self._stocks, self._mapped[0].index.ready_bytes, is_full=not self.has_room)
+        fit_stocks(self._stocks, self._blocks.mapped[0].index.ready_bytes, is_full=not self._blocks.has_room)
         for stock in self._stocks:
             if self._link.is_closing:
-                self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
+                self.abort(stock.take(self._blocks.memory_id, self._blocks.session, len(stock)), now_ns)
                 continue
             count = stock.missing(now_ns)
             if count:
                 stock.is_asking = True
-                message = Credits(name_space=self._mapped[1], group=stock.group, count=count)
+                message = Credits(name_space=self._blocks.mapped[1], group=stock.group, count=count)
                 request = self._link.ask(message, now_ns, self._call_ns)
                 request.when_over(partial(self._put, stock, request))
 
@@ -262,13 +275,15 @@ class BlockCalls:
         hashes: Buffer | None = None,
         on_over: Callable[[], None] | None = None,
     ) -> PendingSlots:
-        self._check_group(group)
+        self._blocks.check_group(group)
         names = b"" if hashes is None else bytes(hashes)
-        pending = PendingSlots(ReservedSlots(self.memory_id, self.session, group, _NO_NUMBERS, _NO_NUMBERS))
-        if self._mapped is None or not self._link.is_serving or (hashes is not None and not names):
+        pending = PendingSlots(
+            ReservedSlots(self._blocks.memory_id, self._blocks.session, group, _NO_NUMBERS, _NO_NUMBERS)
+        )
+        if self._blocks.mapped is None or not self._link.is_serving or (hashes is not None and not names):
             pending.is_over = True
             return pending
-        message = Credits(name_space=self._mapped[1], group=group, count=min(count, MAX_BATCH), hashes=names)
+        message = Credits(name_space=self._blocks.mapped[1], group=group, count=min(count, MAX_BATCH), hashes=names)
         request = pending.request = self._link.ask(message, now_ns, self._call_ns)
 
         def end() -> None:
@@ -301,7 +316,7 @@ class BlockCalls:
         shards: int = 1,
         tenant: str = "",
     ) -> bool:
-        mapped = self._mapped
+        mapped = self._blocks.mapped
         if mapped is None or slots.memory_id != mapped[0].memory_id:
             return False
         totals = None if digests is None else np.asarray(digests, np.uint64).reshape(shards, len(slots))
@@ -321,16 +336,16 @@ class BlockCalls:
         return True
 
     def abort(self, slots: ReservedSlots, now_ns: int) -> None:
-        if slots.memory_id == self.memory_id != 0:
+        if slots.memory_id == self._blocks.memory_id != 0:
             for part in cut_batches(slots.tickets != 0):
                 self._link.tell(Abort(tickets=to_blob(slots.tickets[part])), now_ns)
 
     def invalidate(self, group: int, hashes: Buffer, now_ns: int) -> None:
-        self._check_group(group)
-        if self._mapped is not None:
+        self._blocks.check_group(group)
+        if self._blocks.mapped is not None:
             count = count_hashes(hashes)
             for part in cut_batches(np.ones(count, np.bool_)):
-                message = Invalidate(name_space=self._mapped[1], group=group, hashes=choose_rows(hashes, part))
+                message = Invalidate(name_space=self._blocks.mapped[1], group=group, hashes=choose_rows(hashes, part))
                 self._link.tell(message, now_ns)
 
     def close(self, now_ns: int) -> None:
@@ -339,8 +354,8 @@ class BlockCalls:
         for lease in list(self._leases):
             self.release(lease, now_ns)
         for stock in self._stocks:
-            self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
-        self._mapped = None
+            self.abort(stock.take(self._blocks.memory_id, self._blocks.session, len(stock)), now_ns)
+        self._blocks.mapped = None
 
     # ---- inside ----
 
@@ -352,14 +367,13 @@ class BlockCalls:
         memory, registered = self._link.memories.current, self._link.registered
         if memory is None or registered is None:
             return
-        shared = cast(SharedMemory, memory)
-        self._mapped = shared, registered.name_space
+        self._blocks.mapped = memory, registered.name_space
         self._tenants = {name: place for place, name in enumerate(registered.tenants, 1)}
         for stock in () if goes_on else self._stocks:
             stock.clear()
 
     def _acquire(self, pending: PendingAcquire, ask: AcquireAsk, now_ns: int, boundary: int) -> None:
-        mapped = self._mapped
+        mapped = self._blocks.mapped
         if mapped is None or boundary == pending.local or not self._link.is_serving:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
             return
@@ -382,7 +396,7 @@ class BlockCalls:
         wait_ns: int,
         on_over: Callable[[], None] | None,
     ) -> PendingAcquire:
-        memory_id = self.memory_id
+        memory_id = self._blocks.memory_id
         request = pending.request = self._link.ask(message, now_ns, wait_ns)
 
         def end() -> None:
@@ -408,7 +422,7 @@ class BlockCalls:
         if not isinstance(answer, Acquired) or not answer.lease:
             outcome = AcquireOutcome[answer.outcome.name] if isinstance(answer, Acquired) else AcquireOutcome.MISS
             return AcquiredBlocks(outcome, local)
-        lease = BlockLease(memory_id, answer.lease, self.session)
+        lease = BlockLease(memory_id, answer.lease, self._blocks.session)
         self._leases.add(lease)
         self._link.memories.hold(memory_id)
         groups = []
@@ -418,12 +432,18 @@ class BlockCalls:
             groups.append(LeasedGroup(group.first, addresses, digests.reshape(shards, len(addresses))))
         return AcquiredBlocks(AcquireOutcome.HIT, answer.boundary, lease, tuple(groups))
 
-    def _find_memory(self, memory_id: int) -> SharedMemory:
-        found = self._link.memories.find(memory_id)
-        if found is None:
-            raise ValueError(f"memory {memory_id} is not mapped here")
-        return cast(SharedMemory, found)
 
-    def _check_group(self, group: int) -> None:
-        if not 0 <= group < len(self._groups):
-            raise ValueError(f"there is no group {group}, there are {len(self._groups)}")
+def cut_batches(chosen: npt.NDArray[np.bool_], *, values: int = 1) -> Iterator[npt.NDArray[np.intp]]:
+    """Positions of what was chosen, in parts that fit a message which has at most so many values for each."""
+    positions = np.flatnonzero(chosen)
+    batch = max(MAX_BATCH // values, 1)
+    for start in range(0, len(positions), batch):
+        yield positions[start : start + batch]
+
+
+def read_numbers(blob: bytes) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(blob, _WIRE).astype(np.uint64, copy=False)
+
+
+def to_blob(numbers: npt.NDArray[np.uint64]) -> bytes:
+    return numbers.astype(_WIRE, copy=False).tobytes()

@@ -17,14 +17,25 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.client.block_calls import FarTerms, PendingAcquire
 from kvoffload.client.connection import Connection
-from kvoffload.client.insight import ServerInsight
+from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.link import SECOND_NS
-from kvoffload.client.pending import FarTerms, PendingAcquire
 from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.errors import KVOffloadError
-from kvoffload.protocol import Clear, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats, Subscribe
+from kvoffload.protocol import (
+    Clear,
+    ClearedBlocks,
+    Done,
+    Drain,
+    Draining,
+    Inspect,
+    ServerMessage,
+    SetQuota,
+    Stats,
+    Subscribe,
+)
 from kvoffload.protocol.message import Event, Reply, Request
 
 _SLICE_S = 0.001
@@ -243,27 +254,28 @@ class Client(Connection):
         with self._lock:
             confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
         self._wait(lambda: confirmed is None or confirmed.is_over)
-        return self._read_stats(self._ask(Stats()))
+        return read_stats(self._ask(Stats()))
 
     def insight(self) -> ServerInsight:
         """What came of prompts, and how long what took. Waits like `stats`."""
-        return self._read_insight(self._ask(Inspect()))
+        return read_insight(self._ask(Inspect()))
 
     def clear(self, *, token: str = "") -> int:
         """Memory forgets all blocks; how many there were. Waits like `stats`; ServerError: it refuses."""
-        return self._read_cleared(self._ask(Clear(token=token)))
+        return expect(self._ask(Clear(token=token)), ClearedBlocks, "clear").blocks
 
     def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
         """Until the server ends. Waits like `stats`; ServerError: it refuses."""
-        self._read_quota(self._ask(SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)))
+        message = SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)
+        expect(self._ask(message), Done, "quota")
 
     def look_into(self, message: Request) -> Reply:
         """Of `kvoffload.protocol.survey`; its reply. Waits like `stats`; ServerError: it refuses."""
-        return self._read_found(message, self._ask(message))
+        return read_found(message, self._ask(message))
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
         """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""
-        return self._read_draining(self._ask(Drain(token=token, deadline_ms=deadline_ms)))
+        return expect(self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""

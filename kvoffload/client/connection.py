@@ -7,36 +7,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from typing_extensions import Buffer
-
-from kvoffload.cache import NO_LIMIT, CacheStats, Placed, PlaceUsage, SegmentMap, TenantUsage
 from kvoffload.client.block_calls import BlockCalls
-from kvoffload.client.insight import ServerInsight, read_insight
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.memories import Memories
-from kvoffload.client.pending import Pending
+from kvoffload.client.memories import MappedBlocks, Memories
 from kvoffload.client.prompt_log import PromptLog
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
-from kvoffload.errors import ServerError
-from kvoffload.protocol import Bye, ClearedBlocks, Counts, Done, Draining, Error, Insight, Role, ServerMessage
-from kvoffload.protocol.message import Event, Reply, Request
-from kvoffload.protocol.shape import name_of
+from kvoffload.protocol import Bye, Error, Role
+from kvoffload.protocol.message import Event
 
-_IS_IT_THERE = "see whether the cache server runs"
-_AS_OPERATOR = "ask as the server's user, or with its operator's token"
 PARTING_S = 0.2
 """How long an end waits at most for the server to have had all that was sent."""
 
 
-class Connection:
+class Connection(MappedBlocks):
     """What is public here asks nobody and waits for nobody. All else belongs to whoever holds the client's lock."""
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None) -> None:
+        memories = Memories(keeps_former=terms.member.role is Role.WORKER)
+        super().__init__(memories, groups=0 if terms.register is None else len(terms.register.groups))
         self._terms = terms
         self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
         self._pidfd = os.pidfd_open(os.getpid())
@@ -45,12 +36,12 @@ class Connection:
             terms.register,
             terms.link,
             self._wire,
-            Memories(keeps_former=terms.member.role is Role.WORKER),
+            memories,
             pidfd=self._pidfd,
             random=Random(),
             on_event=on_event,
         )
-        self._blocks = None if terms.register is None else BlockCalls(self._link, terms.register, terms.link)
+        self._blocks = None if terms.register is None else BlockCalls(self._link, self, terms.register, terms.link)
         self._prompts = None if terms.register is None else PromptLog(self._link, terms.register)
 
     # ---- how it stands ----
@@ -94,42 +85,6 @@ class Connection:
         """Of the server that it is or was served by last; 0: none."""
         return self._link.boot_id
 
-    # ---- without a message ----
-
-    @property
-    def memory_id(self) -> int:
-        return self._engine.memory_id
-
-    @property
-    def session(self) -> int:
-        """Of the engine, by the memory's own count: what new leases and slots belong to."""
-        return self._engine.session
-
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """(memory, session) of all that `may_copy` accepts."""
-        return self._link.memories.places()
-
-    def memory(self, memory_id: int) -> SegmentMap:
-        return self._engine.memory(memory_id)
-
-    def ready_bytes(self, memory_id: int) -> int:
-        """Of that memory, from its beginning: what has its pages, and may be touched. It never becomes less."""
-        return self._engine.ready_bytes(memory_id)
-
-    def may_copy(self, held: Placed) -> bool:
-        return self._engine.may_copy(held)
-
-    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        return self._engine.lookup(group, hashes)
-
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
-        return self._engine.find_boundary(chain, local=local, limit=limit, alignment=alignment)
-
-    @property
-    def has_room(self) -> bool:
-        """Part of the pool was given to nobody yet: what is saved there displaces nothing."""
-        return self._engine.has_room
-
     def most_slots(self, group: int) -> int:
         """How many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
         return self._engine.most_slots(group)
@@ -149,45 +104,13 @@ class Connection:
     def _call_ns(self) -> int:
         return int(self._terms.link.call_deadline_s * SECOND_NS)
 
-    def _read_stats(self, answer: ServerMessage | None) -> CacheStats:
-        counts = read_counts(answer)
-        if isinstance(counts, str):
-            raise ServerError(f"counts: {counts}", remedy=_IS_IT_THERE)
-        return counts
-
-    def _read_draining(self, answer: ServerMessage | None) -> Draining:
-        if not isinstance(answer, Draining):
-            raise ServerError(f"drain: {_describe_fault(answer)}", remedy=_choose_remedy(answer))
-        return answer
-
-    def _read_insight(self, answer: ServerMessage | None) -> ServerInsight:
-        if not isinstance(answer, Insight):
-            raise ServerError(f"insight: {_describe_fault(answer)}", remedy=_IS_IT_THERE)
-        return read_insight(answer)
-
-    def _read_cleared(self, answer: ServerMessage | None) -> int:
-        if not isinstance(answer, ClearedBlocks):
-            raise ServerError(f"clear: {_describe_fault(answer)}", remedy=_choose_remedy(answer))
-        return answer.blocks
-
-    def _read_quota(self, answer: ServerMessage | None) -> None:
-        if not isinstance(answer, Done):
-            raise ServerError(f"quota: {_describe_fault(answer)}", remedy=_choose_remedy(answer))
-
-    def _read_found(self, message: Request, answer: ServerMessage | None) -> Reply:
-        if not isinstance(answer, Reply) or isinstance(answer, Error):
-            # A refusal begins with the call's name on the wire, which says nothing to who typed a command.
-            line = _describe_fault(answer).removeprefix(f"{name_of(type(message))}: ")
-            raise ServerError(line, remedy=_choose_remedy(answer))
-        return answer
-
     def _end(self) -> None:
         """Gives back what is held, parts from the server and closes everything. Waits for `PARTING_S` at most."""
         if self._blocks is not None:
             self._blocks.close(time.monotonic_ns())
         self._part()
         self._link.close()
-        self._link.memories.close()
+        self._memories.close()
         self._wire.close()
         os.close(self._pidfd)
 
@@ -210,26 +133,3 @@ class Connection:
             now_ns = time.monotonic_ns()
             self._wire.receive_all(self._link, now_ns)
             self._link.on_time(now_ns)
-
-
-def read_counts(answer: ServerMessage | None) -> CacheStats | str:
-    """Or what went wrong, in one line."""
-    if isinstance(answer, Counts):
-        counts: dict[str, Any] = {name: value for name, value in vars(answer).items() if isinstance(value, int)}
-        tenants = tuple(
-            TenantUsage(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
-            for tenant in answer.tenants
-        )
-        places = tuple(PlaceUsage(**vars(place)) for place in answer.places)
-        traffic = {one.tier: {k: v for k, v in vars(one).items() if isinstance(v, int)} for one in answer.traffic}
-        return CacheStats(tenants=tenants, places=places, traffic=traffic, **counts)
-    return _describe_fault(answer)
-
-
-def _choose_remedy(answer: ServerMessage | None) -> str:
-    """Of what an operator has asked for."""
-    return _AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE
-
-
-def _describe_fault(answer: ServerMessage | None) -> str:
-    return answer.message if isinstance(answer, Error) else "the cache server did not answer in time"

@@ -1,13 +1,22 @@
-"""What a server says of itself, as plain values."""
+"""What a server answers to who asks about it, as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
-from kvoffload.protocol import Insight, ModelUse, NamedCount, Timing
+from kvoffload.cache import CacheStats, PlaceUsage, TenantUsage
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Counts, Error, Insight, ModelUse, NamedCount, ServerMessage, Timing
+from kvoffload.protocol.message import Reply, Request
+from kvoffload.protocol.shape import name_of
+
+_Kind = TypeVar("_Kind", bound=ServerMessage)
+_IS_IT_THERE = "see whether the cache server runs"
+_AS_OPERATOR = "ask as the server's user, or with its operator's token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +76,37 @@ class ServerInsight:
         return hits / asked if asked else None
 
 
-def read_insight(message: Insight) -> ServerInsight:
+def expect(answer: ServerMessage | None, kind: type[_Kind], call: str, *, is_refusable: bool = True) -> _Kind:
+    """The answer, if it is what the call brings. ServerError: it is not."""
+    if not isinstance(answer, kind):
+        remedy = _AS_OPERATOR if is_refusable and isinstance(answer, Error) else _IS_IT_THERE
+        raise ServerError(f"{call}: {_describe_fault(answer)}", remedy=remedy)
+    return answer
+
+
+def read_found(message: Request, answer: ServerMessage | None) -> Reply:
+    """The answer, if it is none to refuse the request."""
+    if not isinstance(answer, Reply) or isinstance(answer, Error):
+        # A refusal begins with the call's name on the wire, which says nothing to who typed a command.
+        line = _describe_fault(answer).removeprefix(f"{name_of(type(message))}: ")
+        raise ServerError(line, remedy=_AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE)
+    return answer
+
+
+def read_stats(answer: ServerMessage | None) -> CacheStats:
+    found = expect(answer, Counts, "counts", is_refusable=False)
+    counts: dict[str, Any] = {name: value for name, value in vars(found).items() if isinstance(value, int)}
+    tenants = tuple(
+        TenantUsage(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
+        for tenant in found.tenants
+    )
+    places = tuple(PlaceUsage(**vars(place)) for place in found.places)
+    traffic = {one.tier: {k: v for k, v in vars(one).items() if isinstance(v, int)} for one in found.traffic}
+    return CacheStats(tenants=tenants, places=places, traffic=traffic, **counts)
+
+
+def read_insight(answer: ServerMessage | None) -> ServerInsight:
+    message = expect(answer, Insight, "insight", is_refusable=False)
     return ServerInsight(
         outcomes=_read_counts(message.outcomes),
         errors=_read_counts(message.errors),
@@ -87,3 +126,7 @@ def _read_counts(rows: tuple[NamedCount, ...]) -> dict[str, int]:
 def _read_timing(timing: Timing) -> TimedCalls:
     counts = tuple(int(count) for count in np.frombuffer(timing.counts, "<u8"))
     return TimedCalls(name=timing.name, label=timing.label, counts=counts, sum_s=timing.sum_ns / 1e9)
+
+
+def _describe_fault(answer: ServerMessage | None) -> str:
+    return answer.message if isinstance(answer, Error) else "the cache server did not answer in time"

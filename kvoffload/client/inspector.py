@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,18 +33,12 @@ _SHOWN_DIGITS = 12
 _NOBODY = 2**32 - 1
 
 
-class Asks(Protocol):
-    """A client, as far as it is needed here."""
-
-    def look_into(self, message: Request) -> Reply: ...
-
-
 class Inspector:
     """Every call asks the server and waits, for the client's call deadline at most. ServerError: it refuses."""
 
-    def __init__(self, client: Asks, *, token: str = "") -> None:
-        """`token`: the operator's, for who is not the server's user."""
-        self._client = client
+    def __init__(self, look_into: Callable[[Request], Reply], *, token: str = "") -> None:
+        """`look_into`: a client's. `token`: the operator's, for who is not the server's user."""
+        self._look_into = look_into
         self._token = token
 
     def list_sessions(self) -> list[Row]:
@@ -118,7 +112,7 @@ class Inspector:
                 return
 
     def _ask(self, message: Request, kind: type[_Kind]) -> _Kind:
-        answer = self._client.look_into(message)
+        answer = self._look_into(message)
         assert isinstance(answer, kind), answer
         return answer
 

@@ -5,15 +5,212 @@ Pure. Between the two there is no order; what is said of blocks goes by one of t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
-from kvoffload.client.backoff import Backoff
-from kvoffload.client.breaker import Breaker
-from kvoffload.client.one_way_log import OneWayLog
-from kvoffload.client.pending import MAX_PENDING, Pending, PendingCalls
-from kvoffload.protocol import Call, Channel, ClientMessage, Mark
+from kvoffload.protocol import Call, Channel, ClientMessage, Mark, ServerMessage
 from kvoffload.protocol.message import OneWay, Request
+
+MAX_PENDING = 4096
+"""Of one connection; beyond it nothing is asked."""
+MAX_MESSAGES = 1024
+"""One-way messages in a log."""
+MARK_AFTER = 256
+"""So many in a log are worth a request whose answer empties it."""
+_SPREAD = 0.25
+
+
+@dataclass(eq=False)
+class Pending:
+    """One request. Belongs to whoever holds the link's lock."""
+
+    message: ClientMessage
+    deadline_ns: int
+    sent_ns: int
+    answer: ServerMessage | None = None
+    """None with `is_over`: it came too late, was lost, or could not be asked."""
+    is_over: bool = False
+    is_wanted: bool = True
+    """Else what its answer brings is given back; whether there is one still says something of the server."""
+    _on_over: Callable[[], None] | None = None
+
+    def when_over(self, act: Callable[[], None]) -> None:
+        """Calls it once: when it is over, or now if it is."""
+        if self.is_over:
+            act()
+        else:
+            self._on_over = act
+
+    def end(self, answer: ServerMessage | None) -> None:
+        if self.is_over:
+            return
+        self.answer = answer
+        self.is_over = True
+        if self._on_over is not None:
+            self._on_over()
+
+
+def make_ended(message: ClientMessage, now_ns: int) -> Pending:
+    """A request that is not asked."""
+    ended = Pending(message=message, deadline_ns=now_ns, sent_ns=now_ns)
+    ended.end(None)
+    return ended
+
+
+class PendingCalls:
+    """Requests on their way: by number, in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Pending] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    @property
+    def last_number(self) -> int:
+        return self._number
+
+    def draw_number(self) -> int:
+        """Of a request that somebody else waits for."""
+        self._number += 1
+        return self._number
+
+    def add(self, pending: Pending) -> int:
+        """Its number."""
+        number = self.draw_number()
+        self._by_number[number] = pending
+        return number
+
+    def take(self, number: int) -> Pending | None:
+        """The request that is answered; None: it is nobody's any more."""
+        return self._by_number.pop(number, None)
+
+    def forget(self) -> None:
+        """Nobody waits for any of them any more."""
+        for pending in self._by_number.values():
+            pending.is_wanted = False
+
+    def expire(self, now_ns: int) -> list[Pending]:
+        """Those whose deadline has passed. Answers that still come are not wanted."""
+        if not self._by_number:
+            return []
+        late = [number for number, pending in self._by_number.items() if pending.deadline_ns <= now_ns]
+        expired = [self._by_number.pop(number) for number in late]
+        for pending in expired:
+            pending.end(None)
+        return expired
+
+    def end_all(self) -> None:
+        """The connection is gone; numbers begin anew."""
+        ended = list(self._by_number.values())
+        self._by_number.clear()
+        self._number = 0
+        for pending in ended:
+            pending.end(None)
+
+    def next_deadline_ns(self) -> int | None:
+        return min((pending.deadline_ns for pending in self._by_number.values()), default=None)
+
+
+class Backoff:
+    """How long to wait before the next attempt.
+
+    It doubles from `first_ns` to `last_ns`, spread by a quarter so that many do not come at once.
+    """
+
+    def __init__(self, first_ns: int, last_ns: int, random: Random) -> None:
+        self._first_ns = first_ns
+        self._last_ns = last_ns
+        self._random = random
+        self._wait_ns = first_ns
+
+    def next_ns(self) -> int:
+        """The wait before the next attempt."""
+        wait_ns = self._wait_ns
+        self._wait_ns = min(2 * wait_ns, self._last_ns)
+        return int(wait_ns * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
+
+    def reset(self) -> None:
+        """An attempt went well."""
+        self._wait_ns = self._first_ns
+
+
+class Breaker:
+    """Whether a server that is there also answers.
+
+    closed ──an answer is late──► open ──any answer──► closed
+                                   │ ▲
+                                   └─┘ a probe now and then
+
+    While it is open nothing is asked on anybody's behalf, so that no request waits twice for a server that hangs.
+    """
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._probe_ns = 0
+        self.is_open = False
+        self.opened_ns = 0
+
+    def on_answer(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._backoff.reset()
+
+    def on_late(self, now_ns: int) -> None:
+        """An answer did not come in time."""
+        if not self.is_open:
+            self.is_open = True
+            self.opened_ns = now_ns
+            self._probe_ns = now_ns + self._backoff.next_ns()
+
+    def take_probe(self, now_ns: int) -> bool:
+        """Whether the server is to be asked now whether it answers again."""
+        if not self.is_open or now_ns < self._probe_ns:
+            return False
+        self._probe_ns = now_ns + self._backoff.next_ns()
+        return True
+
+
+class OneWayLog:
+    """One-way messages of which nobody knows yet whether the server has had them.
+
+    A server serves a connection's messages in order. So an answer to a request says that all one-way messages sent
+    before it were served; what is left when a connection is lost is sent again on the next one, where it does no harm
+    twice: tickets and leases are void once they were used. At its bound the oldest is forgotten: what it was to give
+    back stays the session's until the engine ends.
+    """
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[int, OneWay]] = deque()
+        """With the number of the last request that was sent before it."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def needs_mark(self) -> bool:
+        """Whether a request should follow, for its answer."""
+        return len(self._entries) >= MARK_AFTER
+
+    def add(self, message: OneWay, last_request: int) -> None:
+        if len(self._entries) >= MAX_MESSAGES:
+            self._entries.popleft()
+        self._entries.append((last_request, message))
+
+    def confirm(self, answered: int) -> None:
+        """The request of this number was answered."""
+        while self._entries and self._entries[0][0] < answered:
+            self._entries.popleft()
+
+    def take_all(self) -> list[OneWay]:
+        """To be sent once more, in this order."""
+        messages = [message for _, message in self._entries]
+        self._entries.clear()
+        return messages
 
 
 class Wire(Protocol):

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 
-from kvoffload.client.backoff import Backoff
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
-from kvoffload.client.lanes import Lane, Lanes, Wire
+from kvoffload.client.lanes import Backoff, Lane, Lanes, Pending, Wire, make_ended
 from kvoffload.client.memories import Memories
-from kvoffload.client.pending import Pending, make_ended
-from kvoffload.client.server_warnings import ServerWarnings
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
@@ -50,8 +48,26 @@ from kvoffload.protocol.message import ONE_WAY_OPS, Event, OneWay, Request
 logger = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
+MOST_LINES = 100
+"""So many warnings of one server are logged. Those after them are counted, and stand in its own log."""
 _IDLE_NS = SECOND_NS // 4
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
+
+
+@dataclass(eq=False)
+class _Visit:
+    """What is so with one server, from the dial to the hang-up."""
+
+    joining: Joining | None = None
+    """Until it is joined."""
+    join_by_ns: int = 0
+    session: int = 0
+    """0: it is not welcome yet."""
+    capabilities: tuple[str, ...] = ()
+    told: int = 0
+    """One-way messages sent on the lifeline."""
+    told_held: tuple[tuple[int, int], ...] | None = None
+    """This server was told of so much memory that it may have to wait for. None: it was told nothing so far."""
 
 
 class Link:
@@ -92,18 +108,10 @@ class Link:
         self.joins = 0
         self.on_joined: Callable[[bool], None] = lambda _: None
         """Hears whether everything goes on as it was: the same memory, and a session that holds what it held."""
-        self._capabilities: tuple[str, ...] = ()
-        self._session = 0
-        self._joining: Joining | None = None
-        self._step = Step.WELCOME
+        self._visit = _Visit()
         self._dial_ns = 0
-        self._join_by_ns = 0
         self._redial = self._make_backoff()
         self._lanes = Lanes(wire, self._make_backoff, has_blocks=register is not None)
-        self._told = 0
-        """One-way messages sent on the lifeline."""
-        self._told_held: tuple[tuple[int, int], ...] | None = None
-        """This server was told of so much memory that it may have to wait for. None: it was told nothing so far."""
         self._subscription: Subscribe | None = None
 
     @property
@@ -113,7 +121,7 @@ class Link:
 
     def has(self, capability: str) -> bool:
         """The server that it is served by has it, and this process may use it."""
-        return self.state is LinkState.SERVING and capability in self._capabilities
+        return self.state is LinkState.SERVING and capability in self._visit.capabilities
 
     @property
     def awaits_answers(self) -> bool:
@@ -133,14 +141,15 @@ class Link:
 
     def on_time(self, now_ns: int) -> None:
         """To be called at `next_ns` at the latest."""
+        visit = self._visit
         if self.is_dial_due(now_ns):
             self._dial(now_ns)
-        elif self.state is LinkState.JOINING and self._step is not Step.MEMORY and now_ns >= self._join_by_ns:
-            self._hang_up(now_ns, f"the server does not answer: awaited is its {self._step.value}")
+        elif visit.joining is not None and visit.joining.step is not Step.MEMORY and now_ns >= visit.join_by_ns:
+            self._hang_up(now_ns, f"the server does not answer: awaited is its {visit.joining.step.value}")
         elif self.state is LinkState.SERVING:
             self._watch_answers(now_ns)
-            if self.state is LinkState.SERVING and self._told_held:
-                self._tell_held(self._capabilities, self.memories.list_mapped(), now_ns)
+            if self.state is LinkState.SERVING and visit.told_held:
+                self._tell_held(visit.capabilities, self.memories.list_mapped(), now_ns)
 
     def is_dial_due(self, now_ns: int) -> bool:
         return self.state is LinkState.DOWN and now_ns >= self._dial_ns
@@ -158,45 +167,39 @@ class Link:
         at_ns = now_ns + _IDLE_NS
         if self.state is LinkState.DOWN:
             at_ns = min(at_ns, self._dial_ns)
-        elif self.state is LinkState.JOINING and self._step is not Step.MEMORY:
-            at_ns = min(at_ns, self._join_by_ns)
+        elif self._visit.joining is not None and self._visit.joining.step is not Step.MEMORY:
+            at_ns = min(at_ns, self._visit.join_by_ns)
         deadline_ns = self._lanes.next_deadline_ns
         return at_ns if deadline_ns is None else min(at_ns, deadline_ns)
 
     def on_lifeline(self, answer: Answer, descriptors: list[int], now_ns: int) -> None:
         """Takes the descriptors."""
-        if isinstance(answer.message, Warned):
-            close_all(descriptors)
-            self.warnings.hear(answer.message, answer.boot_id)
-            return
-        if self.state is LinkState.JOINING and self._joining is not None:
-            if isinstance(answer.message, Closing | Quarantine | Retire):
-                close_all(descriptors)
-                if isinstance(answer.message, Quarantine):
-                    self._hang_up(now_ns, answer.message.message)
-                elif isinstance(answer.message, Closing):
-                    # What is held can be given back once it is joined.
-                    self._hear_closing(answer.message)
-                return
-            if isinstance(answer.message, Express) and self._joining.awaits_express and len(descriptors) == 1:
+        message, joining = answer.message, self._visit.joining
+        if joining is not None and not isinstance(message, Warned | Quarantine | Closing | Retire):
+            if isinstance(message, Express) and joining.awaits_express and len(descriptors) == 1:
                 self._wire.open_express(descriptors[0])
-                self._joining.on_express()
-                self._go_on(self._joining, [], now_ns)
-                return
-            self._go_on(self._joining, self._joining.on_lifeline(answer, descriptors), now_ns)
+                joining.on_express()
+                self._go_on(joining, [], now_ns)
+            else:
+                self._go_on(joining, joining.on_lifeline(answer, descriptors), now_ns)
             return
         close_all(descriptors)
-        if isinstance(answer.message, Quarantine):
-            self._hang_up(now_ns, answer.message.message)
-        elif isinstance(answer.message, Closing):
-            self._hear_closing(answer.message)
-        elif isinstance(answer.message, Retire):
-            for memory_id in np.frombuffer(answer.message.memories, "<u8").tolist():
+        if isinstance(message, Warned):
+            self.warnings.hear(message, answer.boot_id)
+        elif isinstance(message, Quarantine):
+            self._hang_up(now_ns, message.message)
+        elif isinstance(message, Closing):
+            # Of one that joins, too: what is held can be given back once it is joined.
+            self.is_closing = True
+            logger.info("the cache server ends: %s", message.reason.name.lower())
+        elif isinstance(message, Retire) and joining is None:
+            for memory_id in np.frombuffer(message.memories, "<u8").tolist():
                 self.memories.retire_unused(memory_id)
 
     def on_control(self, answer: Answer, now_ns: int) -> None:
-        if self.state is LinkState.JOINING and self._joining is not None:
-            self._go_on(self._joining, self._joining.on_control(answer), now_ns)
+        joining = self._visit.joining
+        if joining is not None:
+            self._go_on(joining, joining.on_control(answer), now_ns)
             return
         self._on_answer(self._lanes.control, answer, now_ns)
 
@@ -232,7 +235,7 @@ class Link:
     def ask(self, message: Request, now_ns: int, wait_ns: int) -> Pending:
         """A request. It is over at once if it cannot be asked; see `is_serving`."""
         if self.state is LinkState.SERVING:
-            return self._lanes.choose(message).ask(message, self._session, now_ns, wait_ns)
+            return self._lanes.choose(message).ask(message, self._visit.session, now_ns, wait_ns)
         return make_ended(message, now_ns)
 
     def tell(self, message: OneWay, now_ns: int) -> None:
@@ -243,10 +246,10 @@ class Link:
         lane.log.add(message, lane.pending.last_number)
         if self.state is not LinkState.SERVING:
             return
-        if not lane.tell(message, self._session):
+        if not lane.tell(message, self._visit.session):
             self._hang_up(now_ns, "the server does not read, or is gone")
         elif lane.needs_mark:
-            lane.mark(self._session, now_ns, self._call_ns)
+            lane.mark(self._visit.session, now_ns, self._call_ns)
 
     def forget_requests(self) -> None:
         """Nobody waits for what was asked. What answers bring is given back."""
@@ -258,7 +261,7 @@ class Link:
         lane = self._lanes.main
         if self.state is not LinkState.SERVING or not (lane.pending or lane.log):
             return None
-        return lane.mark(self._session, now_ns, wait_ns)
+        return lane.mark(self._visit.session, now_ns, wait_ns)
 
     def subscribe(self, message: Subscribe, now_ns: int) -> None:
         """Now, and after every join. Events that may have been missed show as EventsLost(count=0)."""
@@ -267,8 +270,7 @@ class Link:
             self.ask(message, now_ns, self._call_ns)
 
     def close(self) -> None:
-        if self._joining is not None:
-            self._joining.close()
+        self._leave()
         self.state = LinkState.CLOSED
         self._lanes.reset()
         self._wire.hang_up()
@@ -288,12 +290,11 @@ class Link:
             former=None if former is None else former.held,
         )
         self.state = LinkState.JOINING
-        self._joining = joining
+        self._visit = _Visit(joining)
         self._go_on(joining, joining.start(self._pidfd), now_ns)
 
     def _go_on(self, joining: Joining, messages: list[ToSend], now_ns: int) -> None:
-        self._step = joining.step
-        self._join_by_ns = now_ns + int(self._terms.join_deadline_s * SECOND_NS)
+        self._visit.join_by_ns = now_ns + int(self._terms.join_deadline_s * SECOND_NS)
         if joining.step is Step.FAILED:
             self.refusal = joining.refusal
             self._hang_up(now_ns, joining.fault)
@@ -302,7 +303,7 @@ class Link:
             if not self._send(joining, one):
                 self._hang_up(now_ns, "the server does not read, or is gone")
                 return
-        if joining.accepted is not None and self._told_held is None and self.memories.current is not None:
+        if joining.accepted is not None and self._visit.told_held is None and self.memories.current is not None:
             # Before the server takes memory of its own, if it is not too late.
             held = self.memories.list_mapped(is_current_former=True)
             self._tell_held(joining.accepted.capabilities, held, now_ns)
@@ -311,28 +312,28 @@ class Link:
 
     def _send(self, joining: Joining, one: ToSend) -> bool:
         """On fresh connections: lifeline and control are numbered from 1 on."""
+        visit = self._visit
         if isinstance(one, OnLifeline):
-            self._told += isinstance(one.message, OneWay)
-            return self._wire.send_lifeline(Call(one.message, max(self._told, 1), 0, 0), one.descriptors)
+            visit.told += isinstance(one.message, OneWay)
+            return self._wire.send_lifeline(Call(one.message, max(visit.told, 1), 0, 0), one.descriptors)
         assert joining.welcome is not None
-        if not self._session:
-            self._session = joining.welcome.session
+        if not visit.session:
+            visit.session = joining.welcome.session
             self._wire.open_control(joining.welcome.control)
-        return self._wire.send_control(Call(one.message, self._lanes.control.pending.draw_number(), self._session, 0))
+        return self._wire.send_control(
+            Call(one.message, self._lanes.control.pending.draw_number(), self._visit.session, 0)
+        )
 
     def _tell_held(self, capabilities: tuple[str, ...], held: tuple[tuple[int, int], ...], now_ns: int) -> None:
         """The server grows by no more than what its engines have let go of. Nothing, if it knows this already."""
-        if "former" not in capabilities or held == self._told_held:
+        visit = self._visit
+        if "former" not in capabilities or held == visit.told_held:
             return
-        self._told_held = held
+        visit.told_held = held
         rows = tuple(FormerMemory(memory=memory_id, size_bytes=size_bytes) for memory_id, size_bytes in held)
-        self._told += 1
-        if not self._wire.send_lifeline(Call(Holding(memories=rows[:MAX_FORMER]), self._told, 0, 0), ()):
+        visit.told += 1
+        if not self._wire.send_lifeline(Call(Holding(memories=rows[:MAX_FORMER]), visit.told, 0, 0), ()):
             self._hang_up(now_ns, "the server does not read, or is gone")
-
-    def _hear_closing(self, closing: Closing) -> None:
-        self.is_closing = True
-        logger.info("the cache server ends: %s", closing.reason.name.lower())
 
     def _start_serving(self, joining: Joining, now_ns: int) -> None:
         former = self.memories.current
@@ -350,23 +351,23 @@ class Link:
         self.state = LinkState.SERVING
         self.fault = ""
         self.refusal = None
-        self._capabilities = () if joining.accepted is None else joining.accepted.capabilities
+        self._visit.capabilities = () if joining.accepted is None else joining.accepted.capabilities
         self.joins += 1
-        self._joining = None
+        self._visit.joining = None
         self._redial.reset()
         again = self._lanes.take_all()
         # In a new session of the same memory it is void, but for what others of the engine were given there.
         for message in () if is_new else again:
             self.tell(message, now_ns)
-        logger.info("served by cache server %x, session %x", self.boot_id, self._session)
+        logger.info("served by cache server %x, session %x", self.boot_id, self._visit.session)
         self.on_joined(goes_on)
         if self._subscription is not None:
             if self._on_event is not None and self.joins > 1:
                 self._on_event(EventsLost(count=0), 0)
             self.subscribe(self._subscription, now_ns)
         if held is not None and self.state is LinkState.SERVING:
-            self._told_held = None
-            self._tell_held(self._capabilities, self.memories.list_mapped(), now_ns)
+            self._visit.told_held = None
+            self._tell_held(self._visit.capabilities, self.memories.list_mapped(), now_ns)
 
     # ---- being served ----
 
@@ -380,7 +381,7 @@ class Link:
                 self._hang_up(now_ns, "the server has not answered for long")
                 return
             if breaker.take_probe(now_ns):
-                lane.mark(self._session, now_ns, self._call_ns)
+                lane.mark(self._visit.session, now_ns, self._call_ns)
 
     def _has_lost_thread(self, error: Error, now_ns: int) -> bool:
         """Whether the server knows this connection or session no more; what it said of a one-way message is logged."""
@@ -401,9 +402,7 @@ class Link:
             self.tell(Abort(tickets=message.tickets), now_ns)
 
     def _hang_up(self, now_ns: int, line: str) -> None:
-        if self._joining is not None:
-            self._joining.close()
-            self._joining = None
+        self._leave()
         if self.state is LinkState.SERVING or line != self.fault:
             logger.warning("not served by a cache server: %s", line)
         self.fault = line
@@ -412,9 +411,12 @@ class Link:
         self._dial_ns = now_ns + self._redial.next_ns()
         self._lanes.reset()
         self.is_closing = False
-        self._told = 0
-        self._told_held = None
-        self._session = 0
+
+    def _leave(self) -> None:
+        """What this server has begun to hand over is closed."""
+        if self._visit.joining is not None:
+            self._visit.joining.close()
+        self._visit = _Visit()
 
     @property
     def _call_ns(self) -> int:
@@ -423,3 +425,29 @@ class Link:
     def _make_backoff(self) -> Backoff:
         terms = self._terms
         return Backoff(int(terms.first_backoff_s * SECOND_NS), int(terms.last_backoff_s * SECOND_NS), self._random)
+
+
+class ServerWarnings:
+    """Writes what a cache server warns of into the log of the process that it serves.
+
+    Belongs to whoever holds the client's lock. A server tells its last ones again to whoever comes back to it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many were heard, of all servers."""
+        self._boot_id = 0
+        self._last = 0
+
+    def hear(self, warned: Warned, boot_id: int) -> None:
+        """Logs it, if it is new."""
+        if boot_id != self._boot_id:
+            self._boot_id, self._last = boot_id, 0
+        if warned.number <= self._last:
+            return
+        self._last = warned.number
+        self.count += 1
+        if warned.number < MOST_LINES:
+            logger.warning("the cache server warns: %s", warned.message)
+        elif warned.number == MOST_LINES:
+            logger.warning("the cache server warns: %s; what follows is in its own log alone", warned.message)

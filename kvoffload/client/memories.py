@@ -1,4 +1,4 @@
-"""Memory of servers as this process has it mapped: the present one, and former ones that are still in use."""
+"""Memory of servers as this process has it mapped: the present one, whose index can be read, and former ones."""
 
 from __future__ import annotations
 
@@ -6,38 +6,20 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
-from kvoffload.cache import IndexReader, SegmentMap
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import NO_LIMIT, IndexReader, Placed, SegmentMap
 from kvoffload.client.joining import HeldMemory
+from kvoffload.hash_rows import count_hashes
 from kvoffload.packets import close_all
 
 MAX_FORMER = 2
 """Former memories that a process keeps which cannot know whether they are in use. Beyond it the oldest goes."""
-
-
-class MappedMemory(Protocol):
-    """What a link needs of it."""
-
-    memory_id: int
-    held: HeldMemory
-    sessions: set[int]
-    """Of it, that this process is or was of: they wait for its exit."""
-
-    @property
-    def ready_bytes(self) -> int:
-        """So many of its bytes have their pages."""
-        ...
-
-    def watch(self) -> Callable[[], bool]:
-        """Makes a check whether anything in this process still has it mapped. The check keeps none of it."""
-        ...
-
-    def join(self, held: HeldMemory) -> None:
-        """A server handed over the same memory, for a session of its own. Takes the descriptors."""
-        ...
-
-    def close(self) -> None: ...
+ROOM_SHARE = 32
+"""A pool has room while more than one part in so many of it was given to nobody: rounding and holes take less."""
 
 
 class SharedMemory:
@@ -48,6 +30,7 @@ class SharedMemory:
         self.held = held
         self.memory_id = name_memory(held)
         self.sessions = {held.memory_session}
+        """Of it, that this process is or was of: they wait for its exit."""
         try:
             self.index = IndexReader(os.dup(held.index))
             self.segments = SegmentMap([os.dup(file) for file in held.segments], held.segment_sizes[0])
@@ -59,13 +42,16 @@ class SharedMemory:
 
     @property
     def ready_bytes(self) -> int:
+        """So many of its bytes have their pages."""
         return self.index.ready_bytes
 
     def watch(self) -> Callable[[], bool]:
+        """Makes a check whether anything in this process still has it mapped. The check keeps none of it."""
         segments = weakref.ref(self.segments)
         return lambda: segments() is not None
 
     def join(self, held: HeldMemory) -> None:
+        """A server handed over the same memory, for a session of its own. Takes the descriptors."""
         if held.memory_session in self.sessions:
             os.close(held.index)
         else:
@@ -95,22 +81,22 @@ class Memories:
         self,
         *,
         keeps_former: bool,
-        open_memory: Callable[[HeldMemory], MappedMemory] = SharedMemory,
+        open_memory: Callable[[HeldMemory], SharedMemory] = SharedMemory,
         name: Callable[[HeldMemory], int] = name_memory,
     ) -> None:
         self._keeps_former = keeps_former
         self._open = open_memory
         self._name = name
-        self._by_id: dict[int, MappedMemory] = {}
+        self._by_id: dict[int, SharedMemory] = {}
         self._held: dict[int, int] = {}
         self._leaving: dict[int, tuple[int, Callable[[], bool]]] = {}
         """Let go of, and still mapped: copies use it, or the driver knows it. Its bytes, and whether that is so."""
-        self.current: MappedMemory | None = None
+        self.current: SharedMemory | None = None
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def find(self, memory_id: int) -> MappedMemory | None:
+    def find(self, memory_id: int) -> SharedMemory | None:
         return self._by_id.get(memory_id)
 
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -179,8 +165,78 @@ class Memories:
         for memory in unused[: max(len(former) - spared, 0)]:
             self._drop(memory)
 
-    def _drop(self, memory: MappedMemory) -> None:
+    def _drop(self, memory: SharedMemory) -> None:
         del self._by_id[memory.memory_id]
         self._held.pop(memory.memory_id, None)
         self._leaving[memory.memory_id] = memory.ready_bytes, memory.watch()
         memory.close()
+
+
+class MappedBlocks:
+    """What is known of blocks without asking: look-ups in the present memory, for anybody. An observer sees none."""
+
+    def __init__(self, memories: Memories, *, groups: int) -> None:
+        self._memories = memories
+        self._groups = groups
+        self.mapped: tuple[SharedMemory, int] | None = None
+        """The present memory, with the namespace in it; set by whoever holds the client's lock."""
+
+    @property
+    def memory_id(self) -> int:
+        return 0 if self.mapped is None else self.mapped[0].memory_id
+
+    @property
+    def session(self) -> int:
+        """Of the engine, by the memory's own count: what new leases and slots belong to."""
+        return 0 if self.mapped is None else self.mapped[0].held.memory_session
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        return self._find_memory(memory_id).segments
+
+    def ready_bytes(self, memory_id: int) -> int:
+        """Of that memory, from its beginning: what has its pages, and may be touched. It never becomes less."""
+        return self._find_memory(memory_id).index.ready_bytes
+
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(memory, session) of all that `may_copy` accepts."""
+        return self._memories.places()
+
+    def may_copy(self, held: Placed) -> bool:
+        found = self._memories.find(held.memory_id)
+        return found is not None and held.session in found.sessions
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        self.check_group(group)
+        mapped = self.mapped
+        if mapped is None:
+            return np.zeros(count_hashes(hashes), np.bool_)
+        memory, name_space = mapped
+        return memory.index.lookup(name_space, group, hashes)
+
+    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+        mapped = self.mapped
+        if mapped is None:
+            return local
+        memory, name_space = mapped
+        return memory.index.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+
+    @property
+    def has_room(self) -> bool:
+        """Part of the pool was given to nobody yet: what is saved there displaces nothing."""
+        mapped = self.mapped
+        if mapped is None:
+            return False
+        index = mapped[0].index
+        # What is still to come is no room yet: it may not come at all.
+        ready_bytes = index.ready_bytes
+        return ROOM_SHARE * (ready_bytes - index.used_bytes) > ready_bytes
+
+    def check_group(self, group: int) -> None:
+        if not 0 <= group < self._groups:
+            raise ValueError(f"there is no group {group}, there are {self._groups}")
+
+    def _find_memory(self, memory_id: int) -> SharedMemory:
+        found = self._memories.find(memory_id)
+        if found is None:
+            raise ValueError(f"memory {memory_id} is not mapped here")
+        return found

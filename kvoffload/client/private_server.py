@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from kvoffload import __version__
-from kvoffload.client.unreached import explain_unreached
+from kvoffload.client.wire import explain_unreached
 from kvoffload.config.sources import Settings, format_served
 from kvoffload.errors import PrivateServerError
 from kvoffload.file_lock import FileLock

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.pending import Pending
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Explain, Explained, Explanation, Miss, Query, Register, Reuse
 from kvoffload.protocol.insight import MAX_TAGS, TAG_BYTES

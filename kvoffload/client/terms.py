@@ -1,14 +1,17 @@
-"""What a client is told: who it is, where its server is, and how long anything may take."""
+"""What a client is told: who it is, where its server is, how long anything may take, and what its blocks are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from kvoffload.cache import CacheGeometry
 from kvoffload.client.joining import Member
-from kvoffload.protocol import Register
+from kvoffload.protocol import GroupTerms, IdentityField, Register, Reuse
+from kvoffload.protocol.limits import MAX_REPORT
+from kvoffload.types import Fingerprint
 
 
 class LinkState(Enum):
@@ -50,3 +53,46 @@ class ClientTerms:
     step_budget_s: float = 0.001
     """What all calls between two `begin_step` may wait together."""
     link: LinkTerms = field(default_factory=LinkTerms)
+
+
+def describe_blocks(
+    fingerprint: Fingerprint,
+    geometry: CacheGeometry,
+    *,
+    hash_algorithm: str,
+    hash_seed: bytes = b"",
+    rank: int = 0,
+    ranks: int = 1,
+    tenant: str = "",
+    identity: tuple[IdentityField, ...] = (),
+) -> Register:
+    """What an engine says of its blocks when it registers. `hash_seed` is the digest of one, never the seed."""
+    groups = tuple(
+        GroupTerms(
+            record_bytes=group.record_bytes,
+            block_size=group.rule.block_size,
+            reuse=Reuse[group.rule.reuse.name],
+            window=group.rule.window,
+            shards=group.shards,
+        )
+        for group in geometry.groups
+    )
+    return Register(
+        fingerprint=fingerprint,
+        hash_algorithm=hash_algorithm,
+        hash_seed=hash_seed,
+        hash_block_size=geometry.hash_block_size,
+        groups=groups,
+        rank=rank,
+        ranks=ranks,
+        tenant=tenant,
+        identity=identity,
+    )
+
+
+def add_report_text(register: Register, report: str) -> Register:
+    """With what this process registered, for operators to read; as many of its lines as fit."""
+    text = report.encode()
+    if len(text) > MAX_REPORT:
+        text = text[: text.rfind(b"\n", 0, MAX_REPORT) + 1]
+    return replace(register, report=text)

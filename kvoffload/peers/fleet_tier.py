@@ -7,7 +7,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from kvoffload.tiers.base import (
     BATCH_LIMIT,
     CLOSE_TIMEOUT_S,
     Addresses,
-    Digests,
     FinishedBatch,
+    RecordBatch,
     RecordNames,
     RecordOutcome,
     ScanPage,
@@ -96,31 +96,20 @@ class FleetTier:
             present = self._present()
         return np.asarray(self._homes(present, hashes) == present.index(self._own_name))
 
-    def put(
-        self,
-        names: RecordNames,
-        slots: Addresses,
-        *,
-        record_bytes: int,
-        digests: Digests,
-        parents: bytes = b"",
-        is_durable: bool = False,
-        timeout_s: float,
-    ) -> Ticket | None:
+    def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
         """What lives here counts as stored: this server's memory has it."""
 
         def ask(tier: Tier, part: HomeBatch) -> Ticket | None:
-            return tier.put(
-                part.names,
-                np.ascontiguousarray(slots[part.places]),
-                record_bytes=record_bytes,
-                digests=np.ascontiguousarray(digests[part.places]),
-                parents=pick_hashes(parents, part.places),
-                is_durable=is_durable,
-                timeout_s=timeout_s,
+            chosen = replace(
+                batch,
+                names=part.names,
+                slots=np.ascontiguousarray(batch.slots[part.places]),
+                digests=np.ascontiguousarray(batch.digests[part.places]),
+                parents=pick_hashes(batch.parents, part.places),
             )
+            return tier.put(chosen, timeout_s=timeout_s)
 
-        return self._split(names, ask, RecordOutcome.DURABLE if is_durable else RecordOutcome.WRITTEN)
+        return self._split(batch.names, ask, RecordOutcome.DURABLE if batch.is_durable else RecordOutcome.WRITTEN)
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
         def ask(tier: Tier, part: HomeBatch) -> Ticket | None:

@@ -10,9 +10,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, Acquired, CacheStats, CommitOutcome, LeaseId, Reservation, SessionId
+from kvoffload.cache import NO_LIMIT, CommitOutcome, LeaseId, LocalCache
 from kvoffload.hash_rows import as_rows
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
@@ -29,56 +28,6 @@ _LOOKS = 3
 
 _IS_STORED = np.zeros(256, np.bool_)
 _IS_STORED[[CommitOutcome.READABLE, CommitOutcome.INCOMPLETE, CommitOutcome.DUPLICATE]] = True
-
-
-class PeerCache(Protocol):
-    """What this needs of a cache, in the words of `LocalCache`. Safe to call from any thread."""
-
-    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId: ...
-
-    def add_process(self, session: SessionId, *, pidfd: int) -> None: ...
-
-    def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
-
-    def acquire_entries(
-        self, session: SessionId, name_space: int, group: int, hashes: Buffer, *, shard: int = 0, is_use: bool = True
-    ) -> Acquired: ...
-
-    def release(self, session: SessionId, lease: LeaseId) -> bool: ...
-
-    def reserve(
-        self,
-        session: SessionId,
-        name_space: int,
-        group: int,
-        *,
-        count: int = 0,
-        hashes: Buffer | None = None,
-        tenant: int = 0,
-    ) -> Reservation: ...
-
-    def commit(
-        self,
-        session: SessionId,
-        name_space: int,
-        group: int,
-        tickets: npt.NDArray[np.uint64],
-        *,
-        hashes: Buffer,
-        parents: Buffer | None = None,
-        digests: npt.NDArray[np.uint64] | None = None,
-        shard: int = 0,
-        tenant: int | None = None,
-    ) -> npt.NDArray[np.uint8]: ...
-
-    def abort(self, session: SessionId, tickets: npt.NDArray[np.uint64]) -> int: ...
-
-    def invalidate(self, name_space: int, group: int, hashes: Buffer) -> int: ...
-
-    def pointers(self, addresses: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]: ...
-
-    @property
-    def stats(self) -> CacheStats: ...
 
 
 class PeerLoop(Protocol):
@@ -141,7 +90,7 @@ class PeerAccess:
 
     def __init__(
         self,
-        cache: PeerCache,
+        cache: LocalCache,
         spaces: SpaceTable,
         loop: PeerLoop,
         *,

@@ -6,9 +6,8 @@ out. Sockets, memory and the event loop lie around it, in `server`.
 
 from kvoffload.server.core import ServerCore
 from kvoffload.server.outbox import SendMemory, ToConnection, ToLifeline
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import DomainTerms, TenantTerms
-from kvoffload.server.sessions.session import Guest, OwnedDescriptor, Peer
+from kvoffload.server.sessions.session import Guest, Peer
 from kvoffload.server.sessions.session_table import SessionTable
 from kvoffload.server.terms import CoreTerms, RemoteTerms, ServerLimits
 
@@ -16,11 +15,9 @@ __all__ = [
     "CoreTerms",
     "DomainTerms",
     "Guest",
-    "OwnedDescriptor",
     "Peer",
     "RemoteTerms",
     "SendMemory",
-    "ServedCache",
     "ServerCore",
     "ServerLimits",
     "SessionTable",

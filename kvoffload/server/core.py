@@ -8,6 +8,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from kvoffload.cache import LocalCache
+from kvoffload.packets import ReceivedDescriptor
 from kvoffload.protocol import (
     Adopt,
     AdoptAnswer,
@@ -44,22 +46,22 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import ONE_WAY_OPS, OneWay
 from kvoffload.protocol.survey import FollowBlock
+from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.drain import DrainState, check_operator
 from kvoffload.server.event_feed import EventFeed, Space
 from kvoffload.server.operators.counts import describe_draining
 from kvoffload.server.operators.fault_log import FaultLog
-from kvoffload.server.operators.operator_calls import ExpressCounts, OperatorCalls
+from kvoffload.server.operators.operator_calls import OperatorCalls
 from kvoffload.server.operators.prompt_ledger import OnPrompt
 from kvoffload.server.operators.survey import Survey
 from kvoffload.server.outbox import FoundLater, Later, Sendable, SendMemory, ToConnection, ToLifeline
-from kvoffload.server.peer_links import LinkOpener, peer_calls
+from kvoffload.server.peer_links import PeerLinks, peer_calls
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.adoption import Adoption
 from kvoffload.server.sessions.domain import Domain, DomainTerms
 from kvoffload.server.sessions.former_memory import count_former, hear_holding
 from kvoffload.server.sessions.registration import Identities, open_express
-from kvoffload.server.sessions.session import Connection, EngineSession, Guest, OwnedDescriptor, Peer
+from kvoffload.server.sessions.session import Connection, EngineSession, Guest, Peer
 from kvoffload.server.sessions.session_table import SessionTable
 from kvoffload.server.terms import CoreTerms
 from kvoffload.server.tiering.chain import TierChain
@@ -86,8 +88,8 @@ class ServerCore:
         draw: Callable[[], int],
         on_heard: Callable[[bool], None] = lambda _: None,
         tiers: Mapping[str, TierChain] = MappingProxyType({}),
-        links: LinkOpener | None = None,
-        express: ExpressCounts | None = None,
+        links: PeerLinks | None = None,
+        express: ExpressChannels | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
         """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
@@ -137,7 +139,7 @@ class ServerCore:
         """The traffic with what lies below memory, which the loop keeps going."""
         return self._tiers
 
-    def attach_memory(self, domain: str, cache: ServedCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
+    def attach_memory(self, domain: str, cache: LocalCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
         """The domain serves from here on: memory was taken, or that of an old server adopted."""
         self._adoption.forget(domain)
         self._domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
@@ -160,7 +162,7 @@ class ServerCore:
         return 0 if session is None else self._adoption.count_segments(session)
 
     def greet(
-        self, lifeline: int, call: Call, peer: Peer, pidfd: OwnedDescriptor | None, now_ns: int
+        self, lifeline: int, call: Call, peer: Peer, pidfd: ReceivedDescriptor | None, now_ns: int
     ) -> list[Sendable]:
         """A greeting came in on a lifeline. Takes the pidfd, whatever the answer."""
         message = call.message

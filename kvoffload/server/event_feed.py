@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from kvoffload.cache import LocalCache
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Cleared, EventsLost, Medium, NamespaceOpened, Removed, Stored
 from kvoffload.protocol.message import Event
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.shares import has_shares
 from kvoffload.server.terms import ServerLimits
 from kvoffload.types import HASH_BYTES
@@ -154,7 +154,7 @@ class EventFeed:
             if subscriber.domain == domain:
                 subscriber.told -= fingerprints.keys()
 
-    def sweep(self, domain: str, cache: ServedCache) -> None:
+    def sweep(self, domain: str, cache: LocalCache) -> None:
         """Tells of some of the blocks that are gone."""
         watch = self._watches.get(domain)
         if watch is None or (not watch.todo and watch.done_version == cache.version):
@@ -179,7 +179,7 @@ class EventFeed:
             watched = {name_space for name_space, _ in watch.hashes}
             watch.fingerprints = {number: name for number, name in watch.fingerprints.items() if number in watched}
 
-    def _check(self, domain: str, watch: _Watch, key: tuple[int, int], hashes: bytes, cache: ServedCache) -> bytes:
+    def _check(self, domain: str, watch: _Watch, key: tuple[int, int], hashes: bytes, cache: LocalCache) -> bytes:
         """Those that are still there; subscribers hear of the others."""
         name_space, group = key
         rows = as_rows(hashes)

@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 
 from kvoffload.cache import CacheOwner, CacheTerms
-from kvoffload.packets import Credentials, close_all
+from kvoffload.packets import Credentials, ReceivedDescriptor, close_all
 from kvoffload.protocol import (
     CAPABILITIES,
     AdoptVerdict,
@@ -33,7 +33,6 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
 from kvoffload.server.channels.control_channels import ChannelTerms, ControlChannels
-from kvoffload.server.channels.descriptor import ReceivedDescriptor
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.channels.lifelines import Lifelines
 from kvoffload.server.channels.open_files import is_of_reserve

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.cache import LocalCache
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.loop_queue import LoopQueue, RemovedBlocks, StoredBlocks, WantedBlocks
-from kvoffload.peers.peer_access import PeerAccess, PeerCache
+from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_server import LinkSession, PeerServer
 from kvoffload.protocol import ClientMessage, Done, Error, ErrorCode, Introduce, LinkOpened, OpenLink, ServerMessage
 from kvoffload.server.event_feed import EventFeed, Space
@@ -39,18 +40,6 @@ class PeeringPlan:
     is_sealed: bool = True
     is_known: Callable[[str], bool] = lambda _: True
     """Whether that is (still) the name of a peer."""
-
-
-class LinkOpener(Protocol):
-    """What the core needs of it."""
-
-    @property
-    def port(self) -> int: ...
-
-    @property
-    def is_sealed(self) -> bool: ...
-
-    def open_session(self, peer: str, domain: str) -> LinkSession: ...
 
 
 class PeeredCore(Protocol):
@@ -116,7 +105,7 @@ class PeerLinks:
         """Readable when links have stored something."""
         return self._queue.fileno()
 
-    def attach(self, domain: str, cache: PeerCache, chain: TierChain | None = None) -> None:
+    def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> None:
         """The domain's memory is there, and what lies below it."""
         loop = _Loop(domain, self._queue, None if chain is None else chain.find_near)
         access = PeerAccess(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
@@ -157,7 +146,7 @@ def open_peer_links(
 
 
 def peer_calls(
-    opener: LinkOpener | None, identities: Identities
+    opener: PeerLinks | None, identities: Identities
 ) -> dict[type[ClientMessage], Callable[[Connection, Any], ServerMessage]]:
     """Who answers what peers say."""
     return {
@@ -166,7 +155,7 @@ def peer_calls(
     }
 
 
-def open_link(connection: Connection, message: OpenLink, *, opener: LinkOpener | None) -> LinkOpened | Error:
+def open_link(connection: Connection, message: OpenLink, *, opener: PeerLinks | None) -> LinkOpened | Error:
     """Only for whoever came over TCP and is named as a peer."""
     guest = connection.session.guest
     if opener is None or guest is None or not guest.is_peer:

@@ -5,6 +5,7 @@ It must not decide what to keep, nor wait for a place that does not answer.
 
 from kvoffload.tiers.base import (
     FinishedBatch,
+    RecordBatch,
     RecordNames,
     RecordOutcome,
     ScanPage,
@@ -15,6 +16,7 @@ from kvoffload.tiers.base import (
 
 __all__ = [
     "FinishedBatch",
+    "RecordBatch",
     "RecordNames",
     "RecordOutcome",
     "ScanPage",

@@ -6,7 +6,7 @@ answer costs the timeout of each call and nothing more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Protocol
 
@@ -78,6 +78,40 @@ class RecordNames:
     def __len__(self) -> int:
         return len(self.hashes) // HASH_BYTES
 
+    def part(self, chosen: slice) -> RecordNames:
+        """Of these records alone."""
+        return replace(self, hashes=self.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES])
+
+
+def _make_none() -> npt.NDArray[np.uint64]:
+    return np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordBatch:
+    """Records of one size, consecutive blocks of a prefix in their order, and where they lie or are to lie."""
+
+    names: RecordNames
+    slots: Addresses = field(default_factory=_make_none)
+    _: KW_ONLY
+    record_bytes: int = 0
+    digests: Digests = field(default_factory=_make_none)
+    """To be put: of each record. So are the rest."""
+    parents: bytes = b""
+    """The hashes before theirs."""
+    is_durable: bool = False
+    """The batch ends only when its records are durable."""
+
+    def part(self, chosen: slice) -> RecordBatch:
+        """Of these records alone."""
+        return replace(
+            self,
+            names=self.names.part(chosen),
+            slots=self.slots[chosen],
+            digests=self.digests[chosen],
+            parents=self.parents[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES],
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FinishedBatch:
@@ -135,21 +169,8 @@ class Tier(Protocol):
         """What it takes at most, whatever is put."""
         ...
 
-    def put(
-        self,
-        names: RecordNames,
-        slots: Addresses,
-        *,
-        record_bytes: int,
-        digests: Digests,
-        parents: bytes = b"",
-        is_durable: bool = False,
-        timeout_s: float,
-    ) -> Ticket | None:
-        """Records of one size, consecutive blocks of a prefix in their order. `parents`: the hashes before theirs.
-
-        A record whose bytes don't have their digest is not stored. `is_durable`: ended only when it is.
-        """
+    def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
+        """A record whose bytes don't have their digest is not stored."""
         ...
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:

@@ -18,8 +18,8 @@ from kvoffload.tiers.base import (
     BATCH_LIMIT,
     CLOSE_TIMEOUT_S,
     Addresses,
-    Digests,
     FinishedBatch,
+    RecordBatch,
     RecordNames,
     RecordOutcome,
     ScanPage,
@@ -35,7 +35,6 @@ PUT, GET, REMOVE = range(3)
 
 _LOOKS = 1 << 63
 """Tickets of looks are none of the native core's."""
-_NO_NUMBERS = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,33 +111,14 @@ class DiskTier:
     def capacity_bytes(self) -> int:
         return self._terms.capacity_bytes
 
-    def put(
-        self,
-        names: RecordNames,
-        slots: Addresses,
-        *,
-        record_bytes: int,
-        digests: Digests,
-        parents: bytes = b"",
-        is_durable: bool = False,
-        timeout_s: float,
-    ) -> Ticket | None:
-        return self._submit(
-            PUT,
-            names,
-            slots,
-            record_bytes=record_bytes,
-            digests=digests,
-            parents=parents,
-            is_durable=is_durable,
-            timeout_s=timeout_s,
-        )
+    def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
+        return self._submit(PUT, batch, timeout_s)
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
-        return self._submit(GET, names, slots, record_bytes=record_bytes, timeout_s=timeout_s)
+        return self._submit(GET, RecordBatch(names, slots, record_bytes=record_bytes), timeout_s)
 
     def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
-        return self._submit(REMOVE, names, _NO_NUMBERS, timeout_s=timeout_s)
+        return self._submit(REMOVE, RecordBatch(names), timeout_s)
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         found = self._core.contains(names.fingerprint, names.hashes, names.group, names.shard)
@@ -226,18 +206,8 @@ class DiskTier:
                     os.close(self._has_looked)
                     self._has_looked = -1
 
-    def _submit(
-        self,
-        verb: int,
-        names: RecordNames,
-        slots: Addresses,
-        *,
-        record_bytes: int = 0,
-        digests: Digests = _NO_NUMBERS,
-        parents: bytes = b"",
-        is_durable: bool = False,
-        timeout_s: float,
-    ) -> Ticket | None:
+    def _submit(self, verb: int, batch: RecordBatch, timeout_s: float) -> Ticket | None:
+        names = batch.names
         try:
             return self._core.submit(
                 verb,
@@ -245,11 +215,11 @@ class DiskTier:
                 names.hashes,
                 names.group,
                 names.shard,
-                np.ascontiguousarray(slots, np.uint64),
-                record_bytes,
-                np.ascontiguousarray(digests, np.uint64),
-                parents,
-                is_durable,
+                np.ascontiguousarray(batch.slots, np.uint64),
+                batch.record_bytes,
+                np.ascontiguousarray(batch.digests, np.uint64),
+                batch.parents,
+                batch.is_durable,
                 milliseconds(timeout_s),
             )
         except ValueError as fault:

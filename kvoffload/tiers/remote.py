@@ -24,8 +24,8 @@ from kvoffload.tiers.base import (
     BATCH_LIMIT,
     CLOSE_TIMEOUT_S,
     Addresses,
-    Digests,
     FinishedBatch,
+    RecordBatch,
     RecordNames,
     RecordOutcome,
     ScanPage,
@@ -41,7 +41,6 @@ from kvoffload.units import MIB
 
 logger = logging.getLogger(__name__)
 
-_NO_NUMBERS = np.empty(0, np.uint64)
 _OUTCOMES = {int(outcome): outcome.name.lower() for outcome in RecordOutcome}
 _URGENT = (Verb.GET, Verb.LOOK)
 """Requests wait for these."""
@@ -103,37 +102,18 @@ class RemoteTier:
     def capacity_bytes(self) -> int:
         return self._facts.capacity_bytes
 
-    def put(
-        self,
-        names: RecordNames,
-        slots: Addresses,
-        *,
-        record_bytes: int,
-        digests: Digests,
-        parents: bytes = b"",
-        is_durable: bool = False,
-        timeout_s: float,
-    ) -> Ticket | None:
+    def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
         """Durable is what another machine has: it survives this one's loss of power."""
-        return self._submit(
-            Verb.PUT,
-            names,
-            slots,
-            record_bytes=record_bytes,
-            digests=digests,
-            parents=parents,
-            stored=RecordOutcome.DURABLE if is_durable else RecordOutcome.WRITTEN,
-            timeout_s=timeout_s,
-        )
+        return self._submit(Verb.PUT, batch, timeout_s)
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
-        return self._submit(Verb.GET, names, slots, record_bytes=record_bytes, timeout_s=timeout_s)
+        return self._submit(Verb.GET, RecordBatch(names, slots, record_bytes=record_bytes), timeout_s)
 
     def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
-        return self._submit(Verb.LOOK, names, _NO_NUMBERS, timeout_s=timeout_s)
+        return self._submit(Verb.LOOK, RecordBatch(names), timeout_s)
 
     def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
-        return self._submit(Verb.REMOVE, names, _NO_NUMBERS, timeout_s=timeout_s)
+        return self._submit(Verb.REMOVE, RecordBatch(names), timeout_s)
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.zeros(len(names), np.bool_)
@@ -222,20 +202,9 @@ class RemoteTier:
         if self._is_closed:
             raise TierError(f"the tier {self._terms.place} is closed")
 
-    def _submit(
-        self,
-        verb: Verb,
-        names: RecordNames,
-        slots: Addresses,
-        *,
-        record_bytes: int = 0,
-        digests: Digests = _NO_NUMBERS,
-        parents: bytes = b"",
-        stored: RecordOutcome = RecordOutcome.WRITTEN,
-        timeout_s: float,
-    ) -> Ticket | None:
-        if len(slots) != (len(names) if verb in (Verb.PUT, Verb.GET) else 0):
-            raise TierError(f"{len(names)} records cannot lie in {len(slots)} slots")
+    def _submit(self, verb: Verb, batch: RecordBatch, timeout_s: float) -> Ticket | None:
+        if len(batch.slots) != (len(batch.names) if verb in (Verb.PUT, Verb.GET) else 0):
+            raise TierError(f"{len(batch.names)} records cannot lie in {len(batch.slots)} slots")
         deadline_s = self._clock() + timeout_s
         with self._lock:
             self._check_open()
@@ -243,18 +212,18 @@ class RemoteTier:
                 return None
             self._last_ticket += 1
             ticket = self._last_ticket
-            job = RemoteJob(ticket, verb, names, deadline_s, slots, record_bytes, digests, parents, stored)
-            batch = self._batches[ticket] = RemoteBatch(
-                job, connections=self._terms.connections, call_bytes=self._terms.call_bytes
+            whole = RemoteJob(ticket, verb, batch, deadline_s)
+            asked = self._batches[ticket] = RemoteBatch(
+                whole, connections=self._terms.connections, call_bytes=self._terms.call_bytes
             )
             is_taken = self._state is not TierState.ABSENT
             if is_taken:
                 heapq.heappush(self._deadlines, (deadline_s, ticket))
-                (self._urgent if verb in _URGENT else self._others).extend(batch.jobs)
-                self._to_serve.notify(len(batch.jobs))
+                (self._urgent if verb in _URGENT else self._others).extend(asked.jobs)
+                self._to_serve.notify(len(asked.jobs))
                 if self._deadlines[0][1] == ticket:
                     self._to_watch.notify()
-        for job in [] if is_taken else batch.jobs:
+        for job in [] if is_taken else asked.jobs:
             self._end(job, RecordOutcome.UNAVAILABLE)
         return ticket
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from kvoffload.tiers.base import FinishedBatch
 from kvoffload.tiers.remote_job import RemoteJob
-from kvoffload.types import HASH_BYTES
 
 
 class RemoteBatch:
@@ -37,24 +36,13 @@ class RemoteBatch:
 
 def _cut(whole: RemoteJob, connections: int, call_bytes: int) -> Sequence[RemoteJob]:
     """Where that makes no call smaller than it would be anyway."""
-    count = len(whole.names)
-    calls = -(-count * whole.record_bytes // call_bytes)
+    count = len(whole.batch.names)
+    calls = -(-count * whole.batch.record_bytes // call_bytes)
     pieces = max(min(connections, calls, count), 1)
     if pieces == 1:
         return [whole]
     bounds = [count * at // pieces for at in range(pieces + 1)]
-    return [_part(whole, slice(first, last)) for first, last in pairwise(bounds)]
-
-
-def _part(whole: RemoteJob, chosen: slice) -> RemoteJob:
-    return RemoteJob(
-        whole.ticket,
-        whole.verb,
-        whole.pick_names(chosen),
-        whole.deadline_s,
-        whole.slots[chosen],
-        whole.record_bytes,
-        whole.digests[chosen],
-        whole.parents[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES],
-        whole.stored,
-    )
+    return [
+        RemoteJob(whole.ticket, whole.verb, whole.batch.part(slice(first, last)), whole.deadline_s)
+        for first, last in pairwise(bounds)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from threading import Lock
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import native
-from kvoffload.tiers.base import Addresses, Digests, FinishedBatch, RecordNames, RecordOutcome, Ticket
+from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordOutcome, Ticket
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, RecordName, Verdict, list_names, open_value
 from kvoffload.tiers.record_store import RecordStore, SlotStore, fill_slot
 from kvoffload.types import HASH_BYTES
@@ -41,20 +41,15 @@ class RemoteJob:
 
     ticket: Ticket
     verb: Verb
-    names: RecordNames
+    batch: RecordBatch
     deadline_s: float
-    slots: Addresses
-    record_bytes: int = 0
-    digests: Digests = field(default_factory=lambda: np.empty(0, np.uint64))
-    parents: bytes = b""
-    stored: RecordOutcome = RecordOutcome.WRITTEN
     is_over: bool = False
     is_interrupted: bool = False
     """Its time was over while its records were moving: not the store's fault."""
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
-        count = len(self.names)
+        count = len(self.batch.names)
         self._outcomes: npt.NDArray[np.uint8] = np.full(count, _NOT_YET, np.uint8)
         self._found_digests = np.zeros(count, np.uint64)
         self._found_parents = [_NO_PARENT] * count
@@ -64,9 +59,13 @@ class RemoteJob:
         self._otherwise: RecordOutcome | None = None
         """What is not settled ends so: whoever was first to end it has said."""
 
+    @property
+    def _stored(self) -> RecordOutcome:
+        return RecordOutcome.DURABLE if self.batch.is_durable else RecordOutcome.WRITTEN
+
     @cached_property
     def _list(self) -> Sequence[RecordName]:
-        return list(list_names(self.names))
+        return list(list_names(self.batch.names))
 
     def end(self, otherwise: RecordOutcome) -> FinishedBatch | None:
         """Once; what was not settled is `otherwise`. None: it was over before."""
@@ -106,7 +105,7 @@ class RemoteJob:
 
     def _cut(self, call_bytes: int) -> Iterator[range]:
         moves = self.verb in (Verb.PUT, Verb.GET)
-        step = min(max(call_bytes // max(self.record_bytes, 1), 1) if moves else _NAMES_AT_ONCE, _RECORDS_AT_ONCE)
+        step = min(max(call_bytes // max(self.batch.record_bytes, 1), 1) if moves else _NAMES_AT_ONCE, _RECORDS_AT_ONCE)
         return (range(at, min(at + step, len(self._list))) for at in range(0, len(self._list), step))
 
     def _settle(self, at: int, outcome: RecordOutcome) -> None:
@@ -120,37 +119,37 @@ class RemoteJob:
         values: dict[int, tuple[bytes, bytes]] = {}
         for at, is_there in zip(part, there, strict=True):
             if is_there:
-                self._settle(at, self.stored)
+                self._settle(at, self._stored)
                 continue
             with self.lock:
                 if self.is_over:
                     return
-                data = ctypes.string_at(int(self.slots[at]), self.record_bytes)
+                data = ctypes.string_at(int(self.batch.slots[at]), self.batch.record_bytes)
             name = self._list[at]
             digest = native.digest_record(
                 data, fingerprint=name.fingerprint, block_hash=name.block_hash, group=name.group, shard=name.shard
             )
-            if digest != int(self.digests[at]):
+            if digest != int(self.batch.digests[at]):
                 self._settle(at, RecordOutcome.DAMAGED)
                 continue
-            parent = self.parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or _NO_PARENT
-            values[at] = RecordHead(name, self.record_bytes, digest, parent).pack(), data
+            parent = self.batch.parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or _NO_PARENT
+            values[at] = RecordHead(name, self.batch.record_bytes, digest, parent).pack(), data
         if values:
             taken = store.put([self._list[at].key for at in values], list(values.values()))
             for at, is_taken in zip(values, taken, strict=True):
-                self._settle(at, self.stored if is_taken else RecordOutcome.FAILED)
+                self._settle(at, self._stored if is_taken else RecordOutcome.FAILED)
 
     def _get(self, store: RecordStore, part: range) -> None:
         damaged = []
-        limit_bytes = HEAD_BYTES + self.record_bytes + 1  # one too many tells a longer value
+        limit_bytes = HEAD_BYTES + self.batch.record_bytes + 1  # one too many tells a longer value
         values = store.get([self._list[at].key for at in part], limit_bytes)
         for at, value in zip(part, values, strict=True):
-            head = Verdict.OTHER if value is None else open_value(value, self._list[at], self.record_bytes)
+            head = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)
             if isinstance(head, RecordHead) and value is not None:
                 with self.lock:
                     if self.is_over:
                         return
-                    fill_slot(int(self.slots[at]), value[HEAD_BYTES:])
+                    fill_slot(int(self.batch.slots[at]), value[HEAD_BYTES:])
                     self._found_digests[at] = head.digest
                     self._found_parents[at] = head.parent
                     self._outcomes[at] = RecordOutcome.FOUND
@@ -167,23 +166,24 @@ class RemoteJob:
         with self._moving(store) as may_move:
             if not may_move:
                 return
+            batch = self.batch.part(chosen)
             outcomes = store.put_slots(
-                self.pick_names(chosen),
-                self.slots[chosen],
-                record_bytes=self.record_bytes,
-                digests=self.digests[chosen],
-                parents=self.parents[part.start * HASH_BYTES : part.stop * HASH_BYTES],
+                batch.names,
+                batch.slots,
+                record_bytes=batch.record_bytes,
+                digests=batch.digests,
+                parents=batch.parents,
             )
             stored = outcomes == RecordOutcome.WRITTEN
-            self._outcomes[chosen] = np.where(stored, np.uint8(self.stored), outcomes)
+            self._outcomes[chosen] = np.where(stored, np.uint8(self._stored), outcomes)
 
     def _get_slots(self, store: SlotStore, part: range) -> None:
         chosen = slice(part.start, part.stop)
         with self._moving(store) as may_move:
             if not may_move:
                 return
-            names = self.pick_names(chosen)
-            found = store.get_slots(names, self.slots[chosen], record_bytes=self.record_bytes)
+            names = self.batch.names.part(chosen)
+            found = store.get_slots(names, self.batch.slots[chosen], record_bytes=self.batch.record_bytes)
             self._outcomes[chosen] = found.outcomes
             self._found_digests[chosen] = found.digests
             for at, parent in enumerate(list_hashes(found.parents)):
@@ -204,11 +204,6 @@ class RemoteJob:
             finally:
                 with self._mover_lock:
                     self._mover = None
-
-    def pick_names(self, chosen: slice) -> RecordNames:
-        """Of these records alone."""
-        hashes = self.names.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES]
-        return replace(self.names, hashes=hashes)
 
     def _look(self, store: RecordStore | SlotStore, part: range) -> None:
         for at, is_there in zip(part, store.look([self._list[at].key for at in part]), strict=True):

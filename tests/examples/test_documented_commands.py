@@ -47,7 +47,7 @@ class Reader:
 
     def __init__(self, socket: Path, load: PromptLoad) -> None:
         self.environment = os.environ | {"KVOFFLOAD_SERVER": str(socket)}
-        rows, _ = Inspector(load.client).find_blocks()
+        rows, _ = Inspector(load.client.look_into).find_blocks()
         self._words = {
             "server=/run/kvoffload.sock": f"server={socket}",
             "http=tcp://127.0.0.1:9470": "http=tcp://127.0.0.1:0",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import Acquired as CacheAcquired
-from kvoffload.cache import CommitOutcome, LeaseId, SessionId
+from kvoffload.cache import CommitOutcome, LeaseId, LocalCache, SessionId
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
     Abort,
@@ -29,7 +29,6 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.session import Registration
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
@@ -59,7 +58,7 @@ def check_names(registration: Registration, message: ClientMessage) -> Error | N
     return None
 
 
-def acquire(cache: ServedCache, session: SessionId, message: Acquire | AcquireEntries) -> Acquired | Error:
+def acquire(cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries) -> Acquired | Error:
     """A hit's answer must fit a frame, or there is no lease."""
     shards = message.shards
     found = _ask(cache, session, message, shards[0] if shards else 0)
@@ -81,7 +80,7 @@ def acquire(cache: ServedCache, session: SessionId, message: Acquire | AcquireEn
 
 
 def grant_credits(
-    cache: ServedCache, session: SessionId, registration: Registration, message: Credits
+    cache: LocalCache, session: SessionId, registration: Registration, message: Credits
 ) -> CreditsGranted | Error:
     """Fewer than asked for where there is no room, or where the session holds all it may."""
     if message.count and message.hashes:
@@ -98,7 +97,7 @@ def grant_credits(
 
 
 def publish(
-    cache: ServedCache,
+    cache: LocalCache,
     session: SessionId,
     registration: Registration,
     message: Publish,
@@ -132,16 +131,16 @@ def publish(
     return None
 
 
-def abort(cache: ServedCache, session: SessionId, message: Abort) -> None:
+def abort(cache: LocalCache, session: SessionId, message: Abort) -> None:
     cache.abort(session, _read_numbers(message.tickets))
 
 
-def release(cache: ServedCache, session: SessionId, message: Release) -> None:
+def release(cache: LocalCache, session: SessionId, message: Release) -> None:
     for lease in _read_numbers(message.leases).tolist():
         cache.release(session, LeaseId(lease))
 
 
-def invalidate(cache: ServedCache, message: Invalidate) -> None:
+def invalidate(cache: LocalCache, message: Invalidate) -> None:
     cache.invalidate(message.name_space, message.group, message.hashes)
 
 
@@ -152,7 +151,7 @@ def _find_tenant(registration: Registration, place: int) -> int | None:
 
 
 def _ask(
-    cache: ServedCache, session: SessionId, message: Acquire | AcquireEntries, shard: int, *, limit: int | None = None
+    cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries, shard: int, *, limit: int | None = None
 ) -> CacheAcquired:
     if isinstance(message, AcquireEntries):
         return cache.acquire_entries(session, message.name_space, message.group, message.hashes, shard=shard)
@@ -173,7 +172,7 @@ def _answer_bytes(found: CacheAcquired, shards: int) -> int:
 
 
 def _collect_digests(
-    cache: ServedCache, session: SessionId, message: Acquire | AcquireEntries, found: CacheAcquired
+    cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries, found: CacheAcquired
 ) -> list[bytes]:
     """Of each group, for all shards. Those of a second look count only if it found the very same slots. 0: unknown."""
     digests = [[group.digests] for group in found.groups]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvoffload.cache import BlockLease, ReservedSlots
+from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.client.memories import MAX_FORMER
-from kvoffload.client.pending import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.types import HASH_BYTES
 from tests.kit.cache.cache_model import make_chain
 from tests.simulation.model_entries import PIECES, split
@@ -90,7 +90,7 @@ class Worker(Process):
             asked_ns = self.asked_ns.get(job.memory_id)
             is_late = asked_ns is not None and (job.slots is not None or job.begun_ns >= asked_ns)
             assert is_late, f"{self.name} has let go of memory too early"
-        return self.blocks.may_copy(job.held)
+        return self.mapped_blocks.may_copy(job.held)
 
     def end_copies(self) -> None:
         """The process has exited."""
@@ -120,7 +120,7 @@ class Worker(Process):
             self.world.ledger.mark(job, -1)
         if self.is_alive:
             # What cannot be told to the memory's own server is no save; its slots are given back.
-            is_told = job.slots is None or self.blocks.memory_id == job.memory_id
+            is_told = job.slots is None or self.mapped_blocks.memory_id == job.memory_id
             if job.slots is not None and is_told:
                 self.world.ledger.publish(self, job.slots)
                 self.blocks.publish(job.slots, self.now_ns, hashes=b"".join(job.names), shard=self.rank)
@@ -264,7 +264,7 @@ class Scheduler(Process):
     def _hand_out(self, job: Job) -> None:
         job.waiting = set(self.workers)
         job.begun_ns = self.now_ns
-        assert self.blocks.may_copy(job.held), f"{self.name} has let go of memory that it was given slots in"
+        assert self.mapped_blocks.may_copy(job.held), f"{self.name} has let go of memory that it was given slots in"
         self.jobs.append(job)
         for worker in self.workers:
             self.world.timeline.after(self.world.timeline.between_ms(0.05, 3), worker.start_job, job, self)

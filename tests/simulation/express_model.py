@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from kvoffload.cache import SessionId
+from kvoffload.cache import LocalCache, SessionId
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -24,7 +24,6 @@ from kvoffload.protocol.message import OneWay
 from kvoffload.server import ServerCore
 from kvoffload.server.event_feed import Space
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.session import Registration
 from tests.simulation import block_service
 
@@ -36,7 +35,7 @@ class ExpressModel:
     session: int
     cache_session: SessionId
     registration: Registration
-    cache: ServedCache
+    cache: LocalCache
     space: Space
     core: ServerCore
     """That hears of what is stored, and of what is not to be trusted."""

@@ -109,7 +109,7 @@ class ModelMemory:
 
 
 class ModelCache:
-    """A server's use of a memory: a `ServedCache`. `has_exited` says it of a process, whose pidfd is its number."""
+    """A server's use of a memory: a `LocalCache`. `has_exited` says it of a process, whose pidfd is its number."""
 
     def __init__(self, memory: ModelMemory, has_exited: Callable[[int], bool]) -> None:
         self.memory = memory

@@ -10,10 +10,9 @@ import numpy as np
 
 from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.joining import HeldMemory, Member
-from kvoffload.client.lanes import Lane
+from kvoffload.client.lanes import Lane, Pending
 from kvoffload.client.link import Link
-from kvoffload.client.memories import Memories
-from kvoffload.client.pending import Pending
+from kvoffload.client.memories import MappedBlocks, Memories
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.protocol import (
     Acquired,
@@ -214,7 +213,8 @@ class Process:
             pidfd=FIRST_DESCRIPTOR - self.pid,
             random=world.timeline.random,
         )
-        self.blocks = BlockCalls(self.link, register, terms)
+        self.mapped_blocks = MappedBlocks(self.link.memories, groups=len(register.groups))
+        self.blocks = BlockCalls(self.link, self.mapped_blocks, register, terms)
         self._tell_blocks = self.link.on_joined
         self.link.on_joined = self._on_joined
         world.timeline.after(0, self.turn)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvoffload.server.tiering.terms import TierTerms, WriteRule
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import FinishedBatch, RecordNames, RecordOutcome, ScanPage, TierHealth, TierState
+from kvoffload.tiers.base import RecordBatch
 from kvoffload.types import HASH_BYTES
 from tests.simulation.model_entries import PIECES, SLOT_BYTES, Tag, split
 from tests.simulation.model_memory import ModelMemory
@@ -56,18 +57,8 @@ class ModelTier:
     def capacity_bytes(self) -> int:
         return 1 << 40
 
-    def put(
-        self,
-        names: RecordNames,
-        slots: Numbers,
-        *,
-        record_bytes: int,
-        digests: Numbers,
-        parents: bytes = b"",
-        is_durable: bool = False,
-        timeout_s: float,
-    ) -> int | None:
-        return self._begin("put", names, slots.tolist(), timeout_s)
+    def put(self, batch: RecordBatch, *, timeout_s: float) -> int | None:
+        return self._begin("put", batch.names, batch.slots.tolist(), timeout_s)
 
     def get(self, names: RecordNames, slots: Numbers, *, record_bytes: int, timeout_s: float) -> int | None:
         return self._begin("get", names, slots.tolist(), timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvoffload.hash_rows import as_rows, choose_rows
+from kvoffload.hash_rows import as_rows, choose_rows, count_hashes
 from kvoffload.types import HASH_BYTES
 
 NAMES = [bytes([number] * HASH_BYTES) for number in range(4)]
@@ -37,3 +37,11 @@ def test_some_are_chosen_by_place_or_by_truth(hashes: bytes) -> None:
     assert choose_rows(hashes, np.arange(4)) == choose_rows(hashes, np.ones(4, np.bool_)) == HASHES
     assert choose_rows(hashes, np.arange(0)) == choose_rows(hashes, np.zeros(4, np.bool_)) == b""
     assert choose_rows(b"", np.zeros(0, np.bool_)) == b""
+
+
+def test_hashes_are_counted_in_any_buffer() -> None:
+    assert count_hashes(b"") == 0
+    assert count_hashes(memoryview(bytes(96))) == 3
+    assert count_hashes(np.zeros((2, 32), np.uint8)) == 2
+    with pytest.raises(ValueError, match="32 bytes each, not 33"):
+        count_hashes(bytes(33))

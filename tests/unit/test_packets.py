@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.errors import PacketError
-from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket
+from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket, ReceivedDescriptor
 
 
 def open_descriptors() -> int:
@@ -266,3 +266,33 @@ def test_too_many_under_way_is_no_want_of_room_here(ends: Ends, monkeypatch: pyt
     monkeypatch.undo()
     assert ends.there.send(b"x", [0])
     assert not ends.there.is_crowded
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("ends_by", ["close", "forgetting"])
+def test_a_received_descriptor_that_is_not_taken_is_closed(ends_by: str) -> None:
+    number = os.open(os.devnull, os.O_RDONLY)
+    received: ReceivedDescriptor | None = ReceivedDescriptor(number)
+    if ends_by == "close":
+        assert received is not None
+        received.close()
+        received.close()
+    received = None
+    assert not is_open(number)
+
+
+def test_a_received_descriptor_that_is_taken_stays() -> None:
+    number = os.open(os.devnull, os.O_RDONLY)
+    received = ReceivedDescriptor(number)
+    assert received.take() == number
+    received.close()
+    del received
+    assert is_open(number)
+    os.close(number)

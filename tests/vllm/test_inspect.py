@@ -24,7 +24,7 @@ def test_sessions_report_identity_and_blocks_of_a_hybrid_engine(engines: EngineP
     log = pool_probe.follow(side)
     engine.generate(make_prompt(seed=4713, length=1400))
     probe.drain(engine)
-    inspector = Inspector(client)
+    inspector = Inspector(client.look_into)
     with pool_probe.unhurried(client):
         processes = inspector.list_sessions()
         report = inspector.read_report()

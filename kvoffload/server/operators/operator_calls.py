@@ -6,10 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from kvoffload.cache import LocalCache
 from kvoffload.protocol import (
     Clear,
     ClearedBlocks,
@@ -30,11 +31,11 @@ from kvoffload.protocol import (
     Timing,
 )
 from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
+from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.operators.counts import cut_text, describe_counts
 from kvoffload.server.operators.prompt_ledger import NOT_ASKED, FoundBlock, OnPrompt, PromptLedger, find_block
 from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Connection, Registration
 
@@ -42,18 +43,6 @@ logger = logging.getLogger(__name__)
 
 
 _Answer: TypeAlias = ServerMessage | Callable[[], FoundLater]
-
-
-class ExpressCounts(Protocol):
-    """What is known of calls that native threads serve, beside the core."""
-
-    def call_times(self) -> Mapping[str, tuple[Sequence[int], int]]:
-        """By call: counts by bucket, and all nanoseconds."""
-        ...
-
-    def refusals(self) -> Mapping[int, int]:
-        """How many calls got an error for an answer, by its code."""
-        ...
 
 
 class OperatorCalls:
@@ -64,7 +53,7 @@ class OperatorCalls:
         domains: Mapping[str, Domain],
         *,
         tell_cleared: Callable[[str, int], None],
-        express: ExpressCounts | None = None,
+        express: ExpressChannels | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
         """`tell_cleared` hears of each namespace of a domain whose blocks are about to be forgotten, `on_prompt` of all
@@ -98,7 +87,7 @@ class OperatorCalls:
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
 
     def _explain(
-        self, cache: ServedCache, ledger: PromptLedger, registration: Registration, queries: Sequence[Query]
+        self, cache: LocalCache, ledger: PromptLedger, registration: Registration, queries: Sequence[Query]
     ) -> _Answer:
         """What left the memory, and when, is looked for on another thread, as those that write may be waited for."""
         is_asked = [ledger.asks_memory(registration, query) for query in queries]
@@ -116,10 +105,10 @@ class OperatorCalls:
 
         return look if any(is_asked) else conclude([NOT_ASKED] * len(queries))
 
-    def _change(self, domain: Domain, cache: ServedCache, message: Clear | SetQuota) -> _Answer:
+    def _change(self, domain: Domain, cache: LocalCache, message: Clear | SetQuota) -> _Answer:
         return self._clear(domain, cache) if isinstance(message, Clear) else self._set_quota(domain, message)
 
-    def _clear(self, domain: Domain, cache: ServedCache) -> _Answer:
+    def _clear(self, domain: Domain, cache: LocalCache) -> _Answer:
         """Subscribers are told first: what is stored meanwhile they hear of later."""
         name_spaces = list(domain.fingerprints)
         for name_space in name_spaces:
@@ -172,7 +161,7 @@ class OperatorCalls:
             yield _time("promotion", tier.terms.name, waits.counts, int(waits.sum_s * 1e9))
 
 
-def _clear_one(cache: ServedCache, name_space: int) -> int:
+def _clear_one(cache: LocalCache, name_space: int) -> int:
     try:
         return cache.clear(name_space)
     except ValueError:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.cache import Departed, Leaving
+from kvoffload.cache import Departed, Leaving, LocalCache
 from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register, Reuse
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import LINE_BYTES
 from kvoffload.server.operators.counts import cut_text
 from kvoffload.server.operators.distinct_blocks import DistinctBlocks
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Registration
 
@@ -51,7 +50,7 @@ class FoundBlock:
 NOT_ASKED = FoundBlock()
 
 
-def find_block(cache: ServedCache, name_space: int, query: Query) -> FoundBlock:
+def find_block(cache: LocalCache, name_space: int, query: Query) -> FoundBlock:
     """Of the missing block, on whatever thread."""
     (stored_s,) = cache.find_stored(name_space, query.group, query.missing)
     (departed,) = cache.find_departed(name_space, query.group, query.missing)

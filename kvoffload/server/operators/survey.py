@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from kvoffload.cache import LocalCache
 from kvoffload.protocol import Call, ClientMessage, ErrorCode, Register, Role, ServerMessage
 from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_BATCH
 from kvoffload.protocol.survey import (
@@ -28,7 +29,6 @@ from kvoffload.protocol.survey import (
 )
 from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Connection, EngineSession
 from kvoffload.server.tiering.looks import Found
@@ -178,7 +178,7 @@ def _read_identity(domain: Domain, message: ReadIdentity) -> ServerMessage:
     )
 
 
-def _find_blocks(cache: ServedCache, message: FindBlocks, most: int) -> ServerMessage:
+def _find_blocks(cache: LocalCache, message: FindBlocks, most: int) -> ServerMessage:
     """On whatever thread."""
     found = cache.survey(message.prefix, limit=min(message.count or most, most))
     return BlocksFound(
@@ -192,7 +192,7 @@ def _find_blocks(cache: ServedCache, message: FindBlocks, most: int) -> ServerMe
     )
 
 
-def _describe_memory(cache: ServedCache, name_space: int, groups: range, block_hash: bytes) -> BlockPlaces:
+def _describe_memory(cache: LocalCache, name_space: int, groups: range, block_hash: bytes) -> BlockPlaces:
     there = [bool(cache.lookup(name_space, group, block_hash)[0]) for group in groups]
     stored = [cache.find_stored(name_space, group, block_hash)[0] for group in groups]
     left = [cache.find_departed(name_space, group, block_hash)[0] for group in groups]

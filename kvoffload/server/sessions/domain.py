@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kvoffload.cache import NO_LIMIT, CacheGeometry, CacheGroup, GroupRule
+from kvoffload.cache import NO_LIMIT, CacheGeometry, CacheGroup, GroupRule, LocalCache
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import (
     Error,
@@ -19,7 +19,6 @@ from kvoffload.protocol import (
     agree_version,
 )
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.chain import TierChain
 
 _RULES = {
@@ -71,7 +70,7 @@ class Domain:
         self.handshake = replace(handshake, domain=terms.name, capabilities=handshake.capabilities - without)
         self.traffic = traffic
         """With the tiers below its memory, if there are any."""
-        self.cache: ServedCache | None = None
+        self.cache: LocalCache | None = None
         self.adopted_boot_id = 0
         self.registers: dict[bytes, Register] = {}
         """Accepted ones by fingerprint."""
@@ -92,7 +91,7 @@ class Domain:
     def name(self) -> str:
         return self.terms.name
 
-    def attach(self, cache: ServedCache, *, adopted_boot_id: int = 0) -> None:
+    def attach(self, cache: LocalCache, *, adopted_boot_id: int = 0) -> None:
         assert self.cache is None, f"domain {self.name!r} has its memory already"
         self._tenants = {
             tenant.name: cache.open_tenant(tenant.name, quota_bytes=tenant.quota_bytes) for tenant in self.terms.tenants

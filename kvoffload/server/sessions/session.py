@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvoffload.cache import SessionId
+from kvoffload.packets import ReceivedDescriptor
 from kvoffload.protocol import Agreement, InboundSequence, Register, Role
 from kvoffload.server.sessions.domain import Domain
 
@@ -34,14 +34,6 @@ class Guest:
     """Another cache server, whose tier this one is: it may move records."""
 
 
-class OwnedDescriptor(Protocol):
-    """A descriptor that came with a message. It is taken or closed, once; closing a taken one does nothing."""
-
-    def take(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(kw_only=True)
 class Process:
     """One lifeline."""
@@ -50,7 +42,7 @@ class Process:
     role: Role
     rank: int
     peer: Peer
-    pidfd: OwnedDescriptor | None
+    pidfd: ReceivedDescriptor | None
     """Until the cache has it."""
     wants_express: bool = False
     """Until it is given an express channel, or told that there is none to give."""

@@ -11,17 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from kvoffload.cache import SessionId
+from kvoffload.cache import LocalCache, SessionId
+from kvoffload.packets import ReceivedDescriptor
 from kvoffload.protocol import Agreement, Error, ErrorCode, Greeting, InboundSequence, Role
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.domain import Domain, choose_domain
 from kvoffload.server.sessions.session import (
     CACHE_SESSION_BITS,
     Connection,
     EngineSession,
     Guest,
-    OwnedDescriptor,
     Peer,
     Process,
 )
@@ -79,7 +78,7 @@ class SessionTable:
         lifeline: int,
         greeting: Greeting,
         peer: Peer,
-        pidfd: OwnedDescriptor | None,
+        pidfd: ReceivedDescriptor | None,
         *,
         may_open: bool = True,
     ) -> tuple[EngineSession, bool] | Error:
@@ -207,7 +206,7 @@ class SessionTable:
             self._on_disconnect(key)
 
     def _admit(
-        self, lifeline: int, greeting: Greeting, peer: Peer, pidfd: OwnedDescriptor | None, may_open: bool
+        self, lifeline: int, greeting: Greeting, peer: Peer, pidfd: ReceivedDescriptor | None, may_open: bool
     ) -> tuple[EngineSession, bool] | Error:
         domain = choose_domain(self._domains, greeting, peer.uid)
         if isinstance(domain, Error):
@@ -341,18 +340,18 @@ class SessionTable:
         is_adopted = 0 != session.domain.adopted_boot_id == greeting.former_boot_id
         return is_adopted and former == session.cache_session
 
-    def _watch_process(self, session: EngineSession, pidfd: OwnedDescriptor | None) -> OwnedDescriptor | None:
+    def _watch_process(self, session: EngineSession, pidfd: ReceivedDescriptor | None) -> ReceivedDescriptor | None:
         """The pidfd, if it has to wait for the memory. ValueError: it is none."""
         if session.cache_session is None or pidfd is None:
             return pidfd
         self._add_pidfd(session, pidfd)
         return None
 
-    def _add_pidfd(self, session: EngineSession, pidfd: OwnedDescriptor) -> None:
+    def _add_pidfd(self, session: EngineSession, pidfd: ReceivedDescriptor) -> None:
         assert session.cache_session is not None
         _cache_of(session).add_process(session.cache_session, pidfd=pidfd.take())
 
-    def _add_waiting(self, session: EngineSession, pidfd: OwnedDescriptor) -> None:
+    def _add_waiting(self, session: EngineSession, pidfd: ReceivedDescriptor) -> None:
         try:
             self._add_pidfd(session, pidfd)
         except ValueError:
@@ -378,7 +377,7 @@ class SessionTable:
         session.processes.clear()
 
 
-def _cache_of(session: EngineSession) -> ServedCache:
+def _cache_of(session: EngineSession) -> LocalCache:
     assert session.domain.cache is not None
     return session.domain.cache
 

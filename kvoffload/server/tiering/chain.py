@@ -9,10 +9,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CacheGeometry, find_reach, needed_blocks
+from kvoffload.cache import CacheGeometry, LocalCache, find_reach, needed_blocks
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.looks import Found
 from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
 from kvoffload.server.tiering.terms import TierPlan, TierSpace
@@ -74,10 +73,10 @@ class TierChain:
 
     def __init__(self, tiers: Sequence[TierTraffic]) -> None:
         self.tiers = tuple(tiers)
-        self._cache: ServedCache | None = None
+        self._cache: LocalCache | None = None
         self._is_closing = False
 
-    def attach(self, cache: ServedCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
+    def attach(self, cache: LocalCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
         """The memory is there. `tell` hears of blocks that came up; so do the tiers above the one they came from."""
         self._cache = cache
         for at, tier in enumerate(self.tiers):
@@ -282,7 +281,7 @@ class TierChain:
             self.tiers[at].reads.bring_up(walk.asked, part, now_s, join.end_part)
 
 
-def _look_up(cache: ServedCache, asked: AskedFor) -> Found:
+def _look_up(cache: LocalCache, asked: AskedFor) -> Found:
     """What memory has."""
     numbered = enumerate(asked.rows)
     return [cache.lookup(asked.space.number, group, rows.tobytes()) for group, rows in numbered]

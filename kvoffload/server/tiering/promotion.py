@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence, Set
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CommitOutcome, LeaseId, SessionId
+from kvoffload.cache import CommitOutcome, LeaseId, LocalCache, SessionId
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.metrics.histogram import WAIT_BOUNDS_S, Histogram
 from kvoffload.protocol import Promoted, PromotionOutcome
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.looks import Found, Then, TierLooks
 from kvoffload.server.tiering.promotion_parts import (
@@ -65,7 +64,7 @@ class Promotions:
         self._counts = counts
         self._on_stored = on_stored
         self._bad = bad
-        self._cache: ServedCache | None = None
+        self._cache: LocalCache | None = None
         self._session = SessionId(0)
         self._looks = TierLooks(tier)
         self._refused = 0
@@ -83,7 +82,7 @@ class Promotions:
         """In the order in which they are made readable."""
         self._held: list[tuple[Keep, list[LeaseId]]] = []
 
-    def attach(self, cache: ServedCache, session: SessionId) -> None:
+    def attach(self, cache: LocalCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from kvoffload.cache import LocalCache
 from kvoffload.protocol import Call, ErrorCode, Prefetch, Promote, Promoted, ServerMessage
 from kvoffload.server.event_feed import Space
 from kvoffload.server.operators.fault_log import FaultLog
 from kvoffload.server.outbox import Sendable, ToConnection
 from kvoffload.server.refusal import refuse
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.sessions.session import Connection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.promotion_parts import Wanted
@@ -34,7 +34,7 @@ class TierRequests:
         self._faults = faults
         self._answers: list[Sendable] = []
 
-    def attach(self, domain: str, cache: ServedCache) -> None:
+    def attach(self, domain: str, cache: LocalCache) -> None:
         """The domain's memory is there."""
         traffic = self._traffic.get(domain)
         if traffic is None:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Set
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import NO_LIMIT, CacheGeometry, SessionId
+from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache, SessionId
 from kvoffload.errors import TierError
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.promotion import Promotions
 from kvoffload.server.tiering.terms import TierCounts, TierSpace, TierTerms
@@ -47,7 +46,7 @@ class TierTraffic:
             tier, terms, self._spaces.get, counts=self.counts, bad=self._bad, on_stored=self._tell_stored
         )
 
-    def _open_session(self, cache: ServedCache, held_limit_bytes: int) -> SessionId:
+    def _open_session(self, cache: LocalCache, held_limit_bytes: int) -> SessionId:
         session = cache.open_session(held_limit_bytes=held_limit_bytes)
         cache.add_process(session, pidfd=self._open_pidfd())
         return session
@@ -55,7 +54,7 @@ class TierTraffic:
     def _tell_stored(self, space: TierSpace, group: int, hashes: bytes, parents: bytes) -> None:
         self._tell(space, group, hashes, parents)
 
-    def attach(self, cache: ServedCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
+    def attach(self, cache: LocalCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
         """The memory is there. `tell` hears of blocks that came up."""
         held_bytes = int(cache.stats.capacity_bytes * self.terms.held_share)
         # Adopted memory may have no place for them. Both or none: nothing is moved then.

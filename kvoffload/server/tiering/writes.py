@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.cache import LeasedGroup, LeaseId, SessionId
+from kvoffload.cache import LeasedGroup, LeaseId, LocalCache, SessionId
 from kvoffload.hash_rows import Rows, as_rows
-from kvoffload.server.served_cache import ServedCache
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, WriteRule, cut_pieces
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
+from kvoffload.tiers.base import RecordBatch
 from kvoffload.types import HASH_BYTES
 
 _LOOKS = 3
@@ -73,7 +73,7 @@ class TierWrites:
         self._terms = terms
         self._find_space = find_space
         self._counts = counts
-        self._cache: ServedCache | None = None
+        self._cache: LocalCache | None = None
         self._session = SessionId(0)
         self._kept_limit = self._queue_limit = 0
         self._kept: deque[_Noted] = deque()
@@ -84,7 +84,7 @@ class TierWrites:
         self._writing: dict[int, _Writing] = {}
         """By the tier's ticket."""
 
-    def attach(self, cache: ServedCache, session: SessionId) -> None:
+    def attach(self, cache: LocalCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
         capacity_bytes = cache.stats.capacity_bytes
         self._kept_limit = int(capacity_bytes * self._terms.kept_share)
@@ -246,14 +246,16 @@ class TierWrites:
         writing = _Writing(noted, lease, noted.size_bytes, 0, np.ones(count, np.bool_), np.zeros(count, np.bool_))
         for shard in range(space.shards(group)):
             digests = leased.digests if not shard else self._find_digests(noted, hashes, shard)
-            ticket = digests is not None and self._tier.put(
+            if digests is None:
+                break
+            batch = RecordBatch(
                 space.names(group, hashes, shard),
                 pointers + np.uint64(shard * record_bytes),
                 record_bytes=record_bytes,
                 digests=digests,
                 parents=noted.parents.tobytes(),
-                timeout_s=self._terms.put_timeout_s,
             )
+            ticket = self._tier.put(batch, timeout_s=self._terms.put_timeout_s)
             if not ticket:
                 break
             self._writing[ticket] = writing

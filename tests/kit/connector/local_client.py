@@ -26,7 +26,7 @@ from kvoffload.cache import (
     SegmentMap,
 )
 from kvoffload.client import FarTerms, PendingAcquire, PromptNote
-from kvoffload.client.pending import Pending
+from kvoffload.client.lanes import Pending
 from kvoffload.connector.step_plan import Place
 from kvoffload.protocol import Acquire, Acquired, Outcome, Register
 from kvoffload.server.sessions.domain import read_geometry

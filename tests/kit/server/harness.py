@@ -18,7 +18,7 @@ from kvoffload.cache import (
     LocalCache,
     SessionId,
 )
-from kvoffload.client.describing import describe_blocks
+from kvoffload.client.terms import describe_blocks
 from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,
@@ -43,16 +43,14 @@ from kvoffload.server import (
     DomainTerms,
     Peer,
     SendMemory,
-    ServedCache,
     ServerCore,
     ServerLimits,
     ToConnection,
     ToLifeline,
 )
 from kvoffload.server.channels.express_channels import ExpressChannels
-from kvoffload.server.operators.operator_calls import ExpressCounts
 from kvoffload.server.outbox import Later, OpenExpress, Sendable
-from kvoffload.server.peer_links import LinkOpener
+from kvoffload.server.peer_links import PeerLinks
 from kvoffload.server.tiering.traffic import TierTraffic
 from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.kit.server.express_peer import ExpressPeer
@@ -156,8 +154,8 @@ class Server:
         memory: CacheTerms | None = SMALL,
         limits: ServerLimits | None = None,
         tiers: Mapping[str, TierTraffic] | None = None,
-        links: LinkOpener | None = None,
-        express: ExpressCounts | None = None,
+        links: PeerLinks | None = None,
+        express: ExpressChannels | None = None,
     ) -> None:
         terms = terms or core_terms()
         if limits is not None:
@@ -198,7 +196,7 @@ class Server:
     def cache(self) -> CacheWithoutProcesses:
         return next(iter(self.caches.values()))
 
-    def attach(self, domain: str, cache: CacheWithoutProcesses | ServedCache, *, adopted_boot_id: int = 0) -> None:
+    def attach(self, domain: str, cache: LocalCache, *, adopted_boot_id: int = 0) -> None:
         if isinstance(cache, CacheWithoutProcesses):
             self.caches[domain] = cache
         if isinstance(cache, LocalCache):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy.typing as npt
 from kvoffload.tiers.base import (
     CLOSE_TIMEOUT_S,
     Addresses,
-    Digests,
     FinishedBatch,
+    RecordBatch,
     RecordNames,
     RecordOutcome,
     ScanPage,
@@ -63,14 +64,13 @@ class FaultyTier:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self.inner.close(timeout_s)
 
-    def put(
-        self, names: RecordNames, slots: Addresses, *, digests: Digests, parents: bytes = b"", **rest: Any
-    ) -> Ticket | None:
+    def put(self, batch: RecordBatch, **rest: Any) -> Ticket | None:
         def ask(asked: list[int]) -> Ticket | None:
-            kept = b"".join(parents[32 * i : 32 * i + 32] for i in asked)
-            return self.inner.put(_only(names, asked), slots[asked], digests=digests[asked], parents=kept, **rest)
+            kept = b"".join(batch.parents[32 * i : 32 * i + 32] for i in asked)
+            names, slots, digests = _only(batch.names, asked), batch.slots[asked], batch.digests[asked]
+            return self.inner.put(replace(batch, names=names, slots=slots, digests=digests, parents=kept), **rest)
 
-        return self._take("put", len(names), ask)
+        return self._take("put", len(batch.names), ask)
 
     def get(self, names: RecordNames, slots: Addresses, **rest: Any) -> Ticket | None:
         return self._take("get", len(names), lambda asked: self.inner.get(_only(names, asked), slots[asked], **rest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvoffload.tiers.base import RecordBatch
 from kvoffload.tiers.remote_job import RemoteJob, Verb
 from tests.kit.tiers.tier_contract import Records
 
@@ -11,10 +12,12 @@ def make_job(verb: Verb, records: Records) -> RemoteJob:
     return RemoteJob(
         1,
         verb,
-        records.names,
+        RecordBatch(
+            records.names,
+            records.slots if moves else records.slots[:0],
+            record_bytes=records.record_bytes,
+            digests=records.digests,
+            parents=records.parents,
+        ),
         0.0,
-        records.slots if moves else records.slots[:0],
-        records.record_bytes,
-        records.digests,
-        records.parents,
     )

@@ -14,8 +14,8 @@ from kvoffload.errors import TierError
 from kvoffload.tiers.base import (
     BATCH_LIMIT,
     Addresses,
-    Digests,
     FinishedBatch,
+    RecordBatch,
     RecordNames,
     RecordOutcome,
     ScanPage,
@@ -52,26 +52,18 @@ class MemoryTier:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = False
 
-    def put(
-        self,
-        names: RecordNames,
-        slots: Addresses,
-        *,
-        record_bytes: int,
-        digests: Digests,
-        parents: bytes = b"",
-        is_durable: bool = False,
-        timeout_s: float,
-    ) -> Ticket | None:
+    def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
+        names, slots, record_bytes = batch.names, batch.slots, batch.record_bytes
+
         def put_one(i: int, key: Key) -> RecordOutcome:
             data = ctypes.string_at(int(slots[i]), record_bytes)
             made = native.digest_record(data, fingerprint=key[0], block_hash=key[1], group=key[2], shard=key[3])
-            if made != int(digests[i]):
+            if made != int(batch.digests[i]):
                 return RecordOutcome.DAMAGED
             while self._records and self._used() + record_bytes > self.capacity_bytes:
                 del self._records[next(iter(self._records))]
-            self._records[key] = Stored(data, made, parents[32 * i : 32 * i + 32] or bytes(32))
-            return RecordOutcome.DURABLE if is_durable else RecordOutcome.WRITTEN
+            self._records[key] = Stored(data, made, batch.parents[32 * i : 32 * i + 32] or bytes(32))
+            return RecordOutcome.DURABLE if batch.is_durable else RecordOutcome.WRITTEN
 
         return self._end(names, [put_one(i, key) for i, key in enumerate(keys_of(names))])
 

@@ -7,13 +7,14 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvoffload import native
 from kvoffload.errors import TierError
-from kvoffload.tiers.base import FinishedBatch, RecordNames, RecordOutcome, Ticket, Tier, TierState
+from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordNames, RecordOutcome, Ticket, Tier, TierState
 
 FINGERPRINT = b"F" * 32
 TIMEOUT_S = 60.0
@@ -47,6 +48,17 @@ class Records:
             np.uint64,
         )
 
+    def batch(self, *, is_durable: bool = False) -> RecordBatch:
+        """All of them, to be put."""
+        return RecordBatch(
+            self.names,
+            self.slots,
+            record_bytes=self.record_bytes,
+            digests=self.digests,
+            parents=self.parents,
+            is_durable=is_durable,
+        )
+
 
 def finish(tier: Tier, ticket: Ticket | None) -> FinishedBatch:
     assert ticket is not None
@@ -59,16 +71,7 @@ def finish(tier: Tier, ticket: Ticket | None) -> FinishedBatch:
 
 
 def put(tier: Tier, records: Records, *, is_durable: bool = False) -> FinishedBatch:
-    ticket = tier.put(
-        records.names,
-        records.slots,
-        record_bytes=records.record_bytes,
-        digests=records.digests,
-        parents=records.parents,
-        is_durable=is_durable,
-        timeout_s=TIMEOUT_S,
-    )
-    return finish(tier, ticket)
+    return finish(tier, tier.put(records.batch(is_durable=is_durable), timeout_s=TIMEOUT_S))
 
 
 def get(tier: Tier, records: Records) -> FinishedBatch:
@@ -173,9 +176,7 @@ class TierContract:
         elif verb == "get":
             ticket = tier.get(records.names, records.slots, record_bytes=5000, timeout_s=0.0)
         else:
-            ticket = tier.put(
-                records.names, records.slots, record_bytes=5000, digests=records.digests, is_durable=True, timeout_s=0.0
-            )
+            ticket = tier.put(replace(records.batch(is_durable=True), parents=b""), timeout_s=0.0)
         in_time = {"put": RecordOutcome.DURABLE, "remove": RecordOutcome.REMOVED}.get(verb, RecordOutcome.FOUND)
         ended = finish(tier, ticket)
         assert set(ended.outcomes.tolist()) <= {in_time, RecordOutcome.LATE}, (ended.outcomes, tier.health())

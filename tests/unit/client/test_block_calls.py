@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import AcquireOutcome, BlockLease, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls
-from kvoffload.client.connection import read_counts
+from kvoffload.client.block_calls import BlockCalls, FarTerms, cut_batches, read_numbers, to_blob
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.memories import Memories
-from kvoffload.client.pending import FarTerms
+from kvoffload.client.memories import MappedBlocks, Memories
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import (
     Abort,
@@ -78,7 +76,8 @@ class Setting:
         self.wire = FakeWire()
         self.link: Link = make_link(self.wire, terms=terms)
         self.link.memories = Memories(keeps_former=False, open_memory=IndexedMemory, name=lambda held: held.index)
-        self.blocks = BlockCalls(self.link, register_of(PLAIN), terms)
+        self.mapped = MappedBlocks(self.link.memories, groups=1)
+        self.blocks = BlockCalls(self.link, self.mapped, register_of(PLAIN), terms)
         self.script = Script(self.link, self.wire)
         self.script.join(**join)
 
@@ -191,7 +190,7 @@ def test_a_lease_of_former_memory_is_released_without_a_word() -> None:
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(boot_id=2, memory=NO_FILE + 10)
-    assert setting.blocks.memory(NO_FILE) == "segments"
+    assert setting.mapped.memory(NO_FILE) == "segments"
     setting.blocks.release(pending.found.lease, 0)
     assert setting.wire.take_all() == []
     assert former.is_closed
@@ -204,7 +203,7 @@ def test_a_request_that_is_lost_with_its_connection_is_a_miss() -> None:
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     assert pending.found.outcome is AcquireOutcome.MISS
     # What is mapped is looked up all the same.
-    assert setting.blocks.lookup(0, CHAIN).sum() == 4
+    assert setting.mapped.lookup(0, CHAIN).sum() == 4
 
 
 def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
@@ -295,11 +294,6 @@ def test_a_prefetch_is_a_hint() -> None:
     assert setting.script.join(boot_id=2, memory=NO_FILE + 10) == []
 
 
-def test_without_counts_there_is_a_reason() -> None:
-    assert read_counts(Error(code=ErrorCode.BUSY, message="not yet")) == "not yet"
-    assert read_counts(None) == "the cache server did not answer in time"
-
-
 def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
     setting = Setting(replace(TERMS, stock_slots=(64,)))
     setting.index.boundary = 64
@@ -321,3 +315,17 @@ def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
     assert [type(message) for message in given_back].count(Abort) == len(calls) - 1 >= 2
     assert (pending.is_over, pending.found.is_hit) == (True, False)
     assert (reserving.is_over, len(reserving.slots)) == (True, 0)
+
+
+def test_what_is_chosen_fits_messages() -> None:
+    chosen = np.ones(MAX_BATCH + 3, np.bool_)
+    chosen[1] = False
+    parts = list(cut_batches(chosen))
+    assert [len(part) for part in parts] == [MAX_BATCH, 2]
+    assert np.concatenate(parts).tolist() == [0, *range(2, MAX_BATCH + 3)]
+    assert list(cut_batches(np.zeros(5, np.bool_))) == []
+
+
+def test_numbers_are_little_endian() -> None:
+    assert read_numbers(b"\x01" + bytes(7)).tolist() == [1]
+    assert to_blob(np.array([1, 2**63], np.uint64)) == b"\x01" + bytes(14) + b"\x80"

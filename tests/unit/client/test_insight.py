@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvoffload.client.insight import TimedCalls, read_insight
-from kvoffload.protocol import Insight, NamedCount, Timing
+from kvoffload.client.insight import TimedCalls, read_insight, read_stats
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Error, ErrorCode, Insight, NamedCount, Timing
 from tests.kit.top.made_up import INSIGHT
 
 
@@ -39,3 +40,10 @@ def test_an_estimate_that_is_too_high_is_no_negative_ceiling() -> None:
         == 0.0
     )
     assert INSIGHT.ceiling == 0.75
+
+
+def test_without_counts_there_is_a_reason() -> None:
+    with pytest.raises(ServerError, match="counts: not yet"):
+        read_stats(Error(code=ErrorCode.BUSY, message="not yet"))
+    with pytest.raises(ServerError, match="counts: the cache server did not answer in time"):
+        read_stats(None)

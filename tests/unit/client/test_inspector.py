@@ -90,7 +90,7 @@ def worker(engine: str, rank: int = 0, *, has_report: bool = True) -> JoinedProc
 
 def test_all_pages_of_sessions_are_read_and_the_token_is_told() -> None:
     server = PlayedServer(processes=tuple(worker(f"engine {at}") for at in range(2 * ARRAY_ITEMS + 1)))
-    rows = Inspector(server, token=TOKEN).list_sessions()
+    rows = Inspector(server.look_into, token=TOKEN).list_sessions()
     assert [row["engine"] for row in rows] == [f"engine {at}" for at in range(2 * ARRAY_ITEMS + 1)]
     assert len(server.asked) == 3
     assert {message.token for message in server.asked if isinstance(message, ListJoined)} == {TOKEN}
@@ -98,32 +98,32 @@ def test_all_pages_of_sessions_are_read_and_the_token_is_told() -> None:
 
 def test_who_is_not_of_this_machine_has_no_numbers_of_it() -> None:
     guest = JoinedProcess(engine="", role=Role.OBSERVER, rank=0, pid=0, uid=2**32 - 1, is_open=False)
-    [row] = Inspector(PlayedServer(processes=(guest,))).list_sessions()
+    [row] = Inspector(PlayedServer(processes=(guest,)).look_into).list_sessions()
     assert (row["pid"], row["uid"], row["state"]) == (None, None, "ending")
 
 
 def test_identities_are_rows() -> None:
-    first, second = Inspector(PlayedServer()).list_identities()
+    first, second = Inspector(PlayedServer().look_into).list_identities()
     assert first["made_of"] == {"model": "made-up"}
     assert first["groups"] == [{"block_tokens": 16, "record_bytes": 64, "shards": 2, "reuse": "window", "window": 40}]
     assert (second["hash_algorithm"], second["ranks"], second["groups"]) == (None, None, [])
-    assert Inspector(PlayedServer(identities=())).list_identities() == []
+    assert Inspector(PlayedServer(identities=()).look_into).list_identities() == []
 
 
 def test_the_report_of_the_only_engine_needs_no_name() -> None:
     both_ranks = (worker("a", 0), worker("a", 1), worker("silent", has_report=False))
-    assert Inspector(PlayedServer(processes=both_ranks)).read_report(rank=1) == "a 1"
-    assert Inspector(PlayedServer()).read_report("b") == "b 0"
+    assert Inspector(PlayedServer(processes=both_ranks).look_into).read_report(rank=1) == "a 1"
+    assert Inspector(PlayedServer().look_into).read_report("b") == "b 0"
     with pytest.raises(ServerError, match="no report of rank 2 of engine 'a'"):
-        Inspector(PlayedServer(processes=both_ranks)).read_report(rank=2)
+        Inspector(PlayedServer(processes=both_ranks).look_into).read_report(rank=2)
     with pytest.raises(ServerError, match="2 engines told what they registered: a, b"):
-        Inspector(PlayedServer(processes=(worker("a"), worker("b")))).read_report()
+        Inspector(PlayedServer(processes=(worker("a"), worker("b"))).look_into).read_report()
     with pytest.raises(ServerError, match="0 engines"):
-        Inspector(PlayedServer()).read_report()
+        Inspector(PlayedServer().look_into).read_report()
 
 
 def test_blocks_have_their_models_names() -> None:
-    rows, total = Inspector(PlayedServer()).find_blocks(b"\1", 2)
+    rows, total = Inspector(PlayedServer().look_into).find_blocks(b"\1", 2)
     assert total == 9
     assert rows[0] == {
         "hash": "01" * 32,
@@ -137,7 +137,7 @@ def test_blocks_have_their_models_names() -> None:
 
 
 def test_a_block_is_told_of_where_something_is_known() -> None:
-    rows = Inspector(PlayedServer()).follow_block(b"\1" * 32)
+    rows = Inspector(PlayedServer().look_into).follow_block(b"\1" * 32)
     assert [(row["group"], row["where"]) for row in rows] == [(0, ["memory", "disk"]), (1, []), (2, ["s3"])]
     assert [row["stored_s"] for row in rows] == [7, None, None]
     assert [(row["left_memory"], row["left_s"], row["missing_bytes"]) for row in rows] == [

@@ -6,10 +6,19 @@ from random import Random
 
 import pytest
 
-from kvoffload.client.backoff import Backoff
-from kvoffload.client.lanes import Lane, Lanes
-from kvoffload.client.one_way_log import MARK_AFTER
-from kvoffload.client.pending import MAX_PENDING
+from kvoffload.client.lanes import (
+    MARK_AFTER,
+    MAX_MESSAGES,
+    MAX_PENDING,
+    Backoff,
+    Breaker,
+    Lane,
+    Lanes,
+    OneWayLog,
+    Pending,
+    PendingCalls,
+    make_ended,
+)
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -18,6 +27,7 @@ from kvoffload.protocol import (
     Bye,
     ClientMessage,
     Credits,
+    Done,
     Drain,
     Hello,
     Invalidate,
@@ -201,3 +211,116 @@ def test_what_is_told_while_requests_end_comes_last(lanes: Lanes, express: Lane)
     lanes.reset()
     assert lanes.take_all() == [lease(1), lease(2), lease(2)]
     assert lanes.take_all() == []
+
+
+def make(deadline_ns: int) -> Pending:
+    return Pending(message=Stats(), deadline_ns=deadline_ns, sent_ns=0)
+
+
+def test_a_request_is_over_once() -> None:
+    heard: list[int] = []
+    pending = make(5)
+    pending.when_over(lambda: heard.append(1))
+    assert heard == []
+    pending.end(Done())
+    pending.end(None)
+    assert (heard, pending.answer) == ([1], Done())
+    pending.when_over(lambda: heard.append(2))
+    assert heard == [1, 2]
+
+
+def test_requests_are_numbered_and_answered_by_number() -> None:
+    calls = PendingCalls()
+    assert calls.draw_number() == 1
+    first, second = make(5), make(3)
+    assert (calls.add(first), calls.add(second), calls.last_number, len(calls)) == (2, 3, 3, 2)
+    assert calls.take(3) is second
+    assert calls.take(3) is None
+    assert calls.next_deadline_ns() == 5
+
+
+def test_what_is_late_is_over_without_an_answer() -> None:
+    calls = PendingCalls()
+    early, late = make(10), make(20)
+    calls.add(early)
+    calls.add(late)
+    assert calls.expire(10) == [early]
+    assert (early.is_over, early.answer, late.is_over) == (True, None, False)
+    assert calls.take(1) is None
+
+
+def test_a_lost_connection_ends_all_and_numbers_begin_anew() -> None:
+    calls = PendingCalls()
+    waiting = [make(10), make(20)]
+    for pending in waiting:
+        calls.add(pending)
+    # Whoever hears of it may ask again at once.
+    waiting[0].when_over(lambda: calls.add(make(30)) and None)
+    calls.end_all()
+    assert all(pending.is_over for pending in waiting)
+    assert (len(calls), calls.last_number, calls.next_deadline_ns()) == (1, 1, 30)
+
+
+def test_what_is_forgotten_is_still_awaited() -> None:
+    calls = PendingCalls()
+    pending = make(10)
+    calls.add(pending)
+    calls.forget()
+    assert (pending.is_wanted, pending.is_over, len(calls)) == (False, False, 1)
+
+
+def test_what_is_not_asked_is_over() -> None:
+    ended = make_ended(Stats(), 7)
+    assert (ended.is_over, ended.answer, ended.deadline_ns) == (True, None, 7)
+
+
+def test_it_doubles_up_to_its_bound_and_is_spread() -> None:
+    backoff = Backoff(100, 1000, Random(1))
+    waits = [backoff.next_ns() for _ in range(8)]
+    for wait, middle in zip(waits, [100, 200, 400, 800, 1000, 1000, 1000, 1000], strict=True):
+        assert 0.75 * middle <= wait <= 1.25 * middle
+    assert len(set(waits[4:])) > 1
+    backoff.reset()
+    assert backoff.next_ns() <= 125
+
+
+def test_it_opens_when_an_answer_is_late_and_closes_with_any() -> None:
+    breaker = Breaker(Backoff(100, 100, Random(1)))
+    assert not breaker.is_open
+    assert not breaker.take_probe(10_000)
+    breaker.on_late(1000)
+    breaker.on_late(2000)
+    assert (breaker.is_open, breaker.opened_ns) == (True, 1000)
+    breaker.on_answer()
+    assert not breaker.is_open
+    breaker.on_late(3000)
+    assert breaker.opened_ns == 3000
+
+
+def test_probes_are_far_between() -> None:
+    breaker = Breaker(Backoff(100, 100, Random(1)))
+    breaker.on_late(0)
+    assert not breaker.take_probe(70)
+    probes = [now for now in range(0, 10_000, 5) if breaker.take_probe(now)]
+    assert 75 <= len(probes) <= 135
+
+
+def test_an_answer_confirms_what_was_sent_before_its_request() -> None:
+    log = OneWayLog()
+    log.add(lease(1), 3)  # after request 3
+    log.add(lease(2), 3)
+    log.confirm(3)  # was asked before them
+    assert len(log) == 2
+    log.add(lease(3), 4)
+    log.confirm(4)
+    assert log.take_all() == [lease(3)]
+    assert len(log) == 0
+
+
+def test_at_its_bound_the_oldest_is_forgotten() -> None:
+    log = OneWayLog()
+    for number in range(MAX_MESSAGES + 2):
+        assert log.needs_mark == (number >= MARK_AFTER)
+        log.add(lease(number), 1)
+    assert len(log) == MAX_MESSAGES
+    assert log.take_all()[0] == lease(2)

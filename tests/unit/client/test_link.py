@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.link import MOST_LINES, SECOND_NS, Link, ServerWarnings
 from kvoffload.client.terms import LinkState
 from kvoffload.protocol import (
     Abort,
@@ -32,6 +32,7 @@ from kvoffload.protocol import (
     Stats,
     Subscribe,
     Subscribed,
+    Warned,
     Welcome,
 )
 from kvoffload.protocol.message import Event
@@ -428,3 +429,31 @@ def test_what_is_asked_for_while_it_joins_ends_nothing(wire: FakeWire) -> None:
     link.on_time(script.now_ns)
     script.tell(Retire(memories=bytes(8)))
     assert link.state is LinkState.JOINING
+
+
+FIRST, SECOND = 11, 12
+
+
+def test_what_a_server_tells_again_is_old(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = ServerWarnings()
+    for number, text in ((3, "c"), (4, "d"), (3, "c"), (4, "d"), (6, "f")):
+        warnings.hear(Warned(number=number, message=text), FIRST)
+    assert caplog.messages == [f"the cache server warns: {text}" for text in "cdf"]
+    assert warnings.count == 3
+
+
+def test_another_server_counts_from_its_own_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = ServerWarnings()
+    warnings.hear(Warned(number=7, message="old"), FIRST)
+    warnings.hear(Warned(number=1, message="new"), SECOND)
+    assert caplog.messages == ["the cache server warns: old", "the cache server warns: new"]
+    assert warnings.count == 2
+
+
+def test_beyond_a_number_they_are_counted_alone(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = ServerWarnings()
+    for number in range(1, MOST_LINES + 50):
+        warnings.hear(Warned(number=number, message="again"), FIRST)
+    assert len(caplog.messages) == MOST_LINES
+    assert caplog.messages[-1].endswith("what follows is in its own log alone")
+    assert warnings.count == MOST_LINES + 49

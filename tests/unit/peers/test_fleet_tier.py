@@ -131,9 +131,7 @@ def test_a_server_alone_is_the_home_of_all() -> None:
 def test_a_batch_ends_when_the_last_of_its_parts_has(fleet: Setting) -> None:
     records = Records(0, 60, 500, filled=True)
     fleet.members["a"].is_held = True
-    ticket = fleet.tier.put(
-        records.names, records.slots, record_bytes=500, digests=records.digests, timeout_s=TIMEOUT_S
-    )
+    ticket = fleet.tier.put(records.batch(), timeout_s=TIMEOUT_S)
     select.select([fleet.tier], [], [], 0.01)
     assert fleet.tier.poll() == []
     fleet.members["a"].is_held = False
@@ -177,9 +175,7 @@ def test_what_is_under_way_ends_before_its_member_goes(fleet: Setting) -> None:
     records = Records(0, 60, 500, filled=True)
     set_members(fleet, a="1", c="2")
     fleet.members["a"].is_held = True
-    ticket = fleet.tier.put(
-        records.names, records.slots, record_bytes=500, digests=records.digests, timeout_s=TIMEOUT_S
-    )
+    ticket = fleet.tier.put(records.batch(), timeout_s=TIMEOUT_S)
     set_members(fleet, c="2")
     assert set(fleet.tier.members) == {"a", "c"}
     homes = home_names(fleet, records.names.hashes, "b", "c")

@@ -12,7 +12,7 @@ import pytest
 
 from kvoffload.peers.peer_store import PeerStore
 from kvoffload.peers.requests import ANSWER_BYTES, LinkAnswer, LinkStatus, answer_only
-from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier
+from kvoffload.tiers.base import RecordBatch, RecordNames, RecordOutcome, Tier
 from kvoffload.tiers.envelope import RecordName
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
@@ -34,9 +34,9 @@ class Taught:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tier, name)
 
-    def put(self, names: RecordNames, slots: Any, **terms: Any) -> Any:
-        self._peer.teach(self._peer.here, names.fingerprint, same_groups(terms["record_bytes"]))
-        return self._tier.put(names, slots, **terms)
+    def put(self, batch: RecordBatch, **terms: Any) -> Any:
+        self._peer.teach(self._peer.here, batch.names.fingerprint, same_groups(batch.record_bytes))
+        return self._tier.put(batch, **terms)
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "trusted"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,6 @@ def test_what_is_no_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="slots must be one for each record"):
         tier.get(records.names, records.slots[:1], record_bytes=10, timeout_s=1.0)
     with pytest.raises(TierError, match="digests must be one for each record"):
-        tier.put(records.names, records.slots, record_bytes=10, digests=records.digests[:1], timeout_s=1.0)
+        tier.put(replace(records.batch(), digests=records.digests[:1]), timeout_s=1.0)
     assert str(tier) == f"32MiB of disk in {tmp_path / 'disk'}"
     tier.close()

@@ -169,7 +169,7 @@ def test_requests_go_before_what_is_written(place: Place) -> None:
     records = Records(0, 1, 100, filled=True)
     place.gate.clear()
     first = tier.look(records.names, timeout_s=TIMEOUT_S)
-    written = tier.put(records.names, records.slots, record_bytes=100, digests=records.digests, timeout_s=TIMEOUT_S)
+    written = tier.put(records.batch(), timeout_s=TIMEOUT_S)
     read = tier.get(records.names, records.slots, record_bytes=100, timeout_s=TIMEOUT_S)
     place.gate.set()
     order: list[int] = []
@@ -184,7 +184,7 @@ def test_what_comes_before_the_first_answer_waits_for_it(place: Place) -> None:
     tier = RemoteTier(RemoteTierTerms(place="dictionary", open_store=place.open))
     assert tier.health()[0].state is TierState.OPENING
     records = Records(0, 2, 100, filled=True)
-    ticket = tier.put(records.names, records.slots, record_bytes=100, digests=records.digests, timeout_s=TIMEOUT_S)
+    ticket = tier.put(records.batch(), timeout_s=TIMEOUT_S)
     place.gate.set()
     assert finish(tier, ticket).count(RecordOutcome.WRITTEN) == 2
     tier.close()

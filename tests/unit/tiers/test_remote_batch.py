@@ -39,11 +39,12 @@ def test_a_batch_is_cut_where_its_calls_stay_large(
     records = Records(0, count, record_bytes, filled=True)
     whole = make_job(verb, records)
     batch = RemoteBatch(whole, connections=4, call_bytes=1000)
-    assert [len(job.names) for job in batch.jobs] == pieces
-    assert b"".join(job.names.hashes for job in batch.jobs) == whole.names.hashes
+    parts = [job.batch for job in batch.jobs]
+    assert [len(part.names) for part in parts] == pieces
+    assert b"".join(part.names.hashes for part in parts) == whole.batch.names.hashes
     for name in ("slots", "digests"):
-        assert np.concatenate([getattr(job, name) for job in batch.jobs]).tolist() == getattr(whole, name).tolist()
-    assert b"".join(job.parents for job in batch.jobs) == whole.parents
+        assert np.concatenate([getattr(part, name) for part in parts]).tolist() == getattr(whole.batch, name).tolist()
+    assert b"".join(part.parents for part in parts) == whole.batch.parents
 
 
 def test_it_ends_with_the_last_of_its_jobs_in_the_order_of_its_records() -> None:
