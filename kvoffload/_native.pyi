@@ -85,6 +85,9 @@ class CacheStats(TypedDict):
     residence: tuple[list[int], list[int], int]
     used_by: dict[int, int]
     mismatches: int
+    coded_records: int
+    coded_bytes: int
+    coded_stored_bytes: int
     moved_bytes: int
     lost_touches: int
     index_bytes: int
@@ -351,6 +354,7 @@ def create_disk_store(
     *,
     segment_bytes: int,
     daily_bytes: int,
+    coding: int,
     record_limit_bytes: int,
     may_create: bool,
     io_engine: str,

@@ -15,7 +15,7 @@ from kvoffload.key_files import read_private_text
 from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
-from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.tiers.disk import DiskCoding, DiskFolder, DiskTerms
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.units import GIB, format_size
@@ -57,6 +57,7 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
     disk = DiskTerms(
         folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
         daily_bytes=settings.disk_daily,
+        compress=DiskCoding(settings.disk_compress),
     )
     # In a fleet a record is kept where it lives, and not on every disk.
     wants = None if fleet is None else fleet.place.is_home

@@ -204,6 +204,13 @@ class Settings(BaseModel):
         allowed=f"{SIZE_FORM}; 0 for any",
         description="What each folder may be written in a day.",
     )
+    disk_compress: Literal["auto", "on", "off"] = _setting(
+        "off",
+        room="tiers",
+        allowed="auto, on or off, in quotes",
+        description="Whether records are written to disk in a lossless code: always where it makes them shorter, while "
+        "the disk is measured to be so slow that they come back sooner (`auto`), or never.",
+    )
     valkey: ValkeyUrl = _setting(
         "",
         room="tiers",

@@ -7,6 +7,7 @@ import select
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,18 @@ _LOOKS = 1 << 63
 """Tickets of looks are none of the native core's."""
 
 
+class DiskCoding(StrEnum):
+    """Which records are coded on their way to disk."""
+
+    OFF = "off"
+    ON = "on"
+    AUTO = "auto"
+
+
+_CODINGS = (DiskCoding.OFF, DiskCoding.ON, DiskCoding.AUTO)
+"""In the order of the native core's numbers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiskFolder:
     """One device: a folder that is there, ours alone (mode 0700), and what its segments may take together."""
@@ -47,12 +60,16 @@ class DiskFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskTerms:
-    """`daily_bytes`: what each device may be given in 24 hours; 0 for any. `may_create`: an empty folder is taken."""
+    """`daily_bytes`: what each device may be given in 24 hours; 0 for any. `may_create`: an empty folder is taken.
+
+    `compress`: which records are written in a lossless code; those that are there are read in any case.
+    """
 
     folders: Sequence[DiskFolder]
     segment_bytes: int = 128 << 20
     """The same for every capacity, so that a folder is good for another one, too."""
     daily_bytes: int = 0
+    compress: DiskCoding = DiskCoding.OFF
     record_limit_bytes: int = 32 << 20
     may_create: bool = True
     io_engine: str = "auto"
@@ -93,6 +110,7 @@ class DiskTier:
                 [(str(folder.path), folder.capacity_bytes) for folder in terms.folders],
                 segment_bytes=terms.segment_bytes,
                 daily_bytes=terms.daily_bytes,
+                coding=_CODINGS.index(terms.compress),
                 record_limit_bytes=terms.record_limit_bytes,
                 may_create=terms.may_create,
                 io_engine=terms.io_engine,

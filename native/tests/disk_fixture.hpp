@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -34,8 +35,21 @@ inline RecordKey key_of(std::uint64_t number) {
     return key;
 }
 
+// Records from this number on consist of numbers in bfloat16 that are alike, so that they become shorter when they are
+// coded. Those below are random.
+inline constexpr std::uint64_t kAlike = std::uint64_t{1} << 32;
+
 inline std::vector<std::byte> bytes_of(std::uint64_t number, std::size_t length) {
     std::vector<std::byte> bytes(length);
+    if (number >= kAlike) {
+        for (std::size_t at = 0; at + 2 <= length; at += 2) {
+            const std::uint64_t random = digest_field::mix(number * 0x9e3779b97f4a7c15 + at);
+            const auto exponent = static_cast<unsigned>(116 + at / 2 % 8 + std::popcount(random >> 60));
+            const auto word = static_cast<std::uint16_t>((random & 0x807f) | exponent << 7);
+            std::memcpy(bytes.data() + at, &word, 2);
+        }
+        return bytes;
+    }
     for (std::size_t at = 0; at < length; at += 8) {
         const std::uint64_t word = digest_field::mix(number * 0x9e3779b97f4a7c15 + at);
         std::memcpy(bytes.data() + at, &word, std::min<std::size_t>(8, length - at));

@@ -30,6 +30,7 @@ std::size_t length_of(std::uint64_t number) {
 
 // What the victim was promised, seen by us when it is dead.
 struct Promises {
+    std::uint64_t base = 0;  // the number of the first record
     std::atomic<DiskOutcome> outcome[kMostRecords];
     std::atomic<std::uint64_t> next;
     std::atomic<std::uint64_t> io_count;
@@ -61,7 +62,8 @@ void live_until_killed(DeviceScene& scene, Promises& promises, std::uint64_t see
         const std::uint64_t count = 1 + digest_field::mix(seed * 1000 + round) % 8;
         std::vector<Records> batches;
         for (std::uint64_t number = first; number < std::min(first + count, kMostRecords); ++number) {
-            batches.push_back(make_records(DiskVerb::put, {number}, length_of(number), number % 3 != 0));
+            batches.push_back(
+                make_records(DiskVerb::put, {promises.base + number}, length_of(number), number % 3 != 0));
             scene.start(batches.back());
         }
         promises.next = first + batches.size();
@@ -83,7 +85,7 @@ std::size_t check_survivors(DeviceScene& scene, const Promises& promises, bool m
     CHECK(scene.health().state == DeviceState::ready);
     std::size_t found = 0;
     for (std::uint64_t number = 0; number < promises.next; ++number) {
-        const Records got = scene.get({number}, length_of(number));
+        const Records got = scene.get({promises.base + number}, length_of(number));
         const bool is_found = got.check_found() == 1;
         CHECK(is_found || got.outcome() == DiskOutcome::missing);
         // With O_DIRECT what was written has left the process, so this end cannot lose it either.
@@ -96,7 +98,7 @@ std::size_t check_survivors(DeviceScene& scene, const Promises& promises, bool m
     return found;
 }
 
-void kill_often(std::uint64_t capacity_segments, const char* engine) {
+void kill_often(std::uint64_t capacity_segments, const char* engine, DiskCoding coding = DiskCoding::off) {
     const char* const wanted = std::getenv("KVOFFLOAD_TESTS_DISK_KILLS");
     const std::uint32_t kills = wanted != nullptr ? static_cast<std::uint32_t>(std::atoi(wanted)) : kKills;
     const bool may_evict = capacity_segments < 16;
@@ -106,7 +108,9 @@ void kill_often(std::uint64_t capacity_segments, const char* engine) {
         DeviceScene scene("disk_kills");
         scene.terms.capacity_bytes = capacity_segments * kSmallSegment;
         scene.terms.io_engine = engine;
+        scene.terms.coding = coding;
         const SharedItem<Promises> promises;
+        promises->base = coding == DiskCoding::off ? 0 : kAlike;
         for (std::uint32_t i = 0; i < kKillsPerFolder; ++i) {
             promises->io_count = 0;
             wait_threads(threads);
@@ -130,5 +134,9 @@ TEST(what_was_promised_survives_kill_9) {
     kill_often(128, "threads");
 #endif
 }
+
+TEST(what_was_promised_of_coded_records_survives_kill_9) { kill_often(128, "auto", DiskCoding::on); }
+
+TEST(nothing_wrong_is_served_where_segments_of_coded_records_are_used_again) { kill_often(5, "auto", DiskCoding::on); }
 
 TEST(nothing_wrong_is_served_where_segments_are_used_again) { kill_often(5, "auto"); }

@@ -64,6 +64,28 @@ TEST(a_changed_bit_of_a_footer_is_seen) {
     }
 }
 
+TEST(a_coded_record_takes_what_it_was_coded_to) {
+    const RecordHeader coded = make_record_header(kLife, {}, {}, 1000, 42, RecordFlag::none, 300);
+    CHECK_EQUAL(coded.version, kCodedVersion);
+    CHECK(sees_every_bit(coded, [](const RecordHeader& one) { return is_record_header(one, kLife, 1 << 20); }));
+    CHECK(is_record_header(coded, kLife, record_footprint(300)));
+    CHECK(!is_record_header(coded, kLife, record_footprint(300) - 1));
+    CHECK(!is_record_header(make_record_header(kLife, {}, {}, 1000, 42, RecordFlag::none, 1000), kLife, 1 << 20));
+    CHECK(!is_record_header(make_record_header(kLife, {}, {}, 0, 0, RecordFlag::removal, 1), kLife, 1 << 20));
+}
+
+TEST(only_a_footer_of_the_later_version_speaks_of_coded_records) {
+    std::vector<std::byte> entries(kIoAlignment);
+    const FooterEntry coded{kHeadBytes, 1000, 42, {}, {}, RecordFlag::none, 0, 300};
+    std::memcpy(entries.data(), &coded, sizeof coded);
+    FooterTail tail = make_footer_tail(kLife, 1, kSegment, entries);
+    CHECK_EQUAL(tail.version, kCodedVersion);
+    CHECK(is_footer_tail(tail, kLife, kSegment) && are_entries(entries, tail));
+    tail.version = kDiskVersion;
+    CHECK(!are_entries(entries, tail));
+    CHECK_EQUAL(make_footer_tail(kLife, 2, kSegment, two_entries()).version, kDiskVersion);
+}
+
 TEST(another_life_is_not_ours) {
     CHECK(!is_record_header(header(), {kLife.store, 8}, 1 << 20));
     CHECK(!is_record_header(header(), {kLife.store + 1, 7}, 1 << 20));

@@ -62,6 +62,7 @@ NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
         "native/src/cache/adoption.cpp",
         "native/src/cache/index_reader.cpp",
     ),
+    "record_codec": ("native/src/codec/record_codec_decode.cpp", "native/src/codec/symbol_table.cpp"),
     "record_link": ("native/src/link/record_link.cpp", "native/src/link/sealing.cpp"),
     "segment": ("native/src/disk/recovery.cpp", "native/src/disk/record_format.cpp"),
 }

@@ -89,6 +89,9 @@ nb::dict to_dict(const DeviceHealth& health) {
     all["put_records"] = counts.put_records;
     all["put_bytes"] = counts.put_bytes;
     all["written_bytes"] = counts.written_bytes;
+    all["coded_records"] = counts.coded_records;
+    all["coded_bytes"] = counts.coded_bytes;
+    all["coded_stored_bytes"] = counts.coded_stored_bytes;
     all["moved_bytes"] = counts.moved_bytes;
     all["found_records"] = counts.found_records;
     all["found_bytes"] = counts.found_bytes;
@@ -252,9 +255,10 @@ private:
 using DeviceTuple = std::tuple<std::string, std::uint64_t>;
 
 std::unique_ptr<OwnedDiskStore> create_disk_store(const std::vector<DeviceTuple>& devices, std::uint64_t segment_bytes,
-                                                  std::uint64_t daily_bytes, std::uint64_t record_limit_bytes,
-                                                  bool may_create, const std::string& io_engine, int probe_ms,
-                                                  std::size_t batch_limit, nb::object memory) {
+                                                  std::uint64_t daily_bytes, int coding,
+                                                  std::uint64_t record_limit_bytes, bool may_create,
+                                                  const std::string& io_engine, int probe_ms, std::size_t batch_limit,
+                                                  nb::object memory) {
     StoreTerms terms;
     terms.batch_limit = batch_limit;
     for (const auto& [path, capacity_bytes] : devices) {
@@ -263,6 +267,7 @@ std::unique_ptr<OwnedDiskStore> create_disk_store(const std::vector<DeviceTuple>
         device.capacity_bytes = capacity_bytes;
         device.segment_bytes = segment_bytes;
         device.daily_bytes = daily_bytes;
+        device.coding = static_cast<DiskCoding>(coding);
         device.record_limit_bytes = record_limit_bytes;
         device.may_create = may_create;
         device.io_engine = io_engine;
@@ -290,8 +295,8 @@ void bind_disk(nb::module_& module) {
         .def("close", &OwnedDiskStore::close)
         .def("file", &OwnedDiskStore::file);
     module.def("create_disk_store", create_disk_store, nb::arg("devices"), nb::kw_only(), nb::arg("segment_bytes"),
-               nb::arg("daily_bytes"), nb::arg("record_limit_bytes"), nb::arg("may_create"), nb::arg("io_engine"),
-               nb::arg("probe_ms"), nb::arg("batch_limit"), nb::arg("memory").none(),
+               nb::arg("daily_bytes"), nb::arg("coding"), nb::arg("record_limit_bytes"), nb::arg("may_create"),
+               nb::arg("io_engine"), nb::arg("probe_ms"), nb::arg("batch_limit"), nb::arg("memory").none(),
                "Starts a thread for each device. `memory` is held until the store is closed.");
 }
 

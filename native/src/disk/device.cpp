@@ -18,6 +18,7 @@ Device::Device(DeviceTerms terms, std::unique_ptr<IoEngine> engine, AlignedMemor
       index_(static_cast<std::uint32_t>(terms_.capacity_bytes / terms_.segment_bytes)),
       budget_(terms_.daily_bytes, terms_.now(), false),
       moves_allowed_(terms_.move_share, terms_.segment_bytes),
+      coding_(terms_.coding),
       next_probe_(terms_.now()) {}
 
 Device::~Device() {
@@ -105,7 +106,7 @@ Instant Device::step() {
     end_writers();
     const bool has_ended = runner_.poll(now) > 0;  // and what was asked for in this step begins in this step
     publish();
-    if (has_ended) {
+    if (has_ended || coded_in_step_ >= kCodedBytesAStep) {
         return now;
     }
     Instant wake = std::min(next_probe_, runner_.queue().next_deadline());
@@ -118,6 +119,10 @@ Instant Device::step() {
 
 bool Device::close(int timeout_ms) {
     const Instant end = terms_.now() + std::chrono::milliseconds(timeout_ms);
+    // What came last is written, too, as far as there are buffers; coding it may take more than a step.
+    while (coded_in_step_ >= kCodedBytesAStep && can_write() && terms_.now() < end) {
+        pump_writes();
+    }
     can_read_ = can_write_ = false;
     give_up(puts_, DiskOutcome::unavailable);
     give_up(moves_, DiskOutcome::unavailable);
@@ -173,7 +178,7 @@ std::vector<FooterEntry> Device::list_segment(std::uint32_t number) {
     }
     const std::lock_guard hold(index_.lock);
     std::erase_if(entries, [&](const FooterEntry& entry) {
-        const RecordPlace place{number, entry.offset, static_cast<std::uint32_t>(entry.length)};
+        const RecordPlace place = place_of(number, entry);
         const std::optional<RecordPlace> known = index_.index.find(mark_of(entry.key));
         return entry.flag != RecordFlag::none || !known || !(*known == place);
     });

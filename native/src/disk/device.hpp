@@ -6,11 +6,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/status.hpp"
+#include "codec/record_codec.hpp"
 #include "disk/buffer_pool.hpp"
+#include "disk/coding_choice.hpp"
 #include "disk/device_reader.hpp"
 #include "disk/device_terms.hpp"
 #include "disk/disk_batch.hpp"
@@ -108,6 +111,7 @@ private:
     bool write_removal(const BatchPointer& batch, std::uint32_t item);
     bool is_appended(const KeyMark& mark) const;
     bool end_without_room(const BatchPointer& batch, std::uint32_t item);
+    std::span<const std::uint8_t> code(const DiskItem& item);
     bool end_present(const BatchPointer& batch, std::uint32_t item, const RecordPlace& place);
     bool has_writer_for(std::uint64_t length, bool is_move);
     bool begin_segment(bool is_move);
@@ -133,6 +137,10 @@ private:
     DeviceCounts counts_;
     WriteBudget budget_;
     MoveAllowance moves_allowed_;
+
+    CodingChoice coding_;
+    RecordEncoder encoder_;
+    std::uint64_t coded_in_step_ = 0;  // bytes of records that were tried
 
     std::optional<DiskFolder> folder_;
     std::uint64_t store_ = 0;  // once it is known no other is taken

@@ -85,9 +85,9 @@ std::vector<FooterEntry> Device::choose_moves(std::uint32_t number) {
             }
             continue;
         }
-        const RecordPlace place{number, entry.offset, static_cast<std::uint32_t>(entry.length)};
+        const RecordPlace place = place_of(number, entry);
         if (index_.index.find(mark) == place && index_.index.is_hot(mark) &&
-            moves_allowed_.take(record_footprint(entry.length))) {
+            moves_allowed_.take(record_footprint(stored_length(entry)))) {
             kept.push_back(entry);
         }
     }

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "codec/record_codec.hpp"
+
 namespace kvo {
 
 bool is_of_the_medium(int error) {
@@ -12,14 +14,15 @@ bool is_of_the_medium(int error) {
 }
 
 DeviceReader::DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
-                           SegmentTable& segments, SharedIndex& index, DeviceCounts& counts)
+                           SegmentTable& segments, SharedIndex& index, DeviceCounts& counts, CodingChoice& coding)
     : seat_(std::move(seat)),
       terms_(terms),
       runner_(runner),
       pool_(buffers),
       segments_(segments),
       index_(index),
-      counts_(counts) {}
+      counts_(counts),
+      coding_(coding) {}
 
 void DeviceReader::add(const BatchPointer& batch, const std::vector<std::uint32_t>& items) {
     auto job = std::make_shared<Job>();
@@ -41,7 +44,7 @@ void DeviceReader::add(const BatchPointer& batch, const std::vector<std::uint32_
         wanted.place = *place;
         wanted.life = segments_[place->segment].life;
         wanted.mark = mark;
-        wanted.missing = kRecordHeaderBytes + place->length;
+        wanted.missing = kRecordHeaderBytes + stored_length(*place);
         ranges.push_back(
             {place->segment, place->offset, place->offset + wanted.missing, static_cast<std::uint32_t>(found.size())});
         found.push_back(wanted);
@@ -80,11 +83,17 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
     const Instant longest = terms_.now() + terms_.io_timeout;
     const Instant deadline = std::min(job->batch->deadline, longest);
     const bool is_own_timeout = deadline == longest;
-    ++under_way_;
+    if (under_way_++ == 0) {
+        busy_since_ = terms_.now();
+        busy_bytes_ = 0;
+    }
     runner_.run(
         {IoKind::read, segments_[read.segment].file.number(), read.begin, memory, length, 0}, deadline,
         [this, job, read, memory, length, is_own_timeout](int error) {
-            --under_way_;
+            busy_bytes_ += error == 0 ? length : 0;
+            if (--under_way_ == 0) {
+                coding_.told_read(busy_bytes_, terms_.now() - busy_since_);
+            }
             if (error == 0) {
                 counts_.read_bytes += length;
                 take_in(*job, read, memory);
@@ -128,7 +137,7 @@ void DeviceReader::read_again(Job& job, const PlannedRead& read) {
         wanted.place = old.place;
         wanted.life = old.life;
         wanted.mark = old.mark;
-        wanted.missing = kRecordHeaderBytes + old.place.length;
+        wanted.missing = kRecordHeaderBytes + stored_length(old.place);
         const WantedRange range{old.place.segment, old.place.offset, old.place.offset + wanted.missing, 0};
         again->wanted.push_back(wanted);
         std::vector<WantedRange> ranges{range};
@@ -149,7 +158,7 @@ void DeviceReader::take_in(Job& job, const PlannedRead& read, const std::byte* b
 // What of one record lies in what was read.
 void DeviceReader::copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes) {
     const std::uint64_t payload = wanted.place.offset + kRecordHeaderBytes;
-    const std::uint64_t record_end = payload + wanted.place.length;
+    const std::uint64_t record_end = payload + stored_length(wanted.place);
     const std::uint64_t begin = std::max(wanted.place.offset, read.begin), stop = std::min(record_end, read.end);
     if (begin >= stop) {
         return;
@@ -161,19 +170,44 @@ void DeviceReader::copy_part(Job& job, Wanted& wanted, const PlannedRead& read, 
     }
     const std::uint64_t from = std::max(begin, payload);
     if (from < stop) {
-        if (!job.batch->claim(wanted.item)) {
-            end(job, wanted, DiskOutcome::late);
+        const auto* const source = reinterpret_cast<const std::uint8_t*>(bytes + (from - read.begin));
+        if (!copy_out(job, wanted, from - payload, {source, stop - from})) {
             return;
         }
-        const auto* const source = reinterpret_cast<const std::uint8_t*>(bytes + (from - read.begin));
-        auto* const target = reinterpret_cast<std::uint8_t*>(job.batch->item(wanted.item).address) + (from - payload);
-        wanted.sum = combine(wanted.sum, copy_with_digest(target, {source, stop - from}, from - payload));
-        job.batch->release(wanted.item);
     }
     wanted.missing -= stop - begin;
     if (wanted.missing == 0) {
         finish_record(job, wanted);
     }
+}
+
+// To the record's memory, or, of one that is coded, to where it is decoded from. False: it has ended.
+bool DeviceReader::copy_out(Job& job, Wanted& wanted, std::uint64_t at, std::span<const std::uint8_t> bytes) {
+    if (wanted.place.coded_length != 0) {
+        wanted.coded.resize(wanted.place.coded_length);
+        std::ranges::copy(bytes, wanted.coded.begin() + static_cast<std::ptrdiff_t>(at));
+        return true;
+    }
+    if (!job.batch->claim(wanted.item)) {
+        end(job, wanted, DiskOutcome::late);
+        return false;
+    }
+    auto* const target = reinterpret_cast<std::uint8_t*>(job.batch->item(wanted.item).address) + at;
+    wanted.sum = combine(wanted.sum, copy_with_digest(target, bytes, at));
+    job.batch->release(wanted.item);
+    return true;
+}
+
+// To the record's memory, which is claimed. The digest of what is there then; none: what is stored is no coded record.
+std::optional<std::uint64_t> DeviceReader::decode(Job& job, Wanted& wanted, const RecordHeader& header) {
+    const DiskItem& item = job.batch->item(wanted.item);
+    const std::span target(reinterpret_cast<std::uint8_t*>(item.address), wanted.place.length);
+    const Instant begun = terms_.now();
+    if (!decode_record(wanted.coded, target)) {
+        return std::nullopt;
+    }
+    coding_.told_decoded(target.size(), terms_.now() - begun);
+    return digest_record(target, name_of(header.key));
 }
 
 void DeviceReader::finish_record(Job& job, Wanted& wanted) {
@@ -185,12 +219,16 @@ void DeviceReader::finish_record(Job& job, Wanted& wanted) {
     }
     DiskItem& item = job.batch->item(wanted.item);
     const bool is_record = is_record_header(header, wanted.life, terms_.segment_bytes - wanted.place.offset) &&
-                           header.length == wanted.place.length && header.flag == RecordFlag::none;
+                           header.length == wanted.place.length && header.flag == RecordFlag::none &&
+                           header.coded_length == wanted.place.coded_length;
     if (is_record && !(header.key == item.key)) {
         end(job, wanted, DiskOutcome::missing);  // another key with the same mark
         return;
     }
-    const bool is_whole = is_record && finish(wanted.sum, name_of(item.key), header.length) == header.digest;
+    const bool is_whole =
+        is_record && (header.coded_length != 0 ? decode(job, wanted, header) == header.digest
+                                               : finish(wanted.sum, name_of(item.key), header.length) == header.digest);
+    wanted.coded = {};
     if (!is_whole) {
         lose(job, wanted, 0);
         end(job, wanted, DiskOutcome::damaged);

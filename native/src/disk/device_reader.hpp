@@ -6,9 +6,12 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "disk/buffer_pool.hpp"
+#include "disk/coding_choice.hpp"
 #include "disk/device_terms.hpp"
 #include "disk/disk_batch.hpp"
 #include "disk/io_runner.hpp"
@@ -37,7 +40,7 @@ struct ReaderSeat {
 class DeviceReader {
 public:
     DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
-                 SegmentTable& segments, SharedIndex& index, DeviceCounts& counts);
+                 SegmentTable& segments, SharedIndex& index, DeviceCounts& counts, CodingChoice& coding);
 
     // These items of a batch of gets.
     void add(const BatchPointer& batch, const std::vector<std::uint32_t>& items);
@@ -57,7 +60,8 @@ private:
         KeyMark mark;
         std::array<std::byte, kRecordHeaderBytes> header{};
         RunDigest sum;
-        std::uint64_t missing = 0;  // bytes that have not come
+        std::vector<std::uint8_t> coded;  // what has come of a record that is coded
+        std::uint64_t missing = 0;        // bytes that have not come
         bool has_ended = false;
     };
     struct Job {
@@ -73,6 +77,8 @@ private:
     void read_again(Job& job, const PlannedRead& read);
     void take_in(Job& job, const PlannedRead& read, const std::byte* bytes);
     void copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes);
+    bool copy_out(Job& job, Wanted& wanted, std::uint64_t at, std::span<const std::uint8_t> bytes);
+    std::optional<std::uint64_t> decode(Job& job, Wanted& wanted, const RecordHeader& header);
     void finish_record(Job& job, Wanted& wanted);
     void lose(const Job& job, const Wanted& wanted, int error);
     void end(Job& job, Wanted& wanted, DiskOutcome outcome);
@@ -84,6 +90,9 @@ private:
     SegmentTable& segments_;
     SharedIndex& index_;
     DeviceCounts& counts_;
+    CodingChoice& coding_;
+    Instant busy_since_;  // while reads are under way
+    std::uint64_t busy_bytes_ = 0;
     bool is_given_up_ = false;
     std::deque<JobPointer> jobs_;  // with reads that have not begun
     std::size_t under_way_ = 0;

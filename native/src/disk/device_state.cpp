@@ -76,7 +76,7 @@ void Device::open() {
     reader_ = std::make_unique<DeviceReader>(
         ReaderSeat{[this](std::uint32_t segment, int error) { told_read(segment, error); },
                    [this](const LostRecord& record, int error) { told_lost(record, error); }},
-        terms_, runner_, read_pool_, segments_, index_, counts_);
+        terms_, runner_, read_pool_, segments_, index_, counts_, coding_);
     set_state(DeviceState::ready, {});
 }
 
@@ -171,7 +171,7 @@ void Device::adopt_segment(std::uint32_t number, FoundSegment found) {
             index_.index.erase(mark_of(entry.key));
         } else {
             ++counts_.recovered_records;
-            index_.index.put(mark_of(entry.key), {number, entry.offset, static_cast<std::uint32_t>(entry.length)});
+            index_.index.put(mark_of(entry.key), place_of(number, entry));
         }
     }
 }
@@ -181,7 +181,7 @@ bool Device::write_footer(std::uint32_t number, const FoundSegment& found) {
     const std::uint64_t bytes = footer_bytes(found.entries.size());
     Result<AlignedMemory> made = AlignedMemory::create(bytes);
     const FooterEntry& last = found.entries.back();
-    if (!made.ok() || last.offset + record_footprint(last.length) > terms_.segment_bytes - bytes) {
+    if (!made.ok() || last.offset + record_footprint(stored_length(last)) > terms_.segment_bytes - bytes) {
         return false;
     }
     auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));

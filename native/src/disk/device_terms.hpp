@@ -9,10 +9,13 @@
 #include <string>
 
 #include "base/status.hpp"
+#include "disk/coding_choice.hpp"
 #include "disk/record_format.hpp"
 #include "io/io_queue.hpp"
 
 namespace kvo {
+
+inline constexpr std::uint64_t kCodedBytesAStep = std::uint64_t{4} << 20;  // then reads are looked after
 
 struct DeviceTerms {
     std::string path;                  // a folder that is there; `may_create`: an empty one becomes a store
@@ -20,6 +23,7 @@ struct DeviceTerms {
     std::uint64_t segment_bytes = std::uint64_t{128} << 20;
     std::uint64_t daily_bytes = 0;  // 0: no bound
     bool may_create = true;
+    DiskCoding coding = DiskCoding::off;
 
     std::string io_engine = "auto";
     std::size_t io_depth = 64;
@@ -54,9 +58,12 @@ enum class DeviceState : std::uint8_t {
 
 struct DeviceCounts {
     std::uint64_t put_records = 0;
-    std::uint64_t put_bytes = 0;      // of records, without headers
-    std::uint64_t written_bytes = 0;  // all that went to the device
-    std::uint64_t moved_bytes = 0;    // of records that were written again when their segment was evicted
+    std::uint64_t put_bytes = 0;           // of records, without headers
+    std::uint64_t written_bytes = 0;       // all that went to the device
+    std::uint64_t coded_records = 0;       // of records that were put or moved, those that became shorter
+    std::uint64_t coded_bytes = 0;         // of these, before
+    std::uint64_t coded_stored_bytes = 0;  // and after
+    std::uint64_t moved_bytes = 0;         // of records that were written again when their segment was evicted
     std::uint64_t found_records = 0;
     std::uint64_t found_bytes = 0;
     std::uint64_t read_bytes = 0;  // all that came from the device

@@ -12,6 +12,7 @@ constexpr std::size_t kSealingLimit = 3;  // segments that are not durable besid
 }  // namespace
 
 void Device::pump_writes() {
+    coded_in_step_ = 0;
     pump(moves_);
     pump(puts_);
 }
@@ -21,6 +22,9 @@ void Device::pump(WriteQueue& queue) {
     while (!queue.parts.empty() && can_write() && write_problem_.empty()) {
         const DevicePart& part = queue.parts.front();
         for (; queue.next < part.items.size(); ++queue.next) {
+            if (coded_in_step_ >= kCodedBytesAStep) {
+                return;  // reads go first
+            }
             const std::uint32_t item = part.items[queue.next];
             const bool is_removal = part.batch->verb == DiskVerb::remove;
             const bool is_done = is_end(part.batch->item(item).outcome) ||
@@ -79,7 +83,7 @@ bool Device::write_item(const BatchPointer& batch, std::uint32_t number) {
     if (!batch->claim(number)) {
         return true;
     }
-    if (!writer_->append(batch, number)) {
+    if (!writer_->append(batch, number, code(item))) {
         ++counts_.damaged_records;
         batch->end(number, DiskOutcome::damaged);
         return true;
@@ -91,6 +95,29 @@ bool Device::write_item(const BatchPointer& batch, std::uint32_t number) {
         moves_allowed_.add_put(item.length);
     }
     return true;
+}
+
+// Empty: it is written as it is.
+std::span<const std::uint8_t> Device::code(const DiskItem& item) {
+    if (!coding_.wants(item.key.group)) {
+        return {};
+    }
+    const std::span record(reinterpret_cast<const std::uint8_t*>(item.address), item.length);
+    const std::span<const std::uint8_t> coded = encoder_.encode(record);
+    coded_in_step_ += item.length;
+    coding_.told_coded(item.key.group, item.length, coded.empty() ? item.length : coded.size());
+    if (!coded.empty() && coding_.needs_trial()) {
+        std::vector<std::uint8_t> scratch(record.size());
+        const Instant begun = terms_.now();
+        static_cast<void>(decode_record(coded, scratch));
+        coding_.told_decoded(record.size(), terms_.now() - begun);
+    }
+    if (!coded.empty()) {
+        ++counts_.coded_records;
+        counts_.coded_bytes += item.length;
+        counts_.coded_stored_bytes += coded.size();
+    }
+    return coded;
 }
 
 bool Device::end_present(const BatchPointer& batch, std::uint32_t item, const RecordPlace& place) {

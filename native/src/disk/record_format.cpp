@@ -19,6 +19,27 @@ std::uint64_t own_checksum(const Block& block) {
 
 bool is_known_flag(RecordFlag flag) { return flag == RecordFlag::none || flag == RecordFlag::removal; }
 
+bool is_version(std::uint16_t version) { return version == kDiskVersion || version == kCodedVersion; }
+
+// What is coded is a record that became shorter, and only the later version has such.
+template <typename Record>
+bool is_stored_rightly(const Record& record, std::uint16_t version) {
+    const bool is_coded_rightly =
+        version == kCodedVersion && record.flag == RecordFlag::none && record.coded_length < record.length;
+    return record.coded_length == 0 || is_coded_rightly;
+}
+
+bool is_coded(std::span<const std::byte> entries, std::uint64_t count) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+        FooterEntry entry;
+        std::memcpy(&entry, entries.data() + i * sizeof entry, sizeof entry);
+        if (entry.coded_length != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 }  // namespace
 
 std::uint64_t checksum_of(std::span<const std::byte> bytes) {
@@ -27,16 +48,18 @@ std::uint64_t checksum_of(std::span<const std::byte> bytes) {
 }
 
 RecordHeader make_record_header(const SegmentLife& life, const RecordKey& key, const Name32& parent,
-                                std::uint64_t length, std::uint64_t digest, RecordFlag flag) {
+                                std::uint64_t length, std::uint64_t digest, RecordFlag flag,
+                                std::uint64_t coded_length) {
     RecordHeader header;
     header.magic = kRecordMagic;
-    header.version = kDiskVersion;
+    header.version = coded_length == 0 ? kDiskVersion : kCodedVersion;
     header.flag = flag;
     header.life = life;
     header.length = length;
     header.digest = digest;
     header.key = key;
     header.parent = parent;
+    header.coded_length = coded_length;
     header.checksum = own_checksum(header);
     return header;
 }
@@ -55,7 +78,7 @@ FooterTail make_footer_tail(const SegmentLife& life, std::uint64_t entry_count, 
                             std::span<const std::byte> entries) {
     FooterTail tail;
     tail.magic = kFooterMagic;
-    tail.version = kDiskVersion;
+    tail.version = is_coded(entries, entry_count) ? kCodedVersion : kDiskVersion;
     tail.life = life;
     tail.entry_count = entry_count;
     tail.entries_offset = segment_bytes - footer_bytes(entry_count);
@@ -65,9 +88,10 @@ FooterTail make_footer_tail(const SegmentLife& life, std::uint64_t entry_count, 
 }
 
 bool is_record_header(const RecordHeader& header, const SegmentLife& life, std::uint64_t bytes_left) {
-    return header.magic == kRecordMagic && header.version == kDiskVersion && header.life == life &&
+    return header.magic == kRecordMagic && is_version(header.version) && header.life == life &&
            header.checksum == own_checksum(header) && is_known_flag(header.flag) &&
-           header.length <= kMaxDiskRecordBytes && record_footprint(header.length) <= bytes_left;
+           header.length <= kMaxDiskRecordBytes && is_stored_rightly(header, header.version) &&
+           record_footprint(stored_length(header)) <= bytes_left;
 }
 
 bool is_segment_head(const SegmentHead& head, std::uint64_t store, std::uint64_t segment_bytes) {
@@ -77,7 +101,7 @@ bool is_segment_head(const SegmentHead& head, std::uint64_t store, std::uint64_t
 
 bool is_footer_tail(const FooterTail& tail, const SegmentLife& life, std::uint64_t segment_bytes) {
     const std::uint64_t most = segment_bytes / sizeof(FooterEntry);
-    return tail.magic == kFooterMagic && tail.version == kDiskVersion && tail.life == life &&
+    return tail.magic == kFooterMagic && is_version(tail.version) && tail.life == life &&
            tail.checksum == own_checksum(tail) && tail.entry_count <= most &&
            footer_bytes(tail.entry_count) <= segment_bytes - kHeadBytes &&
            tail.entries_offset == segment_bytes - footer_bytes(tail.entry_count);
@@ -93,8 +117,8 @@ bool are_entries(std::span<const std::byte> entries, const FooterTail& tail) {
         std::memcpy(&entry, entries.data() + i * sizeof entry, sizeof entry);
         const bool fits = entry.offset >= kHeadBytes && entry.offset % kRecordAlignment == 0 &&
                           entry.length <= kMaxDiskRecordBytes && entry.offset <= tail.entries_offset &&
-                          record_footprint(entry.length) <= tail.entries_offset - entry.offset;
-        if (!fits || !is_known_flag(entry.flag)) {
+                          record_footprint(stored_length(entry)) <= tail.entries_offset - entry.offset;
+        if (!fits || !is_stored_rightly(entry, tail.version) || !is_known_flag(entry.flag)) {
             return false;
         }
     }

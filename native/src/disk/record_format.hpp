@@ -12,6 +12,7 @@
 namespace kvo {
 
 inline constexpr std::uint16_t kDiskVersion = 1;
+inline constexpr std::uint16_t kCodedVersion = 2;  // of a record that is coded, and of a footer that speaks of one
 inline constexpr std::uint64_t kRecordAlignment = 64;
 inline constexpr std::uint64_t kHeadBytes = kIoAlignment;
 inline constexpr std::uint64_t kMaxDiskRecordBytes = std::uint64_t{1} << 31;
@@ -47,12 +48,12 @@ struct RecordHeader {
     std::uint16_t version = 0;
     RecordFlag flag = RecordFlag::none;
     SegmentLife life;
-    std::uint64_t length = 0;  // of the bytes that follow
-    std::uint64_t digest = 0;
+    std::uint64_t length = 0;  // of the record's bytes
+    std::uint64_t digest = 0;  // of these, however they are stored
     RecordKey key;
     Name32 parent{};
-    std::uint64_t reserved = 0;
-    std::uint64_t checksum = 0;  // of all before
+    std::uint64_t coded_length = 0;  // of the bytes that follow, if they are coded; else 0
+    std::uint64_t checksum = 0;      // of all before
 };
 static_assert(sizeof(RecordHeader) == 160);
 
@@ -77,7 +78,8 @@ struct FooterEntry {
     RecordKey key;
     Name32 parent{};
     RecordFlag flag = RecordFlag::none;
-    std::uint16_t reserved[3]{};
+    std::uint16_t reserved = 0;
+    std::uint32_t coded_length = 0;  // as in the header
 };
 static_assert(sizeof(FooterEntry) == 136);
 
@@ -104,6 +106,11 @@ constexpr std::uint64_t record_footprint(std::uint64_t length) {
     return round_up(kRecordHeaderBytes + length, kRecordAlignment);
 }
 
+// Of a header or a footer's entry: how many bytes follow the header.
+constexpr std::uint64_t stored_length(const auto& record) {
+    return record.coded_length == 0 ? record.length : record.coded_length;
+}
+
 constexpr std::uint64_t footer_bytes(std::uint64_t entry_count) {
     return round_up(entry_count * sizeof(FooterEntry), kIoAlignment) + sizeof(FooterTail);
 }
@@ -113,7 +120,8 @@ constexpr std::uint64_t footer_bytes(std::uint64_t entry_count) {
 std::uint64_t checksum_of(std::span<const std::byte> bytes);
 
 RecordHeader make_record_header(const SegmentLife& life, const RecordKey& key, const Name32& parent,
-                                std::uint64_t length, std::uint64_t digest, RecordFlag flag);
+                                std::uint64_t length, std::uint64_t digest, RecordFlag flag,
+                                std::uint64_t coded_length = 0);
 SegmentHead make_segment_head(const SegmentLife& life, std::uint64_t segment_bytes);
 FooterTail make_footer_tail(const SegmentLife& life, std::uint64_t entry_count, std::uint64_t segment_bytes,
                             std::span<const std::byte> entries);

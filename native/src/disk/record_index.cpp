@@ -21,7 +21,7 @@ KeyMark mark_of(const RecordKey& key) {
 RecordIndex::RecordIndex(std::uint32_t segment_count) : buckets_(kFirstBuckets, kNone), segments_(segment_count) {}
 
 RecordPlace RecordIndex::place_of(const Entry& entry) {
-    return {entry.segment, entry.offset_units * kRecordAlignment, entry.length};
+    return {entry.segment, entry.offset_units * kRecordAlignment, entry.length, entry.coded_length};
 }
 
 std::uint32_t& RecordIndex::bucket_of(const KeyMark& mark) { return buckets_[mark.first & (buckets_.size() - 1)]; }
@@ -62,6 +62,7 @@ void RecordIndex::put(const KeyMark& mark, const RecordPlace& place) {
     entry.segment = place.segment & 0x7fffffff;
     entry.offset_units = static_cast<std::uint32_t>(place.offset / kRecordAlignment);
     entry.length = place.length;
+    entry.coded_length = place.coded_length;
     std::uint32_t& bucket = bucket_of(mark);
     entry.next_in_bucket = std::exchange(bucket, number);
     link(number);
@@ -74,7 +75,7 @@ void RecordIndex::touch(const KeyMark& mark, const RecordPlace& place) {
         return;
     }
     entries_[number].is_hot = 1;
-    segments_[place.segment].use.hot_bytes += record_footprint(place.length);
+    segments_[place.segment].use.hot_bytes += record_footprint(stored_length(place));
 }
 
 bool RecordIndex::erase(const KeyMark& mark) {
@@ -134,8 +135,8 @@ void RecordIndex::link(std::uint32_t number) {
         entries_[list.first].last_in_segment = number;
     }
     list.first = number;
-    list.use.live_bytes += record_footprint(entry.length);
-    live_bytes_ += record_footprint(entry.length);
+    list.use.live_bytes += record_footprint(stored_length(entry));
+    live_bytes_ += record_footprint(stored_length(entry));
     ++list.use.records;
 }
 
@@ -147,9 +148,9 @@ void RecordIndex::unlink(std::uint32_t number) {
     if (entry.next_in_segment != kNone) {
         entries_[entry.next_in_segment].last_in_segment = entry.last_in_segment;
     }
-    list.use.live_bytes -= record_footprint(entry.length);
-    live_bytes_ -= record_footprint(entry.length);
-    list.use.hot_bytes -= entry.is_hot != 0 ? record_footprint(entry.length) : 0;
+    list.use.live_bytes -= record_footprint(stored_length(entry));
+    live_bytes_ -= record_footprint(stored_length(entry));
+    list.use.hot_bytes -= entry.is_hot != 0 ? record_footprint(stored_length(entry)) : 0;
     --list.use.records;
 }
 

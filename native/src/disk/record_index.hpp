@@ -1,4 +1,4 @@
-// Where each record of a device lies: about 50 bytes of memory a record, and none of the disk's.
+// Where each record of a device lies: about 60 bytes of memory a record, and none of the disk's.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +24,14 @@ struct RecordPlace {
     std::uint32_t segment = 0;
     std::uint64_t offset = 0;  // of the header
     std::uint32_t length = 0;  // of the record
+    std::uint32_t coded_length = 0;
 
     friend bool operator==(const RecordPlace&, const RecordPlace&) = default;
 };
+
+inline RecordPlace place_of(std::uint32_t segment, const FooterEntry& entry) {
+    return {segment, entry.offset, static_cast<std::uint32_t>(entry.length), entry.coded_length};
+}
 
 struct SegmentUse {
     std::uint64_t live_bytes = 0;  // with headers
@@ -66,11 +71,12 @@ private:
         std::uint32_t is_hot : 1 = 0;
         std::uint32_t offset_units = 0;
         std::uint32_t length = 0;
+        std::uint32_t coded_length = 0;
         std::uint32_t next_in_bucket = kNone;
         std::uint32_t next_in_segment = kNone;
         std::uint32_t last_in_segment = kNone;  // the one before it in the segment's list
     };
-    static_assert(sizeof(Entry) == 40);
+    static_assert(sizeof(Entry) == 48);
 
     struct SegmentList {
         SegmentUse use;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "codec/record_codec.hpp"
 #include "io/aligned_memory.hpp"
 
 namespace kvo {
@@ -73,7 +74,20 @@ struct Seen {
     std::uint64_t next = 0;
 };
 
-Seen see_record(Window& window, std::uint64_t at, const SegmentLife& life, std::uint64_t segment_bytes) {
+// Whether what is stored is the record that the header speaks of. `scratch` is for one that is coded.
+bool is_whole(const RecordHeader& header, std::span<const std::uint8_t> stored, std::vector<std::uint8_t>& scratch) {
+    if (header.coded_length != 0) {
+        scratch.resize(header.length);
+        if (!decode_record(stored, scratch)) {
+            return false;
+        }
+        stored = scratch;
+    }
+    return digest_record(stored, name_of(header.key)) == header.digest;
+}
+
+Seen see_record(Window& window, std::uint64_t at, const SegmentLife& life, std::uint64_t segment_bytes,
+                std::uint64_t record_limit_bytes, std::vector<std::uint8_t>& scratch) {
     const std::byte* bytes = window.see(at, kRecordHeaderBytes);
     if (bytes == nullptr) {
         return {std::nullopt, round_up(at + 1, kIoAlignment)};
@@ -83,27 +97,28 @@ Seen see_record(Window& window, std::uint64_t at, const SegmentLife& life, std::
     if (!is_record_header(header, life, segment_bytes - at)) {
         return {std::nullopt, at + kRecordAlignment};  // behind what was written together, or within what was damaged
     }
-    const std::uint64_t end = at + record_footprint(header.length);
+    const std::uint64_t stored = stored_length(header), end = at + record_footprint(stored);
     if (header.flag == RecordFlag::removal) {
         return {header, end};
     }
-    bytes = window.see(at, kRecordHeaderBytes + header.length);
-    if (bytes == nullptr) {
+    bytes = window.see(at, kRecordHeaderBytes + stored);
+    if (bytes == nullptr || (header.coded_length != 0 && header.length > record_limit_bytes)) {
         return {std::nullopt, end};
     }
     const auto* const record = reinterpret_cast<const std::uint8_t*>(bytes + kRecordHeaderBytes);
-    const bool is_whole = digest_record({record, header.length}, name_of(header.key)) == header.digest;
-    return is_whole ? Seen{header, end} : Seen{std::nullopt, at + kRecordAlignment};
+    return is_whole(header, {record, stored}, scratch) ? Seen{header, end} : Seen{std::nullopt, at + kRecordAlignment};
 }
 
 std::vector<FooterEntry> scan(const ReadExactly& read, const SegmentLife& life, std::uint64_t segment_bytes,
                               std::uint64_t record_limit_bytes) {
     Window window(read, segment_bytes, record_limit_bytes);
     std::vector<FooterEntry> entries;
+    std::vector<std::uint8_t> scratch;
     for (std::uint64_t at = kHeadBytes; at + kRecordHeaderBytes <= segment_bytes && !window.is_given_up();) {
-        const Seen seen = see_record(window, at, life, segment_bytes);
+        const Seen seen = see_record(window, at, life, segment_bytes, record_limit_bytes, scratch);
         if (const std::optional<RecordHeader>& one = seen.record) {
-            entries.push_back({at, one->length, one->digest, one->key, one->parent, one->flag, {}});
+            entries.push_back({at, one->length, one->digest, one->key, one->parent, one->flag, 0,
+                               static_cast<std::uint32_t>(one->coded_length)});
         }
         at = seen.next;
     }

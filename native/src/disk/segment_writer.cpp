@@ -83,18 +83,24 @@ void SegmentWriter::zero(std::uint64_t begin, std::uint64_t end) {
     copy_in(begin, kZeros, end - begin);
 }
 
-bool SegmentWriter::append(const BatchPointer& batch, std::uint32_t number) {
+bool SegmentWriter::append(const BatchPointer& batch, std::uint32_t number, std::span<const std::uint8_t> coded) {
     const DiskItem& item = batch->item(number);
-    const std::uint64_t end = position_ + record_footprint(item.length);
+    const std::uint64_t stored = coded.empty() ? item.length : coded.size();
+    const std::uint64_t end = position_ + record_footprint(stored);
     cover(end);
     const std::uint64_t payload = position_ + kRecordHeaderBytes;
-    if (copy_with_name(payload, item) != item.digest) {
+    const std::span record(reinterpret_cast<const std::uint8_t*>(item.address), item.length);
+    const std::uint64_t digest =
+        coded.empty() ? copy_with_name(payload, item) : digest_record(record, name_of(item.key));
+    if (digest != item.digest) {
         uncover(position_);
         return false;
     }
-    zero(payload + item.length, end);
-    commit(make_record_header(seat_.life, item.key, item.parent, item.length, item.digest, RecordFlag::none), batch,
-           number);
+    copy_in(payload, coded.data(), coded.size());
+    zero(payload + stored, end);
+    commit(
+        make_record_header(seat_.life, item.key, item.parent, item.length, item.digest, RecordFlag::none, coded.size()),
+        batch, number);
     return true;
 }
 
@@ -116,10 +122,11 @@ bool SegmentWriter::has_appended(const KeyMark& mark) const {
 
 void SegmentWriter::commit(const RecordHeader& header, const BatchPointer& batch, std::uint32_t item) {
     copy_in(position_, reinterpret_cast<const std::uint8_t*>(&header), sizeof header);
-    const RecordPlace place{seat_.segment, position_, static_cast<std::uint32_t>(header.length)};
-    entries_.push_back({position_, header.length, header.digest, header.key, header.parent, header.flag, {}});
-    position_ += record_footprint(header.length);
-    appended_.push_back({mark_of(header.key), place, position_, header.flag, batch, item});
+    entries_.push_back({position_, header.length, header.digest, header.key, header.parent, header.flag, 0,
+                        static_cast<std::uint32_t>(header.coded_length)});
+    position_ += record_footprint(stored_length(header));
+    appended_.push_back(
+        {mark_of(header.key), place_of(seat_.segment, entries_.back()), position_, header.flag, batch, item});
     if (first_waits_ == Instant::max()) {
         first_waits_ = terms_.now();
     }

@@ -46,9 +46,9 @@ public:
     bool has_room(std::uint64_t length) const;
     bool has_buffers(std::uint64_t length) const;
 
-    // Copies the record in, for which it must have room and buffers and the item be claimed. False: the bytes do not
-    // have their digest, and nothing has happened.
-    bool append(const BatchPointer& batch, std::uint32_t item);
+    // Copies the record in, for which it must have room and buffers and the item be claimed; or what it is coded as, if
+    // that is not empty. False: the bytes do not have their digest, and nothing has happened.
+    bool append(const BatchPointer& batch, std::uint32_t item, std::span<const std::uint8_t> coded = {});
     void append_removal(const BatchPointer& batch, std::uint32_t item);
 
     // Has it told when all that is written now is durable.

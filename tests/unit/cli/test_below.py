@@ -11,7 +11,7 @@ from kvoffload.config.sources import Settings, load_settings
 from kvoffload.errors import ConfigError
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.server.tiering.terms import WriteRule
-from kvoffload.tiers.disk import DiskTerms
+from kvoffload.tiers.disk import DiskCoding, DiskTerms
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
@@ -23,7 +23,7 @@ def disk_settings(**more: object) -> Settings:
 
 
 def test_each_folder_is_a_device_of_the_size_that_is_set() -> None:
-    settings = disk_settings(disk_write="write_back", disk_queue="500ms", disk_daily="1TiB")
+    settings = disk_settings(disk_write="write_back", disk_queue="500ms", disk_daily="1TiB", disk_compress="on")
     [plan] = choose_tiers(settings, ServerConfig())[""]
     assert isinstance(plan.place, DiskTerms)
     assert [(str(one.path), one.capacity_bytes) for one in plan.place.folders] == [
@@ -31,6 +31,7 @@ def test_each_folder_is_a_device_of_the_size_that_is_set() -> None:
         ("/nvme1/kv", 4 * GIB),
     ]
     assert plan.place.daily_bytes == 1 << 40
+    assert plan.place.compress is DiskCoding.ON
     assert (plan.terms.write, plan.terms.queue_s) == (WriteRule.BACK, 0.5)
     assert plan.place.describe() == "8GiB of disk in 2 folders"
     assert choose_tiers(load_settings().settings, ServerConfig()) == {}

@@ -1,0 +1,44 @@
+// A lossless code for records of a KV cache, as docs/format.md defines it: the bits that repeat are parted from those
+// that do not, brought to a common height column by column, and coded with a table for each chunk.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace kvo {
+
+inline constexpr std::uint64_t kMaxCodedRecordBytes = std::uint64_t{1} << 31;
+
+struct CodecPath;
+
+// The implementations that this processor runs, the fastest first; all make the same bytes. The last one is portable.
+std::span<const CodecPath> codec_paths() noexcept;
+std::string_view name_of(const CodecPath& path) noexcept;
+
+// For one thread at a time. Keeps the memory that it works in, about twice the largest record.
+class RecordEncoder {
+public:
+    RecordEncoder() : RecordEncoder(codec_paths().front()) {}
+    explicit RecordEncoder(const CodecPath& path) : path_(path) {}
+
+    // The coded record, valid until the next call. Empty: it would not be shorter by 5%, so it is kept as it is. Most
+    // such records are known by a sample of them. Of up to 2 GiB.
+    std::span<const std::uint8_t> encode(std::span<const std::uint8_t> record);
+
+private:
+    const CodecPath& path_;
+    std::vector<std::uint8_t> coded_;
+    std::vector<std::uint8_t> symbols_;
+    std::vector<std::uint8_t> words_;
+};
+
+// False: `coded` is not a whole coded record of exactly so many bytes, and what `record` holds is worth nothing. Never
+// writes elsewhere, and ends after a time that is linear in both lengths. That the bytes are the right ones is for the
+// record's digest to say.
+bool decode_record(std::span<const std::uint8_t> coded, std::span<std::uint8_t> record) noexcept;
+bool decode_record(std::span<const std::uint8_t> coded, std::span<std::uint8_t> record, const CodecPath& path) noexcept;
+
+}  // namespace kvo
