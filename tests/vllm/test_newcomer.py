@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.house.tree import ROOT
+from tests.kit.server.tiers import await_that
 from tests.kit.web.browser import browsing
 from tests.vllm.smollm2 import MISSING, is_installed
 
@@ -115,9 +116,10 @@ def test_make_demo(walk: Walk) -> None:
 
 
 def test_top_once(working: Walk) -> None:
+    # What became of prompts is told a moment after they were answered.
+    await_that(lambda: working.ask("kvoffload", "top", "--once")[0]["prompts"]["totals"]["hit_memory"] > 0)
     [row] = working.ask("kvoffload", "top", "--once")
     assert row["up"]
-    assert row["prompts"]["totals"]["hit_memory"] > 0
     assert "tokens    so far: " in working.type("kvoffload", "top", "--once", *working.server)
 
 

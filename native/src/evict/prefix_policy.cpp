@@ -195,7 +195,8 @@ EntryClass PrefixPolicy::window_class(const Admission& admission) {
     if (remembered != kNoClass) {
         return remembered;
     }
-    return kEndFresh + (block.kind < kPrefixUsed ? block.entry_class() % kFreshSteps : 0);
+    const int step = block.kind < kPrefixUsed ? block.entry_class() % kFreshSteps : 0;
+    return static_cast<EntryClass>(kEndFresh + step);
 }
 
 EntryClass PrefixPolicy::state_class(const Admission& admission) {
