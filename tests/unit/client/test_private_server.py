@@ -236,6 +236,7 @@ CHANGED: dict[str, object] = {
     "disk_write": "second_use",
     "disk_queue": "5s",
     "disk_daily": "1GiB",
+    "disk_compress": "auto",
     "valkey": "valkey://10.0.0.1:1",
     "valkey_ttl": "1h",
     "s3": "s3://bucket/x",

@@ -13,8 +13,9 @@ import pytest
 from kvoffload.cache import CacheTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
+from tests.kit import server as kit
 
-SCRIPT = Path(__file__).with_name("foreign_client.py")
+SCRIPT = Path(kit.__file__).with_name("foreign_client.py")
 
 
 @pytest.fixture
