@@ -255,4 +255,4 @@ GENERATED: dict[str, Callable[[int], Trace]] = {
     "loop": Loop().make,
     "mix": Mix().make,
 }
-"""By name: what makes a trace from a seed."""
+"""Each name stands for what makes a trace from a seed."""

@@ -103,7 +103,7 @@ def admit(guests: dict[str, Guest], domain: str, members: Sequence[FleetMember])
 
 
 def _find_known(config: ServerConfig, guests: dict[str, Guest], keys: KeyPair | None) -> Callable[[str], bool]:
-    """Whether a guest of that name is a peer: always, or by the registry. Without keys nobody has a name."""
+    """Returns whether a guest of that name is a peer, always or by the registry. Without keys nobody has a name."""
     named = {peer.address for peer in config.peers}
 
     def is_known(name: str) -> bool:

@@ -51,7 +51,7 @@ _WITHOUT_ROOM_NS = SECOND_NS // 20
 
 @dataclass(frozen=True)
 class AcquireAsk:
-    """What is asked of memory, now or when slower tiers have done what they can."""
+    """An acquire that is asked of memory, now or when slower tiers have done what they can."""
 
     chain: bytes
     limit: int
@@ -67,7 +67,7 @@ class FarTerms:
 
     wait_s: float
     token_ns: int = 0
-    """What the engine takes to compute a token; 0: unknown."""
+    """The engine takes so long to compute a token; 0 stands for not known."""
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class PendingAcquire:
     then: AcquireAsk | None = None
     """To be asked when the request is over."""
     promotion: Pending | None = None
-    """What was asked of slower tiers."""
+    """This was asked of slower tiers."""
     in_memory: int = NO_LIMIT
     """The boundary that memory alone had when they were asked."""
 

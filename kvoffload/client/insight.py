@@ -1,4 +1,4 @@
-"""What a server answers to who asks about it, as plain values."""
+"""Answers of a server to questions about itself become plain values here."""
 
 from __future__ import annotations
 

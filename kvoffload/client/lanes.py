@@ -15,7 +15,7 @@ from kvoffload.protocol import Call, Channel, ClientMessage, Mark, ServerMessage
 from kvoffload.protocol.message import OneWay, Request
 
 MAX_PENDING = 4096
-"""Of one connection; beyond it nothing is asked."""
+"""One connection has at most so many requests under way; beyond it nothing is asked."""
 MAX_MESSAGES = 1024
 """One-way messages in a log."""
 MARK_AFTER = 256
@@ -75,7 +75,7 @@ class PendingCalls:
         return self._number
 
     def draw_number(self) -> int:
-        """Of a request that somebody else waits for."""
+        """Returns the next number, for a request that somebody else waits for."""
         self._number += 1
         return self._number
 
