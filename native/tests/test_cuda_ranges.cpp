@@ -174,6 +174,22 @@ TEST(a_wait_for_registration_ends_when_there_is_nothing_to_wait_for) {
     CHECK_EQUAL(ranges->progress().registered_bytes, 2 * kPage);
 }
 
+TEST(who_sees_the_last_byte_registered_sees_that_nothing_waits) {
+    fake::Program program(FAKE_CUDA, {});
+    std::vector<Page> memory(4);
+    const auto ranges = std::move(CudaRanges::start(program.api(), program.context(), 4 * kPage).value());
+    for (int round = 0; round < 200; ++round) {
+        CHECK(ranges->add(address_of(memory[0]), 4 * kPage).ok());
+        RegistrationProgress progress = ranges->progress();
+        for (test::Patience patience; progress.registered_bytes < 4 * kPage; progress = ranges->progress()) {
+            patience.wait();
+        }
+        CHECK(progress.is_done);
+        CHECK(ranges->remove(address_of(memory[0]), 4 * kPage).ok());
+        wait_until_left(*ranges);
+    }
+}
+
 TEST(a_range_without_a_whole_page_stays_as_it_is) {
     fake::Program program(FAKE_CUDA, {});
     std::vector<Page> memory(2);

@@ -167,11 +167,13 @@ void CudaRanges::register_next(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     const bool is_registered = register_piece(piece);
     lock.lock();
+    progress_.registered_bytes += is_registered ? piece.end - piece.begin : 0;
     // One refusal says that the next would be refused too: the rest of the range goes through the bounce buffer.
     queue_.front().begin = is_registered ? piece.end : range.end;
     if (queue_.front().begin >= queue_.front().end) {
         queue_.pop_front();
     }
+    progress_.is_done = queue_.empty();  // with the bytes: whoever saw the last of them sees that nothing waits
 }
 
 // The lock is held. Nothing that is short of memory may end the process.
@@ -213,7 +215,6 @@ bool CudaRanges::register_piece(const Range& piece) {
                            {piece.begin, piece.end, mapped});
             const std::lock_guard lock(mutex_);
             publish(std::move(pieces));
-            progress_.registered_bytes += length;
             return true;
         }
     } catch (const std::bad_alloc&) {
