@@ -198,6 +198,7 @@ class ExpressServer:
         shards: int,
         channels: int,
         logged: int,
+        message_bytes: int,
     ) -> None: ...
     def open(
         self,
@@ -210,6 +211,7 @@ class ExpressServer:
         tenant: int,
         tenants: list[int],
         owner: int,
+        user: str,
     ) -> int: ...
     def end(self, channel: int, /) -> None: ...
     def tick(self) -> None: ...

@@ -14,9 +14,13 @@
 namespace kvo::test {
 
 constexpr int kSmallBuffer = 4096;
+constexpr std::uint64_t kMessageBytes = 64UL << 20;
 
 struct ServedScene : ExpressScene {
-    explicit ServedScene(std::size_t channels = 16) : server(terms, channels, 100) { put_all(1, 256); }
+    explicit ServedScene(std::size_t channels = 16, std::uint64_t message_bytes = kMessageBytes)
+        : server(terms, channels, 100, message_bytes) {
+        put_all(1, 256);
+    }
 
     // `queued`: what has been sent before.
     Peer open(int buffer_bytes = 0, const std::string& queued = {}, int flags = 0) {

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <ctime>
 #include <filesystem>
@@ -313,6 +314,56 @@ TEST(a_process_that_does_not_read_holds_up_nobody) {
     scene.server.end(scene.channel - 3);
     scene.end_session();  // with two that are sending and two that are waiting
     CHECK(!peers[1].read_frame() && !peers[5].read_frame());
+}
+
+TEST(whoever_holds_more_than_its_share_of_long_messages_has_its_channel_ended) {
+    constexpr std::size_t kFrame = 1 << 20;
+    ServedScene scene(16, 4 * kFrame);
+    const std::string begun = pack(std::string(kFrame, 'x')).substr(0, kFrame);
+    const std::string wrong = pack(std::string(300'000, 'x'));  // which is answered, once it is there
+    std::vector<Peer> peers;
+    for (int i = 0; i < 3; ++i) {
+        peers.push_back(scene.open());
+        CHECK(peers.back().send(begun));
+    }
+    Peer next = scene.open();
+    next.send(wrong);
+    CHECK(!next.read_frame());
+    // Others have a share of their own.
+    auto [end, theirs] = socket_pair();
+    ExpressRights rights = scene.rights();
+    rights.user = "another";
+    CHECK(scene.server.open(std::move(end), borrow(scene.cache), rights) != 0);
+    Peer other(std::move(theirs));
+    CHECK(other.send(wrong));
+    CHECK(other.read_frame().has_value());
+    // What has gone is there for the next one.
+    peers[0].close();
+    for (bool is_answered = false; !is_answered;) {
+        next = scene.open();
+        next.send(wrong);
+        is_answered = next.read_frame().has_value();
+    }
+    scene.end_session();
+}
+
+TEST(an_answer_that_nobody_reads_is_held_within_the_share) {
+    ServedScene scene(16, 512 << 10);
+    scene.put(0, 9, 0, 256);
+    const std::string call =
+        pack(make_frame({.op = express::kAcquireEntries, .number = 1},
+                        scene.entries_fields(0, chain(9, 256), std::vector<std::uint64_t>(64, 1))));
+    std::vector<Peer> peers;
+    std::vector<std::string> heads;
+    for (int i = 0; i < 8; ++i) {
+        peers.push_back(scene.open(kSmallBuffer, call));
+        heads.push_back(peers.back().read(4));  // then it waits until the rest is read
+    }
+    const auto answered = std::ranges::count_if(heads, [](const std::string& head) { return head.size() == 4; });
+    CHECK(answered >= 1);
+    CHECK(answered <= 2);  // more than 128 KiB each
+    CHECK_EQUAL(heads.front().size(), 4u);
+    scene.end_session();
 }
 
 TEST(a_server_that_drains_serves_what_ends) {

@@ -10,12 +10,14 @@ from kvoffload.protocol import limits
 from kvoffload.server.event_feed import Space
 from kvoffload.server.outbox import OpenExpress
 from kvoffload.server.shares import has_shares
-from kvoffload.units import MIB
+from kvoffload.units import GIB, MIB
 
 MAX_CHANNELS = 2048
 """At a time, a thread each; no user and no domain gets all."""
 MAX_LOGGED = 65_536
 """Blocks that were stored and not told yet. Beyond it they are only counted."""
+MAX_MESSAGE_BYTES = GIB
+"""Of all channels, for messages that have come in part and answers that are not read yet, where these are long."""
 _SOCKET_BYTES = MIB
 """What may lie in a socket, in each direction, as far as the machine permits."""
 
@@ -33,6 +35,7 @@ class ExpressChannels:
             shards=limits.MAX_SHARDS,
             channels=MAX_CHANNELS,
             logged=MAX_LOGGED,
+            message_bytes=MAX_MESSAGE_BYTES,
         )
         self._by_lifeline: dict[int, tuple[int, OpenExpress]] = {}
         self._owners: dict[Space, int] = {}
@@ -60,6 +63,7 @@ class ExpressChannels:
             tenant=wanted.tenant,
             tenants=list(wanted.tenants),
             owner=self._owners.setdefault(wanted.space, len(self._owners)),
+            user=wanted.owner,
         )
         if not channel:
             theirs.close()

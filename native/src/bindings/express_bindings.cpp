@@ -62,31 +62,35 @@ void bind_express(nb::module_& module) {
         .def(
             "__init__",
             [](ExpressServer* self, std::uint64_t boot_id, std::size_t frame_bytes, std::size_t blocks,
-               std::size_t batch, std::size_t leases, std::size_t shards, std::size_t channels, std::size_t logged) {
+               std::size_t batch, std::size_t leases, std::size_t shards, std::size_t channels, std::size_t logged,
+               std::uint64_t message_bytes) {
                 const ExpressTerms terms{.boot_id = boot_id,
                                          .frame_bytes = frame_bytes,
                                          .blocks = blocks,
                                          .batch = batch,
                                          .leases = leases,
                                          .shards = shards};
-                new (self) ExpressServer(terms, channels, logged);
+                new (self) ExpressServer(terms, channels, logged, message_bytes);
             },
             nb::kw_only(), nb::arg("boot_id"), nb::arg("frame_bytes"), nb::arg("blocks"), nb::arg("batch"),
-            nb::arg("leases"), nb::arg("shards"), nb::arg("channels"), nb::arg("logged"))
+            nb::arg("leases"), nb::arg("shards"), nb::arg("channels"), nb::arg("logged"), nb::arg("message_bytes"))
         .def(
             "open",
             [](ExpressServer& self, int end, const Cache& cache, std::uint64_t session, SessionId cache_session,
-               std::uint32_t name_space, std::uint32_t tenant, std::vector<TenantNumber> tenants, std::uint64_t owner) {
+               std::uint32_t name_space, std::uint32_t tenant, std::vector<TenantNumber> tenants, std::uint64_t owner,
+               std::string user) {
                 return self.open(FileDescriptor(end), cache.core(),
                                  {.session = session,
                                   .cache_session = cache_session,
                                   .name_space = name_space,
                                   .tenant = static_cast<TenantNumber>(tenant),
                                   .tenants = std::move(tenants),
-                                  .owner = owner});
+                                  .owner = owner,
+                                  .user = std::move(user)});
             },
             nb::kw_only(), nb::arg("end"), nb::arg("cache"), nb::arg("session"), nb::arg("cache_session"),
-            nb::arg("name_space"), nb::arg("tenant"), nb::arg("tenants"), nb::arg("owner"), "Takes the descriptor.")
+            nb::arg("name_space"), nb::arg("tenant"), nb::arg("tenants"), nb::arg("owner"), nb::arg("user"),
+            "Takes the descriptor.")
         .def("log_file", [](ExpressServer& self) { return self.log().file(); })
         .def("watch_stored", [](ExpressServer& self, bool is_wanted) { self.log().watch(is_wanted); })
         .def(

@@ -36,6 +36,7 @@ struct ExpressRights {
     TenantNumber tenant = 0;
     std::vector<TenantNumber> tenants = {};  // that a publish may name, by their places
     std::uint64_t owner = 0;                 // in the log of what is stored
+    std::string user = {};                   // whose share of the memory for long messages it uses
 };
 
 // Belongs to one thread.

@@ -15,7 +15,7 @@
 namespace kvo {
 namespace {
 
-constexpr std::size_t kKeptBytes = 256UL << 10;  // for answers, once there was a large one
+constexpr std::size_t kKeptBytes = 64UL << 10;  // for answers, once there was a large one
 constexpr timeval kSendPatience{.tv_sec = 5, .tv_usec = 0};
 
 std::uint64_t now_ns() {
@@ -56,8 +56,9 @@ private:
 
 }  // namespace
 
-ExpressServer::ExpressServer(const ExpressTerms& terms, std::size_t channel_limit, std::size_t log_limit)
-    : terms_(terms), channel_limit_(channel_limit), log_(log_limit) {}
+ExpressServer::ExpressServer(const ExpressTerms& terms, std::size_t channel_limit, std::size_t log_limit,
+                             std::uint64_t message_bytes)
+    : terms_(terms), channel_limit_(channel_limit), log_(log_limit), messages_(message_bytes) {}
 
 ExpressServer::~ExpressServer() { close(); }
 
@@ -68,8 +69,8 @@ std::uint64_t ExpressServer::open(FileDescriptor end, std::shared_ptr<CacheCore>
         return 0;
     }
     setsockopt(end.number(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
-    Channel& channel =
-        channels_.emplace_back(std::move(end), std::move(core), rights, terms_, is_draining_, log_, times_, refusals_);
+    Channel& channel = channels_.emplace_back(std::move(end), std::move(core), rights, terms_, is_draining_, log_,
+                                              times_, refusals_, messages_);
     channel.number = ++last_;
     try {
         const WithoutSignals blocked;
@@ -143,8 +144,12 @@ void ExpressServer::serve(Channel& channel) {
     ExpressStream stream(channel.frame_bytes);
     std::string out;
     const int end = channel.end.number();
+    // Long ones are held within the user's share: those that come in parts, and answers that nobody reads yet.
+    const auto may_hold = [&] {
+        return channel.held.become(stream.extra_bytes() + (out.capacity() > kKeptBytes ? out.capacity() : 0));
+    };
     const auto flush = [&] {
-        const std::size_t sent = send_all(end, out);
+        const std::size_t sent = may_hold() ? send_all(end, out) : 0;
         const bool is_sent = sent == out.size();
         // Of a part it may have read: then leases and slots are its session's until that ends.
         if (sent != 0) {
@@ -156,7 +161,7 @@ void ExpressServer::serve(Channel& channel) {
         }
         return is_sent;
     };
-    for (;;) {
+    while (may_hold()) {
         const std::span<std::uint8_t> room = stream.room();
         const ssize_t came = recv(end, room.data(), room.size(), 0);
         if (came < 0 && errno == EINTR) {

@@ -11,6 +11,7 @@
 
 #include "cache/cache_core.hpp"
 #include "service/block_service.hpp"
+#include "service/byte_shares.hpp"
 #include "service/call_times.hpp"
 #include "service/refusal_counts.hpp"
 #include "shim/file_descriptor.hpp"
@@ -21,7 +22,9 @@ namespace kvo {
 class ExpressServer {
 public:
     // `channel_limit`: how many there may be at a time. `log_limit`: blocks in the log of what is stored.
-    ExpressServer(const ExpressTerms& terms, std::size_t channel_limit, std::size_t log_limit);
+    // `message_bytes`: for long messages of all channels; whoever takes more than its share has its channel ended.
+    ExpressServer(const ExpressTerms& terms, std::size_t channel_limit, std::size_t log_limit,
+                  std::uint64_t message_bytes);
     // Like `close`.
     ~ExpressServer();
     ExpressServer(const ExpressServer&) = delete;
@@ -51,17 +54,19 @@ private:
     struct Channel {
         Channel(FileDescriptor opened, std::shared_ptr<CacheCore> core, const ExpressRights& rights,
                 const ExpressTerms& terms, const std::atomic<bool>& is_draining, StoredLog& log, CallTimes& call_times,
-                RefusalCounts& refusal_counts)
+                RefusalCounts& refusal_counts, ByteShares& messages)
             : end(std::move(opened)),
               frame_bytes(terms.frame_bytes),
               times(call_times),
               refusals(refusal_counts),
+              held(messages, rights.user),
               service(std::move(core), rights, terms, is_draining, log) {}
 
         FileDescriptor end;
         const std::size_t frame_bytes;
         CallTimes& times;
         RefusalCounts& refusals;
+        ByteShare held;  // of its thread, and what it holds of messages
         BlockService service;
         std::uint64_t number = 0;
         std::atomic<bool> is_ended = false;  // nothing more is begun
@@ -80,6 +85,7 @@ private:
     StoredLog log_;
     CallTimes times_;
     RefusalCounts refusals_;
+    ByteShares messages_;
     std::mutex mutex_;  // guards what follows
     std::list<Channel> channels_;
     std::uint64_t last_ = 0;

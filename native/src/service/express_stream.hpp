@@ -1,6 +1,7 @@
 // Frames out of a stream: each lies behind its length in 4 bytes, little-endian.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,10 +19,13 @@ class ExpressStream {
 public:
     explicit ExpressStream(std::size_t frame_bytes) : frame_bytes_(frame_bytes), buffer_(kFirstBytes) {}
 
+    // How much memory it will have at the next `room`, beside what each one has from the beginning.
+    std::size_t extra_bytes() const noexcept { return next_size() - kFirstBytes; }
+
     // Where to put what comes next. There is always room for a byte.
     std::span<std::uint8_t> room() {
         if (end_ == buffer_.size()) {
-            buffer_.resize(2 * buffer_.size());
+            buffer_.resize(next_size());
         }
         return std::span(buffer_).subspan(end_);
     }
@@ -59,6 +63,12 @@ public:
 private:
     static constexpr std::size_t kFirstBytes = 64UL << 10;
     static constexpr std::size_t kKeptBytes = 2UL << 20;
+
+    // Twice the room, as far as the longest frame needs that.
+    std::size_t next_size() const noexcept {
+        const std::size_t size = buffer_.size();
+        return end_ < size ? size : std::min(2 * size, std::max(frame_bytes_ + kLengthBytes, size + kFirstBytes));
+    }
 
     const std::size_t frame_bytes_;
     std::vector<std::uint8_t> buffer_;

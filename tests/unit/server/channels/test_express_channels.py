@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ from kvoffload.server.channels import express_channels
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.event_feed import Space
 from kvoffload.server.outbox import OpenExpress
+from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.express_peer import ExpressPeer
 
@@ -170,6 +172,20 @@ def test_no_user_gets_all(served: Served, monkeypatch: pytest.MonkeyPatch) -> No
     other = served.open(5, owner="second")
     assert other is not None
     assert other.ask(Mark()) == Done()
+
+
+def test_no_user_gets_all_memory_for_long_messages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(express_channels, "MAX_MESSAGE_BYTES", 4 * MIB)
+    served.channels.close()
+    served.channels = ExpressChannels(boot_id=9)
+    others = served.open(1, owner="second")
+    assert others is not None
+    wanted = OpenExpress(2, SESSION, served.session, 0, (), served.space(), "first")
+    end = served.channels.open(wanted, served.cache.core)
+    assert end is not None
+    with socket.socket(fileno=end) as hostile, pytest.raises(OSError):
+        hostile.sendall((8 * MIB - 4).to_bytes(4, "little") + bytes(7 * MIB))
+    assert others.ask(Mark()) == Done()
 
 
 def test_without_descriptors_there_is_none(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
