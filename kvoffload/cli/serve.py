@@ -44,8 +44,6 @@ MOST_GROWING_THREADS = 8
 """Each takes about 2 GiB a second. More of them would be in the way of the engines that load meanwhile."""
 AUTO_ENGINE_SHARE = 4
 """`auto` is at most so many times what the engines cache themselves, where that is known."""
-ADOPT_WAIT_S = 3.0
-"""How long engines that hold a dead server's memory have to offer it."""
 FIRST_ENGINE_S = 60.0
 """How long a private server waits for its first engine; who started it may have died."""
 PREDECESSOR_WAIT_S = 30.0
@@ -57,8 +55,14 @@ def serve(
     assignments: SetOption = None,
     *,
     adopt_wait: Annotated[
-        float, typer.Option("--adopt-wait", help="Seconds to wait for an old server's memory.", min=0)
-    ] = ADOPT_WAIT_S,
+        float | None,
+        typer.Option(
+            "--adopt-wait",
+            help="Seconds to wait for an old server's memory. 3 where one has left a record on the socket, else 0.",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option("--record", help="Write which blocks prompts ask for to a new file: hashes, for `replay`."),

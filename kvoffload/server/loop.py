@@ -58,6 +58,8 @@ TAKING_TICK_S = 0.01
 EVENTS_AT_ONCE = 16
 LOG_PAUSE_NS = 2_000_000
 """Between two looks at what was stored: engines that save block by block are not to keep the loop busy."""
+ADOPT_WAIT_S = 3.0
+"""How long engines that hold a dead server's memory have to offer it."""
 LAST_LOOKS = 64
 """At what has come, before a private server ends."""
 
@@ -72,8 +74,9 @@ class ServerPlan:
     domains: tuple[DomainTerms, ...] = (DomainTerms(name=""),)
     mode: int = 0o600
     group: int | None = None
-    adopt_wait_s: float = 0.0
-    """How long an engine that holds an old server's memory is waited for before new memory is taken."""
+    adopt_wait_s: float | None = 0.0
+    """How long an engine that holds an old server's memory is waited for before new memory is taken. None: for
+    `ADOPT_WAIT_S` where a former server of this path has left a record of its memory, and else not at all."""
     listen_wait_s: float = 0.0
     """How long a server that ends is waited for where it has the socket."""
     private: PrivateTerms | None = None
@@ -174,7 +177,10 @@ class CacheServer:
         for file in (self._channels.local_file, self._express.fileno(), *self._core.tiers.files(), *peers):
             self._poller.register(file, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
-        self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
+        wait_s = plan.adopt_wait_s
+        if wait_s is None:
+            wait_s = 0.0 if self._record.is_new else ADOPT_WAIT_S
+        self._adopt_until_ns = clock_ns() + int(wait_s * 1e9)
         self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
         self._warnings = WarningFeed()
         self._warnings.start()

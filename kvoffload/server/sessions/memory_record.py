@@ -24,7 +24,10 @@ class MemoryRecord:
         """The descriptor stays the caller's, and open for as long as this is used. What a former server has recorded is
         read from it."""
         self._file = file
-        self._servers = _read(file)
+        line, _, _ = os.pread(file, MAX_BYTES, 0).partition(b"\n")
+        self._servers = _read(line)
+        self.is_new = not line
+        """Whether no former server has recorded anything, as before the first one."""
 
     def admits(self, domain: str, boot_id: int) -> bool:
         """Whether memory of this server may be the domain's. Where nothing was recorded, any may."""
@@ -43,8 +46,7 @@ class MemoryRecord:
         os.ftruncate(self._file, len(line))
 
 
-def _read(file: int) -> dict[str, list[int]]:
-    line, _, _ = os.pread(file, MAX_BYTES, 0).partition(b"\n")
+def _read(line: bytes) -> dict[str, list[int]]:
     if not line:
         return {}
     try:

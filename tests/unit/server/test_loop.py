@@ -201,6 +201,27 @@ def test_a_server_that_is_stopped_ends_when_nobody_holds_anything(server: CacheS
     client.close()
 
 
+def test_only_a_path_that_had_memory_waits_for_it(tmp_path: Path) -> None:
+    now_s = 0.0
+    plan = ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, adopt_wait_s=None)
+    first = CacheServer(plan, clock_ns=lambda: int(now_s * 1e9))
+    while not first.has_memory:
+        first.turn(0.001)
+    lock = tmp_path / "s.lock"
+    record = lock.read_bytes()
+    first.close()
+    lock.write_bytes(record)  # as a server leaves it that is killed
+    lock.chmod(0o600)
+    second = CacheServer(plan, clock_ns=lambda: int(now_s * 1e9))
+    for _ in range(20):
+        second.turn(0.001)
+    assert not second.has_memory
+    now_s = 3.0
+    while not second.has_memory:
+        second.turn(0.001)
+    second.close()
+
+
 def test_a_living_servers_memory_is_not_adopted(server: CacheServer, tmp_path: Path) -> None:
     """Neither while it works nor while it is stopped; whoever is told so maps the new memory."""
     (tmp_path / "other").mkdir()

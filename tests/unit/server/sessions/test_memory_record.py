@@ -39,6 +39,13 @@ def test_a_server_counts_once_and_the_oldest_are_forgotten(file: int) -> None:
     assert [record.admits("main", boot_id) for boot_id in (1, 2, MAX_SERVERS + 1)] == [False, True, True]
 
 
+def test_it_is_new_until_a_server_has_recorded_something(file: int) -> None:
+    record = MemoryRecord(file)
+    assert record.is_new
+    record.add("main", 5)
+    assert not MemoryRecord(file).is_new
+
+
 def test_a_shorter_line_over_a_longer_one_is_read_whole(file: int) -> None:
     """As a server leaves it that is killed before it has cut the file."""
     os.pwrite(file, b'{"main": [5]}\n, 6, 7, 8]}\n', 0)
@@ -53,6 +60,7 @@ def test_what_cannot_be_read_is_told_and_not_asked(file: int, text: bytes, caplo
     os.pwrite(file, text, 0)
     record = MemoryRecord(file)
     assert record.admits("main", 5)
+    assert not record.is_new
     assert "cannot be read" in caplog.text
     record.add("main", 6)
     assert not MemoryRecord(file).admits("main", 5)
