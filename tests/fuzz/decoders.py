@@ -34,7 +34,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/tiers/s3.py",
         "kvoffload/tiers/s3_bucket.py",
     ),
-    "http_requests": ("kvoffload/web/http_message.py",),
+    "http_requests": ("kvoffload/web/http_message.py", "kvoffload/web/prefix_question.py"),
     "local_files": (
         "kvoffload/cache/trace.py",
         "kvoffload/plan/model_shape.py",
@@ -91,6 +91,8 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/connector/rank_records.py": "digests of this process",
     "kvoffload/connector/saves/saves.py": "digests of this process",
     "kvoffload/connector/secondary/transfers.py": "digests of this process",
+    "kvoffload/keys/prompt_hashes.py": "tables and digests of this process",
+    "kvoffload/web/prefixes.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/hash_rows.py": "a view, of bytes that others have checked",
     "kvoffload/tiers/record_store.py": "a copy, of bytes that others have checked",
     "kvoffload/tiers/home_ring.py": "hashes of this process",
