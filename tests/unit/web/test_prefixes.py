@@ -9,52 +9,22 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from kvoffload.client import Client, ClientTerms, Member, describe_blocks
+from kvoffload.client import ClientTerms, Member
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
-from kvoffload.keys.prompt_hashes import HashTerms, digest_seed, hash_prompt
-from kvoffload.protocol import IdentityField, Role
+from kvoffload.protocol import Role
 from kvoffload.server.loop import CacheServer
 from kvoffload.web import prefixes
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import read_body
 from kvoffload.web.prefixes import Prefixes
-from tests.kit.cache.cache_model import PLAIN, fingerprint
+from tests.kit.cache.cache_model import fingerprint
 from tests.kit.server.tiers import await_that, counts_of, disk_below, serving
+from tests.kit.web.vllm_blocks import BLOCK, engine, name_blocks, save
 
-BLOCK = PLAIN.hash_block_size
 TOKENS = list(range(1000, 1000 + 10 * BLOCK))
-
-
-@contextmanager
-def engine(path: Path, name: str = "made-up/model", *, seed: str = "7", algorithm: str = "sha256") -> Iterator[Client]:
-    """Of vLLM's hashes."""
-    register = describe_blocks(
-        fingerprint(name),
-        PLAIN,
-        hash_algorithm=algorithm,
-        hash_seed=digest_seed(seed),
-        identity=(IdentityField(name="model", value=name),),
-    )
-    member = Member(engine=name, role=Role.SCHEDULER)
-    with Client(ClientTerms(socket=path, member=member, register=register)) as client:
-        assert client.wait_until_served(30), client.fault
-        yield client
-
-
-def name_blocks(tokens: list[int], **terms: Any) -> bytes:
-    terms = {"algorithm": "sha256", "block_size": BLOCK, "seed": "7", **terms}
-    return hash_prompt(np.array(tokens, np.int64), HashTerms(**terms))
-
-
-def save(client: Client, hashes: bytes) -> None:
-    slots = client.reserve(0, count=len(hashes) // 32)
-    assert len(slots) == len(hashes) // 32
-    assert client.publish(slots, hashes=hashes)
-    await_that(lambda: bool(client.lookup(0, hashes).all()))
 
 
 @asynccontextmanager
