@@ -50,7 +50,10 @@ class Prefixes:
         try:
             async with asyncio.timeout(ANSWER_S), self._asking:
                 meant = _choose(await self._read_identities(), question)
-                return [await self._find(prompt, question, meant) for prompt in question.prompts]
+                found = [await self._find(prompt, question, meant) for prompt in question.prompts]
+                if self._client.boot_id != self._known_of:
+                    raise ServerError("the cache server was replaced meanwhile", remedy="ask again")
+                return found
         except TimeoutError as fault:
             raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, f"there was no answer within {ANSWER_S:g} s") from fault
         except ServerError:

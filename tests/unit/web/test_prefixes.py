@@ -15,6 +15,7 @@ from kvoffload.client import ClientTerms, Member
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
+from kvoffload.protocol.survey import FindPrefix
 from kvoffload.server.loop import CacheServer
 from kvoffload.web import prefixes
 from kvoffload.web.http_message import HttpError
@@ -156,3 +157,20 @@ async def test_a_new_server_numbers_its_identities_anew(tmp_path: Path) -> None:
                 asked._fresh_until_s = 2.0**40
                 assert [row["model"] for row in await ask(asked, hashes=[])] == [name]
                 asked._fresh_until_s = 2.0**40
+
+
+async def test_what_two_servers_said_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    with one_server(path), engine(path):
+        async with asking(path) as asked:
+            look_into = asked._client.look_into
+
+            async def look_and_change(message: Any) -> Any:
+                found = await look_into(message)
+                if isinstance(message, FindPrefix):
+                    asked._client._link.boot_id += 1
+                return found
+
+            monkeypatch.setattr(asked._client, "look_into", look_and_change)
+            with pytest.raises(ServerError, match="was replaced"):
+                await ask(asked, hashes=["aa" * 32])
