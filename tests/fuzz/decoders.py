@@ -87,6 +87,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/connector/engine/pipeline.py": "ranks of one engine among themselves",
     "kvoffload/connector/engine/vllm_compat.py": "ranks of one engine among themselves",
     "kvoffload/connector/engine/events.py": "the engine's own hashes",
+    "kvoffload/connector/engine/saved_tokens.py": "the engine's own hashes",
     "kvoffload/connector/block_chain.py": "the engine's own hashes",
     "kvoffload/connector/rank_records.py": "digests of this process",
     "kvoffload/connector/saves/saves.py": "digests of this process",
