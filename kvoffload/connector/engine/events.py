@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
@@ -76,23 +76,21 @@ class CacheEvents:
                 parents = [None if name == _NO_PARENT else parent for name, parent in zip(bare, unmasked, strict=True)]
             yield from self._tell_runs(event, hashes, parents)
 
-    def _tell_runs(
-        self, event: Stored, hashes: Sequence[bytes], parents: Sequence[bytes | None]
-    ) -> Iterator[BlockStored]:
+    def _tell_runs(self, event: Stored, hashes: list[bytes], parents: list[bytes | None]) -> Iterator[BlockStored]:
         facts, saved = self._groups.facts[event.group], self._saved.get(event.group)
-        tokens: list[list[int]] = [[] for _ in hashes]
-        if saved is not None:
-            tokens = [saved.take(name) or [] for name in _cut(event.hashes)]
         begin = 0
-        for end in range(1, len(hashes) + 1):
-            if end < len(hashes) and tokens[begin] and tokens[end] and parents[end] == hashes[end - 1]:
-                continue
+        while begin < len(hashes):
+            count, tokens = (0, []) if saved is None else saved.take(event.hashes, begin)
+            end = begin + max(count, 1)
+            if parents[begin + 1 : end] != hashes[begin : end - 1]:
+                # They follow each other in their request, and their names do not say so.
+                tokens, end = tokens[: facts.rule.block_size], begin + 1
             parent = parents[begin]
             yield BlockStored(
                 block_hashes=[maybe_convert_block_hash(BlockHash(name)) for name in hashes[begin:end]],
                 parent_block_hash=None if parent is None else maybe_convert_block_hash(BlockHash(parent)),
                 # Empty: the server knows hashes alone.
-                token_ids=[token for some in tokens[begin:end] for token in some],
+                token_ids=tokens,
                 block_size=facts.rule.block_size,
                 lora_id=None,
                 medium=MEDIUM_CPU,

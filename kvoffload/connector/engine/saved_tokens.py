@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvoffload.hash_rows import as_rows
 from kvoffload.types import HASH_BYTES
 
 MAX_BLOCKS = 65_536
@@ -50,18 +51,27 @@ class SavedTokens:
         while self._blocks > self._limit:
             self._forget(next(iter(self._runs)))
 
-    def take(self, name: bytes) -> list[int] | None:
-        """Of a block that is told now, once. None: it is not known (any more)."""
-        word = int.from_bytes(name[:8], "little")
-        number, at = divmod(self._places.get(word, -1), 1 << _RUN_BITS)
+    def take(self, names: bytes, at: int) -> tuple[int, list[int]]:
+        """Of blocks that are told now, from the one at this place on: how many are the next ones of one run, and their
+        tokens, once. 0: the first is not known (any more)."""
+        begin = at * HASH_BYTES
+        number, place = divmod(self._places.get(int.from_bytes(names[begin : begin + 8], "little"), -1), 1 << _RUN_BITS)
         run = self._runs.get(number)
-        if run is None or run.names[at * HASH_BYTES : (at + 1) * HASH_BYTES] != name:
-            return None
-        del self._places[word]
-        run.left -= 1
-        if not run.left:
+        if run is None:
+            return 0, []
+        known = run.names[place * HASH_BYTES : (place + len(names) // HASH_BYTES - at) * HASH_BYTES]
+        count = len(known) // HASH_BYTES
+        if known != names[begin : begin + len(known)]:
+            differs = (as_rows(known) != as_rows(names[begin : begin + len(known)])).any(axis=1)
+            count = int(differs.argmax())
+        first = (number << _RUN_BITS) + place
+        for offset, word in enumerate(run.words[place : place + count]):
+            if self._places.get(word) == first + offset:
+                del self._places[word]
+        run.left -= count
+        if run.left <= 0:
             self._forget(number)
-        return run.tokens[at * self._block_size : (at + 1) * self._block_size]
+        return count, run.tokens[place * self._block_size : (place + count) * self._block_size]
 
     def _forget(self, number: int) -> None:
         run, first = self._runs.pop(number), number << _RUN_BITS

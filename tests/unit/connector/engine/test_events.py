@@ -193,6 +193,15 @@ def test_blocks_that_follow_each_other_are_told_in_one_event_with_their_tokens()
     assert (second.block_hashes, second.parent_block_hash, second.token_ids) == ([told(C)], None, list(range(8)))
 
 
+def test_what_does_not_say_that_it_follows_is_told_alone() -> None:
+    events = hearing()
+    events.note_saved(saving(range(24)), 0, range(3), A + B + C)
+    events.hear(stored(hashes=A + B, parents=b""), 2)
+    first, second = take(events)
+    assert (first.block_hashes, first.token_ids) == ([told(A)], list(range(8)))
+    assert (second.block_hashes, second.parent_block_hash, second.token_ids) == ([told(B)], None, [])
+
+
 def test_a_block_of_others_between_is_told_by_its_name() -> None:
     events = hearing()
     events.note_saved(saving(range(24)), 0, range(3), A + B + C)

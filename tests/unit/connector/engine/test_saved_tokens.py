@@ -14,28 +14,32 @@ def note(saved: SavedTokens, first: int, end: int, offset: int = 0) -> None:
     saved.note(b"".join(NAMES[first:end]), list(range(offset + 4 * first, offset + 4 * end)))
 
 
-def test_each_is_told_once() -> None:
+def take(saved: SavedTokens, *places: int) -> tuple[int, list[int]]:
+    return saved.take(b"".join(NAMES[at] for at in places), 0)
+
+
+def test_each_is_told_once_and_what_follows_with_it() -> None:
     saved = SavedTokens(4)
-    note(saved, 2, 5)
-    assert saved.take(NAMES[3]) == [12, 13, 14, 15]
-    assert saved.take(NAMES[3]) is None
-    assert saved.take(NAMES[1]) is None
-    assert [saved.take(NAMES[at]) for at in (4, 2)] == [[16, 17, 18, 19], [8, 9, 10, 11]]
+    note(saved, 2, 8)
+    assert take(saved, 3, 4, 6) == (2, list(range(12, 20)))
+    assert take(saved, 3) == take(saved, 1) == (0, [])
+    assert saved.take(b"".join(NAMES[4:9]), 1) == (3, list(range(20, 32)))
+    assert take(saved, 2, 3) == (2, list(range(8, 16)))
     assert (saved._runs, saved._places, saved._blocks) == ({}, {}, 0)
 
 
 def test_a_name_with_the_same_beginning_is_another() -> None:
     saved = SavedTokens(4)
     note(saved, 0, 1)
-    assert saved.take(NAMES[0][:8] + bytes(24)) is None
-    assert saved.take(NAMES[0]) == [0, 1, 2, 3]
+    assert saved.take(NAMES[0][:8] + bytes(24), 0) == (0, [])
+    assert take(saved, 0, 5) == (1, [0, 1, 2, 3])
 
 
 def test_what_is_offered_again_is_known_by_its_last_word() -> None:
     saved = SavedTokens(4)
     note(saved, 0, 4)
     note(saved, 2, 6, offset=1000)
-    assert [saved.take(NAMES[at])[0] for at in range(6)] == [0, 4, 1008, 1012, 1016, 1020]  # type: ignore[index]
+    assert [take(saved, at)[1][0] for at in range(6)] == [0, 4, 1008, 1012, 1016, 1020]
 
 
 def test_the_oldest_are_forgotten_however_often_they_are_offered() -> None:
@@ -44,13 +48,13 @@ def test_the_oldest_are_forgotten_however_often_they_are_offered() -> None:
         note(saved, 0, 3)
     assert (saved._blocks, len(saved._places)) == (9, 3)
     note(saved, 10, 20)
-    assert saved.take(NAMES[0]) is None
-    assert saved.take(NAMES[19]) == [76, 77, 78, 79]
+    assert take(saved, 0) == (0, [])
+    assert take(saved, 19) == (1, [76, 77, 78, 79])
     note(saved, 20, 40)
     assert not saved._runs
 
 
-def test_whatever_comes_the_tokens_are_those_of_the_name() -> None:
+def test_whatever_comes_the_tokens_are_those_of_the_names() -> None:
     chance = random.Random(5)
     saved = SavedTokens(4, limit=25)
     for _ in range(2000):
@@ -58,6 +62,8 @@ def test_whatever_comes_the_tokens_are_those_of_the_name() -> None:
             first = chance.randrange(40)
             note(saved, first, min(first + chance.randrange(1, 8), 40))
         at = chance.randrange(40)
-        assert saved.take(NAMES[at]) in (None, list(range(4 * at, 4 * at + 4)))
+        asked = [*range(at, min(at + chance.randrange(1, 6), 40)), chance.randrange(40)]
+        count, tokens = take(saved, *asked)
+        assert tokens == [4 * one + token for one in asked[:count] for token in range(4)]
         assert saved._blocks == sum(len(run.words) for run in saved._runs.values()) <= 25
         assert len(saved._places) <= saved._blocks
