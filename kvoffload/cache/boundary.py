@@ -98,13 +98,29 @@ def find_reach(
             count = len(part) if part.all() else int(part.argmin())
             boundary = min(boundary, (first + count) * rule.block_size)
     boundary = boundary // step * step
-    sums = {at: np.concatenate(([0], np.cumsum(present[at]))) for at in kept if rules[at].reuse is not ReuseRule.PREFIX}
-    while boundary > local:
-        needed = ((at, needed_blocks(rules[at], local=local, boundary=boundary)) for at in sums)
-        if all(sums[at][part.stop] - sums[at][part.start] == len(part) for at, part in needed):
-            return boundary
-        boundary -= step
-    return local
+    candidates = np.arange(boundary, local, -step)
+    is_whole = np.ones(len(candidates), np.bool_)
+    for at in kept:
+        if rules[at].reuse is not ReuseRule.PREFIX:
+            firsts, ends = _needed_ends(rules[at], local=local, boundaries=candidates)
+            sums = np.concatenate(([0], np.cumsum(present[at])))
+            is_whole &= sums[ends] - sums[firsts] == ends - firsts
+    return int(candidates[is_whole.argmax()]) if is_whole.any() else local
+
+
+def _needed_ends(
+    rule: GroupRule, *, local: int, boundaries: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Of many boundaries at once where `needed_blocks` begins, and where it ends."""
+    ends = boundaries // rule.block_size
+    if rule.reuse is ReuseRule.EXACT_BOUNDARY:
+        return np.maximum(ends - 1, 0), ends
+    firsts = np.full_like(ends, local // rule.block_size)
+    if rule.reuse is ReuseRule.WINDOW:
+        firsts = np.maximum(firsts, (boundaries - rule.window + 1) // rule.block_size)
+    elif rule.reuse is ReuseRule.CHUNK:
+        firsts = np.maximum(firsts, boundaries // rule.window * rule.window // rule.block_size)
+    return np.minimum(firsts, ends), ends
 
 
 def _prefix_end(group: int, rule: GroupRule, *, local: int, limit: int, is_present: IsPresent) -> int:

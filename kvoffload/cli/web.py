@@ -50,13 +50,16 @@ async def serve_http(loaded: LoadedSettings, token: str) -> None:
     from kvoffload.protocol import Role
     from kvoffload.web.application import Application
     from kvoffload.web.http_server import HttpServer, HttpTerms
+    from kvoffload.web.prefixes import Prefixes
     from kvoffload.web.watcher import Watcher
 
     settings = loaded.settings
     member = Member(engine="web", role=Role.OBSERVER)
     async with AsyncClient(ClientTerms(socket=Path(settings.server), member=member)) as client:
-        application = Application(Watcher(client), loaded, token=token)
-        server = HttpServer(HttpTerms(address=parse_tcp_address(settings.http)), application.router.answer)
+        application = Application(Watcher(client), Prefixes(client, token), loaded, token=token)
+        router = application.router
+        terms = HttpTerms(address=parse_tcp_address(settings.http))
+        server = HttpServer(terms, router.answer, find_body_limit=router.find_body_limit)
         await server.start()
         over = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -137,6 +137,7 @@ def assemble(
         policy=policy,
         is_ready=places.has_all,
         is_known=is_known,
+        note_saved=None if events is None else events.note_saved,
         look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=terms.round_steps),
         measures=measures,
         clock=clock,

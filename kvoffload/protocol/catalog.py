@@ -52,6 +52,8 @@ MESSAGES: tuple[type[Message], ...] = (
     survey.BlocksFound,
     survey.FollowBlock,
     survey.BlockPlaces,
+    survey.FindPrefix,
+    survey.PrefixFound,
     lifecycle.Drain,
     lifecycle.Draining,
     lifecycle.Adopt,

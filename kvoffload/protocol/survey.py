@@ -9,8 +9,10 @@ from kvoffload.protocol.fields import (
     U16,
     U32,
     U64,
+    U64_MAX,
     AsMany,
     Blob,
+    Chain,
     Choice,
     Digest,
     Flag,
@@ -20,6 +22,7 @@ from kvoffload.protocol.fields import (
     Numbers,
     OptionalDigest,
     Several,
+    Whole,
 )
 from kvoffload.protocol.lifeline import Role
 from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_GROUPS, MAX_IDENTITY, MAX_TIERS
@@ -29,6 +32,7 @@ from kvoffload.protocol.shape import Shape
 from kvoffload.types import HASH_BYTES
 
 UNKNOWN_S = 2**64 - 1
+NOT_ASKED = 2**64 - 1
 
 _Token = Annotated[Name, "of the operator; empty where the socket's credentials suffice"]
 
@@ -114,6 +118,9 @@ class IdentityRead(Reply):
     identity: Annotated[
         tuple[IdentityField, ...], Several(Shape(IdentityField), MAX_IDENTITY), "what the fingerprint is made of"
     ] = ()
+    hash_seed: Annotated[
+        OptionalDigest, "digest of the seed of its blocks' names; empty: it has none, or not known"
+    ] = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,4 +198,37 @@ class FollowBlock(Request):
     name_space: Annotated[U32, "whose"]
     block_hash: Annotated[Digest, "its name"]
     wait_ms: Annotated[U32, "for what tiers say, at most"] = 1000
+    token: _Token = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixFound(Reply):
+    """How many tokens of a prompt a load could bring, as an acquire counts them: up to a boundary that all groups
+    accept."""
+
+    op = 84
+
+    in_memory: Annotated[U64, "from memory alone"]
+    tiers: Annotated[Names, "slower tiers, by their kinds, the nearest first"] = ()
+    reaches: Annotated[
+        Numbers, "with memory and the tiers up to each one, which never becomes less; 2^64 - 1: it was not asked"
+    ] = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindPrefix(Request):
+    """How much of a prompt is there. A question is no use: no block is kept longer for it, and nothing is counted. For
+    operators."""
+
+    op = 24
+    needs = Phase.GREETED
+    capability = "operate"
+    is_for_operators = True
+    reply = PrefixFound
+
+    name_space: Annotated[U32, "whose"]
+    chain: Annotated[Chain, "the prompt's hashes from its first token on"]
+    limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
+    alignment: Annotated[int, Whole(2**32 - 1, minimum=1), "a boundary is a multiple of it, in tokens"] = 1
+    wait_ms: Annotated[U32, "for tiers that have to be asked, at most; 0: they are not asked"] = 0
     token: _Token = ""

@@ -45,7 +45,7 @@ from kvoffload.protocol import (
     check_call,
 )
 from kvoffload.protocol.message import ONE_WAY_OPS, OneWay
-from kvoffload.protocol.survey import FollowBlock
+from kvoffload.protocol.survey import FindPrefix, FollowBlock
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.drain import DrainState, check_operator
 from kvoffload.server.event_feed import EventFeed, Space
@@ -355,8 +355,8 @@ class ServerCore:
         if isinstance(message, Drain):
             behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
             return self._count_draining()
-        if isinstance(message, Promote | Prefetch | FollowBlock):
-            serve = self._survey.follow if isinstance(message, FollowBlock) else self._tiers.serve
+        if isinstance(message, Promote | Prefetch | FollowBlock | FindPrefix):
+            serve = self._tiers.serve if isinstance(message, Promote | Prefetch) else self._survey.find
             return serve(connection, call, now_ns)
         answer = self._handlers[type(message)](connection, message)
         if isinstance(answer, Registered):

@@ -16,6 +16,9 @@ from kvoffload.top.samples import Sample, as_row, compare
 from kvoffload.web.history import EVERY_S, History
 from kvoffload.web.http_message import HttpError, Request, Response, json_response
 from kvoffload.web.page import read_page
+from kvoffload.web.prefix_question import BODY, QUERY, Question, read_body, read_query
+from kvoffload.web.prefix_question import MAX_BODY_BYTES as MAX_QUESTION_BYTES
+from kvoffload.web.prefixes import Prefixes
 from kvoffload.web.readings import read_insight, read_stats
 from kvoffload.web.routes import Route, Router
 from kvoffload.web.watcher import Watcher
@@ -36,8 +39,9 @@ _BOTH = {HTTPStatus.OK: "yes", HTTPStatus.SERVICE_UNAVAILABLE: "no, and why"}
 class Application:
     """Answers for one server."""
 
-    def __init__(self, watcher: Watcher, loaded: LoadedSettings, *, token: str = "") -> None:
+    def __init__(self, watcher: Watcher, prefixes: Prefixes, loaded: LoadedSettings, *, token: str = "") -> None:
         self._watcher = watcher
+        self._prefixes = prefixes
         self._token = token
         self._config = hide_secrets(loaded)
         self._history = History()
@@ -81,11 +85,28 @@ class Application:
                 ),
                 Route(method="GET", path="/config", summary="The settings, and where each is from.", answer=self._show),
                 Route(
+                    method="GET",
+                    path="/v1/prefix",
+                    summary="How many tokens of a prompt a load could bring, of each identity. Lists have commas.",
+                    answer=self._find_prefix,
+                    query=QUERY,
+                    needs_token=True,
+                ),
+                Route(
+                    method="POST",
+                    path="/v1/prefix",
+                    summary="The same for longer prompts, and for several.",
+                    answer=self._find_prefixes,
+                    body=BODY,
+                    body_bytes=MAX_QUESTION_BYTES,
+                    needs_token=True,
+                ),
+                Route(
                     method="POST",
                     path="/clear",
                     summary="Memory forgets all blocks; tiers below keep theirs.",
                     answer=self._clear,
-                    is_action=True,
+                    needs_token=True,
                     statuses={HTTPStatus.OK: "how many blocks there were"},
                 ),
                 Route(
@@ -94,7 +115,7 @@ class Application:
                     summary="A tenant's quota, until the server ends. One without a quota gets none.",
                     answer=self._set_quota,
                     body=_QUOTA,
-                    is_action=True,
+                    needs_token=True,
                     statuses={HTTPStatus.OK: "what was set"},
                 ),
                 Route(
@@ -102,7 +123,7 @@ class Application:
                     path="/drain",
                     summary="The cache server takes nothing new, and ends when nobody holds anything.",
                     answer=self._drain,
-                    is_action=True,
+                    needs_token=True,
                     statuses={HTTPStatus.ACCEPTED: "what it still waits for"},
                 ),
             ],
@@ -148,6 +169,18 @@ class Application:
 
     async def _show(self, _request: Request) -> Response:
         return json_response(self._config)
+
+    async def _find_prefix(self, request: Request) -> Response:
+        return await self._answer_question(read_query(request.head.query))
+
+    async def _find_prefixes(self, request: Request) -> Response:
+        return await self._answer_question(read_body(request.read_json()))
+
+    async def _answer_question(self, question: Question) -> Response:
+        with _as_gateway():
+            found = await self._prefixes.answer(question)
+        told = [{"identities": rows} for rows in found]
+        return json_response({"prompts": told} if question.is_batch else told[0])
 
     async def _clear(self, _request: Request) -> Response:
         with _as_gateway():

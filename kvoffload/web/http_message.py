@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 64
 MAX_BODY_BYTES = 64 << 10
+"""Of a request that is not known to be of somebody who may send more."""
 HEAD_END = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,4095}) HTTP/1\.([01])")
@@ -136,8 +137,6 @@ def _parse_headers(lines: list[bytes]) -> dict[str, str]:
 def _parse_length(text: str) -> int:
     if _LENGTH.fullmatch(text.encode("latin-1")) is None:
         raise HttpError(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
-    if int(text) > MAX_BODY_BYTES:
-        raise HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {MAX_BODY_BYTES} bytes")
     return int(text)
 
 

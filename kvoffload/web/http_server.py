@@ -14,6 +14,7 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.web.http_message import (
     HEAD_END,
+    MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     HttpError,
     Request,
@@ -26,6 +27,8 @@ from kvoffload.web.http_message import (
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
+BodyLimit = Callable[[RequestHead], int]
+"""Bytes that may follow a head. HttpError: none may."""
 _NAMES_OF_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -42,9 +45,12 @@ class HttpTerms:
 class HttpServer:
     """Of one loop. `answer` may raise HttpError; anything else that it raises is a 500, and one line in the log."""
 
-    def __init__(self, terms: HttpTerms, answer: Handler) -> None:
+    def __init__(
+        self, terms: HttpTerms, answer: Handler, *, find_body_limit: BodyLimit = lambda _: MAX_BODY_BYTES
+    ) -> None:
         self._terms = terms
         self._answer = answer
+        self._find_body_limit = find_body_limit
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self._idle: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -134,6 +140,9 @@ class HttpServer:
             text = f"a request's head may have {MAX_HEAD_BYTES} bytes"
             raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text) from fault
         self._check_host(head)
+        limit = self._find_body_limit(head) if head.body_bytes else 0
+        if head.body_bytes > limit:
+            raise HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {limit} bytes")
         return Request(head=head, body=await reader.readexactly(head.body_bytes) if head.body_bytes else b"")
 
     def _check_host(self, head: RequestHead) -> None:

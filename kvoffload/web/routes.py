@@ -9,7 +9,14 @@ from http import HTTPStatus
 from typing import Any
 
 from kvoffload import __version__
-from kvoffload.web.http_message import HttpError, Request, Response, json_response
+from kvoffload.web.http_message import (
+    MAX_BODY_BYTES,
+    HttpError,
+    Request,
+    RequestHead,
+    Response,
+    json_response,
+)
 
 Answer = Callable[[Request], Awaitable[Response]]
 _BEARER = "Bearer "
@@ -17,7 +24,8 @@ _BEARER = "Bearer "
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """`is_action`: it changes something, and needs the token. `statuses`: what it answers, besides refusals."""
+    """`needs_token`: it changes something, or tells what not everybody may know. `statuses`: what it answers, besides
+    refusals."""
 
     method: str
     path: str
@@ -25,13 +33,17 @@ class Route:
     answer: Answer
     content_types: Sequence[str] = ("application/json",)
     statuses: Mapping[HTTPStatus, str] = field(default_factory=lambda: {HTTPStatus.OK: "as the summary says"})
-    is_action: bool = False
+    needs_token: bool = False
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The JSON schemas of what may be said in the address; lists have commas."""
     body: Mapping[str, Any] | None = None
     """The JSON schema of what it takes; None: it takes nothing."""
+    body_bytes: int = MAX_BODY_BYTES
+    """That it takes at most; more than others only with the token."""
 
 
 class Router:
-    """Of one token; without one there are no actions."""
+    """Of one token; without one nothing that needs it is answered."""
 
     def __init__(self, routes: Sequence[Route], *, token: str = "") -> None:
         describe = Route(
@@ -53,18 +65,27 @@ class Router:
             raise HttpError(
                 HTTPStatus.METHOD_NOT_ALLOWED, f"{head.path} takes {' or '.join(allowed)}", Allow=", ".join(allowed)
             )
-        if head.query:
-            raise HttpError(HTTPStatus.BAD_REQUEST, f"{head.path} takes no query")
-        if route.is_action:
-            self._check_token(request)
+        if not head.query.keys() <= route.query.keys():
+            known = f"only {', '.join(sorted(route.query))} in its query" if route.query else "no query"
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"{head.path} takes {known}")
+        if route.needs_token:
+            self._check_token(head)
         if request.body and route.body is None:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"{head.path} takes no body")
         return await route.answer(request)
 
-    def _check_token(self, request: Request) -> None:
+    def find_body_limit(self, head: RequestHead) -> int:
+        """Bytes that are read of the body. HttpError: who would send more than anybody may has not the token for it."""
+        routes = (route for route in self._routes if (route.method, route.path) == (head.method, head.path))
+        limit = max((route.body_bytes for route in routes), default=MAX_BODY_BYTES)
+        if head.body_bytes > MAX_BODY_BYTES and limit > MAX_BODY_BYTES:
+            self._check_token(head)
+        return limit
+
+    def _check_token(self, head: RequestHead) -> None:
         if not self._token:
-            raise HttpError(HTTPStatus.FORBIDDEN, "no actions are taken: http_token_file is not set")
-        given = request.head.headers.get("authorization", "")
+            raise HttpError(HTTPStatus.FORBIDDEN, f"{head.path} needs a token, and http_token_file is not set")
+        given = head.headers.get("authorization", "")
         if not given.startswith(_BEARER) or not hmac.compare_digest(
             given.removeprefix(_BEARER).encode(), self._token.encode()
         ):
@@ -110,7 +131,12 @@ def _describe_route(route: Route) -> dict[str, Any]:
         }
         for status, text in route.statuses.items()
     }
-    action: dict[str, Any] = {"security": [{"token": []}]} if route.is_action else {}
+    action: dict[str, Any] = {"security": [{"token": []}]} if route.needs_token else {}
+    if route.query:
+        action["parameters"] = [
+            {"name": name, "in": "query", "style": "form", "explode": False, "schema": schema}
+            for name, schema in route.query.items()
+        ]
     if route.body is not None:
         action["requestBody"] = {"required": True, "content": {"application/json": {"schema": route.body}}}
     return {"summary": route.summary, "responses": {**told, **refused}, **action}

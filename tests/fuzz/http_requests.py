@@ -1,10 +1,11 @@
-"""Requests over HTTP: a head, and the JSON of a body."""
+"""Requests over HTTP: a head, the JSON of a body, and what is asked of prompts in either."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kvoffload.web.http_message import HEAD_END, HttpError, Request, fault_response, parse_head
+from kvoffload.web.prefix_question import MAX_PROMPTS, Question, read_body, read_query
 from tests.fuzz.parts import check_line
 
 
@@ -15,6 +16,11 @@ def make_seeds() -> Iterator[bytes]:
     body = b'{"tenant": "a", "quota_bytes": 12, "more": [1.5, null, "\\u00e4"]}'
     sent = b"\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: %d" % len(body)
     yield b"POST /quota HTTP/1.1" + host + sent + HEAD_END + body
+    yield b"GET /v1/prefix?hashes=0a0b,ff&identity=ab12&limit=32&wait_ms=5 HTTP/1.1" + host + HEAD_END
+    yield b"GET /v1/prefix?tokens=1,2,77&salt=s&tenant=t&seed=0&model=m&alignment=16 HTTP/1.1" + host + HEAD_END
+    body = b'{"prompts": [{"tokens": [1, 2, 70000]}, {"hashes": ["0a0b"], "limit": 9}], "seed": "0"}'
+    sent = b"\r\nContent-Type: application/json\r\nContent-Length: %d" % len(body)
+    yield b"POST /v1/prefix HTTP/1.1" + host + sent + HEAD_END + body
 
 
 def run(data: bytes) -> None:
@@ -22,7 +28,16 @@ def run(data: bytes) -> None:
     try:
         head = parse_head(head_bytes)
         assert head.path.startswith("/")
-        Request(head=head, body=body).read_json()
+        if "prefix" in head.path and not body:
+            _check(read_query(head.query))
+        given = Request(head=head, body=body).read_json()
+        if "prefix" in head.path:
+            _check(read_body(given))
     except HttpError as fault:
         check_line(fault)
         fault_response(fault).pack(is_last=True, has_body=True)
+
+
+def _check(question: Question) -> None:
+    assert len(question.prompts) <= MAX_PROMPTS
+    assert all(len(prompt.hashes) % 32 == 0 for prompt in question.prompts)

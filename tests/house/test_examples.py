@@ -9,6 +9,7 @@ RUN_BY = {
     "examples/03_two_engines_one_server.py": "tests/examples/test_shared_server.py",
     "examples/05_fleet/run.py": "tests/examples/test_fleet.py",
     "examples/06_working_engine.py": "tests/examples/test_shared_server.py",
+    "examples/07_router/router.py": "tests/examples/test_router.py",
     "examples/demo.py": "tests/vllm/test_newcomer.py",
     "examples/mini_engine/run.py": "tests/examples/test_mini_engine.py",
 }

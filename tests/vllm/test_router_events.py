@@ -84,6 +84,18 @@ class Router:
                         there.pop(block, None)
         return there
 
+    def tokens(self, medium: str) -> dict[Any, list[int]]:
+        """By hash, of all that were stored there."""
+        from vllm.distributed.kv_events import BlockStored
+
+        stored = [event for batch in self.batches.values() for event in batch.events if isinstance(event, BlockStored)]
+        return {
+            block: event.token_ids[at * event.block_size : (at + 1) * event.block_size]
+            for event in stored
+            if event.medium == medium
+            for at, block in enumerate(event.block_hashes)
+        }
+
     def close(self) -> None:
         self._heard.close(0)
         self._context.term()
@@ -119,6 +131,8 @@ def test_a_router_knows_what_the_server_has(engines: EnginePool, tmp_path: Path)
         router.listen(engine, lambda: len(router.blocks(MEDIUM_CPU)) >= wanted)
         there, own = router.blocks(MEDIUM_CPU), router.blocks(MEDIUM_GPU)
         assert there.items() <= own.items(), "under the engine's own hashes, and in its order"
+        tokens = router.tokens(MEDIUM_GPU)
+        assert router.tokens(MEDIUM_CPU) == {block: tokens[block] for block in there}
         side: Any = probe.scheduler_connector(engine)._scheduler
         gone = pool_probe.follow(side).entries()[:2]
         # What the engine drops stays with the server; what the server drops is told.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import KVConnectorBlockState
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
 
 def hash_block_size(config: VllmConfig, cache: KVCacheConfig) -> int:
@@ -223,6 +224,12 @@ def hash_seed(config: VllmConfig) -> str:
         return first
     assert config.kv_transfer_config is not None
     return f"drawn by engine {config.kv_transfer_config.engine_id}"
+
+
+def has_extra_keys(request: Request) -> bool:
+    """Whether the names of its blocks come of more than tokens: an adapter, a salt, images, or embeddings."""
+    is_plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None
+    return not is_plain or bool(request.cache_salt or request.mm_features)
 
 
 def find_layers(config: VllmConfig) -> dict[str, Any]:

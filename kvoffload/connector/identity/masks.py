@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from kvoffload.connector.block_chain import NO_MASK, combine_masks
 from kvoffload.connector.identity.adapters import AdapterContents, mask_of
 from kvoffload.connector.request_terms import RequestTerms
+from kvoffload.keys.prompt_hashes import mask_of_tenant
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RequestMasks:
         asked at every use of an answer."""
         mask = self.generation
         if terms.tenant:
-            mask = combine_masks(mask, sha256(b"tenant " + terms.tenant.encode()).digest())
+            mask = combine_masks(mask, mask_of_tenant(terms.tenant))
         if request.lora_request is None:
             return mask
         if not self._is_started:

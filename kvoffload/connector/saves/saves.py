@@ -38,6 +38,7 @@ REPORT_WAIT_S = 60.0
 failed."""
 MAX_STEPS_WAITED = 200
 """Steps after which the engine is no longer asked to wait for what a save has pinned."""
+NoteSaved = Callable[[TrackedRequest, int, range, bytes], None]
 _DIGEST_BYTES = 16
 """Of a record's digest sum, as workers report it."""
 
@@ -103,12 +104,15 @@ class Saves:
         policy: SavePolicy,
         is_ready: Callable[[Place], bool],
         is_known: Callable[[TrackedRequest], bool],
+        note_saved: NoteSaved | None = None,
         look_out: LookOut | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_ready`: whether every rank may copy there. `is_known`: whether the blocks of a request with an adapter
-        still hold what their names say."""
+        still hold what their names say. `note_saved` hears of blocks that are about to be saved, by group, positions
+        in their request, and names."""
+        self._note_saved = note_saved
         self._is_ready = is_ready
         self._is_known = is_known
         self._policy = policy
@@ -382,9 +386,13 @@ class Saves:
         are had. With `is_last` they are not offered again."""
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
             mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
+            names = [one.tracked.chain.names(group, one.positions) for one in mine]
+            if self._note_saved is not None:
+                for one, hashes in zip(mine, names, strict=True):
+                    self._note_saved(one.tracked, group, one.positions, hashes)
             named = NamedBlocks(
                 group,
-                b"".join(one.tracked.chain.names(group, one.positions) for one in mine),
+                b"".join(names),
                 b"".join(one.tracked.chain.parents(group, one.positions) for one in mine),
                 np.concatenate([one.blocks for one in mine]),
                 tenant,

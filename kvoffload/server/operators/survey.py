@@ -1,4 +1,4 @@
-"""What operators look into: who is joined, what workers registered, identities, and where single blocks are."""
+"""What operators look into: who is joined, what workers registered, identities, and where blocks and prompts are."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvoffload.cache import LocalCache
+from kvoffload.cache import LocalCache, find_reach
+from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Call, ClientMessage, ErrorCode, Register, Role, ServerMessage
 from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_BATCH
 from kvoffload.protocol.survey import (
+    NOT_ASKED,
     UNKNOWN_S,
     BlockPlaces,
     BlocksFound,
     FindBlocks,
+    FindPrefix,
     FollowBlock,
     IdentityRead,
     Joined,
     JoinedProcess,
     ListJoined,
+    PrefixFound,
     ReadIdentity,
     ReadReport,
     ReportRead,
@@ -31,8 +35,10 @@ from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Connection, EngineSession
+from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.looks import Found
 from kvoffload.server.tiering.requests import TierRequests
+from kvoffload.server.tiering.terms import TierSpace
 from kvoffload.units import MIB
 
 MAX_REPORT_BYTES = 16 * MIB
@@ -45,7 +51,9 @@ _NOBODY = 2**32 - 1
 
 _TELLS = (Role.OBSERVER, Role.SCHEDULER, Role.WORKER)
 
-_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater]
+_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater] | None
+"""None: it comes later."""
+_Tell: TypeAlias = Callable[[ServerMessage], None]
 
 
 class Survey:
@@ -70,32 +78,17 @@ class Survey:
         while sum(map(len, self._reports.values())) > MAX_REPORT_BYTES:
             del self._reports[next(iter(self._reports))]
 
-    def follow(self, connection: Connection, call: Call, now_ns: int) -> _Answer:
-        """Where a block is. The answer comes when the tiers have said what they have."""
+    def find(self, connection: Connection, call: Call, now_ns: int) -> _Answer:
+        """Where a block is, or how much of a prompt is there. The answer comes when the tiers have said what they
+        have."""
         message, domain = call.message, connection.session.domain
-        assert isinstance(message, FollowBlock)
+        assert isinstance(message, FollowBlock | FindPrefix)
         if domain.cache is None or message.name_space not in domain.fingerprints:
             return refuse(message, ErrorCode.NOT_FOUND, f"there is no namespace {message.name_space}")
-        cache, chain = domain.cache, self._tiers.find_chain(domain.name)
-        groups = range(len(domain.geometries[message.name_space].groups))
-
-        def ask_tiers(places: BlockPlaces) -> BlockPlaces | None:
-            if chain is None:
-                return places
-            kinds = tuple(tier.terms.name for tier in chain.tiers)
-            chain.find_places(
-                message.name_space,
-                message.block_hash,
-                now_s=now_ns / 1e9,
-                wait_s=min(message.wait_ms, MAX_WAIT_MS) / 1000,
-                then=lambda found: self._tiers.answer(connection.key, call.number, _add_tiers(places, kinds, found)),
-            )
-            return None
-
-        def look() -> FoundLater:
-            return partial(ask_tiers, _describe_memory(cache, message.name_space, groups, message.block_hash))
-
-        return look
+        answer = partial(self._tiers.answer, connection.key, call.number)
+        if isinstance(message, FollowBlock):
+            return _follow(domain, message, now_ns / 1e9, answer)
+        return _find_prefix(domain, message, now_ns / 1e9, answer)
 
     def _serve(self, connection: Connection, message: ClientMessage) -> _Answer:
         domain = connection.session.domain
@@ -175,6 +168,7 @@ def _read_identity(domain: Domain, message: ReadIdentity) -> ServerMessage:
         ranks=register.ranks,
         groups=register.groups,
         identity=register.identity,
+        hash_seed=register.hash_seed,
     )
 
 
@@ -192,6 +186,64 @@ def _find_blocks(cache: LocalCache, message: FindBlocks, most: int) -> ServerMes
     )
 
 
+def _follow(domain: Domain, message: FollowBlock, now_s: float, answer: _Tell) -> _Answer:
+    cache, chain = domain.cache, domain.traffic
+    assert cache is not None
+    groups = range(len(domain.geometries[message.name_space].groups))
+    rows = [as_rows(message.block_hash) for _ in groups]
+
+    def ask_tiers(places: BlockPlaces) -> BlockPlaces | None:
+        if chain is None:
+            return places
+        chain.find_places(
+            message.name_space,
+            rows,
+            [np.ones(1, np.bool_) for _ in groups],
+            now_s=now_s,
+            wait_s=_wait_s(message),
+            then=lambda found: answer(_add_tiers(places, _kinds(chain), found)),
+        )
+        return None
+
+    def look() -> FoundLater:
+        # What left memory is known to those that write, who may be waited for.
+        return partial(ask_tiers, _describe_memory(cache, message.name_space, groups, message.block_hash))
+
+    return look
+
+
+def _find_prefix(domain: Domain, message: FindPrefix, now_s: float, answer: _Tell) -> ServerMessage | None:
+    cache, chain, number = domain.cache, domain.traffic, message.name_space
+    assert cache is not None
+    space = TierSpace(number=number, fingerprint=domain.fingerprints[number], geometry=domain.geometries[number])
+    rows = [space.chain_rows(group, message.chain, message.limit) for group in range(len(space.rules))]
+    there = [cache.lookup(number, group, hashes.tobytes()) for group, hashes in enumerate(rows)]
+    reach = partial(find_reach, space.rules, local=0, limit=message.limit, alignment=message.alignment)
+    in_memory = reach(there)
+    if chain is None:
+        return PrefixFound(in_memory=in_memory)
+
+    def conclude(found: list[Found | None]) -> None:
+        together, reaches = there, []
+        for tier in found:
+            if tier is not None:
+                together = [known | more for known, more in zip(together, tier, strict=True)]
+            reaches.append(NOT_ASKED if tier is None else reach(together))
+        answer(PrefixFound(in_memory=in_memory, tiers=_kinds(chain) if found else (), reaches=_pack(reaches)))
+
+    lacking = [~known for known in there]
+    chain.find_places(number, rows, lacking, now_s=now_s, wait_s=_wait_s(message), then=conclude)
+    return None
+
+
+def _kinds(chain: TierChain) -> tuple[str, ...]:
+    return tuple(tier.terms.name for tier in chain.tiers)
+
+
+def _wait_s(message: FollowBlock | FindPrefix) -> float:
+    return min(message.wait_ms, MAX_WAIT_MS) / 1000
+
+
 def _describe_memory(cache: LocalCache, name_space: int, groups: range, block_hash: bytes) -> BlockPlaces:
     there = [bool(cache.lookup(name_space, group, block_hash)[0]) for group in groups]
     stored = [cache.find_stored(name_space, group, block_hash)[0] for group in groups]
@@ -205,8 +257,10 @@ def _describe_memory(cache: LocalCache, name_space: int, groups: range, block_ha
     )
 
 
-def _add_tiers(places: BlockPlaces, kinds: tuple[str, ...], found: list[Found]) -> BlockPlaces:
-    in_tiers = b"".join(bytes(bool(group[0]) for group in tier) for tier in found)
+def _add_tiers(places: BlockPlaces, kinds: tuple[str, ...], found: list[Found | None]) -> BlockPlaces:
+    """A tier that was not asked has nothing."""
+    nothing = bytes(len(places.in_memory))
+    in_tiers = b"".join(nothing if tier is None else bytes(bool(group[0]) for group in tier) for tier in found)
     return replace(places, tiers=kinds if found else (), in_tiers=in_tiers)
 
 

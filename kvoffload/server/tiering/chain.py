@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, LocalCache, find_reach, needed_blocks
-from kvoffload.hash_rows import as_rows
+from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
 from kvoffload.server.tiering.looks import Found
 from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
@@ -154,26 +154,35 @@ class TierChain:
         self.promote(wanted, now_s, lambda _: None)
 
     def find_places(
-        self, name_space: int, block_hash: bytes, *, now_s: float, wait_s: float, then: Callable[[list[Found]], None]
+        self,
+        name_space: int,
+        rows: list[Rows],
+        lacking: Found,
+        *,
+        now_s: float,
+        wait_s: float,
+        then: Callable[[list[Found | None]], None],
     ) -> None:
-        """Which tiers have a block: by tier, for each group. `then` is called once: now, or from a later call of this
-        object."""
+        """Which tiers have what is lacking of these blocks: by tier, for each group; None of a tier that has to be
+        asked, where nobody waits for it. `then` is called once: now, or from a later call of this object."""
         space = self.tiers[0].find_space(name_space)
         if space is None or self._is_closing:
             then([])
             return
-        rows = [as_rows(block_hash) for _ in space.rules]
-        message = Promote(name_space=name_space, chain=block_hash, limit=0, wait_ms=0)
+        message = Promote(name_space=name_space, chain=b"", limit=0, wait_ms=0)
         asked = AskedFor(message, space, rows, now_s + wait_s)
-        found: dict[int, Found] = {}
+        found: dict[int, Found | None] = {}
 
-        def note(at: int, what: Found, _found_s: float) -> None:
+        def note(at: int, what: Found | None, _found_s: float) -> None:
             found[at] = what
             if len(found) == len(self.tiers):
                 then([found[at] for at in range(len(self.tiers))])
 
         for at, tier in enumerate(self.tiers):
-            tier.reads.find(asked, [np.ones(1, np.bool_) for _ in rows], now_s, partial(note, at))
+            if tier.knows_all or wait_s > 0:
+                tier.reads.find(asked, lacking, now_s, partial(note, at))
+            else:
+                note(at, None, now_s)
 
     def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         """Which of these records tiers have that know it. From any thread."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvoffload.protocol import CAPABILITIES, MESSAGES, ClientMessage
 from kvoffload.protocol.message import Phase
-from kvoffload.protocol.survey import FindBlocks, FollowBlock, ListJoined, ReadIdentity, ReadReport
+from kvoffload.protocol.survey import FindBlocks, FindPrefix, FollowBlock, ListJoined, ReadIdentity, ReadReport
 
 
 def test_all_of_it_is_for_operators() -> None:
-    for message in (ListJoined, ReadReport, ReadIdentity, FindBlocks, FollowBlock):
+    for message in (ListJoined, ReadReport, ReadIdentity, FindBlocks, FollowBlock, FindPrefix):
         assert message.is_for_operators
         assert message.needs is Phase.GREETED
         assert message.capability in CAPABILITIES

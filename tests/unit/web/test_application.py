@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from kvoffload.protocol import Role
 from kvoffload.server.loop import CacheServer
 from kvoffload.web.application import Application, hide_secrets
 from kvoffload.web.http_message import HttpError, Response
+from kvoffload.web.prefixes import Prefixes
 from kvoffload.web.watcher import Watcher
+from tests.kit.cache.cache_model import make_chain
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.web.asked import TOKEN, ask
+from tests.kit.web.prompt_load import BLOCK, PromptLoad
 
 WAIT_S = 30.0
 
@@ -32,7 +36,7 @@ WAIT_S = 30.0
 async def application(path: Path, *, token: str = "") -> AsyncIterator[Application]:
     loaded = load_settings(flags={"server": str(path)})
     async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
-        yield Application(Watcher(client), loaded, token=token)
+        yield Application(Watcher(client), Prefixes(client, token), loaded, token=token)
 
 
 async def get(app: Application, path: str, **headers: str) -> tuple[int, Response]:
@@ -157,3 +161,29 @@ async def test_stats_and_metrics_tell_of_prompts(tmp_path: Path) -> None:
             assert (prompts["hit_rate"], prompts["hit_ceiling"], prompts["asked_blocks"]) == (None, None, 0)
             numbers = numbers_of((await get(app, "/metrics"))[1])
             assert numbers["kvoffload_call_seconds_count['acquire']"] == 0
+
+
+async def test_how_much_of_a_prompt_is_there_is_told_with_the_token_alone(tmp_path: Path) -> None:
+    async with application(tmp_path / "s", token=TOKEN) as app:
+        with serving(tmp_path / "s") as server:
+            await_that(lambda: server.has_memory)
+            await await_ready(app, 200)
+            load = PromptLoad(tmp_path / "s", model="made-up")
+            load.turn(conversations=1)
+            chain = make_chain(0, 24)
+            hashes = [chain[at : at + 32].hex() for at in range(0, len(chain), 32)]
+            await_that(lambda: load.client.stats().readable > 0)
+            there = load.client.find_boundary(chain)
+            found = await act(app, "/v1/prefix", {"hashes": hashes})
+            load.close()
+            [row] = found["identities"]
+            assert (row["model"], row["asked_tokens"], row["hit_tokens"]) == ("made-up", 24 * BLOCK, there)
+            assert await act(app, "/v1/prefix", {"prompts": [{"hashes": hashes}] * 2}) == {"prompts": [found] * 2}
+            query = {"hashes": ",".join(hashes[:2]), "model": "made-up"}
+            request = ask("GET", "/v1/prefix", authorization=f"Bearer {TOKEN}")
+            told = await app.router.answer(replace(request, head=replace(request.head, query=query)))
+            assert json.loads(told.body)["identities"][0]["hit_tokens"] == 2 * BLOCK
+        for method in ("GET", "POST"):
+            with pytest.raises(HttpError) as fault:
+                await app.router.answer(ask(method, "/v1/prefix"))
+            assert fault.value.status == 401

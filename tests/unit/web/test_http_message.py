@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvoffload.web.http_message import (
-    MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     HttpError,
@@ -64,10 +63,6 @@ def test_who_ends_the_connection(line: bytes, connection: bytes, is_last: bool) 
         (b"POST / HTTP/1.1" + HOST + b"\r\nContent-Length: 1, 1", HTTPStatus.BAD_REQUEST),
         (b"POST / HTTP/1.1" + HOST + b"\r\nContent-Length: 1\r\ncontent-length: 1", HTTPStatus.BAD_REQUEST),
         (b"POST / HTTP/1.1" + HOST + b"\r\nTransfer-Encoding: chunked", HTTPStatus.NOT_IMPLEMENTED),
-        (
-            b"POST / HTTP/1.1" + HOST + b"\r\nContent-Length: %d" % (MAX_BODY_BYTES + 1),
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        ),
         (b"GET / HTTP/1.1" + b"\r\na: b" * (MAX_HEADERS + 1), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     ],
 )
@@ -96,7 +91,7 @@ def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
     except HttpError:
         return
     assert head.path.startswith("/")
-    assert 0 <= head.body_bytes <= MAX_BODY_BYTES
+    assert head.body_bytes >= 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
-from kvoffload.web.http_message import HttpError, Request, Response
+from kvoffload.web.http_message import HttpError, Request, RequestHead, Response
 from kvoffload.web.http_server import HttpServer, HttpTerms
 
 LOOPBACK = TcpAddress("127.0.0.1", 0)
@@ -92,6 +92,25 @@ async def test_what_cannot_be_read_ends_the_connection(said: bytes, status: int)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await reader.readexactly(1)
         writer.close()
+
+
+async def test_whose_body_may_be_longer_is_somebody_elses_word() -> None:
+    def find_limit(head: RequestHead) -> int:
+        if head.path == "/refused":
+            raise HttpError(HTTPStatus.UNAUTHORIZED, "who are you?")
+        return 100_000 if head.path == "/long" else 10
+
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n\r\n"
+    server = HttpServer(HttpTerms(address=LOOPBACK), answer, find_body_limit=find_limit)
+    await server.start()
+    try:
+        for path, status in ((b"/long", 200), (b"/short", 413), (b"/refused", 401)):
+            reader, writer = await connect(server)
+            writer.write(head % path + b"x" * (70_000 if status == 200 else 0))
+            assert (await read_answer(reader))[0] == status
+            writer.close()
+    finally:
+        await server.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
-from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import BlockHash, hash_block_tokens, maybe_convert_block_hash
 
 from kvoffload.connector.block_chain import NO_MASK
 from kvoffload.connector.engine import events as cache_events
@@ -23,7 +25,7 @@ from tests.kit.connector.saving import DENSE
 from tests.kit.connector.scripted import ScriptedEngine
 
 OURS, OTHERS = 7, 8
-A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
+A, B, C, D = (letter * 32 for letter in (b"a", b"b", b"c", b"d"))
 MASK = bytes(range(32))
 
 
@@ -151,11 +153,80 @@ def test_what_an_engine_saves_is_told_as_its_own_hashes_before_and_after_a_reset
     names, parents = (b"".join(getattr(one, which) for one in engine.cache.published) for which in ("name", "parent"))
     engine.parts.events.hear(stored(hashes=names, parents=parents), 1)
     heard: list[Any] = list(engine.connector.take_events())
+    [run] = heard
+    assert (run.block_hashes, run.parent_block_hash) == ([told(name) for name in hashes], None)
+    assert run.token_ids == list(range(len(hashes) * run.block_size))
+    # A router that hashes the tokens itself gets the same names.
+    parent = None
+    for at, name in enumerate(hashes):
+        tokens = run.token_ids[at * run.block_size : (at + 1) * run.block_size]
+        parent = hash_block_tokens(sha256, parent, tokens)
+        assert parent == name
+    # Told again, by another engine say, they are names alone.
+    engine.parts.events.hear(stored(hashes=names, parents=parents), 2)
+    heard = list(engine.connector.take_events())
     assert [one.block_hashes for one in heard] == [[told(name)] for name in hashes]
     assert [one.parent_block_hash for one in heard] == [None, *map(told, hashes[:-1])]
+    assert [one.token_ids for one in heard] == [[]] * len(hashes)
 
 
 def test_nothing_is_heard_for_an_engine_that_tells_nobody() -> None:
     engine = ScriptedEngine(*DENSE)
     assert engine.parts.events is None
     assert list(engine.connector.take_events()) == []
+
+
+def saving(tokens: range, **changes: Any) -> Any:
+    """A request whose blocks are saved."""
+    given = {"lora_request": None, "cache_salt": None, "mm_features": [], "all_token_ids": list(tokens), **changes}
+    return SimpleNamespace(request=SimpleNamespace(**given), terms=SimpleNamespace(tenant=""))
+
+
+def test_blocks_that_follow_each_other_are_told_in_one_event_with_their_tokens() -> None:
+    events = hearing()
+    events.note_saved(saving(range(100, 140)), 0, range(1, 3), A + B)
+    events.note_saved(saving(range(16)), 0, range(1), C)
+    events.hear(stored(hashes=A + B + C, parents=D + A + bytes(32)), 2)
+    first, second = take(events)
+    assert (first.block_hashes, first.parent_block_hash) == ([told(A), told(B)], told(D))
+    assert (first.token_ids, first.block_size) == (list(range(108, 124)), 8)
+    assert (second.block_hashes, second.parent_block_hash, second.token_ids) == ([told(C)], None, list(range(8)))
+
+
+def test_what_does_not_say_that_it_follows_is_told_alone() -> None:
+    events = hearing()
+    events.note_saved(saving(range(24)), 0, range(3), A + B + C)
+    events.hear(stored(hashes=A + B, parents=b""), 2)
+    first, second = take(events)
+    assert (first.block_hashes, first.token_ids) == ([told(A)], list(range(8)))
+    assert (second.block_hashes, second.parent_block_hash, second.token_ids) == ([told(B)], None, [])
+
+
+def test_a_block_of_others_between_is_told_by_its_name() -> None:
+    events = hearing()
+    events.note_saved(saving(range(24)), 0, range(3), A + B + C)
+    events.hear(stored(hashes=A + D + C, parents=bytes(32) + A + D), 2)
+    assert [one.token_ids for one in take(events)] == [list(range(8)), [], list(range(16, 24))]
+
+
+@pytest.mark.parametrize(
+    ("group", "request_"),
+    [
+        pytest.param(1, saving(range(24)), id="of a window, whose parents are other blocks"),
+        pytest.param(0, saving(range(24), cache_salt="s"), id="with a salt"),
+        pytest.param(0, saving(range(24), mm_features=["an image"]), id="with an image"),
+    ],
+)
+def test_tokens_that_do_not_make_the_name_are_not_told(group: int, request_: Any) -> None:
+    events = hearing()
+    events.note_saved(request_, group, range(2), A + B)
+    events.hear(stored(group=group), 2)
+    assert [one.token_ids for one in take(events)] == [[], []]
+
+
+def test_a_tenants_tokens_are_not_told() -> None:
+    events, tracked = hearing(), saving(range(24))
+    tracked.terms.tenant = "a"
+    events.note_saved(tracked, 0, range(2), A + B)
+    events.hear(stored(), 2)
+    assert [one.token_ids for one in take(events)] == [[], []]

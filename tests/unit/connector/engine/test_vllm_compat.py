@@ -324,3 +324,19 @@ def test_where_no_step_follows_the_signal_its_handler_is_left_alone() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_some"),
+    [
+        ({}, False),
+        ({"cache_salt": ""}, False),
+        ({"cache_salt": "s"}, True),
+        ({"mm_features": ["an image"]}, True),
+        ({"lora_request": object()}, True),
+        ({"prompt_embeds": torch.zeros(2)}, True),
+    ],
+)
+def test_names_that_come_of_more_than_tokens(changes: dict[str, Any], has_some: bool) -> None:
+    request = SimpleNamespace(**{"lora_request": None, "cache_salt": None, "mm_features": [], **changes})
+    assert vllm_compat.has_extra_keys(request) is has_some  # type: ignore[arg-type]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from kvoffload.cache import CommitOutcome, LocalCache, SessionId
 from kvoffload.protocol import Call, Clear, ErrorCode, GroupTerms, Hello, IdentityField, Invalidate, Role
 from kvoffload.protocol.survey import (
+    NOT_ASKED,
     UNKNOWN_S,
     BlockPlaces,
     BlocksFound,
     FindBlocks,
+    FindPrefix,
     FollowBlock,
     IdentityRead,
     Joined,
     ListJoined,
+    PrefixFound,
     ReadIdentity,
     ReadReport,
     ReportRead,
@@ -25,9 +33,16 @@ from kvoffload.server.operators import survey
 from kvoffload.server.outbox import Later
 from kvoffload.server.sessions.domain import TenantTerms
 from kvoffload.server.sessions.session import Guest
-from tests.kit.cache.cache_model import HYBRID, PLAIN, fingerprint, make_chain
+from kvoffload.server.tiering.chain import TierChain
+from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.traffic import TierTraffic
+from kvoffload.tiers import RecordNames, RecordOutcome
+from tests.kit.cache.cache_model import HYBRID, PLAIN, block_hashes, fingerprint, make_chain
 from tests.kit.server.explained import store
 from tests.kit.server.harness import UID, Client, Server, code_of, core_terms, numbers
+from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.memory_tier import MemoryTier
+from tests.kit.tiers.tier_contract import finish
 
 TERMS = core_terms(operator_uids=frozenset({UID}))
 
@@ -50,6 +65,16 @@ def follow(operator: Client, engine: Client, block_hash: bytes) -> BlockPlaces:
     return answer
 
 
+def save_all(cache: LocalCache, session: SessionId, name_space: int, chain: bytes) -> None:
+    """The blocks of all groups."""
+    for group, terms in enumerate(HYBRID.groups):
+        hashes = b"".join(block_hashes(chain, HYBRID, group))
+        tickets = cache.reserve(session, name_space, group, hashes=hashes).tickets
+        for shard in range(terms.shards):
+            outcomes = cache.commit(session, name_space, group, tickets, hashes=hashes, shard=shard)
+        assert set(outcomes) == {CommitOutcome.READABLE}
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -58,6 +83,7 @@ def follow(operator: Client, engine: Client, block_hash: bytes) -> BlockPlaces:
         ReadIdentity(place=0),
         FindBlocks(),
         FollowBlock(name_space=0, block_hash=bytes(32)),
+        FindPrefix(name_space=0, chain=bytes(32)),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -190,3 +216,131 @@ def test_before_there_is_memory() -> None:
         assert operator.ask(ListJoined()).total == 1
         assert code_of(operator.ask(FindBlocks())) is ErrorCode.BUSY
         assert code_of(operator.ask(FollowBlock(name_space=0, block_hash=bytes(32)))) is ErrorCode.NOT_FOUND
+        assert code_of(operator.ask(FindPrefix(name_space=0, chain=bytes(32)))) is ErrorCode.NOT_FOUND
+
+
+def test_of_a_prompt_the_leading_blocks_count() -> None:
+    with Server(terms=TERMS) as server:
+        engine = server.process("first").join(PLAIN)
+        chain = make_chain(1, 6)
+        store(engine, chain[:64] + chain[96:])
+        operator = server.process("inspect").watch()
+        found = partial(FindPrefix, name_space=engine.name_space)
+        assert operator.ask(found(chain=chain)) == PrefixFound(in_memory=32)
+        assert operator.ask(found(chain=chain[:64])) == PrefixFound(in_memory=32)
+        assert operator.ask(found(chain=chain, limit=31)) == PrefixFound(in_memory=16)
+        assert operator.ask(found(chain=chain, alignment=32)) == PrefixFound(in_memory=32)
+        assert operator.ask(found(chain=chain, alignment=48)) == PrefixFound(in_memory=0)
+        assert operator.ask(found(chain=chain[96:])) == PrefixFound(in_memory=48)
+        assert operator.ask(found(chain=b"")) == PrefixFound(in_memory=0)
+        assert code_of(operator.ask(FindPrefix(name_space=99, chain=chain))) is ErrorCode.NOT_FOUND
+
+
+def test_of_a_hybrid_model_only_boundaries_of_all_groups_count() -> None:
+    """What is answered is what an acquire of the same prompt finds, whatever is missing."""
+    blocks = 16
+    chain = make_chain(1, blocks)
+    with Server(terms=TERMS) as server:
+        engine = server.process("first").join(HYBRID)
+        operator = server.process("inspect").watch()
+        session = server.cache.open_session()
+        save_all(server.cache, session, engine.name_space, chain)
+        seen = set()
+        for group, lost in [(0, 15), (2, 3), (1, 5), (2, 1), (1, 0), (0, 2)]:
+            names = block_hashes(chain, HYBRID, group)
+            server.cache.invalidate(engine.name_space, group, names[lost])
+            told = operator.ask(FindPrefix(name_space=engine.name_space, chain=chain))
+            hit = server.cache.acquire(session, engine.name_space, chain)
+            server.cache.release(session, hit.lease)
+            assert told.in_memory == hit.boundary
+            seen.add(told.in_memory)
+        assert len(seen) > 2
+
+
+def test_a_question_is_no_use() -> None:
+    with Server(terms=TERMS) as server:
+        engine = server.process("first").join(PLAIN)
+        old, new = make_chain(1, 3), make_chain(2, 3)
+        store(engine, old)
+        store(engine, new)
+        operator = server.process("inspect").watch()
+        before = server.cache.stats
+        for _ in range(20):
+            assert operator.ask(FindPrefix(name_space=engine.name_space, chain=old)).in_memory == 48
+        assert server.cache.stats == before
+        assert not server.cache.find_used(engine.name_space, 0, old).any()
+        # It is evicted as if nobody had asked: the policy of this memory is LRU.
+        while server.cache.lookup(engine.name_space, 0, old + new).all():
+            server.cache.evict(1)
+        assert server.cache.lookup(engine.name_space, 0, new).all()
+
+
+def test_nobody_hears_of_another_domain() -> None:
+    domains = [DomainTerms(name="one", uids=frozenset({UID})), DomainTerms(name="two", uids=frozenset({UID + 1}))]
+    terms = core_terms(operator_uids=frozenset({UID, UID + 1}))
+    with Server(terms=terms, domains=domains) as server:
+        engine = server.process("first").join(PLAIN)
+        chain = make_chain(1, 3)
+        store(engine, chain)
+        question = FindPrefix(name_space=engine.name_space, chain=chain)
+        assert server.process("own").watch().ask(question) == PrefixFound(in_memory=48)
+        other = server.process("other", uid=UID + 1).watch()
+        assert code_of(other.ask(question)) is ErrorCode.NOT_FOUND
+        assert other.ask(ReadIdentity(place=0)) == IdentityRead(total=0)
+        server.process("second", uid=UID + 1).join(PLAIN)
+        assert other.ask(question) == PrefixFound(in_memory=0)
+
+
+class FarTier(MemoryTier):
+    """Others write to its place, too: it has to be asked."""
+
+    knows_all = False
+
+    def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(names), np.bool_)
+
+
+def find_in_tiers(operator: Client, message: FindPrefix, *, steps: int = 4) -> PrefixFound:
+    """As the loop does: the tiers' answer comes a few turns later."""
+    server = operator.server
+    answer = operator.ask(message)
+    while answer is None:
+        assert steps
+        steps -= 1
+        server.now_ns += 1_000_000
+        answer = server.deliver(server.core.tiers.advance(server.now_ns), key=operator.key)
+    assert isinstance(answer, PrefixFound), answer
+    return answer
+
+
+def test_tiers_add_to_what_memory_has() -> None:
+    chain = make_chain(1, 6)
+    near, far = FaultyTier(MemoryTier()), FaultyTier(FarTier())
+    tiers = [
+        TierTraffic(tier, TierTerms(name=name), open_pidfd=lambda: 1_000_000)
+        for name, tier in (("disk", near), ("valkey", far))
+    ]
+    with Server(terms=TERMS, tiers={"main": TierChain(tiers)}) as server:
+        engine = server.process("first").join(PLAIN)
+        store(engine, chain)
+        for _ in range(8):
+            server.now_ns += 1_000_000
+            assert server.core.tiers.advance(server.now_ns) == []
+        for tier, gone in ((near, chain[96:]), (far, chain[:32] + chain[160:])):
+            names = RecordNames(fingerprint=fingerprint("model"), hashes=gone, group=0, shard=0)
+            ended = finish(tier.inner, tier.inner.remove(names, timeout_s=1.0))  # type: ignore[arg-type]
+            assert ended.count(RecordOutcome.REMOVED) == len(gone) // 32
+        server.cache.invalidate(engine.name_space, 0, chain[64:])
+        operator = server.process("inspect").watch()
+        asked, uses = len(far.asked), server.cache.stats
+        question = FindPrefix(name_space=engine.name_space, chain=chain)
+        told = find_in_tiers(operator, question)
+        assert (told.in_memory, told.tiers) == (32, ("disk", "valkey"))
+        assert numbers(told.reaches).tolist() == [48, NOT_ASKED]
+        assert len(far.asked) == asked
+        told = find_in_tiers(operator, replace(question, wait_ms=100))
+        assert numbers(told.reaches).tolist() == [48, 80]
+        # Nothing came up, and nothing was counted.
+        assert (server.cache.stats, server.cache.lookup(engine.name_space, 0, chain).sum()) == (uses, 2)
+        assert {verb for verb, *_ in far.asked[asked:]} == {"look"}
+        server.core.tiers.close(lambda: server.now_ns)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Prefetch, PromotionOutcome
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.terms import TierTerms
@@ -264,18 +265,25 @@ def test_files_and_times_are_those_of_all(setting: ChainSetting) -> None:
     assert setting.chain.next_s() == pytest.approx(setting.now_s + 0.05)
 
 
+def find_places(setting: ChainSetting, block_hash: bytes, *, wait_s: float, name_space: int | None = None) -> list[Any]:
+    """What is answered now, and later."""
+    answers: list[Any] = []
+    setting.chain.find_places(
+        setting.name_space if name_space is None else name_space,
+        [as_rows(block_hash)],
+        [np.ones(1, np.bool_)],
+        now_s=setting.now_s,
+        wait_s=wait_s,
+        then=answers.append,
+    )
+    return answers
+
+
 def test_where_a_block_is_every_tier_says_for_itself(setting: ChainSetting) -> None:
     setting.drop(setting.tier, 3)
     setting.drop(setting.far, 4)
     for block, there in ((3, [False, True]), (4, [True, False]), (5, [True, True])):
-        answers: list[Any] = []
-        setting.chain.find_places(
-            setting.name_space,
-            CHAIN[32 * block : 32 * block + 32],
-            now_s=setting.now_s,
-            wait_s=1.0,
-            then=answers.append,
-        )
+        answers = find_places(setting, CHAIN[32 * block : 32 * block + 32], wait_s=1.0)
         setting.turn()
         [found] = answers
         assert [[bool(group[0]) for group in tier] for tier in found] == [[has] for has in there]
@@ -283,8 +291,7 @@ def test_where_a_block_is_every_tier_says_for_itself(setting: ChainSetting) -> N
 
 def test_a_tier_that_does_not_answer_has_nothing(setting: ChainSetting) -> None:
     setting.far.is_held = True
-    answers: list[Any] = []
-    setting.chain.find_places(setting.name_space, CHAIN[:32], now_s=setting.now_s, wait_s=0.5, then=answers.append)
+    answers = find_places(setting, CHAIN[:32], wait_s=0.5)
     setting.turn()
     assert not answers
     setting.turn(seconds=1.0)
@@ -293,9 +300,22 @@ def test_a_tier_that_does_not_answer_has_nothing(setting: ChainSetting) -> None:
 
 
 def test_of_a_namespace_that_no_tier_knows_nothing_is_said(setting: ChainSetting) -> None:
+    assert find_places(setting, CHAIN[:32], wait_s=0.5, name_space=99) == [[]]
+
+
+def test_a_tier_that_has_to_be_asked_is_not_where_nobody_waits(setting: ChainSetting) -> None:
+    [[near, far]] = find_places(setting, CHAIN[:32], wait_s=0.0)
+    assert (bool(near[0][0]), far) == (True, None)
+
+
+def test_what_is_not_lacking_is_not_there(setting: ChainSetting) -> None:
+    rows = [as_rows(CHAIN)]
+    lacking = np.arange(len(rows[0])) % 2 == 0
     answers: list[Any] = []
-    setting.chain.find_places(99, CHAIN[:32], now_s=setting.now_s, wait_s=0.5, then=answers.append)
-    assert answers == [[]]
+    terms: dict[str, Any] = {"now_s": setting.now_s, "wait_s": 1.0, "then": answers.append}
+    setting.chain.find_places(setting.name_space, rows, [lacking], **terms)
+    setting.turn()
+    assert [tier[0].tolist() for tier in answers[0]] == [lacking.tolist()] * 2
 
 
 def test_an_identity_is_forgotten_by_all_tiers_or_by_none(setting: ChainSetting) -> None:

@@ -1,0 +1,146 @@
+"""A proxy over several `vllm serve`, each with a cache server of its own: a prompt goes where most of it is.
+
+    python examples/07_router/router.py --listen 127.0.0.1:8000 --token-file TOKEN \\
+        --pool http://127.0.0.1:8001,http://127.0.0.1:9471 --pool http://127.0.0.1:8002,http://127.0.0.1:9472
+
+A pool is an engine and the `kvoffload web` of its cache server. One engine makes tokens of a prompt, each cache server
+is asked how many of them it has (`/v1/prefix`), and `choice.py` chooses. Where nothing is known, engines take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from choice import choose
+
+ASK_S = 0.5
+"""For tokens, and for each cache server's answer: a router must not cost more than it saves."""
+MAX_BODY_BYTES = 16 << 20
+PROMPTS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+_FAULTS = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError)
+_OF_ONE_CONNECTION = ("host", "content-length", "transfer-encoding", "connection", "keep-alive")
+
+
+@dataclass(eq=False)
+class Pool:
+    """An engine, the HTTP face of its cache server, and what it was given and has not computed yet."""
+
+    engine: str
+    cache: str
+    waiting_tokens: int = 0
+
+
+class Router:
+    """Of one loop."""
+
+    def __init__(self, pools: list[Pool], *, token: str, seed: str | None) -> None:
+        self._pools = pools
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._seed = {} if seed is None else {"seed": seed}
+        self._turn = 0
+        self._session: aiohttp.ClientSession
+
+    async def open(self, _app: web.Application) -> Any:
+        # Answers are passed on as they come: what an engine packed is not unpacked on its way.
+        whole = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        async with aiohttp.ClientSession(timeout=whole, auto_decompress=False) as self._session:
+            yield
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """The engine that is chosen; those after it if it cannot be reached."""
+        body = await request.read()
+        turn, self._turn = self._turn, self._turn + 1
+        tokens = await self._read_tokens(request.path, body, turn)
+        hits: list[int | None] = [None] * len(self._pools)
+        if tokens:
+            hits = await asyncio.gather(*(self._ask(pool, tokens) for pool in self._pools))
+        waiting = [pool.waiting_tokens for pool in self._pools]
+        first = choose(hits, waiting, tokens=len(tokens), turn=turn)
+        for at in range(first, first + len(self._pools)):
+            pool, hit = self._pools[at % len(self._pools)], hits[at % len(self._pools)]
+            response = await self._pass_on(request, body, pool, len(tokens) - (hit or 0))
+            if response is not None:
+                return response
+        return web.json_response({"error": "no engine can be reached"}, status=502)
+
+    async def _read_tokens(self, path: str, body: bytes, turn: int) -> list[int]:
+        """As the engine will make them; empty: it is no prompt, or not known."""
+        if path not in PROMPTS:
+            return []
+        try:
+            given = json.loads(body)
+            prompt = given[PROMPTS[path]]
+            if isinstance(prompt, list) and set(map(type, prompt)) == {int}:
+                return prompt
+            # What changes the template changes tokens.
+            also = ("model", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens")
+            question = {PROMPTS[path]: prompt} | {name: given[name] for name in also if name in given}
+            engine = self._pools[turn % len(self._pools)].engine
+            return list((await self._post(f"{engine}/tokenize", question, {}))["tokens"])
+        except _FAULTS:
+            return []
+
+    async def _ask(self, pool: Pool, tokens: list[int]) -> int | None:
+        """How many of them its cache has; of several models it is the one that has most."""
+        try:
+            told = await self._post(f"{pool.cache}/v1/prefix", {"tokens": tokens, **self._seed}, self._headers)
+            hits = [row["hit_tokens"] for row in told["identities"]]
+            return max((hit for hit in hits if hit is not None), default=None)
+        except _FAULTS:
+            return None
+
+    async def _post(self, address: str, body: object, headers: dict[str, str]) -> Any:
+        limit = aiohttp.ClientTimeout(total=ASK_S)
+        async with self._session.post(address, json=body, headers=headers, timeout=limit) as answer:
+            answer.raise_for_status()
+            return json.loads(await answer.read())
+
+    async def _pass_on(self, request: web.Request, body: bytes, pool: Pool, lacking: int) -> web.StreamResponse | None:
+        """None: the engine cannot be reached, or ended before it said anything."""
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _OF_ONE_CONNECTION}
+        target = pool.engine + str(request.rel_url)
+        pool.waiting_tokens += lacking
+        try:
+            try:
+                answer = await self._session.request(request.method, target, data=body, headers=headers)
+            except aiohttp.ClientConnectionError:
+                return None
+            async with answer:
+                kept = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_ONE_CONNECTION}
+                response = web.StreamResponse(status=answer.status, headers=kept)
+                await response.prepare(request)
+                async for part in answer.content.iter_any():
+                    # The prompt is computed when the first part of the answer is there.
+                    pool.waiting_tokens, lacking = pool.waiting_tokens - lacking, 0
+                    await response.write(part)
+                await response.write_eof()
+                return response
+        finally:
+            pool.waiting_tokens -= lacking
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--listen", default="127.0.0.1:8000", help="HOST:PORT")
+    parser.add_argument("--pool", action="append", required=True, help="ENGINE,CACHE: two addresses; once for each")
+    parser.add_argument("--token-file", type=Path, required=True, help="what the web processes have as http_token_file")
+    parser.add_argument("--seed", help="the engines' PYTHONHASHSEED, if they have one")
+    options = parser.parse_args()
+    pools = [Pool(*(address.rstrip("/") for address in pool.split(","))) for pool in options.pool]
+    router = Router(pools, token=options.token_file.read_text().strip(), seed=options.seed)
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.cleanup_ctx.append(router.open)
+    app.router.add_route("*", "/{path:.*}", router.serve)
+    host, _, port = options.listen.rpartition(":")
+    web.run_app(app, host=host, port=int(port))
+
+
+if __name__ == "__main__":
+    main()

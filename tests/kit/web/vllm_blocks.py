@@ -1,0 +1,46 @@
+"""Blocks of an engine whose hashes are vLLM's, saved without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvoffload.client import Client, ClientTerms, Member, describe_blocks
+from kvoffload.keys.prompt_hashes import HashTerms, digest_seed, hash_prompt
+from kvoffload.protocol import IdentityField, Role
+from tests.kit.cache.cache_model import PLAIN, fingerprint
+from tests.kit.server.tiers import await_that
+
+BLOCK = PLAIN.hash_block_size
+SEED = "7"
+
+
+@contextmanager
+def engine(path: Path, name: str = "made-up/model", *, seed: str = SEED, algorithm: str = "sha256") -> Iterator[Client]:
+    register = describe_blocks(
+        fingerprint(name),
+        PLAIN,
+        hash_algorithm=algorithm,
+        hash_seed=digest_seed(seed),
+        identity=(IdentityField(name="model", value=name),),
+    )
+    member = Member(engine=name, role=Role.SCHEDULER)
+    with Client(ClientTerms(socket=path, member=member, register=register)) as client:
+        assert client.wait_until_served(30), client.fault
+        yield client
+
+
+def name_blocks(tokens: Sequence[int], **terms: Any) -> bytes:
+    terms = {"algorithm": "sha256", "block_size": BLOCK, "seed": SEED, **terms}
+    return hash_prompt(np.array(tokens, np.int64), HashTerms(**terms))
+
+
+def save(client: Client, hashes: bytes) -> None:
+    slots = client.reserve(0, count=len(hashes) // 32)
+    assert len(slots) == len(hashes) // 32
+    assert client.publish(slots, hashes=hashes)
+    await_that(lambda: bool(client.lookup(0, hashes).all()))

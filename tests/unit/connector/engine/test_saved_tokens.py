@@ -1,0 +1,69 @@
+"""Tokens of blocks that were saved lately."""
+
+from __future__ import annotations
+
+import random
+
+from kvoffload.connector.engine.saved_tokens import SavedTokens
+from tests.kit.cache.cache_model import make_chain
+
+NAMES = [make_chain(1, 40)[at : at + 32] for at in range(0, 40 * 32, 32)]
+
+
+def note(saved: SavedTokens, first: int, end: int, offset: int = 0) -> None:
+    saved.note(b"".join(NAMES[first:end]), list(range(offset + 4 * first, offset + 4 * end)))
+
+
+def take(saved: SavedTokens, *places: int) -> tuple[int, list[int]]:
+    return saved.take(b"".join(NAMES[at] for at in places), 0)
+
+
+def test_each_is_told_once_and_what_follows_with_it() -> None:
+    saved = SavedTokens(4)
+    note(saved, 2, 8)
+    assert take(saved, 3, 4, 6) == (2, list(range(12, 20)))
+    assert take(saved, 3) == take(saved, 1) == (0, [])
+    assert saved.take(b"".join(NAMES[4:9]), 1) == (3, list(range(20, 32)))
+    assert take(saved, 2, 3) == (2, list(range(8, 16)))
+    assert (saved._runs, saved._places, saved._blocks) == ({}, {}, 0)
+
+
+def test_a_name_with_the_same_beginning_is_another() -> None:
+    saved = SavedTokens(4)
+    note(saved, 0, 1)
+    assert saved.take(NAMES[0][:8] + bytes(24), 0) == (0, [])
+    assert take(saved, 0, 5) == (1, [0, 1, 2, 3])
+
+
+def test_what_is_offered_again_is_known_by_its_last_word() -> None:
+    saved = SavedTokens(4)
+    note(saved, 0, 4)
+    note(saved, 2, 6, offset=1000)
+    assert [take(saved, at)[1][0] for at in range(6)] == [0, 4, 1008, 1012, 1016, 1020]
+
+
+def test_the_oldest_are_forgotten_however_often_they_are_offered() -> None:
+    saved = SavedTokens(4, limit=10)
+    for _ in range(50):
+        note(saved, 0, 3)
+    assert (saved._blocks, len(saved._places)) == (9, 3)
+    note(saved, 10, 20)
+    assert take(saved, 0) == (0, [])
+    assert take(saved, 19) == (1, [76, 77, 78, 79])
+    note(saved, 20, 40)
+    assert not saved._runs
+
+
+def test_whatever_comes_the_tokens_are_those_of_the_names() -> None:
+    chance = random.Random(5)
+    saved = SavedTokens(4, limit=25)
+    for _ in range(2000):
+        if chance.random() < 0.3:
+            first = chance.randrange(40)
+            note(saved, first, min(first + chance.randrange(1, 8), 40))
+        at = chance.randrange(40)
+        asked = [*range(at, min(at + chance.randrange(1, 6), 40)), chance.randrange(40)]
+        count, tokens = take(saved, *asked)
+        assert tokens == [4 * one + token for one in asked[:count] for token in range(4)]
+        assert saved._blocks == sum(len(run.words) for run in saved._runs.values()) <= 25
+        assert len(saved._places) <= saved._blocks

@@ -1,0 +1,176 @@
+"""How much of a prompt is there, as a real server's web process tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.client import ClientTerms, Member
+from kvoffload.client.async_client import AsyncClient
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Role
+from kvoffload.protocol.survey import FindPrefix
+from kvoffload.server.loop import CacheServer
+from kvoffload.web import prefixes
+from kvoffload.web.http_message import HttpError
+from kvoffload.web.prefix_question import read_body
+from kvoffload.web.prefixes import Prefixes
+from tests.kit.cache.cache_model import fingerprint
+from tests.kit.server.tiers import await_that, counts_of, disk_below, serving
+from tests.kit.web.vllm_blocks import BLOCK, engine, name_blocks, save
+
+TOKENS = list(range(1000, 1000 + 10 * BLOCK))
+
+
+@asynccontextmanager
+async def asking(path: Path) -> AsyncIterator[Prefixes]:
+    async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
+        assert await client.wait_until_served(30)
+        yield Prefixes(client, "")
+
+
+@contextmanager
+def one_server(path: Path, **options: Any) -> Iterator[CacheServer]:
+    with serving(path, **options) as server:
+        await_that(lambda: server.has_memory)
+        yield server
+
+
+async def ask(asked: Prefixes, **given: Any) -> list[dict[str, Any]]:
+    [rows] = await asked.answer(read_body(given))
+    json.dumps(rows)
+    return rows
+
+
+async def test_tokens_and_hashes_have_the_same_answer(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with one_server(path), engine(path) as client:
+        hashes = name_blocks(TOKENS)
+        save(client, hashes[: 6 * 32])
+        async with asking(path) as asked:
+            [row] = await ask(asked, tokens=TOKENS, seed="7")
+            assert row == {
+                "identity": fingerprint("made-up/model").hex()[:12],
+                "model": "made-up/model",
+                "asked_tokens": 160,
+                "hit_tokens": 96,
+                "reaches": {"memory": 96},
+            }
+            names = [hashes[at : at + 32].hex() for at in range(0, len(hashes), 32)]
+            assert await ask(asked, hashes=names) == [row]
+            assert (await ask(asked, hashes=names, limit=50))[0]["hit_tokens"] == 48
+            assert (await ask(asked, tokens=TOKENS[:96], seed="7"))[0]["hit_tokens"] == 80
+            assert (await ask(asked, tokens=TOKENS, seed="7", alignment=64))[0]["hit_tokens"] == 64
+            assert (await ask(asked, tokens=[5, *TOKENS], seed="7"))[0]["hit_tokens"] == 0
+
+
+async def test_a_salt_and_a_tenant_have_names_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with one_server(path), engine(path) as client:
+        save(client, name_blocks(TOKENS, salt="s"))
+        save(client, name_blocks(TOKENS[:64], tenant="t"))
+        async with asking(path) as asked:
+            for given, hit in (({}, 0), ({"salt": "s"}, 144), ({"tenant": "t"}, 64), ({"salt": "s", "tenant": "t"}, 0)):
+                [row] = await ask(asked, tokens=TOKENS, seed="7", **given)
+                assert row["hit_tokens"] == hit
+
+
+async def test_identities_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with one_server(path), engine(path, "one") as one, engine(path, "two", seed="8") as _, engine(path, "three"):
+        save(one, name_blocks(TOKENS))
+        async with asking(path) as asked:
+            rows = await ask(asked, tokens=TOKENS, seed="7")
+            assert [(row["model"], row["hit_tokens"]) for row in rows] == [("one", 144), ("two", None), ("three", 0)]
+            assert "PYTHONHASHSEED" in rows[1]["why"]
+            assert [row["model"] for row in await ask(asked, hashes=[], model="two")] == ["two"]
+            assert await ask(asked, hashes=[], model="four") == []
+            [row] = await ask(asked, hashes=[], identity=fingerprint("three").hex()[:5])
+            assert (row["model"], row["hit_tokens"], row["asked_tokens"]) == ("three", 0, 0)
+
+
+async def test_what_only_an_engine_can_hash_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with one_server(path), engine(path, algorithm="xxhash"):
+        async with asking(path) as asked:
+            [row] = await ask(asked, tokens=TOKENS, seed="7")
+            assert row["hit_tokens"] is None
+            assert "ask with hashes" in row["why"]
+            assert (await ask(asked, hashes=["aa" * 32]))[0]["hit_tokens"] == 0
+
+
+async def test_of_several_prompts_each_has_its_answer(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with one_server(path), engine(path) as client:
+        save(client, name_blocks(TOKENS))
+        async with asking(path) as asked:
+            prompts = [{"tokens": TOKENS[:length]} for length in (16, 17, 100, 160)]
+            found = await asked.answer(read_body({"prompts": prompts, "seed": "7"}))
+            assert [[row["hit_tokens"] for row in rows] for rows in found] == [[0], [16], [96], [144]]
+
+
+async def test_a_disk_adds_to_what_memory_has(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    (tmp_path / "d").mkdir(mode=0o700)
+    tiers = {"": [disk_below(tmp_path / "d")]}
+    with one_server(path, tiers=tiers) as server, engine(path) as client:
+        hashes = name_blocks(TOKENS)
+        save(client, hashes)
+        await_that(lambda: counts_of(server)["written"] == 10)
+        async with asking(path) as asked:
+            assert await asked._client.clear() == 10
+            [row] = await ask(asked, tokens=TOKENS, seed="7")
+            assert (row["hit_tokens"], row["reaches"]) == (144, {"memory": 0, "disk": 144})
+
+
+async def test_too_many_identities_are_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "MAX_IDENTITIES", 1)
+    path = tmp_path / "s"
+    with one_server(path), engine(path, "one"), engine(path, "two"):
+        async with asking(path) as asked:
+            with pytest.raises(HttpError, match="2 identities are meant, 1 are allowed"):
+                await ask(asked, hashes=[])
+            assert [row["model"] for row in await ask(asked, hashes=[], model="one")] == ["one"]
+
+
+async def test_without_a_server_nothing_is_told(tmp_path: Path) -> None:
+    async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=Member(engine="web", role=Role.OBSERVER))) as one:
+        with pytest.raises(ServerError):
+            await ask(Prefixes(one, ""), tokens=TOKENS)
+
+
+async def test_a_new_server_numbers_its_identities_anew(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
+        asked = Prefixes(client, "")
+        for name in ("one", "two"):
+            with one_server(path), engine(path, name):
+                async with asyncio.timeout(30):
+                    while not (client.is_served and client.boot_id != asked._known_of):
+                        await asyncio.sleep(0.01)
+                asked._fresh_until_s = 2.0**40
+                assert [row["model"] for row in await ask(asked, hashes=[])] == [name]
+                asked._fresh_until_s = 2.0**40
+
+
+async def test_what_two_servers_said_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    with one_server(path), engine(path):
+        async with asking(path) as asked:
+            look_into = asked._client.look_into
+
+            async def look_and_change(message: Any) -> Any:
+                found = await look_into(message)
+                if isinstance(message, FindPrefix):
+                    asked._client._link.boot_id += 1
+                return found
+
+            monkeypatch.setattr(asked._client, "look_into", look_and_change)
+            with pytest.raises(ServerError, match="was replaced"):
+                await ask(asked, hashes=["aa" * 32])
