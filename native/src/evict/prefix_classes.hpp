@@ -49,15 +49,21 @@ constexpr bool is_prefix_class(EntryClass kind) noexcept { return kind < kEndFre
 constexpr bool is_used_prefix(EntryClass kind) noexcept { return kind >= kPrefixUsed && kind < kEndFresh; }
 constexpr bool is_used_end(EntryClass kind) noexcept { return kind >= kEndUsed && kind < kPassed; }
 
+// One more of uses that are counted in steps which double: 1-2, 3-6, 7-14, ... on average. `chance` is any number.
+constexpr EntryClass after_use(EntryClass first, int step, EntryClass steps, std::uint64_t chance) noexcept {
+    const bool is_next = step + 1 < steps && (chance & ((std::uint64_t{2} << step) - 1)) == 0;
+    return static_cast<EntryClass>(first + step + (is_next ? 1 : 0));
+}
+
 // The class after one more use.
-constexpr EntryClass class_after_use(EntryClass kind) noexcept {
+constexpr EntryClass class_after_use(EntryClass kind, std::uint64_t chance) noexcept {
     if (is_prefix_class(kind)) {
-        return kind < kPrefixUsed ? kPrefixUsed : std::min<EntryClass>(kind + 1, kEndFresh - 1);
+        return kind < kPrefixUsed ? kPrefixUsed : after_use(kPrefixUsed, kind - kPrefixUsed, kPrefixUses, chance);
     }
-    if (kind >= kPassed) {
-        return std::min<EntryClass>(static_cast<EntryClass>(kind - kPassed + kEndUsed), kPassed - 1);
+    if (kind < kEndUsed || kind == kPassed) {
+        return kEndUsed;
     }
-    return kind < kEndUsed ? kEndUsed : std::min<EntryClass>(kind + 1, kPassed - 1);
+    return after_use(kEndUsed, kind - (kind < kPassed ? kEndUsed : kPassed + 1), kEndUses, chance);
 }
 
 // The class of an end when a later end of its sequence came.

@@ -65,7 +65,7 @@ void PrefixPolicy::touch_one(EntryNumber entry) {
     node.epoch = epoch();
     if (kind != kNoClass) {
         // One whose parent nobody knows is of use after all.
-        node.kind = (kind < kClassCount ? class_after_use(kind) : kEndUsed) & 31;
+        node.kind = (kind < kClassCount ? class_after_use(kind, draw()) : kEndUsed) & 31;
         follow(node.entry_class(), node.epoch);
     }
     if (was_queued) {
@@ -351,7 +351,7 @@ EntryClass PrefixPolicy::recall(const PrefixNode& node) noexcept {
     const auto kind = static_cast<EntryClass>(ghost.kind);
     reuse_.count_use(kind, ages_.age_of(ghost.epoch));
     unfollow(kind, ghost.epoch);
-    return class_after_use(kind);
+    return class_after_use(kind, draw());
 }
 
 }  // namespace kvo

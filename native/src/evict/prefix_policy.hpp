@@ -9,7 +9,7 @@
 //     and how long it takes, from what is here and from the names it evicted (prefix_reuse.hpp, prefix_ghosts.hpp).
 //     The entry with the least hits to expect per place and time goes first.
 //  4. Sizes do not enter: what a hit saves grows with the bytes it serves. Time is counted in entries admitted and
-//     touched. Nothing is set for a workload, nothing is drawn at random.
+//     touched. Nothing is set for a workload, and what is drawn is the same in each run.
 //
 // Whatever is published in whatever order, a touch visits 16 entries for each of its own at most, and a block's windows
 // and states are no more than a model has groups, a window's length 1,024 blocks. A state costs as many steps as it has
@@ -129,6 +129,11 @@ private:
     static std::uint32_t short_name(std::uint64_t name) noexcept {
         return static_cast<std::uint32_t>(name ^ (name >> 32));
     }
+    // The same numbers in each run, none like the one before.
+    std::uint64_t draw() noexcept {
+        drawn_ = drawn_ * 6364136223846793005U + 1442695040888963407U;
+        return drawn_ >> 32;
+    }
     static std::uint32_t home_of(const PrefixNode& node) noexcept;
     std::uint16_t epoch() const noexcept { return static_cast<std::uint16_t>(ages_.now()); }
 
@@ -146,6 +151,7 @@ private:
     std::uint64_t admitted_bytes_ = 0;
     std::uint64_t epoch_left_ = kLeastEpoch;
     std::uint64_t estimated_at_ = 0;
+    std::uint64_t drawn_ = 0;
 
     // The run that is being added.
     EntryNumber run_end_ = kNoEntry;
