@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordOutcome, Ticket
-from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, RecordName, Verdict, list_names, open_value
+from kvoffload.tiers.envelope import HEAD_BYTES, OpenValue, RecordHead, RecordName, Verdict, list_names, open_value
 from kvoffload.tiers.record_store import RecordStore, SlotStore, fill_slot
 from kvoffload.types import HASH_BYTES
 
@@ -144,16 +144,16 @@ class RemoteJob:
         limit_bytes = HEAD_BYTES + self.batch.record_bytes + 1  # one too many tells a longer value
         values = store.get([self._list[at].key for at in part], limit_bytes)
         for at, value in zip(part, values, strict=True):
-            head = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)
-            if isinstance(head, RecordHead) and value is not None:
+            opened = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)
+            if isinstance(opened, OpenValue):
                 with self.lock:
                     if self.is_over:
                         return
-                    fill_slot(int(self.batch.slots[at]), value[HEAD_BYTES:])
-                    self._found_digests[at] = head.digest
-                    self._found_parents[at] = head.parent
+                    fill_slot(int(self.batch.slots[at]), opened.record)
+                    self._found_digests[at] = opened.head.digest
+                    self._found_parents[at] = opened.head.parent
                     self._outcomes[at] = RecordOutcome.FOUND
-            elif head is Verdict.DAMAGED:
+            elif opened is Verdict.DAMAGED:
                 damaged.append(at)
                 self._settle(at, RecordOutcome.DAMAGED)
             else:

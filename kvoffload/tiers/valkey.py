@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
     HEAD_BYTES,
+    OpenValue,
     RecordHead,
     RecordName,
     Verdict,
@@ -178,7 +179,11 @@ class ValkeyStore(SlotStore):
         if size is None:
             return None
         if size != HEAD_BYTES + len(room):
-            return open_value(asked.read_beginning(size, HEAD_BYTES), name, len(room))
+            # Coded ones are shorter.
+            is_coded = size < HEAD_BYTES + len(room)
+            value = asked.read_beginning(size, size if is_coded else HEAD_BYTES)
+            opened = open_value(value, name, len(room), room=room)
+            return opened.head if isinstance(opened, OpenValue) else opened
         head = bytearray(HEAD_BYTES)
         asked.read_into(memoryview(head), room)
         return check_record(memoryview(head), room, name)
