@@ -34,13 +34,12 @@ def stats_of(engine: Engine) -> CacheStats:
         return client.stats()
 
 
-def await_written(engine: Engine) -> int:
-    """Until the disk has all that memory has; how many blocks that is."""
+def await_written(engine: Engine, tier: str = "disk") -> int:
+    """Until the tier has all that memory has; how many blocks that is."""
     end_s = time.monotonic() + WAIT_S
     while True:
         stats = stats_of(engine)
-        (place,) = stats.places
-        if place.records == stats.readable > 0:
+        if stats.traffic[tier]["written"] == stats.readable > 0:
             return stats.readable
-        assert time.monotonic() < end_s, (place, stats)
+        assert time.monotonic() < end_s, stats
         time.sleep(0.02)
