@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
 
 from kvoffload import native
 from kvoffload.tiers.record_store import Value
@@ -16,15 +17,17 @@ from kvoffload.units import MIB
 FAILURE_LIMIT = 16
 """Records of a group in a row that do not become shorter."""
 SKIPS = 255
-"""Records of such a group that are not tried, for one that is."""
+"""Records that are not tried, for one that is, where trying seems to be of no use."""
 KNOWN_BYTES = 16 * MIB
-"""What must have been moved before its speed counts."""
+"""What must have been moved, or coded, before its speed counts."""
 _FORGET_BYTES = 256 * MIB
 _LEARNING = 0.1
 """How much of what a group's ratio is said to be the newest record decides."""
 _FIRST_RATIO = 1.5
 _MARGIN = 0.9
-"""Of the speed at which coding would gain nothing."""
+"""Of the speed at which reading would gain nothing by it."""
+_SEND_MARGIN = 0.5
+"""Of the code's speed: one record is sent while the next one is coded."""
 _GROUPS = 64
 
 
@@ -36,9 +39,14 @@ class Coding(StrEnum):
     AUTO = "auto"
 
 
+class Way(Enum):
+    SEND = "send"
+    READ = "read"
+
+
 @dataclass
 class Speed:
-    """Of one thread, in the mean of all; what is long past counts less."""
+    """What is long past counts less."""
 
     bytes: float = 0.0
     seconds: float = 0.0
@@ -61,6 +69,20 @@ class Speed:
 
 
 @dataclass
+class _Way:
+    """One direction."""
+
+    link: Speed = field(default_factory=Speed)
+    """Of all connections together, in bytes as they travel."""
+    code: Speed = field(default_factory=Speed)
+    """Of one thread, in bytes of records."""
+    moving: int = 0
+    """Connections that move something now."""
+    since_s: float = 0.0
+    """When the first of them began."""
+
+
+@dataclass
 class _Group:
     ratio: float = _FIRST_RATIO
     failures: int = 0
@@ -74,12 +96,11 @@ class RecordCoder:
         self._coding = coding
         self._clock = clock
         self._encoder = native.RecordEncoder()
+        self._turn = threading.Lock()
+        """Has who codes."""
         self._lock = threading.Lock()
         self._groups: defaultdict[int, _Group] = defaultdict(_Group)
-        self._sent, self._read = Speed(), Speed()
-        """Of the store: bytes as they travel."""
-        self._encoded, self._decoded = Speed(), Speed()
-        """Of the code: bytes of records."""
+        self._ways = {way: _Way() for way in Way}
         self._counts: Counter[str] = Counter()
 
     def encode(self, group: int, record: Value) -> bytes | None:
@@ -87,18 +108,21 @@ class RecordCoder:
         if self._coding is Coding.OFF:
             return None
         with self._lock:
-            if not self._wants(self._group(group)):
-                return None
-            needs_trial = self._coding is Coding.AUTO and not self._decoded.bytes
-        begun_s = self._clock()
-        coded = self._encoder.encode(record)
-        encoded_s = self._clock()
-        if coded is not None and needs_trial:
-            native.decode_record(coded, bytearray(len(record)))
-        decoded_s = self._clock()
-        with self._lock:
             found = self._group(group)
-            self._encoded.add(len(record), encoded_s - begun_s)
+            is_faster = self._coding is Coding.ON or self._is_faster(found.ratio)
+            if not self._takes(found, is_faster=is_faster):
+                return None
+            read = self._ways[Way.READ]
+            needs_trial = self._coding is Coding.AUTO and not (is_faster and read.code.is_known)
+        with self._turn:
+            begun_s = self._clock()
+            coded = self._encoder.encode(record)
+            encoded_s = self._clock()
+            if coded is not None and needs_trial:
+                native.decode_record(coded, bytearray(len(record)))
+            decoded_s = self._clock()
+        with self._lock:
+            self._ways[Way.SEND].code.add(len(record), encoded_s - begun_s)
             if coded is None:
                 found.failures = min(found.failures + 1, FAILURE_LIMIT)
                 found.ratio += _LEARNING * (1 - found.ratio)
@@ -106,21 +130,38 @@ class RecordCoder:
             found.failures = 0
             found.ratio += _LEARNING * (len(record) / len(coded) - found.ratio)
             if needs_trial:
-                self._decoded.add(len(record), decoded_s - encoded_s)
+                read.code.add(len(record), decoded_s - encoded_s)
             self._counts["coded_records"] += 1
             self._counts["coded_bytes"] += len(record)
             self._counts["coded_stored_bytes"] += len(coded)
         return coded
 
-    def told_sent(self, size_bytes: int, taken_s: float) -> None:
-        """How long a connection took for what it has sent, without what else its thread did."""
-        self._note(self._sent, size_bytes, taken_s)
+    @contextmanager
+    def moving(self, way: Way) -> Iterator[None]:
+        """Within it a connection sends or reads, and its thread does nothing else."""
+        if self._coding is not Coding.AUTO:
+            yield
+            return
+        one = self._ways[way]
+        with self._lock:
+            one.since_s = one.since_s if one.moving else self._clock()
+            one.moving += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                one.moving -= 1
+                if not one.moving:
+                    one.link.add(0, self._clock() - one.since_s)
 
-    def told_read(self, size_bytes: int, taken_s: float) -> None:
-        self._note(self._read, size_bytes, taken_s)
+    def told_moved(self, way: Way, size_bytes: int) -> None:
+        """So many bytes, while something was `moving`."""
+        with self._lock:
+            self._ways[way].link.add(size_bytes, 0.0)
 
     def told_decoded(self, record_bytes: int, taken_s: float) -> None:
-        self._note(self._decoded, record_bytes, taken_s)
+        with self._lock:
+            self._ways[Way.READ].code.add(record_bytes, taken_s)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -128,26 +169,26 @@ class RecordCoder:
         with self._lock:
             return dict(self._counts)
 
-    def _note(self, speed: Speed, size_bytes: int, taken_s: float) -> None:
-        if self._coding is Coding.AUTO:
-            with self._lock:
-                speed.add(size_bytes, taken_s)
-
     def _group(self, number: int) -> _Group:
         return self._groups[number % _GROUPS]
 
-    def _wants(self, group: _Group) -> bool:
-        if self._coding is Coding.AUTO and not self._is_faster(group.ratio):
+    def _takes(self, group: _Group, *, is_faster: bool) -> bool:
+        """What is of no use is tried rarely: it may have become of use."""
+        if self._coding is Coding.AUTO and not any(way.link.is_known for way in self._ways.values()):
             return False
-        if group.failures >= FAILURE_LIMIT and group.skipped < SKIPS:
+        if (group.failures >= FAILURE_LIMIT or not is_faster) and group.skipped < SKIPS:
             group.skipped += 1
             return False
         group.skipped = 0
         return True
 
     def _is_faster(self, ratio: float) -> bool:
-        """A byte of a record takes 1 / link, or 1 / (ratio * link) and then 1 / code: both ways, as far as both are
-        known. Before the code's speed is known it takes a trial."""
-        ways = [(self._sent, self._encoded), (self._read, self._decoded)]
-        known = [(link.rate, code.rate) for link, code in ways if link.is_known]
-        return bool(known) and all(code == 0 or link < _MARGIN * code * (1 - 1 / ratio) for link, code in known)
+        """Whether coding holds up nothing that is sent, and lets records come sooner: reading a byte of a record takes
+        1 / link, or 1 / (ratio * link) and then 1 / code. Before the code's speed is known it takes
+        trials."""
+        send, read = self._ways[Way.SEND], self._ways[Way.READ]
+        # Whoever reads what is only sent from here has such a link, too.
+        link = read.link if read.link.is_known else send.link
+        if send.link.is_known and send.code.is_known and send.link.rate >= _SEND_MARGIN * send.code.rate:
+            return False
+        return not read.code.is_known or link.rate < _MARGIN * read.code.rate * (1 - 1 / ratio)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordOutcome, Ticket
 from kvoffload.tiers.envelope import HEAD_BYTES, OpenValue, RecordHead, RecordName, Verdict, list_names, open_value
-from kvoffload.tiers.record_coder import RecordCoder
+from kvoffload.tiers.record_coder import RecordCoder, Way
 from kvoffload.tiers.record_store import RecordStore, SlotStore, fill_slot
 from kvoffload.types import HASH_BYTES
 
@@ -140,18 +140,18 @@ class RemoteJob:
             head = RecordHead(name, self.batch.record_bytes, digest, parent, len(coded or b""))
             values[at] = head.pack(), coded or data
         if values:
-            begun_s = time.perf_counter()
-            taken = store.put([self._list[at].key for at in values], list(values.values()))
-            coder.told_sent(sum(len(data) for _, data in values.values()), time.perf_counter() - begun_s)
+            with coder.moving(Way.SEND):
+                taken = store.put([self._list[at].key for at in values], list(values.values()))
+            coder.told_moved(Way.SEND, sum(len(data) for _, data in values.values()))
             for at, is_taken in zip(values, taken, strict=True):
                 self._settle(at, self._stored if is_taken else RecordOutcome.FAILED)
 
     def _get(self, store: RecordStore, coder: RecordCoder, part: range) -> None:
         damaged = []
         limit_bytes = HEAD_BYTES + self.batch.record_bytes + 1  # one too many tells a longer value
-        begun_s = time.perf_counter()
-        values = store.get([self._list[at].key for at in part], limit_bytes)
-        coder.told_read(sum(map(len, filter(None, values))), time.perf_counter() - begun_s)
+        with coder.moving(Way.READ):
+            values = store.get([self._list[at].key for at in part], limit_bytes)
+        coder.told_moved(Way.READ, sum(map(len, filter(None, values))))
         for at, value in zip(part, values, strict=True):
             begun_s = time.perf_counter()
             opened = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)

@@ -27,7 +27,7 @@ from kvoffload.tiers.envelope import (
     list_names,
     open_value,
 )
-from kvoffload.tiers.record_coder import Coding, RecordCoder
+from kvoffload.tiers.record_coder import Coding, RecordCoder, Way
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count, read_error
@@ -96,32 +96,33 @@ class ValkeyStore(SlotStore):
         rest = b"\r\n$2\r\nEX\r\n" + _word(b"%d" % ttl) if ttl else b"\r\n"
         sent: dict[int, RespConnection] = {}
         outbox = _Outbox()
-        begun_s, own_s, sent_bytes = time.perf_counter(), 0.0, 0
+        sent_bytes = 0
         for at, name in enumerate(wanted):
             if there[at]:
                 continue
             record = view_slot(int(slots[at]), record_bytes)
             # While these are on their way the next ones are verified and coded.
-            own_begun_s = time.perf_counter()
             digest = digest_of(record, name)
             if digest != int(digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
                 continue
             coded = self._coder.encode(name.group, record)
-            own_s += time.perf_counter() - own_begun_s
             data: Value = record if coded is None else coded
             parent = parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
             words = 5 if ttl else 3
             begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + len(data))
             sent[at] = self._nodes.of(PREFIX + name.key)
             head = RecordHead(name, record_bytes, digest, parent, len(coded or b"")).pack()
-            outbox.add(sent[at], [begin, head, data, rest], len(data))
+            with self._coder.moving(Way.SEND):
+                outbox.add(sent[at], [begin, head, data, rest], len(data))
             sent_bytes += len(data)
-        outbox.send()
-        for at, line in zip(sent, self._read_lines(list(sent.values()), refusal="OOM"), strict=True):
+        with self._coder.moving(Way.SEND):
+            outbox.send()
+            lines = self._read_lines(list(sent.values()), refusal="OOM")
+        for at, line in zip(sent, lines, strict=True):
             if line is None:
                 outcomes[at] = RecordOutcome.FAILED
-        self._coder.told_sent(sent_bytes, time.perf_counter() - begun_s - own_s)
+        self._coder.told_moved(Way.SEND, sent_bytes)
         return outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
@@ -189,28 +190,29 @@ class ValkeyStore(SlotStore):
 
     def _read_record(self, asked: RespConnection, name: RecordName, room: memoryview) -> RecordHead | Verdict | None:
         """To where it is wanted, if it has the length that is. None: there is none."""
+        with self._coder.moving(Way.READ):
+            size = asked.read_size()
+            if isinstance(size, ErrorAnswer):
+                self._read_error(size)
+                return None
+            if size is None:
+                return None
+            is_plain = size == HEAD_BYTES + len(room)
+            if is_plain:
+                value = memoryview(bytearray(HEAD_BYTES))
+                asked.read_into(value, room)
+            else:
+                # Coded ones are shorter.
+                value = asked.read_beginning(size, size if size < HEAD_BYTES + len(room) else HEAD_BYTES)
+        self._coder.told_moved(Way.READ, size)
+        if is_plain:
+            return check_record(value, room, name)
         begun_s = time.perf_counter()
-        size = asked.read_size()
-        if isinstance(size, ErrorAnswer):
-            self._read_error(size)
-            return None
-        if size is None:
-            return None
-        if size != HEAD_BYTES + len(room):
-            # Coded ones are shorter.
-            is_coded = size < HEAD_BYTES + len(room)
-            value = asked.read_beginning(size, size if is_coded else HEAD_BYTES)
-            come_s = time.perf_counter()
-            self._coder.told_read(size, come_s - begun_s)
-            opened = open_value(value, name, len(room), room=room)
-            if not isinstance(opened, OpenValue):
-                return opened
-            self._coder.told_decoded(len(room), time.perf_counter() - come_s)
-            return opened.head
-        head = bytearray(HEAD_BYTES)
-        asked.read_into(memoryview(head), room)
-        self._coder.told_read(size, time.perf_counter() - begun_s)
-        return check_record(memoryview(head), room, name)
+        opened = open_value(value, name, len(room), room=room)
+        if not isinstance(opened, OpenValue):
+            return opened
+        self._coder.told_decoded(len(room), time.perf_counter() - begun_s)
+        return opened.head
 
     def _count_each(self, verb: bytes, keys: Sequence[Key], *rest: bytes) -> list[bool]:
         """Those that a cluster is moving to other nodes are asked for twice."""
