@@ -17,10 +17,13 @@ from kvoffload.units import MIB
 FAILURE_LIMIT = 16
 """Records of a group in a row that do not become shorter."""
 SKIPS = 255
-"""Records that are not tried, for one that is, where trying seems to be of no use."""
+"""Records of such a group that are not tried, for one that is."""
+SLOW_SKIPS = 63
+"""The same where coding is measured to be too slow: that may have been other work of the machine."""
 KNOWN_BYTES = 16 * MIB
 """What must have been moved, or coded, before its speed counts."""
-_FORGET_BYTES = 256 * MIB
+_FORGET_BYTES = 2 * KNOWN_BYTES
+"""So many bytes are worth half when more come."""
 _LEARNING = 0.1
 """How much of what a group's ratio is said to be the newest record decides."""
 _FIRST_RATIO = 1.5
@@ -176,7 +179,8 @@ class RecordCoder:
         """What is of no use is tried rarely: it may have become of use."""
         if self._coding is Coding.AUTO and not any(way.link.is_known for way in self._ways.values()):
             return False
-        if (group.failures >= FAILURE_LIMIT or not is_faster) and group.skipped < SKIPS:
+        skips = SKIPS if group.failures >= FAILURE_LIMIT else 0 if is_faster else SLOW_SKIPS
+        if group.skipped < skips:
             group.skipped += 1
             return False
         group.skipped = 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload import native
-from kvoffload.tiers.record_coder import FAILURE_LIMIT, KNOWN_BYTES, SKIPS, Coding, RecordCoder, Way
+from kvoffload.tiers.record_coder import FAILURE_LIMIT, KNOWN_BYTES, SKIPS, SLOW_SKIPS, Coding, RecordCoder, Way
 from tests.kit.tiers.tier_contract import Records
 
 NUMBERS = Records(0, 1, 100_000, filled=True, has_numbers=True).memory[0].tobytes()
@@ -114,7 +114,7 @@ def test_auto_follows_a_link_that_becomes_faster() -> None:
     for _ in range(100):
         move(coder, Way.SEND, FAST)
     # Now and then it is tried.
-    assert [is_coded(coder) for _ in range(SKIPS + 1)] == [False] * SKIPS + [True]
+    assert [is_coded(coder) for _ in range(SLOW_SKIPS + 1)] == [False] * SLOW_SKIPS + [True]
 
 
 def test_connections_that_move_at_once_are_one_link() -> None:
