@@ -69,14 +69,12 @@ def write_records(path: Path, records: list[torch.Tensor]) -> dict[str, object]:
     return {"file": path.name, "records": len(records), "record_bytes": records[0].numel() * records[0].element_size()}
 
 
-def main() -> None:
+def write_all(folder: Path, source: Path | None) -> dict[str, dict[str, object]]:
+    """What was written, by name, as records.json has it. `source`: the model's folder; None: it is built."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-    folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    if len(sys.argv) > 2:
-        source = Path(sys.argv[2])
-    else:
+    if source is None:
         from tests.vllm.smollm2 import build
 
         source = folder / "model"
@@ -106,7 +104,11 @@ def main() -> None:
     noise = [torch.randint(0, 256, (random_records[0].numel() * 2,), dtype=torch.uint8) for _ in range(8)]
     listing["random_bytes"] = write_records(folder / "random_bytes.bin", noise)
     (folder / "records.json").write_text(json.dumps(listing, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(listing))
+    return listing
+
+
+def main() -> None:
+    print(json.dumps(write_all(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)))
 
 
 if __name__ == "__main__":

@@ -85,9 +85,6 @@ class CacheStats(TypedDict):
     residence: tuple[list[int], list[int], int]
     used_by: dict[int, int]
     mismatches: int
-    coded_records: int
-    coded_bytes: int
-    coded_stored_bytes: int
     moved_bytes: int
     lost_touches: int
     index_bytes: int
@@ -312,6 +309,9 @@ class DeviceHealth(TypedDict):
     put_records: int
     put_bytes: int
     written_bytes: int
+    coded_records: int
+    coded_bytes: int
+    coded_stored_bytes: int
     moved_bytes: int
     found_records: int
     found_bytes: int
@@ -367,6 +367,10 @@ def create_disk_store(
 
 Numbers = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.uint64]
+
+class RecordEncoder:
+    def __init__(self) -> None: ...
+    def encode(self, record: Buffer) -> bytes | None: ...
 
 class CopyEngine:
     def submit(
@@ -450,6 +454,8 @@ def finish_digests(
     totals: Buffer, record_bytes: int, *, fingerprint: bytes, block_hashes: bytes, group: int, shard: int
 ) -> bytes: ...
 def digest_path() -> str: ...
+def decode_record(coded: Buffer, record: Buffer) -> bool: ...
+def codec_path() -> str: ...
 def read_bytes(data: Buffer) -> int: ...
 def policy_names() -> tuple[str, ...]: ...
 def replay_policy(trace: ReplayTrace, policy: str, capacity: int, is_hybrid: bool) -> ReplayOutcome: ...

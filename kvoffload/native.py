@@ -41,6 +41,10 @@ finish_digests = _native.finish_digests
 digest_path = _native.digest_path
 read_bytes = _native.read_bytes
 
+RecordEncoder = _native.RecordEncoder
+decode_record = _native.decode_record
+codec_path = _native.codec_path
+
 PlainFrames = _native.PlainFrames
 ExpressServer = _native.ExpressServer
 ExpressEnd = _native.ExpressEnd

@@ -46,7 +46,7 @@ class OwnServer:
     def time_limit(self, verb: str, value_bytes: int, clients: int) -> float:
         """Seconds in which its own benchmark moves DATA_BYTES."""
         calls = DATA_BYTES // value_bytes
-        command = [*_call("redis-benchmark"), "-p", str(self.port), "-d", str(value_bytes), "-n", str(calls)]
+        command = [*find_command("redis-benchmark"), "-p", str(self.port), "-d", str(value_bytes), "-n", str(calls)]
         command += ["-c", str(clients), "-t", _VERBS[verb], "--csv"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         rows = list(csv.DictReader(done.stdout.splitlines()))
@@ -56,7 +56,7 @@ class OwnServer:
 
     def flush(self) -> None:
         """Nothing is there any more."""
-        subprocess.run([*_call("redis-cli"), "-p", str(self.port), "flushall"], capture_output=True, check=True)
+        subprocess.run([*find_command("redis-cli"), "-p", str(self.port), "flushall"], capture_output=True, check=True)
 
 
 class ValkeyBenchmark:
@@ -84,7 +84,17 @@ def serve(folder: Path) -> Iterator[OwnServer]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [*_call("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
+    command = [
+        *find_command("redis-server"),
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+    ]
     memory_bytes = SERVER_ROUNDS * DATA_BYTES + SERVER_BYTES
     command += ["--maxmemory", str(memory_bytes), "--maxmemory-policy", "allkeys-lru"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -111,7 +121,7 @@ def _find(program: str) -> str:
     return found
 
 
-def _call(program: str) -> list[str]:
+def find_command(program: str) -> list[str]:
     """How it is started, with its libraries beside it."""
     libraries = Path(sys.prefix) / "debian/usr/lib" / f"{os.uname().machine}-linux-gnu"
     return ["env", f"LD_LIBRARY_PATH={libraries}", _find(program)]

@@ -15,8 +15,9 @@ from kvoffload.key_files import read_private_text
 from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
-from kvoffload.tiers.disk import DiskCoding, DiskFolder, DiskTerms
+from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.units import GIB, format_size
 
@@ -57,7 +58,7 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
     disk = DiskTerms(
         folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
         daily_bytes=settings.disk_daily,
-        compress=DiskCoding(settings.disk_compress),
+        compress=Coding(settings.disk_compress),
     )
     # In a fleet a record is kept where it lives, and not on every disk.
     wants = None if fleet is None else fleet.place.is_home
@@ -83,6 +84,7 @@ def _plan_s3(settings: Settings) -> TierPlan | None:
         ca_certificates=_read_certificates(settings.s3_ca_file),
         call_timeout_s=settings.remote_timeout,
         connections=settings.remote_connections,
+        compress=Coding(settings.remote_compress),
     )
     terms = TierTerms(name="s3", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
     return TierPlan(place=s3, terms=terms)

@@ -7,6 +7,7 @@ from pathlib import Path
 from kvoffload.config.sources import Settings
 from kvoffload.config.valkey_address import parse_valkey_address
 from kvoffload.key_files import read_private_text
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import ValkeyTerms
 
 
@@ -22,4 +23,5 @@ def make_valkey(settings: Settings, address: str) -> ValkeyTerms:
         call_timeout_s=settings.remote_timeout,
         connections=settings.remote_connections,
         ttl_s=round(settings.valkey_ttl),
+        compress=Coding(settings.remote_compress),
     )

@@ -349,6 +349,13 @@ class Settings(BaseModel):
         ge=1,
         le=64,
     )
+    remote_compress: Literal["auto", "on", "off"] = _setting(
+        "off",
+        room="tiers",
+        allowed="auto, on or off, in quotes",
+        description="Whether records are sent to Valkey and S3 in a lossless code; as disk_compress, by the measured "
+        "speed of each store.",
+    )
     promote_deadline: Duration = _setting(
         2.0,
         room="connector",

@@ -7,7 +7,6 @@ import select
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from kvoffload.tiers.base import (
     TierHealth,
     TierState,
 )
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import format_size, milliseconds
 
@@ -38,15 +38,7 @@ _LOOKS = 1 << 63
 """Tickets of looks are none of the native core's."""
 
 
-class DiskCoding(StrEnum):
-    """Which records are coded on their way to disk."""
-
-    OFF = "off"
-    ON = "on"
-    AUTO = "auto"
-
-
-_CODINGS = (DiskCoding.OFF, DiskCoding.ON, DiskCoding.AUTO)
+_CODINGS = (Coding.OFF, Coding.ON, Coding.AUTO)
 """In the order of the native core's numbers."""
 
 
@@ -69,7 +61,7 @@ class DiskTerms:
     segment_bytes: int = 128 << 20
     """The same for every capacity, so that a folder is good for another one, too."""
     daily_bytes: int = 0
-    compress: DiskCoding = DiskCoding.OFF
+    compress: Coding = Coding.OFF
     record_limit_bytes: int = 32 << 20
     may_create: bool = True
     io_engine: str = "auto"

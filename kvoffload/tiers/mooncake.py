@@ -24,7 +24,16 @@ import numpy.typing as npt
 from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers import mooncake_child
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
-from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, Verdict, check_record, digest_of, list_names, open_value
+from kvoffload.tiers.envelope import (
+    HEAD_BYTES,
+    OpenValue,
+    RecordHead,
+    Verdict,
+    check_record,
+    digest_of,
+    list_names,
+    open_value,
+)
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import HASH_BYTES
@@ -140,13 +149,15 @@ class MooncakeStore(SlotStore):
         for at, size in enumerate(self._ask_each("get", keys, offsets, HEAD_BYTES + record_bytes)):
             if size <= 0:
                 continue
-            value = rows[at, :size].data
+            value, slot = rows[at, :size].data, view_slot(int(slots[at]), record_bytes)
+            head: RecordHead | Verdict
             if size == HEAD_BYTES + record_bytes:
                 # What is verified is what lies in the slot: a late transfer may still write to shared memory.
                 fill_slot(int(slots[at]), value[HEAD_BYTES:])
-                head = check_record(bytes(value[:HEAD_BYTES]), view_slot(int(slots[at]), record_bytes), wanted[at])
+                head = check_record(bytes(value[:HEAD_BYTES]), slot, wanted[at])
             else:
-                head = open_value(value, wanted[at], record_bytes)
+                opened = open_value(value, wanted[at], record_bytes, room=slot)
+                head = opened.head if isinstance(opened, OpenValue) else opened
             if isinstance(head, RecordHead):
                 outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
             elif head is Verdict.DAMAGED:

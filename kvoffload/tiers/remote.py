@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from kvoffload.tiers.base import (
     TierState,
 )
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, read_head
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.record_store import RecordStore, SlotStore, StoreFacts, StoreFaultError
 from kvoffload.tiers.remote_batch import RemoteBatch
 from kvoffload.tiers.remote_job import RemoteJob, Verb
@@ -60,6 +61,8 @@ class RemoteTierTerms:
     last_probe_s: float = 10.0
     """Between two probes: of a store that was lost, more and more; of one that is there, always."""
     batch_limit: int = BATCH_LIMIT
+    coder: RecordCoder = field(default_factory=RecordCoder)
+    """What connections share that code records."""
     on_close: Callable[[], None] = lambda: None
     """What else waits for the store ends its waits."""
 
@@ -165,7 +168,7 @@ class RemoteTier:
                     capacity_bytes=self._facts.capacity_bytes,
                     used_bytes=self._facts.used_bytes,
                     records=self._facts.values,
-                    counts=dict(self._counts),
+                    counts={**self._counts, **self._terms.coder.counts},
                 )
             ]
 
@@ -257,7 +260,7 @@ class RemoteTier:
             try:
                 if store is None:
                     store, opened = self._terms.open_store(), losses
-                job.serve(store, self._terms.call_bytes)
+                job.serve(store, self._terms.call_bytes, self._terms.coder)
             except StoreFaultError as fault:
                 if store is not None:
                     store.close()

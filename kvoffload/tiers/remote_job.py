@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,7 +16,8 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordOutcome, Ticket
-from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, RecordName, Verdict, list_names, open_value
+from kvoffload.tiers.envelope import HEAD_BYTES, OpenValue, RecordHead, RecordName, Verdict, list_names, open_value
+from kvoffload.tiers.record_coder import RecordCoder, Way
 from kvoffload.tiers.record_store import RecordStore, SlotStore, fill_slot
 from kvoffload.types import HASH_BYTES
 
@@ -88,8 +90,9 @@ class RemoteJob:
             parents=b"".join(self._found_parents),
         )
 
-    def serve(self, store: RecordStore | SlotStore, call_bytes: int) -> None:
-        """All of it, in calls of about so many bytes. Raises what the store raises."""
+    def serve(self, store: RecordStore | SlotStore, call_bytes: int, coder: RecordCoder) -> None:
+        """All of it, in calls of about so many bytes. `coder`: for a store that moves no records itself. Raises what
+        the store raises."""
         work: dict[Verb, Callable[[range], None]] = {
             Verb.LOOK: partial(self._look, store),
             Verb.REMOVE: partial(self._remove, store),
@@ -97,7 +100,7 @@ class RemoteJob:
         if isinstance(store, SlotStore):
             work |= {Verb.PUT: partial(self._put_slots, store), Verb.GET: partial(self._get_slots, store)}
         else:
-            work |= {Verb.PUT: partial(self._put, store), Verb.GET: partial(self._get, store)}
+            work |= {Verb.PUT: partial(self._put, store, coder), Verb.GET: partial(self._get, store, coder)}
         for part in self._cut(call_bytes):
             if self.is_over:
                 return
@@ -113,7 +116,7 @@ class RemoteJob:
             if not self.is_over:
                 self._outcomes[at] = outcome
 
-    def _put(self, store: RecordStore, part: range) -> None:
+    def _put(self, store: RecordStore, coder: RecordCoder, part: range) -> None:
         """What is there already is not sent again: another server, or this one, has computed it before."""
         there = store.look([self._list[at].key for at in part], is_use=True)
         values: dict[int, tuple[bytes, bytes]] = {}
@@ -133,27 +136,36 @@ class RemoteJob:
                 self._settle(at, RecordOutcome.DAMAGED)
                 continue
             parent = self.batch.parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or _NO_PARENT
-            values[at] = RecordHead(name, self.batch.record_bytes, digest, parent).pack(), data
+            coded = coder.encode(name.group, data)
+            head = RecordHead(name, self.batch.record_bytes, digest, parent, len(coded or b""))
+            values[at] = head.pack(), coded or data
         if values:
-            taken = store.put([self._list[at].key for at in values], list(values.values()))
+            with coder.moving(Way.SEND):
+                taken = store.put([self._list[at].key for at in values], list(values.values()))
+            coder.told_moved(Way.SEND, sum(len(data) for _, data in values.values()))
             for at, is_taken in zip(values, taken, strict=True):
                 self._settle(at, self._stored if is_taken else RecordOutcome.FAILED)
 
-    def _get(self, store: RecordStore, part: range) -> None:
+    def _get(self, store: RecordStore, coder: RecordCoder, part: range) -> None:
         damaged = []
         limit_bytes = HEAD_BYTES + self.batch.record_bytes + 1  # one too many tells a longer value
-        values = store.get([self._list[at].key for at in part], limit_bytes)
+        with coder.moving(Way.READ):
+            values = store.get([self._list[at].key for at in part], limit_bytes)
+        coder.told_moved(Way.READ, sum(map(len, filter(None, values))))
         for at, value in zip(part, values, strict=True):
-            head = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)
-            if isinstance(head, RecordHead) and value is not None:
+            begun_s = time.perf_counter()
+            opened = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)
+            if isinstance(opened, OpenValue) and opened.head.coded_bytes:
+                coder.told_decoded(self.batch.record_bytes, time.perf_counter() - begun_s)
+            if isinstance(opened, OpenValue):
                 with self.lock:
                     if self.is_over:
                         return
-                    fill_slot(int(self.batch.slots[at]), value[HEAD_BYTES:])
-                    self._found_digests[at] = head.digest
-                    self._found_parents[at] = head.parent
+                    fill_slot(int(self.batch.slots[at]), opened.record)
+                    self._found_digests[at] = opened.head.digest
+                    self._found_parents[at] = opened.head.parent
                     self._outcomes[at] = RecordOutcome.FOUND
-            elif head is Verdict.DAMAGED:
+            elif opened is Verdict.DAMAGED:
                 damaged.append(at)
                 self._settle(at, RecordOutcome.DAMAGED)
             else:

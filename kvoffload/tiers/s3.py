@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import Key, StoreFacts, Value
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.s3_bucket import Ranges, S3Access, S3Bucket
@@ -39,6 +40,7 @@ class S3Terms(S3Access):
     """How a tier reaches it."""
 
     connections: int = 4
+    compress: Coding = Coding.OFF
 
     def describe(self) -> str:
         """In a few words."""
@@ -47,7 +49,14 @@ class S3Terms(S3Access):
     def open_tier(self) -> RemoteTier:
         """Starts its threads; the store need not be there."""
         open_store = partial(self.open_store, PackIndex())
-        return RemoteTier(RemoteTierTerms(place=self.describe(), open_store=open_store, connections=self.connections))
+        return RemoteTier(
+            RemoteTierTerms(
+                place=self.describe(),
+                open_store=open_store,
+                connections=self.connections,
+                coder=RecordCoder(self.compress),
+            )
+        )
 
     def open_store(self, index: PackIndex | None = None) -> S3Store:
         """StoreFaultError. `index`: what connections of one tier share."""

@@ -6,6 +6,7 @@ policy's business.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
     HEAD_BYTES,
+    OpenValue,
     RecordHead,
     RecordName,
     Verdict,
@@ -25,6 +27,7 @@ from kvoffload.tiers.envelope import (
     list_names,
     open_value,
 )
+from kvoffload.tiers.record_coder import Coding, RecordCoder, Way
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count, read_error
@@ -51,6 +54,7 @@ class ValkeyTerms(ValkeyAccess):
     connections: int = 4
     ttl_s: int = 0
     """0: records stay until the server evicts them."""
+    compress: Coding = Coding.OFF
 
     def describe(self) -> str:
         """In a few words."""
@@ -58,20 +62,27 @@ class ValkeyTerms(ValkeyAccess):
 
     def open_tier(self) -> RemoteTier:
         """Starts its threads; the server need not be there."""
+        coder = RecordCoder(self.compress)
         return RemoteTier(
-            RemoteTierTerms(place=str(self.address), open_store=self.make_opener(), connections=self.connections)
+            RemoteTierTerms(
+                place=str(self.address),
+                open_store=self.make_opener(coder),
+                connections=self.connections,
+                coder=coder,
+            )
         )
 
-    def make_opener(self) -> Callable[[], ValkeyStore]:
-        """What connects, as often as it is called. StoreFaultError."""
-        return partial(ValkeyStore, self, ClusterView())
+    def make_opener(self, coder: RecordCoder | None = None) -> Callable[[], ValkeyStore]:
+        """What connects, as often as it is called. StoreFaultError. `coder`: what these connections share."""
+        return partial(ValkeyStore, self, ClusterView(), coder or RecordCoder(self.compress))
 
 
 class ValkeyStore(SlotStore):
     """Of one thread, but `interrupt`."""
 
-    def __init__(self, terms: ValkeyTerms, view: ClusterView) -> None:
+    def __init__(self, terms: ValkeyTerms, view: ClusterView, coder: RecordCoder) -> None:
         """Connects. StoreFaultError."""
+        self._coder = coder
         self._ttl_s = terms.ttl_s
         self._nodes = ValkeyNodes(terms, view)
 
@@ -85,25 +96,33 @@ class ValkeyStore(SlotStore):
         rest = b"\r\n$2\r\nEX\r\n" + _word(b"%d" % ttl) if ttl else b"\r\n"
         sent: dict[int, RespConnection] = {}
         outbox = _Outbox()
+        sent_bytes = 0
         for at, name in enumerate(wanted):
             if there[at]:
                 continue
-            data = view_slot(int(slots[at]), record_bytes)
-            digest = digest_of(data, name)
+            record = view_slot(int(slots[at]), record_bytes)
+            # While these are on their way the next ones are verified and coded.
+            digest = digest_of(record, name)
             if digest != int(digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
                 continue
+            coded = self._coder.encode(name.group, record)
+            data: Value = record if coded is None else coded
             parent = parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
             words = 5 if ttl else 3
-            begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + record_bytes)
+            begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + len(data))
             sent[at] = self._nodes.of(PREFIX + name.key)
-            # While these are on their way the next ones are verified.
-            head = RecordHead(name, record_bytes, digest, parent).pack()
-            outbox.add(sent[at], [begin, head, data, rest], record_bytes)
-        outbox.send()
-        for at, line in zip(sent, self._read_lines(list(sent.values()), refusal="OOM"), strict=True):
+            head = RecordHead(name, record_bytes, digest, parent, len(coded or b"")).pack()
+            with self._coder.moving(Way.SEND):
+                outbox.add(sent[at], [begin, head, data, rest], len(data))
+            sent_bytes += len(data)
+        with self._coder.moving(Way.SEND):
+            outbox.send()
+            lines = self._read_lines(list(sent.values()), refusal="OOM")
+        for at, line in zip(sent, lines, strict=True):
             if line is None:
                 outcomes[at] = RecordOutcome.FAILED
+        self._coder.told_moved(Way.SEND, sent_bytes)
         return outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
@@ -171,17 +190,29 @@ class ValkeyStore(SlotStore):
 
     def _read_record(self, asked: RespConnection, name: RecordName, room: memoryview) -> RecordHead | Verdict | None:
         """To where it is wanted, if it has the length that is. None: there is none."""
-        size = asked.read_size()
-        if isinstance(size, ErrorAnswer):
-            self._read_error(size)
-            return None
-        if size is None:
-            return None
-        if size != HEAD_BYTES + len(room):
-            return open_value(asked.read_beginning(size, HEAD_BYTES), name, len(room))
-        head = bytearray(HEAD_BYTES)
-        asked.read_into(memoryview(head), room)
-        return check_record(memoryview(head), room, name)
+        with self._coder.moving(Way.READ):
+            size = asked.read_size()
+            if isinstance(size, ErrorAnswer):
+                self._read_error(size)
+                return None
+            if size is None:
+                return None
+            is_plain = size == HEAD_BYTES + len(room)
+            if is_plain:
+                value = memoryview(bytearray(HEAD_BYTES))
+                asked.read_into(value, room)
+            else:
+                # Coded ones are shorter.
+                value = asked.read_beginning(size, size if size < HEAD_BYTES + len(room) else HEAD_BYTES)
+        self._coder.told_moved(Way.READ, size)
+        if is_plain:
+            return check_record(value, room, name)
+        begun_s = time.perf_counter()
+        opened = open_value(value, name, len(room), room=room)
+        if not isinstance(opened, OpenValue):
+            return opened
+        self._coder.told_decoded(len(room), time.perf_counter() - begun_s)
+        return opened.head
 
     def _count_each(self, verb: bytes, keys: Sequence[Key], *rest: bytes) -> list[bool]:
         """Those that a cluster is moving to other nodes are asked for twice."""

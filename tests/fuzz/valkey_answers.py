@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from kvoffload import native
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers.announcement import Announcement
@@ -16,6 +17,7 @@ from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
 from kvoffload.tiers.base import RecordNames
 from kvoffload.tiers.envelope import RecordHead, digest_of, list_names
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import RespConnection
 from kvoffload.tiers.valkey import ValkeyStore, ValkeyTerms
@@ -23,7 +25,8 @@ from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes
 from kvoffload.types import HASH_BYTES
 from tests.fuzz.parts import Input, check_line
 
-_RECORD_BYTES = 100
+_RECORD_BYTES = 400
+"""Enough for a record that is coded."""
 _TERMS = ValkeyTerms(address=ValkeyAddress(host="a"), call_timeout_s=1e6)
 _NAMES = RecordNames(fingerprint=b"f" * 32, hashes=b"h" * HASH_BYTES + b"i" * HASH_BYTES, group=1, shard=0)
 _RECORDS = np.zeros(2 * _RECORD_BYTES, np.uint8)
@@ -62,8 +65,12 @@ def make_seeds() -> Iterator[bytes]:
     data = bytes(_RECORD_BYTES)
     value = RecordHead(name, len(data), digest_of(memoryview(data), name), b"p" * 32).pack() + data
     record = b"$%d\r\n%b\r\n" % (len(value), value)
+    short = native.RecordEncoder().encode(data)
+    assert short is not None
+    head = RecordHead(name, len(data), digest_of(memoryview(data), name), b"p" * 32, len(short)).pack()
+    coded = b"$%d\r\n%b\r\n" % (len(head) + len(short), head + short)
     answers = [
-        record + b"$-1\r\n",
+        record + coded,
         b":1\r\n:0\r\n",
         b":0\r\n:0\r\n+OK\r\n-OOM no room\r\n",
         b":1\r\n-MOVED 3 b:7\r\n" + slots + b":1\r\n",
@@ -116,7 +123,7 @@ def _ask(call: int) -> None:
         for _ in range(2):
             registry._look(ValkeyNodes(_TERMS, ClusterView()), is_last=False)
         return
-    store = ValkeyStore(_TERMS, ClusterView())
+    store = ValkeyStore(_TERMS, ClusterView(), RecordCoder(Coding.ON))
     keys = [name.key for name in list_names(_NAMES)]
     match call:
         case 0:

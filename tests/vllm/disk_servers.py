@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,9 @@ WAIT_S = 60.0
 
 
 @contextmanager
-def disk_server(room: Path) -> Iterator[SharedServer]:
-    with SharedServer(room, disk=str(room / "disk"), disk_size="1GiB", promote_deadline="30s") as server:
+def disk_server(room: Path, **settings: str) -> Iterator[SharedServer]:
+    settings = {"disk": str(room / "disk"), "disk_size": "1GiB", "promote_deadline": "30s", **settings}
+    with SharedServer(room, **settings) as server:
         server.start()
         yield server
 
@@ -30,3 +32,14 @@ def stats_of(engine: Engine) -> CacheStats:
     client: Client = connector._scheduler._parts.cache
     with unhurried(client):
         return client.stats()
+
+
+def await_written(engine: Engine, tier: str = "disk") -> int:
+    """Until the tier has all that memory has; how many blocks that is."""
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        stats = stats_of(engine)
+        if stats.traffic[tier]["written"] == stats.readable > 0:
+            return stats.readable
+        assert time.monotonic() < end_s, stats
+        time.sleep(0.02)

@@ -3,14 +3,13 @@ engine's own hit."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.vllm import connector_probe as probe
-from tests.vllm.disk_servers import WAIT_S, disk_server, stats_of
-from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.disk_servers import await_written, disk_server, stats_of
+from tests.vllm.engine import EnginePool, make_prompt
 from tests.vllm.equality import answer, restorable
 from tests.vllm.restarted import start
 from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
@@ -18,18 +17,6 @@ from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
 pytestmark = pytest.mark.vllm
 
 LENGTH = 1400
-
-
-def await_written(engine: Engine) -> int:
-    """Until the disk has all that memory has; how many blocks that is."""
-    end_s = time.monotonic() + WAIT_S
-    while True:
-        stats = stats_of(engine)
-        (place,) = stats.places
-        if place.records == stats.readable > 0:
-            return stats.readable
-        assert time.monotonic() < end_s, (place, stats)
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)

@@ -14,6 +14,7 @@ namespace kvo {
 
 void bind_hash(nanobind::module_& module);
 void bind_digest(nanobind::module_& module);
+void bind_codec(nanobind::module_& module);
 void bind_disk(nanobind::module_& module);
 void bind_frames(nanobind::module_& module);
 void bind_express(nanobind::module_& module);

@@ -30,4 +30,24 @@ private:
     Py_buffer buffer_;
 };
 
+// The same for bytes that are written to. A BufferError if they may not be.
+class WritableBufferView {
+public:
+    explicit WritableBufferView(nanobind::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_WRITABLE) != 0) {
+            throw nanobind::python_error();
+        }
+    }
+    ~WritableBufferView() { PyBuffer_Release(&buffer_); }
+    WritableBufferView(const WritableBufferView&) = delete;
+    WritableBufferView& operator=(const WritableBufferView&) = delete;
+
+    std::span<std::uint8_t> bytes() const {
+        return {static_cast<std::uint8_t*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
+    }
+
+private:
+    Py_buffer buffer_;
+};
+
 }  // namespace kvo

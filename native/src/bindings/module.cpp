@@ -35,6 +35,7 @@ NB_MODULE(_native, module) {
     watch_python_end();
     kvo::bind_hash(module);
     kvo::bind_digest(module);
+    kvo::bind_codec(module);
     kvo::bind_disk(module);
     kvo::bind_frames(module);
     kvo::bind_express(module);

@@ -21,6 +21,7 @@ import pytest
 from kvoffload.config.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.base import TierState
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.s3_index import PackIndex
@@ -89,6 +90,7 @@ def make_tier(terms: S3Terms) -> RemoteTier:
             place=terms.describe(),
             open_store=lambda: terms.open_store(index),
             connections=terms.connections,
+            coder=RecordCoder(terms.compress),
             first_probe_s=0.02,
             last_probe_s=0.05,
         )

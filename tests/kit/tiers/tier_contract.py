@@ -25,16 +25,24 @@ def hashes_of(first: int, count: int) -> bytes:
 
 
 class Records:
-    """Memory for records of one size, their names, and what they hold when they are made to be put."""
+    """Memory for records of one size, their names, and what they hold when they are made to be put: bytes at random,
+    or numbers in bfloat16, which become shorter when they are coded."""
 
-    def __init__(self, first: int, count: int, record_bytes: int, *, filled: bool, group: int = 0) -> None:
+    def __init__(
+        self, first: int, count: int, record_bytes: int, *, filled: bool, group: int = 0, has_numbers: bool = False
+    ) -> None:
         self.record_bytes = record_bytes
         self.names = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(first, count), group=group)
         self.parents = hashes_of(first + 1000, count)
         self.memory = np.zeros((count, record_bytes), np.uint8)
         if filled:
             for i in range(count):
-                self.memory[i] = np.random.default_rng([first + i, group]).integers(0, 256, record_bytes, np.uint8)
+                drawn = np.random.default_rng([first + i, group])
+                if has_numbers:
+                    numbers = drawn.normal(size=record_bytes // 2 + 1).astype(np.float32).view(np.uint16)[1::2]
+                    self.memory[i] = np.frombuffer(numbers.tobytes(), np.uint8)[:record_bytes]
+                else:
+                    self.memory[i] = drawn.integers(0, 256, record_bytes, np.uint8)
         self.slots = np.uint64(self.memory.ctypes.data) + np.arange(count, dtype=np.uint64) * np.uint64(record_bytes)
         self.digests = np.frombuffer(
             native.digest_records(
@@ -99,6 +107,9 @@ def look(tier: Tier, names: RecordNames) -> list[bool]:
 class TierContract:
     """A subclass has a fixture `tier`, an empty one of at least 16 MiB."""
 
+    has_numbers = False
+    """Whether records that are found again are such as a tier may code."""
+
     knows_parents = True
     """Else nobody knows of what was found what came before it."""
     is_listed = True
@@ -106,7 +117,7 @@ class TierContract:
 
     @pytest.mark.parametrize("record_bytes", [1, 4096, 65536, 300_001])
     def test_what_is_put_is_found(self, tier: Tier, record_bytes: int) -> None:
-        written = Records(0, 5, record_bytes, filled=True)
+        written = Records(0, 5, record_bytes, filled=True, has_numbers=self.has_numbers)
         assert put(tier, written).count(RecordOutcome.WRITTEN) == 5
         read = Records(0, 6, record_bytes, filled=False)
         ended = get(tier, read)
@@ -127,7 +138,7 @@ class TierContract:
         assert get(tier, Records(0, 1, 101, filled=False, group=1)).count(RecordOutcome.MISSING) == 1
 
     def test_a_record_without_its_digest_is_not_stored(self, tier: Tier) -> None:
-        records = Records(0, 3, 5000, filled=True)
+        records = Records(0, 3, 5000, filled=True, has_numbers=self.has_numbers)
         records.memory[1, 4321] ^= 16
         ended = put(tier, records)
         assert ended.outcomes.tolist() == [RecordOutcome.WRITTEN, RecordOutcome.DAMAGED, RecordOutcome.WRITTEN]

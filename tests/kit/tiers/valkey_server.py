@@ -17,6 +17,7 @@ import pytest
 
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import TierState
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_slots import SLOTS
@@ -141,11 +142,13 @@ def await_told(server: Server, wanted: str, *words: str) -> None:
 
 def make_tier(terms: ValkeyTerms) -> RemoteTier:
     """One that looks often whether the server is back."""
+    coder = RecordCoder(terms.compress)
     tier = RemoteTier(
         RemoteTierTerms(
             place=str(terms.address),
-            open_store=terms.make_opener(),
+            open_store=terms.make_opener(coder),
             connections=2,
+            coder=coder,
             first_probe_s=0.02,
             last_probe_s=0.05,
         )

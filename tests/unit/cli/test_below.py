@@ -11,8 +11,9 @@ from kvoffload.config.sources import Settings, load_settings
 from kvoffload.errors import ConfigError
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.server.tiering.terms import WriteRule
-from kvoffload.tiers.disk import DiskCoding, DiskTerms
+from kvoffload.tiers.disk import DiskTerms
 from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.units import GIB
@@ -31,7 +32,7 @@ def test_each_folder_is_a_device_of_the_size_that_is_set() -> None:
         ("/nvme1/kv", 4 * GIB),
     ]
     assert plan.place.daily_bytes == 1 << 40
-    assert plan.place.compress is DiskCoding.ON
+    assert plan.place.compress is Coding.ON
     assert (plan.terms.write, plan.terms.queue_s) == (WriteRule.BACK, 0.5)
     assert plan.place.describe() == "8GiB of disk in 2 folders"
     assert choose_tiers(load_settings().settings, ServerConfig()) == {}
@@ -72,12 +73,14 @@ def test_valkey_lies_below_the_disk(tmp_path: Path) -> None:
         "remote_queue": "5s",
         "remote_timeout": "200ms",
         "remote_connections": "7",
+        "remote_compress": "auto",
     }
     near, far = choose_tiers(disk_settings(**valkey), ServerConfig())[""]
     assert isinstance(near.place, DiskTerms)
     assert isinstance(far.place, ValkeyTerms)
     assert far.place.describe() == "valkeys://me@far:6379/2"
     assert (far.place.password, far.place.ttl_s) == ("open", 7200)
+    assert (near.place.compress, far.place.compress) == (Coding.OFF, Coding.AUTO)
     assert (far.place.call_timeout_s, far.place.connections) == (0.2, 7)
     assert (far.terms.name, far.terms.write, far.terms.queue_s) == ("valkey", WriteRule.SECOND_USE, 5.0)
     assert "open" not in repr(far.place)
@@ -136,6 +139,7 @@ def test_s3_lies_below_valkey(tmp_path: Path) -> None:
         "s3": "s3://cache/kv/",
         "s3_endpoint": "https://far:9000/",
         "s3_region": "eu-west-1",
+        "remote_compress": "on",
         "s3_credentials_file": private_file(tmp_path / "keys", keys),
         "s3_ca_file": private_file(tmp_path / "ca.pem", "-----BEGIN CERTIFICATE-----\n"),
         "remote_timeout": "3s",
@@ -144,6 +148,7 @@ def test_s3_lies_below_valkey(tmp_path: Path) -> None:
     *nearer, far = choose_tiers(disk_settings(**s3), ServerConfig())[""]
     assert [plan.terms.name for plan in nearer] == ["disk", "valkey"]
     assert isinstance(far.place, S3Terms)
+    assert far.place.compress is Coding.ON
     assert far.terms.name == "s3"
     assert far.place.describe() == "s3://cache/kv at https://far:9000"
     assert far.place.keys is not None

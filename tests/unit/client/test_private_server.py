@@ -251,6 +251,7 @@ CHANGED: dict[str, object] = {
     "remote_queue": "7s",
     "remote_timeout": "9s",
     "remote_connections": "7",
+    "remote_compress": "on",
     "verify": "always",
     "sparse_memory": "true",
     **{name: "/f" for name in Settings.model_fields if name.endswith("_file") and name not in NOT_SERVED},

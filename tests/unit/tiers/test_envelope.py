@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kvoffload import native
@@ -12,6 +14,7 @@ from kvoffload.tiers.envelope import (
     HEAD_BYTES,
     KEY_BYTES,
     MAGIC,
+    OpenValue,
     RecordHead,
     RecordName,
     Verdict,
@@ -26,6 +29,19 @@ from kvoffload.tiers.envelope import (
 NAME = RecordName(b"F" * 32, 3, 1, b"H" * 32)
 DATA = bytes(range(100))
 HEAD = RecordHead(NAME, len(DATA), digest_of(memoryview(DATA), NAME), b"P" * 32)
+LONG = (np.random.default_rng(36).normal(size=400).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+CODED = native.RecordEncoder().encode(LONG) or b""
+CODED_HEAD = RecordHead(NAME, len(LONG), digest_of(memoryview(LONG), NAME), b"P" * 32, len(CODED))
+
+
+def open_bytes(value: bytes, record_bytes: int) -> tuple[RecordHead, bytes] | Verdict:
+    opened = open_value(memoryview(value), NAME, record_bytes)
+    return (opened.head, bytes(opened.record)) if isinstance(opened, OpenValue) else opened
+
+
+def seal(fields: bytes) -> bytes:
+    """A head whose checksum is right."""
+    return fields + struct.pack("<Q", native.digest_run(fields))
 
 
 def test_a_head_is_read_as_it_was_packed() -> None:
@@ -37,7 +53,14 @@ def test_a_head_is_read_as_it_was_packed() -> None:
 
 def test_its_bytes_are_those_of_version_1() -> None:
     fields = struct.pack("<4sHHIIQQ", MAGIC, 1, 0, 3, 1, 100, HEAD.digest) + b"F" * 32 + b"H" * 32 + b"P" * 32
-    assert HEAD.pack() == fields + struct.pack("<Q", native.digest_run(fields))
+    assert HEAD.pack() == seal(fields)
+
+
+def test_the_bytes_of_a_coded_record_are_those_of_version_2() -> None:
+    lengths = (len(LONG), len(CODED))
+    fields = struct.pack("<4sHHIIIIQ", MAGIC, 2, 1, 3, 1, *lengths, CODED_HEAD.digest)
+    assert CODED_HEAD.pack() == seal(fields + b"F" * 32 + b"H" * 32 + b"P" * 32)
+    assert read_head(CODED_HEAD.pack()) == CODED_HEAD
 
 
 def test_every_bit_of_a_head_is_looked_at() -> None:
@@ -52,10 +75,16 @@ def test_every_bit_of_a_head_is_looked_at() -> None:
 
 def test_a_version_that_is_not_known_is_no_damage() -> None:
     fields = bytearray(HEAD.pack()[:-8])
-    struct.pack_into("<H", fields, 4, 2)
-    later = bytes(fields) + struct.pack("<Q", native.digest_run(bytes(fields)))
+    struct.pack_into("<H", fields, 4, 3)
+    later = seal(bytes(fields))
     assert read_head(later) is Verdict.OTHER
     assert open_value(memoryview(later + DATA), NAME, len(DATA)) is Verdict.OTHER
+
+
+def test_a_code_that_is_not_known_is_no_damage() -> None:
+    fields = bytearray(CODED_HEAD.pack()[:-8])
+    struct.pack_into("<H", fields, 6, 2)
+    assert open_bytes(seal(bytes(fields)) + CODED, len(LONG)) is Verdict.OTHER
 
 
 @pytest.mark.parametrize(
@@ -71,9 +100,48 @@ def test_a_version_that_is_not_known_is_no_damage() -> None:
     ],
 )
 def test_a_value_is_opened(head: RecordHead, data: bytes, record_bytes: int, found: object) -> None:
-    assert open_value(memoryview(head.pack() + data), NAME, record_bytes) == found
+    opened = open_bytes(head.pack() + data, record_bytes)
+    assert opened == ((found, data) if isinstance(found, RecordHead) else found)
     if record_bytes == head.record_bytes:
         assert check_record(head.pack(), memoryview(data), NAME) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "coded", "record_bytes", "found"),
+    [
+        (CODED_HEAD, CODED, len(LONG), CODED_HEAD),
+        (CODED_HEAD, CODED, len(LONG) + 1, Verdict.OTHER),
+        (CODED_HEAD, CODED[:-1], len(LONG), Verdict.DAMAGED),
+        (CODED_HEAD, CODED + b"x", len(LONG), Verdict.DAMAGED),
+        (CODED_HEAD, LONG, len(LONG), Verdict.DAMAGED),
+        (replace(CODED_HEAD, digest=CODED_HEAD.digest ^ 1), CODED, len(LONG), Verdict.DAMAGED),
+        (replace(CODED_HEAD, name=replace(NAME, shard=2)), CODED, len(LONG), Verdict.DAMAGED),
+        (replace(CODED_HEAD, coded_bytes=len(LONG)), LONG, len(LONG), Verdict.DAMAGED),
+        (replace(CODED_HEAD, coded_bytes=0), CODED, len(LONG), Verdict.DAMAGED),
+        (replace(CODED_HEAD, record_bytes=len(LONG) + 64), CODED, len(LONG) + 64, Verdict.DAMAGED),
+    ],
+)
+def test_a_coded_value_is_opened(head: RecordHead, coded: bytes, record_bytes: int, found: object) -> None:
+    opened = open_bytes(head.pack() + coded, record_bytes)
+    assert opened == ((found, LONG) if isinstance(found, RecordHead) else found)
+    assert isinstance(check_record(head.pack(), memoryview(coded), NAME), Verdict)
+
+
+def test_no_bit_of_a_coded_value_may_differ() -> None:
+    value = bytearray(CODED_HEAD.pack() + CODED)
+    assert open_bytes(value, len(LONG)) == (CODED_HEAD, LONG)
+    for bit in range(8 * len(value)):
+        value[bit // 8] ^= 1 << bit % 8
+        assert open_bytes(value, len(LONG)) is Verdict.DAMAGED, bit
+        value[bit // 8] ^= 1 << bit % 8
+
+
+def test_a_coded_value_is_decoded_where_it_is_wanted() -> None:
+    room = memoryview(bytearray(len(LONG)))
+    opened = open_value(memoryview(CODED_HEAD.pack() + CODED), NAME, len(LONG), room=room)
+    assert isinstance(opened, OpenValue)
+    assert opened.record is room
+    assert room == LONG
 
 
 def test_keys_say_all_of_a_name_and_begin_alike() -> None:

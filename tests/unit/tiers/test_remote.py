@@ -11,6 +11,8 @@ import pytest
 
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
+from kvoffload.tiers.envelope import HEAD_BYTES
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from tests.kit.tiers.dict_store import Place
 from tests.kit.tiers.faulty_tier import FaultyTier
@@ -19,7 +21,9 @@ from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, fini
 UNAVAILABLE, LATE = RecordOutcome.UNAVAILABLE, RecordOutcome.LATE
 
 
-def make_tier(place: Place, *, connections: int = 3, call_bytes: int = 1 << 20) -> RemoteTier:
+def make_tier(
+    place: Place, *, connections: int = 3, call_bytes: int = 1 << 20, coding: Coding = Coding.OFF
+) -> RemoteTier:
     terms = RemoteTierTerms(
         place="dictionary",
         open_store=place.open,
@@ -27,6 +31,7 @@ def make_tier(place: Place, *, connections: int = 3, call_bytes: int = 1 << 20) 
         call_bytes=call_bytes,
         first_probe_s=0.005,
         last_probe_s=0.02,
+        coder=RecordCoder(coding),
     )
     tier = RemoteTier(terms)
     assert tier.wait_open(TIMEOUT_S)
@@ -51,6 +56,16 @@ class TestRemoteTier(TierContract):
     @pytest.fixture
     def tier(self, place: Place) -> Iterator[Tier]:
         tier = make_tier(place)
+        yield tier
+        tier.close()
+
+
+class TestRemoteTierThatCodes(TierContract):
+    has_numbers = True
+
+    @pytest.fixture
+    def tier(self, place: Place) -> Iterator[Tier]:
+        tier = make_tier(place, coding=Coding.ON)
         yield tier
         tier.close()
 
@@ -243,3 +258,49 @@ def test_many_threads_may_ask(tier: RemoteTier) -> None:
     for records in read:
         assert np.array_equal(records.memory, written.memory)
     assert finish(tier, tier.look(written.names, timeout_s=TIMEOUT_S)).count(RecordOutcome.FOUND) == 20
+
+
+def make_numbers(*, filled: bool) -> Records:
+    return Records(0, 4, 20_000, filled=filled, has_numbers=True)
+
+
+@pytest.mark.parametrize("reader", list(Coding))
+def test_records_are_coded_where_it_is_wanted_and_read_whatever_is_wanted(place: Place, reader: Coding) -> None:
+    written, read = make_numbers(filled=True), make_numbers(filled=False)
+    tiers = {coding: make_tier(place, coding=coding) for coding in Coding}
+    assert put(tiers[Coding.ON], written).count(RecordOutcome.WRITTEN) == 4
+    assert all(len(value) < HEAD_BYTES + 0.8 * 20_000 for value in place.values.values())
+    counts = tiers[Coding.ON].health()[0].counts
+    assert (counts["coded_records"], counts["coded_bytes"]) == (4, 80_000)
+    assert counts["coded_stored_bytes"] == sum(map(len, place.values.values())) - 4 * HEAD_BYTES
+    assert get(tiers[reader], read).count(RecordOutcome.FOUND) == 4
+    assert np.array_equal(read.memory, written.memory)
+    for tier in tiers.values():
+        tier.close()
+
+
+@pytest.mark.parametrize("writer", [Coding.OFF, Coding.AUTO])
+def test_records_that_are_not_coded_are_read_by_who_codes(place: Place, writer: Coding) -> None:
+    """Before anything is known of the store's speed, nothing is coded."""
+    written, read = make_numbers(filled=True), make_numbers(filled=False)
+    one, other = make_tier(place, coding=writer), make_tier(place, coding=Coding.ON)
+    put(one, written)
+    assert {len(value) for value in place.values.values()} == {HEAD_BYTES + 20_000}
+    assert get(other, read).count(RecordOutcome.FOUND) == 4
+    assert np.array_equal(read.memory, written.memory)
+    one.close()
+    other.close()
+
+
+def test_a_coded_record_that_is_damaged_is_a_miss_and_removed(place: Place) -> None:
+    tier = make_tier(place, coding=Coding.ON)
+    put(tier, make_numbers(filled=True))
+    [first, second, third, _] = place.values
+    place.values[first] = place.values[first][:-1]
+    place.values[second] = place.values[second][:5000] + b"\0\0\0\0" + place.values[second][5004:]
+    place.values[third] = place.values[third][:HEAD_BYTES] + b"\2" + place.values[third][HEAD_BYTES + 1 :]
+    assert get(tier, make_numbers(filled=False)).outcomes.tolist() == [RecordOutcome.DAMAGED] * 3 + [
+        RecordOutcome.FOUND
+    ]
+    assert len(place.values) == 1
+    tier.close()

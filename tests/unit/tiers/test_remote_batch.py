@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload.tiers.base import RecordOutcome
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.remote_batch import RemoteBatch
 from kvoffload.tiers.remote_job import Verb
@@ -49,11 +50,11 @@ def test_a_batch_is_cut_where_its_calls_stay_large(
 
 def test_it_ends_with_the_last_of_its_jobs_in_the_order_of_its_records() -> None:
     place, written, read = Place(), Records(1, 2, 1000, filled=True), Records(0, 4, 1000, filled=False)
-    make_job(Verb.PUT, written).serve(DictStore(place), 1 << 20)
+    make_job(Verb.PUT, written).serve(DictStore(place), 1 << 20, RecordCoder())
     batch = RemoteBatch(make_job(Verb.GET, read), connections=3, call_bytes=1000)
     first, second, last = batch.jobs
     for job in (last, first):
-        job.serve(DictStore(place), 1 << 20)
+        job.serve(DictStore(place), 1 << 20, RecordCoder())
         ended = job.end(LATE)
         assert ended is not None
         assert batch.take(job, ended) is None
@@ -79,7 +80,7 @@ class MetStore(DictStore):
 def test_a_large_batch_has_all_connections() -> None:
     place, read = Place(), Records(0, 7, 1000, filled=False)
     written = Records(0, 7, 1000, filled=True)
-    make_job(Verb.PUT, written).serve(DictStore(place), 1 << 20)
+    make_job(Verb.PUT, written).serve(DictStore(place), 1 << 20, RecordCoder())
     tier = RemoteTier(RemoteTierTerms(place="a test", open_store=lambda: MetStore(place), call_bytes=2000))
     ended = get(tier, read)
     assert ended.outcomes.tolist() == [FOUND] * 7

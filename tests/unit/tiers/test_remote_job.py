@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, SlotStore, StoreFacts, StoreFaultError
 from kvoffload.tiers.remote_job import Verb
 from tests.kit.tiers.dict_store import DictStore, Place
@@ -60,8 +61,8 @@ class HangingStore(SlotStore):
 def test_what_is_put_is_got() -> None:
     store, written, read = DictStore(Place()), Records(0, 3, 1000, filled=True), Records(0, 4, 1000, filled=False)
     put, get = make_job(Verb.PUT, written), make_job(Verb.GET, read)
-    put.serve(store, CALL_BYTES)
-    get.serve(store, CALL_BYTES)
+    put.serve(store, CALL_BYTES, RecordCoder())
+    get.serve(store, CALL_BYTES, RecordCoder())
     ended = put.end(FAILED), get.end(FAILED)
     assert ended[0] is not None
     assert ended[1] is not None
@@ -75,7 +76,7 @@ def test_what_is_put_is_got() -> None:
 @pytest.mark.parametrize(("call_bytes", "calls"), [(1 << 20, 1), (2 * 1136, 3), (1, 5)])
 def test_records_are_moved_in_calls_of_a_size(verb: Verb, call_bytes: int, calls: int) -> None:
     place, records = Place(), Records(0, 5, 1000, filled=True)
-    make_job(verb, records).serve(DictStore(place), call_bytes)
+    make_job(verb, records).serve(DictStore(place), call_bytes, RecordCoder())
     assert len([asked for asked in place.asked if asked[0] == verb.value]) == calls
 
 
@@ -92,19 +93,19 @@ def test_a_job_ends_once() -> None:
 @pytest.mark.parametrize("verb", list(Verb))
 def test_a_job_that_is_over_asks_nothing_and_touches_nothing(verb: Verb) -> None:
     place, written, records = Place(), Records(0, 2, 100, filled=True), Records(0, 2, 100, filled=False)
-    make_job(Verb.PUT, written).serve(DictStore(place), CALL_BYTES)
+    make_job(Verb.PUT, written).serve(DictStore(place), CALL_BYTES, RecordCoder())
     assert len(place.values) == 2
     place.asked.clear()
     job = make_job(verb, records)
     job.end(LATE)
-    job.serve(DictStore(place), CALL_BYTES)
+    job.serve(DictStore(place), CALL_BYTES, RecordCoder())
     assert not place.asked
     assert not records.memory.any()
 
 
 def test_a_job_that_ends_while_values_come_takes_no_more() -> None:
     place, written, records = Place(), Records(0, 2, 100, filled=True), Records(0, 2, 100, filled=False)
-    make_job(Verb.PUT, written).serve(DictStore(place), CALL_BYTES)
+    make_job(Verb.PUT, written).serve(DictStore(place), CALL_BYTES, RecordCoder())
     assert len(place.values) == 2
     job = make_job(Verb.GET, records)
 
@@ -113,7 +114,7 @@ def test_a_job_that_ends_while_values_come_takes_no_more() -> None:
         return value
 
     place.change = end_first
-    job.serve(DictStore(place), CALL_BYTES)
+    job.serve(DictStore(place), CALL_BYTES, RecordCoder())
     assert not records.memory.any()
 
 
@@ -126,7 +127,7 @@ def test_a_store_that_moves_records_itself_is_interrupted(verb: Verb) -> None:
 
     def serve() -> None:
         try:
-            job.serve(store, CALL_BYTES)
+            job.serve(store, CALL_BYTES, RecordCoder())
         except StoreFaultError as fault:
             faults.append(str(fault))
 

@@ -16,6 +16,7 @@ import obstore
 
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.s3 import WHOLE_BYTES, S3Terms
 from tests.kit.free_ports import free_ports
@@ -59,6 +60,23 @@ def test_what_one_server_writes_another_one_finds_at_once(weed: S3Server, record
         assert get(other, read).count(FOUND) == 5
         assert np.array_equal(read.memory, records.memory)
     assert len(paths_of(terms, "/record/")) == (15 if record_bytes == LARGE else 0)
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("record_bytes", [20_000, LARGE + 1000, 2 * LARGE])
+def test_coded_records_come_back_as_they_were(weed: S3Server, record_bytes: int) -> None:
+    """Those in the middle would be objects of their own, and are small enough for a pack when they are coded."""
+    terms = weed.terms(compress=Coding.ON)
+    one, other = make_tier(terms), make_tier(replace(terms, compress=Coding.OFF))
+    written, read = (Records(0, 3, record_bytes, filled=filled, has_numbers=True) for filled in (True, False))
+    assert put(one, written).count(RecordOutcome.WRITTEN) == 3
+    counts = one.health()[0].counts
+    assert (counts["coded_records"], counts["coded_bytes"]) == (3, 3 * record_bytes)
+    assert counts["coded_stored_bytes"] < 0.8 * counts["coded_bytes"]
+    assert get(other, read).count(FOUND) == 3
+    assert np.array_equal(read.memory, written.memory)
+    assert len(paths_of(terms, "/record/")) == (3 if record_bytes == 2 * LARGE else 0)
     one.close()
     other.close()
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kvoffload.tiers.base import Tier
+from kvoffload.tiers.base import RecordOutcome, Tier
+from kvoffload.tiers.envelope import HEAD_BYTES
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import PREFIX
-from tests.kit.tiers.tier_contract import Records, TierContract, put
+from tests.kit.tiers.tier_contract import Records, TierContract, get, put
 from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, terms_of
 
 CAPACITY = ("--maxmemory", "48mb", "--maxmemory-policy", "allkeys-lru")
@@ -38,6 +41,17 @@ class TestValkey(TierContract):
     def tier(self, server: Server) -> Iterator[Tier]:
         ask(server, "flushall")
         tier = make_tier(terms_of(server))
+        yield tier
+        tier.close()
+
+
+class TestValkeyOfCodedRecords(TierContract):
+    has_numbers = True
+
+    @pytest.fixture
+    def tier(self, server: Server) -> Iterator[Tier]:
+        ask(server, "flushall")
+        tier = make_tier(terms_of(server, compress=Coding.ON))
         yield tier
         tier.close()
 
@@ -82,4 +96,33 @@ def test_records_live_as_long_as_is_said_and_a_use_is_a_new_life(server: Server)
     ask(server, "eval", "return redis.call('expire', redis.call('keys', '*')[1], 5)", "0")
     put(tier, records)
     assert int(ask(server, "eval", "return redis.call('ttl', redis.call('keys', '*')[1])", "0")) > 900
+    tier.close()
+
+
+@pytest.mark.parametrize("reader", list(Coding))
+def test_coded_records_are_shorter_there_and_come_back_as_they_were(server: Server, reader: Coding) -> None:
+    ask(server, "flushall")
+    one, other = make_tier(terms_of(server, compress=Coding.ON)), make_tier(terms_of(server, compress=reader))
+    written = Records(0, 3, 20_000, filled=True, has_numbers=True)
+    assert put(one, written).count(RecordOutcome.WRITTEN) == 3
+    counts = one.health()[0].counts
+    assert (counts["coded_records"], counts["coded_bytes"]) == (3, 60_000)
+    stored = "local all = 0; for _, key in ipairs(redis.call('keys', '*')) do all = all + redis.call('strlen', key) end"
+    assert int(ask(server, "eval", f"{stored}; return all", "0")) == counts["coded_stored_bytes"] + 3 * HEAD_BYTES
+    read = Records(0, 3, 20_000, filled=False)
+    assert get(other, read).count(RecordOutcome.FOUND) == 3
+    assert np.array_equal(read.memory, written.memory)
+    one.close()
+    other.close()
+
+
+def test_a_coded_record_that_is_damaged_there_is_a_miss_and_removed(server: Server) -> None:
+    ask(server, "flushall")
+    tier = make_tier(terms_of(server, compress=Coding.ON))
+    put(tier, Records(0, 2, 20_000, filled=True, has_numbers=True))
+    spoil = "redis.call('setrange', redis.call('keys', '*')[1], 7000, 'spoiled')"
+    ask(server, "eval", f"{spoil}; return 1", "0")
+    ended = get(tier, Records(0, 2, 20_000, filled=False))
+    assert (ended.count(RecordOutcome.FOUND), ended.count(RecordOutcome.DAMAGED)) == (1, 1)
+    assert int(ask(server, "dbsize")) == 1
     tier.close()

@@ -1,0 +1,38 @@
+"""Coded records are measured beside others over a wire of a rate."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from benchmarks.coded_wire import measure, wire
+from kvoffload.bench.valkey import find_command
+from kvoffload.errors import BenchmarkError
+from tests.kit.tiers.tier_contract import Records
+
+
+@pytest.fixture(autouse=True)
+def _possible() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        pytest.skip("ip and tc (Debian's iproute2) are not installed")
+    try:
+        find_command("redis-server")
+        with wire("1gbit"):
+            pass
+    except BenchmarkError as fault:
+        pytest.skip(str(fault))
+    except subprocess.CalledProcessError as fault:
+        pytest.skip(f"no wire with a rate here: {fault.stderr!r}")
+
+
+def test_every_way_to_code_is_measured_on_the_same_records() -> None:
+    numbers = Records(0, 4, 1 << 20, filled=True, has_numbers=True).memory
+    found = measure([memoryview(record.tobytes()) for record in numbers], "1gbit", rounds=2)
+    assert list(found) == ["off", "on", "auto"]
+    assert (found["off"]["coded"], found["on"]["coded"]) == (0, 1)
+    assert all(one[f"{way}_ms"] > 0 for one in found.values() for way in ("send", "read"))

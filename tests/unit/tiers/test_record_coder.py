@@ -1,0 +1,140 @@
+"""Which records are coded, by what was measured: with a clock that goes on by a fixed time with each look."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvoffload import native
+from kvoffload.tiers.record_coder import FAILURE_LIMIT, KNOWN_BYTES, SKIPS, SLOW_SKIPS, Coding, RecordCoder, Way
+from tests.kit.tiers.tier_contract import Records
+
+NUMBERS = Records(0, 1, 100_000, filled=True, has_numbers=True).memory[0].tobytes()
+NOISE = np.random.default_rng(5).bytes(100_000)
+CODE_S = 1e-4
+"""What coding or decoding takes here: 1 GB/s."""
+SLOW, MIDDLE, FAST = 1e-8, 2.5e-9, 1e-9
+"""Seconds a byte of a link: 0.1, 0.4 and 1 GB/s. With a code of 1 GB/s the border lies at 0.5 for what is sent, and at
+0.3 for what is read with a ratio of 1.5."""
+
+
+class Clock:
+    """Goes on with each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += CODE_S
+        return self.now_s
+
+
+def make_coder(coding: Coding) -> RecordCoder:
+    return RecordCoder(coding, clock=Clock())
+
+
+def move(coder: RecordCoder, way: Way, byte_s: float, *, size_bytes: int = KNOWN_BYTES, connections: int = 1) -> None:
+    """By so many connections at once, each its part."""
+    clock: Any = coder._clock
+    with ExitStack() as stack:
+        for _ in range(connections):
+            stack.enter_context(coder.moving(way))
+        clock.now_s += size_bytes * byte_s
+    for _ in range(connections):
+        coder.told_moved(way, size_bytes // connections)
+
+
+def learn(coder: RecordCoder) -> None:
+    """How fast the code is, by as many records as that takes."""
+    for _ in range(KNOWN_BYTES // len(NUMBERS) + 1):
+        coder.encode(0, NUMBERS)
+
+
+def is_coded(coder: RecordCoder, record: bytes = NUMBERS, group: int = 0) -> bool:
+    coded = coder.encode(group, record)
+    if coded is None:
+        return False
+    decoded = bytearray(len(record))
+    assert native.decode_record(coded, decoded)
+    assert decoded == record
+    return True
+
+
+def test_off_codes_nothing_and_on_whatever_becomes_shorter() -> None:
+    assert not is_coded(make_coder(Coding.OFF))
+    coder = make_coder(Coding.ON)
+    assert is_coded(coder)
+    assert not is_coded(coder, NOISE)
+    assert (coder.counts["coded_records"], coder.counts["coded_bytes"]) == (1, len(NUMBERS))
+    assert 0 < coder.counts["coded_stored_bytes"] < 0.8 * len(NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("sent_s", "read_s", "codes"),
+    [
+        (None, None, False),
+        (SLOW, None, True),
+        (None, SLOW, True),
+        (SLOW, SLOW, True),
+        (FAST, None, False),
+        (None, FAST, False),
+        (SLOW, FAST, False),
+        (FAST, SLOW, False),
+        (MIDDLE, SLOW, True),
+        (SLOW, MIDDLE, False),
+        (MIDDLE, None, False),
+    ],
+)
+def test_auto_codes_while_it_is_faster_both_ways(sent_s: float | None, read_s: float | None, codes: bool) -> None:
+    coder = make_coder(Coding.AUTO)
+    if sent_s is not None:
+        move(coder, Way.SEND, sent_s)
+    if read_s is not None:
+        move(coder, Way.READ, read_s)
+    learn(coder)
+    assert is_coded(coder) is codes
+
+
+def test_auto_waits_until_enough_was_moved() -> None:
+    coder = make_coder(Coding.AUTO)
+    move(coder, Way.SEND, SLOW, size_bytes=KNOWN_BYTES - 1)
+    assert not is_coded(coder)
+    move(coder, Way.SEND, SLOW, size_bytes=1)
+    assert is_coded(coder)
+
+
+def test_auto_follows_a_link_that_becomes_faster() -> None:
+    coder = make_coder(Coding.AUTO)
+    move(coder, Way.SEND, SLOW)
+    learn(coder)
+    assert is_coded(coder)
+    for _ in range(100):
+        move(coder, Way.SEND, FAST)
+    # Now and then it is tried.
+    assert [is_coded(coder) for _ in range(SLOW_SKIPS + 1)] == [False] * SLOW_SKIPS + [True]
+
+
+def test_connections_that_move_at_once_are_one_link() -> None:
+    """Four share a wire that is too fast to code for it; each by itself has a fourth of its speed."""
+    coder = make_coder(Coding.AUTO)
+    move(coder, Way.SEND, FAST, connections=4)
+    learn(coder)
+    assert not is_coded(coder)
+
+
+def test_a_group_whose_records_do_not_become_shorter_is_tried_rarely() -> None:
+    coder = make_coder(Coding.ON)
+    for _ in range(FAILURE_LIMIT):
+        assert not is_coded(coder, NOISE)
+    assert [is_coded(coder) for _ in range(SKIPS + 2)] == [False] * SKIPS + [True, True]
+    assert is_coded(coder, group=1)
+
+
+def test_many_groups_take_no_more_room() -> None:
+    coder = make_coder(Coding.ON)
+    for group in range(1000):
+        assert is_coded(coder, group=group)
+    assert len(coder._groups) <= 64
