@@ -17,8 +17,7 @@ from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
-from kvoffload.connector.loads.misses import MissReason
-from kvoffload.connector.loads.prompt_notes import PromptNotes
+from kvoffload.connector.loads.prompt_notes import MissReason, PromptNotes
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.saves import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK

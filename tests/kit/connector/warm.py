@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.scripted import ScriptedEngine
 

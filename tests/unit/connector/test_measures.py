@@ -11,7 +11,7 @@ from tests.kit.connector.measured import measured_engine, take
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import AcquireOutcome
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.loads.restores import READY_WAIT_S
 from kvoffload.connector.measures import HAND_OVER_S, Measures
 from kvoffload.connector.step_plan import WorkerReport
