@@ -31,8 +31,7 @@ from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.engine.stats import ConnectorProm, ConnectorStats
 from kvoffload.connector.engine_log import join_engine_log
-from kvoffload.connector.identity.engine import describe_engine
-from kvoffload.connector.identity.pages import refuse_ruined_scales
+from kvoffload.connector.identity.engine import describe_engine, refuse_ruined_scales
 from kvoffload.connector.identity.weight_watch import WeightWatch
 from kvoffload.connector.identity.weights import find_weights
 from kvoffload.connector.measures import Measures

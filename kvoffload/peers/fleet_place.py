@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
-from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, choose_members
 from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
 from kvoffload.peers.fleet_tier import FindHomes, FleetTier
-from kvoffload.peers.homes import choose_members
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Tier

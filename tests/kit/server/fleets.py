@@ -15,10 +15,9 @@ from kvoffload.client import AsyncClient
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceTable
-from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_member import FleetMember, find_homes
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.fleet_registry import RegistryTerms
-from kvoffload.peers.homes import find_homes
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest

@@ -11,11 +11,10 @@ import pytest
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import SpaceTable
-from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.fleet_registry import FleetRegistry
 from kvoffload.peers.fleet_tier import FleetTier
-from kvoffload.peers.homes import find_homes
 from kvoffload.tiers.base import TierState
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.tier_contract import hashes_of
