@@ -67,7 +67,7 @@ class HookClock:
             finally:
                 spent_s = time.thread_time() - begun_s
                 self._is_inside = False
-                if connector._scheduler is not None:
+                if connector.scheduler_side is not None:
                     self.scheduler_s += spent_s
                 else:
                     self.worker_s += spent_s

@@ -39,7 +39,7 @@ class GroundConnector(KVOffloadConnector):
     def _make_scheduler(self, start: EngineStart) -> SchedulerSide:
         machine = self._find_machine()
         self.stopwatch = machine.scheduler
-        return SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures, machine.clock)
+        return SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self.measures, machine.clock)
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
         machine, rank = self._find_machine(), self._vllm_config.parallel_config.rank

@@ -74,12 +74,12 @@ def count_left(engine: Any) -> dict[str, int]:
         "requests": len(scheduler.requests),
         "blocks": blocks.num_gpu_blocks - 1 - blocks.get_num_free_blocks(),
     }
-    side = getattr(scheduler.connector, "_scheduler", None)
-    if side is not None and side._parts is not None:
-        parts = side._parts
+    side = getattr(scheduler.connector, "scheduler_side", None)
+    if side is not None and side.parts is not None:
+        parts = side.parts
         stats, stock = settle(parts.cache)
         left |= {
-            "known_requests": len(side._requests),
+            "known_requests": len(side.requests),
             "questions": len(parts.restores._questions),
             "loads": parts.restores.pending,
             "saves": parts.saves.pending,

@@ -41,9 +41,9 @@ class PublishLog:
 
     def __init__(self, side: SchedulerSide) -> None:
         """From now on."""
-        assert side._parts is not None
+        assert side.parts is not None
         self._side: Any = side
-        self._client: Any = side._parts.cache
+        self._client: Any = side.parts.cache
         self._generation = side._masks.generation
         self._names: dict[tuple[int, bytes], None] = {}
         publish = self._client.publish
@@ -84,8 +84,8 @@ class PublishLog:
 def follow(side: SchedulerSide) -> PublishLog:
     """The engine's log, begun now if there is none. From now on a small pool is whole: how fast it grows beside a busy
     machine's work must not decide what it has room for."""
-    assert side._parts is not None
-    client: Any = side._parts.cache
+    assert side.parts is not None
+    client: Any = side.parts.cache
     if not hasattr(client, "publish_log"):
         with suppress(ServerError), unhurried(client):
             if client.stats().capacity_bytes <= SMALL_POOL_BYTES:
@@ -118,10 +118,10 @@ def count_tenants(side: SchedulerSide) -> dict[str, int]:
 
 def count_held(side: SchedulerSide) -> dict[str, int]:
     """What the scheduler side keeps for requests, transfers and their blocks; all of it ends with them."""
-    assert side._parts is not None
-    restores, saves = side._parts.restores, side._parts.saves
+    assert side.parts is not None
+    restores, saves = side.parts.restores, side.parts.saves
     return {
-        "requests": len(side._requests),
+        "requests": len(side.requests),
         "questions": len(restores._questions),
         "failed": len(restores._failed),
         "loads": restores.pending,
@@ -135,8 +135,8 @@ def count_held(side: SchedulerSide) -> dict[str, int]:
 
 def settle(side: SchedulerSide) -> tuple[CacheStats, int]:
     """Until the server has had everything and nothing is being asked of it: its counts, and the slots held ready."""
-    assert side._parts is not None
-    client: Any = side._parts.cache
+    assert side.parts is not None
+    client: Any = side.parts.cache
     for _ in range(MAX_LOOKS):
         before = _count_stock(client)
         with unhurried(client):
@@ -180,9 +180,9 @@ class Squatter:
 
     def __init__(self, side: SchedulerSide, *, leaves_bytes: int) -> None:
         """For what the engine has readable, beside the few slots that it holds ready from now on."""
-        assert side._parts is not None
-        self._engine: Any = side._parts.cache
-        (record_bytes,) = {facts.record_bytes for facts in side._parts.groups.facts}
+        assert side.parts is not None
+        self._engine: Any = side.parts.cache
+        (record_bytes,) = {facts.record_bytes for facts in side.parts.groups.facts}
         self._stocks = [(stock, stock.wanted) for stock in self._engine._engine._stocks]
         for stock, _ in self._stocks:
             stock.wanted = stock.high = STOCKED_SLOTS

@@ -88,7 +88,7 @@ def never_begin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def invalidate_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is forgotten is not found in the same step: else it counts as saved, and is missed later."""
-    client = connector_side(engine)._parts.cache
+    client = connector_side(engine).parts.cache
     invalidate = client.invalidate
 
     def settled_invalidate(group: int, hashes: bytes) -> None:

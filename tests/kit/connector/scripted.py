@@ -204,12 +204,12 @@ class ScriptedEngine:
     @property
     def side(self) -> Any:
         """The scheduler side, for what only a test may look at."""
-        return self.connector._scheduler
+        return self.connector.scheduler_side
 
     @property
     def parts(self) -> Any:
         """What the scheduler side is made of."""
-        return self.side._parts
+        return self.side.parts
 
     @property
     def places(self) -> tuple[Place, ...]:

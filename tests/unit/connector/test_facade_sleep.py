@@ -132,9 +132,9 @@ def test_a_wake_up_that_fails_is_a_fault_and_the_rank_has_nowhere_to_copy(monkey
     def refuse(*given: object, **named: object) -> None:
         raise RegistrationError("no", remedy="none")
 
-    assert connector._worker is not None
+    assert connector.worker_side is not None
     with monkeypatch.context() as patch:
-        patch.setattr(connector._worker, "_open", refuse)
+        patch.setattr(connector.worker_side, "_open", refuse)
         connector.restore_kv_caches()
     assert connector.faults == {"restore_kv_caches": 1}
     assert facts_of(connector) == replace(before, places=())
