@@ -27,7 +27,7 @@ from tests.kit.cache.cache_model import HYBRID
 from tests.kit.cache.offload_contract import names_of, save
 from tests.kit.free_ports import free_port
 from tests.kit.server.remote_client import make_keys
-from tests.kit.server.tiers import NAME, WAIT_S, await_that, disk_below, serving
+from tests.kit.server.tiers import NAME, WAIT_S, await_that, disk_below, serving, traffic_of
 from tests.unit.client.conftest import make_terms
 
 BLOCKS = 16 + 8 + 4
@@ -90,7 +90,3 @@ class Fleet:
 
     def client(self, name: str) -> AsyncClient:
         return AsyncClient(make_terms(self.folder / name, name=NAME))
-
-
-def traffic_of(server: CacheServer, at: int = -1) -> Any:
-    return server._core.tiers._traffic[""].tiers[at]
