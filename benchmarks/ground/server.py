@@ -80,7 +80,7 @@ def count_left(engine: Any) -> dict[str, int]:
         stats, stock = settle(parts.cache)
         left |= {
             "known_requests": len(side.requests),
-            "questions": len(parts.restores._questions),
+            "questions": len(parts.restores.questions),
             "loads": parts.restores.pending,
             "saves": parts.saves.pending,
             "pins": parts.pins.count,

@@ -56,15 +56,15 @@ class SchedulerSide:
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._terms = terms
+        self.terms = terms
         self._clock = clock
         self._open_cache = open_cache
         self.requests: dict[str, TrackedRequest] = {}
         self._pool: BlockPool | None = None
         self.parts: SchedulerParts | None = None
-        self._facts: dict[Rank, WorkerFacts] = {}
+        self.facts: dict[Rank, WorkerFacts] = {}
         """That the parts were made with."""
-        self._masks = RequestMasks()
+        self.masks = RequestMasks()
         self._proof = WeightProof(clock)
         self._ends_s: float | None = None
         """When an engine that was told to stop has to have ended."""
@@ -132,7 +132,7 @@ class SchedulerSide:
             return
         self.parts = assemble(
             facts,
-            self._terms,
+            self.terms,
             pool=self._pool,
             open_cache=self._open_cache,
             measures=self._measures,
@@ -145,7 +145,7 @@ class SchedulerSide:
         for claim, size_bytes in claims.items():
             self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
         self._memory_id = self.parts.cache.memory_id
-        self._facts = dict(facts)
+        self.facts = dict(facts)
         self._proof.begin(
             {rank.rank: rank.weights.proof for rank in facts.values()},
             can_look=all(rank.weights.name for rank in facts.values()),
@@ -155,7 +155,7 @@ class SchedulerSide:
     def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:
         self._rest = 0
         try:
-            refuse_changes(self._facts, facts)
+            refuse_changes(self.facts, facts)
         except IdentityError:
             self._has_changed = True
             for tracked in self.requests.values():
@@ -180,7 +180,7 @@ class SchedulerSide:
         if complaint and self._notes < MAX_NOTES:
             self._notes += 1
             logger.warning("request %s: %s", request.request_id, complaint)
-        mask = self._masks.find(request, terms)
+        mask = self.masks.find(request, terms)
         tracked = TrackedRequest(
             request,
             BlockChain(parts.groups, mask or NO_MASK),
@@ -200,7 +200,7 @@ class SchedulerSide:
         tracked.reused_tokens = local
         if self._proof.is_open and not self._is_off and self._proof.is_waited_for():
             return None
-        mask = self._masks.find(request, tracked.terms)
+        mask = self.masks.find(request, tracked.terms)
         tracked.is_tainted = mask is None or self._is_off
         if mask is not None and mask != tracked.chain.mask:
             tracked.chain = BlockChain(parts.groups, mask)
@@ -339,7 +339,7 @@ class SchedulerSide:
             logger.info("weights after the reset: %s", verdict.value)
             return
         if verdict is Verdict.SAME:
-            self._masks.take_back()
+            self.masks.take_back()
         found = "is found again" if verdict is Verdict.SAME else "is not found any more"
         logger.info("weights after the sleep: %s; what was saved before it %s", verdict.value, found)
 
@@ -351,7 +351,7 @@ class SchedulerSide:
         the old weights, which nobody is to find under the new names.
         """
         self._rest = 0
-        self._masks.renew()
+        self.masks.renew()
         self._proof.reset()
         for tracked in self.requests.values():
             tracked.is_tainted = True
@@ -389,7 +389,7 @@ class SchedulerSide:
 
     def close(self) -> None:
         """The engine ends."""
-        self._masks.close()
+        self.masks.close()
         if self.parts is not None:
             self.parts.cache.close()
 
@@ -397,7 +397,7 @@ class SchedulerSide:
         """What became of cached blocks since the last call."""
         if self.parts is None or self.parts.events is None:
             return ()
-        return self.parts.events.take(self._masks.generation)
+        return self.parts.events.take(self.masks.generation)
 
     def note_gauges(self) -> None:
         """Somebody is about to take what was measured."""
@@ -412,7 +412,7 @@ class SchedulerSide:
 
     def _is_known(self, tracked: TrackedRequest) -> bool:
         """Whether its blocks still hold what their names say, as far as that may change while it runs."""
-        return self._masks.find(tracked.request, tracked.terms) == tracked.chain.mask
+        return self.masks.find(tracked.request, tracked.terms) == tracked.chain.mask
 
     def _find_rest(self, parts: SchedulerParts) -> int:
         """After a step without anything to do: how many are going to be like it if nothing happens."""

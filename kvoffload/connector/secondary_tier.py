@@ -103,7 +103,7 @@ class KVOffloadTier(SecondaryTierManager):
         self._faults: dict[str, int] = {}
         self._results: list[JobResult] = []
         self._jobs: dict[JobId, TransferJob] = {}
-        self._cache = self._open(loaded, config, cache, identity)
+        self.cache = self._open(loaded, config, cache, identity)
         try:
             # Addresses, not the view: vLLM closes the memory as soon as it has told us to shut down.
             engine = HostEngine(
@@ -112,10 +112,10 @@ class KVOffloadTier(SecondaryTierManager):
                 threads=loaded.copy_threads,
             )
         except BaseException:
-            self._cache.close()
+            self.cache.close()
             raise
-        self._transfers = TierTransfers(self._cache, engine, self._terms)
-        self._lookups = TierLookups(self._cache, self._terms, prefix_groups=find_prefix_groups(cache))
+        self._transfers = TierTransfers(self.cache, engine, self._terms)
+        self._lookups = TierLookups(self.cache, self._terms, prefix_groups=find_prefix_groups(cache))
 
     @property
     def faults(self) -> dict[str, int]:
@@ -138,7 +138,7 @@ class KVOffloadTier(SecondaryTierManager):
     @degrade(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Reads mapped memory; the answer is RETRY while tiers below the server's memory are asked."""
-        found = self._lookups.look(req_context.req_id, get_offload_group_idx(key), self._name(key))
+        found = self._lookups.look(req_context.req_id, get_offload_group_idx(key), self.name_key(key))
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
@@ -178,7 +178,7 @@ class KVOffloadTier(SecondaryTierManager):
         try:
             self._transfers.close()
         finally:
-            self._cache.close()
+            self.cache.close()
 
     # ---- inside ----
 
@@ -231,7 +231,7 @@ class KVOffloadTier(SecondaryTierManager):
                 "not tell its tiers what is in LoRA adapters; KVOffloadConnector looks into them"
             )
 
-    def _name(self, key: OffloadKey) -> bytes:
+    def name_key(self, key: OffloadKey) -> bytes:
         """Names a chunk in the cache: vLLM's key has the length of its hash, and the group's number."""
         return hashlib.sha256(self._salt + key).digest()
 
@@ -242,7 +242,7 @@ class KVOffloadTier(SecondaryTierManager):
 
     @degrade(lambda: False)
     def _begin(self, job: TransferJob, begin: Callable[[JobId, list[bytes], Any], None]) -> bool:
-        names = [self._name(key) for key in job.keys]
+        names = [self.name_key(key) for key in job.keys]
         self._jobs[job.job_id] = job
         begin(job.job_id, names, job.chunk_ids)
         return True
@@ -255,7 +255,7 @@ class KVOffloadTier(SecondaryTierManager):
             keys = list(job.keys)
             kept = [keys[position] for position in sorted(ended.kept)]
             if job.is_promotion and not ended.is_whole:
-                lost = (self._name(key) for position, key in enumerate(keys) if position not in ended.kept)
+                lost = (self.name_key(key) for position, key in enumerate(keys) if position not in ended.kept)
                 self._lookups.note_lost(job.req_context.req_id, lost)
             self._results.append(
                 JobResult(

@@ -97,7 +97,7 @@ def prepare(engine: Engine) -> None:
 def _await_private_server(engine: Engine) -> None:
     """Where the machine's other work holds it up for long, the engine starts without it and is served later."""
     side: Any = _side(engine)
-    clients: list[Any] = [side.parts.cache, worker_side()._cache]
+    clients: list[Any] = [side.parts.cache, worker_side().cache]
     if not all(callable(client._terms.socket) for client in clients):
         return
     assert all(client.wait_until_served(SERVED_TIMEOUT_S) for client in clients), [one.fault for one in clients]
@@ -259,10 +259,10 @@ def record_bytes(_worker: Any) -> Json:
 def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
-    shard = side._terms.sharing.shard_of(side._terms.rank)
-    memory = side._cache.memory(side._cache.memory_id)
-    assert side._records is not None
-    at = address + shard * side._records._slot_bytes[group]
+    shard = side.terms.sharing.shard_of(side.terms.rank)
+    memory = side.cache.memory(side.cache.memory_id)
+    assert side.records is not None
+    at = address + shard * side.records._slot_bytes[group]
     view: npt.NDArray[np.uint8] = memory.view(at, side._record_bytes[group])
     return view
 

@@ -44,7 +44,7 @@ class PublishLog:
         assert side.parts is not None
         self._side: Any = side
         self._client: Any = side.parts.cache
-        self._generation = side._masks.generation
+        self._generation = side.masks.generation
         self._names: dict[tuple[int, bytes], None] = {}
         publish = self._client.publish
 
@@ -56,7 +56,7 @@ class PublishLog:
 
     def names(self) -> list[tuple[int, bytes]]:
         """(group, name) of those that are readable, as they were published."""
-        if self._generation != self._side._masks.generation:
+        if self._generation != self._side.masks.generation:
             return []
         settle(self._side)
         return [(group, name) for group, name in self._names if self._client.lookup(group, name).all()]
@@ -74,8 +74,8 @@ class PublishLog:
         return found
 
     def _note(self, group: int, hashes: bytes) -> None:
-        if self._generation != self._side._masks.generation:
-            self._generation = self._side._masks.generation
+        if self._generation != self._side.masks.generation:
+            self._generation = self._side.masks.generation
             self._names.clear()
         for at in range(0, len(hashes), HASH_BYTES):
             self._names[group, hashes[at : at + HASH_BYTES]] = None
@@ -122,14 +122,14 @@ def count_held(side: SchedulerSide) -> dict[str, int]:
     restores, saves = side.parts.restores, side.parts.saves
     return {
         "requests": len(side.requests),
-        "questions": len(restores._questions),
-        "failed": len(restores._failed),
+        "questions": len(restores.questions),
+        "failed": len(restores.failed),
         "loads": restores.pending,
         "unsent": len(restores._unsent) + len(restores._doomed),
-        "admission": sum(restores._admission._rest.values()),
+        "admission": len(restores.admission.reserved),
         "saves": saves.pending,
         "on_the_way": sum(map(len, saves._on_the_way)),
-        "pins": saves._pins.count,
+        "pins": side.parts.pins.count,
     }
 
 

@@ -61,7 +61,7 @@ def cutting(engine: Engine, tokens: int) -> Iterator[list[int]]:
 @contextmanager
 def noting_misses(engine: Engine) -> Iterator[dict[str, int]]:
     """Collects computed tokens by reason."""
-    notes = connector_side(engine).parts.restores._notes
+    notes = connector_side(engine).parts.restores.notes
     note = notes.note
     seen: dict[str, int] = {}
 

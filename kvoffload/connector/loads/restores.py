@@ -104,17 +104,17 @@ class Restores:
         self._cache = cache
         self._groups = groups
         self._pool = pool
-        self._terms = terms
+        self.terms = terms
         self._judge = judge
-        self._notes = notes
+        self.notes = notes
         self._is_ready = is_ready
         self._engine_prefix = EnginePrefix(pool, groups)
-        self._admission = LoadAdmission([rule.block_size for rule in groups.rules])
-        self._questions: dict[str, _Question] = {}
+        self.admission = LoadAdmission([rule.block_size for rule in groups.rules])
+        self.questions: dict[str, _Question] = {}
         self._loads: dict[str, _Load] = {}
         self._unsent: list[LoadJob] = []
         self._doomed: list[str] = []
-        self._failed: set[str] = set()
+        self.failed: set[str] = set()
         self._next: _Question | None = None
         """Whose request waits for room in the engine: nobody takes that before it."""
 
@@ -134,7 +134,7 @@ class Restores:
     @property
     def is_quiet(self) -> bool:
         """A step has nothing to settle or to send."""
-        return not (self._loads or self._questions or self._unsent or self._doomed or self._admission.reserved)
+        return not (self._loads or self.questions or self._unsent or self._doomed or self.admission.reserved)
 
     @property
     def blocks(self) -> int:
@@ -144,12 +144,12 @@ class Restores:
     @property
     def memories(self) -> set[int]:
         """That loads come from now, or may be planned from."""
-        found = [*(load.found for load in self._loads.values()), *(q.pending.found for q in self._questions.values())]
+        found = [*(load.found for load in self._loads.values()), *(q.pending.found for q in self.questions.values())]
         return {one.lease.memory_id for one in found if one is not None and one.lease is not None}
 
     def expect(self, tracked: TrackedRequest) -> None:
         """A request has arrived: what is there for it is asked for already, so that the answer is there in time."""
-        if not tracked.may_load or len(self._questions) >= MAX_EARLY:
+        if not tracked.may_load or len(self.questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
         if self._cache.has_tiers:
@@ -167,9 +167,9 @@ class Restores:
         request_id = tracked.request.request_id
         if self._is_behind(tracked):
             return None
-        if request_id in self._failed or request_id in self._loads or not self._is_wanted(tracked, local):
+        if request_id in self.failed or request_id in self._loads or not self._is_wanted(tracked, local):
             return 0
-        question = self._questions.get(request_id)
+        question = self.questions.get(request_id)
         if question is None or not self._holds(question, tracked, local, version):
             question = self._ask_anew(tracked, local, version)
         if not self._is_answered(question, tracked, local, version):
@@ -187,7 +187,7 @@ class Restores:
         """The engine has allocated blocks for the hit that `match` reported, or for the beginning of it: the job is
         queued. Where a shorter hit needs what was not acquired, a window or a state, it fails."""
         request_id = tracked.request.request_id
-        question = self._questions[request_id]
+        question = self.questions[request_id]
         found = question.pending.found
         assert found is not None
         assert found.lease is not None
@@ -212,11 +212,11 @@ class Restores:
             names.append((group, tracked.chain.names(group, positions)))
         moves = BlockMoves(np.concatenate(groups), np.concatenate(blocks), np.concatenate(addresses))
         wanted = None
-        if self._terms.verify_always:
+        if self.terms.verify_always:
             wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
-        self._admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
+        self.admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
         limit = self._find_limit(tracked, local)
-        self._notes.note(
+        self.notes.note(
             tracked,
             local=local,
             boundary=boundary,
@@ -224,11 +224,11 @@ class Restores:
             reason=self._explain_rest(boundary, found.boundary, limit),
             lower=max(boundary - max(question.pending.in_memory, local), 0),
         )
-        size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
+        size_bytes = self.terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
         self._loads[request_id] = _Load(
             found, tuple(names), len(moves), size_bytes, self._clock(), tracked.request.trace_headers
         )
-        del self._questions[request_id]  # its lease is the load's
+        del self.questions[request_id]  # its lease is the load's
         place = Place(found.lease.memory_id, found.lease.session)
         self._unsent.append(LoadJob(request_id, place, moves, wanted))
 
@@ -248,12 +248,12 @@ class Restores:
 
     def settle(self, running: Container[str]) -> None:
         """These requests run now: what was promised to them is the engine's business again."""
-        if not (self._questions or self._admission.reserved):
+        if not (self.questions or self.admission.reserved):
             return
-        for request_id in self._admission.reserved:
+        for request_id in self.admission.reserved:
             if request_id in running:
-                self._admission.settle(request_id)
-        for request_id, question in list(self._questions.items()):
+                self.admission.settle(request_id)
+        for request_id, question in list(self.questions.items()):
             if request_id in running:
                 found = question.pending.found
                 if question.miss is None and found is not None and found.is_hit:
@@ -276,9 +276,9 @@ class Restores:
             for group, names in load.names if load is not None else ():
                 self._cache.invalidate(group, names)
             # Its blocks are given back, and it asks again. With the policy `fail` it has ended before this report.
-            self._admission.settle(request_id)
+            self.admission.settle(request_id)
             if request_id in alive:
-                self._failed.add(request_id)
+                self.failed.add(request_id)
         for request_id in finished:
             load = self._loads.pop(request_id, None)
             if load is not None and load.found is not None and load.found.lease is not None:
@@ -286,18 +286,18 @@ class Restores:
                 seconds = self._clock() - load.begun_s
                 self._measures.observe("kvoffload_load_seconds", seconds)
                 if request_id not in failed:
-                    self._notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
+                    self.notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
                     self._judge.note_load(load.size_bytes, load.copied_s)
 
     def forget(self, request_id: str) -> None:
         """The request has ended. A load on its way is kept until it is reported."""
-        self._admission.settle(request_id)
+        self.admission.settle(request_id)
         self._drop(request_id)
-        self._failed.discard(request_id)
+        self.failed.discard(request_id)
 
     def drop_answers(self) -> None:
         """What was found so far is not to be reported any more."""
-        for request_id in list(self._questions):
+        for request_id in list(self.questions):
             self._drop(request_id)
 
     # ---- inside ----
@@ -327,26 +327,26 @@ class Restores:
         return limit if most is None else min(limit, local + self._groups.align(most))
 
     def _note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
-        self._notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
+        self.notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
         tracked.asked_s = tracked.asked_s or self._clock()
         if self._groups.dropped_tokens:
             limit = self._drop_last(tracked, limit)
         far = None
-        if self._cache.has_tiers and self._terms.promote_wait_s and not tracked.was_promoted:
-            far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)
+        if self._cache.has_tiers and self.terms.promote_wait_s and not tracked.was_promoted:
+            far = FarTerms(wait_s=self.terms.promote_wait_s, token_ns=self._judge.token_ns)
             tracked.was_promoted = True
         pending = self._cache.start_acquire(
             tracked.chain.data,
             local=local,
             limit=limit,
             alignment=self._groups.alignment,
-            shards=range(self._terms.shards) if self._terms.verify_always else (),
+            shards=range(self.terms.shards) if self.terms.verify_always else (),
             far=far,
         )
         question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
-        self._questions[tracked.request.request_id] = question
+        self.questions[tracked.request.request_id] = question
         return question
 
     def _drop_last(self, tracked: TrackedRequest, limit: int) -> int:
@@ -408,7 +408,7 @@ class Restores:
         compute them then, has lost no more than that; whoever computes them at once has lost it for certain."""
         assert question.pending.found is not None
         first_blocks = self._list_first_blocks(question.pending.found.boundary)
-        if self._admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
+        if self.admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
             return False  # the null block is nobody's
         if question.room_until_s is None:
             question.room_until_s = self._clock() + tokens * self._judge.token_ns / 1e9
@@ -422,7 +422,7 @@ class Restores:
         first = self._next
         if first is None or first.tracked is tracked:
             return False
-        is_waiting = self._questions.get(first.tracked.request.request_id) is first and not first.reported
+        is_waiting = self.questions.get(first.tracked.request.request_id) is first and not first.reported
         if is_waiting and first.room_until_s is not None and self._clock() < first.room_until_s:
             return True
         self._next = None
@@ -444,12 +444,12 @@ class Restores:
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
-        if self._terms.always:
+        if self.terms.always:
             return None
         size_bytes = 0
         for leased, facts in zip(found.groups, self._groups.facts, strict=True):
             needed = needed_blocks(facts.rule, local=local, boundary=found.boundary)
-            size_bytes += self._terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
+            size_bytes += self.terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
         rest = question.num_tokens - found.boundary
         is_faster = self._judge.favours_load(found.boundary - local, size_bytes, rest=rest)
         return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
@@ -467,7 +467,7 @@ class Restores:
         return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
 
     def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
-        return self._admission.admits(
+        return self.admission.admits(
             num_tokens=tracked.request.num_tokens,
             first_blocks=self._list_first_blocks(boundary),
             free_blocks=self._pool.get_num_free_blocks(),
@@ -478,6 +478,6 @@ class Restores:
         return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
 
     def _drop(self, request_id: str) -> None:
-        question = self._questions.pop(request_id, None)
+        question = self.questions.pop(request_id, None)
         if question is not None:
             self._cache.cancel(question.pending)

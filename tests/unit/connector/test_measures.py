@@ -174,7 +174,7 @@ def has_no_place(engine: ScriptedEngine) -> None:
 
 
 def is_empty(engine: ScriptedEngine) -> None:
-    engine.cache._current._cache.clear(0)
+    engine.cache.local_cache.clear(0)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy_of(parts) == "on_evict"
     assert parts.events is not None
     assert parts.saves.look_out._decoded_tokens == 4
-    assert parts.restores._terms.verify_always
+    assert parts.restores.terms.verify_always
 
 
 @pytest.mark.parametrize(

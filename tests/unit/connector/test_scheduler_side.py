@@ -88,7 +88,7 @@ def test_some_blocks_may_be_pinned_but_always_one_of_each_group(num_blocks: int,
     side, _ = make_side(num_blocks=num_blocks)
     side.accept_facts({(0, 0): two_groups(num_blocks)})
     assert side.parts is not None
-    assert side.parts.saves._pins.limit == limit
+    assert side.parts.pins.limit == limit
 
 
 def test_ranks_that_differ_are_refused_before_the_cache_is_opened() -> None:
@@ -141,8 +141,8 @@ def test_nothing_of_an_ended_request_stays() -> None:
         side.end_request(request, ([], []))
     assert side.parts is not None
     assert not side.requests
-    assert not side.parts.restores._questions
-    assert not side.parts.restores._failed
+    assert not side.parts.restores.questions
+    assert not side.parts.restores.failed
     assert opening.clients[0].stats().leases == 0
 
 
