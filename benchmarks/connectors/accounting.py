@@ -93,7 +93,7 @@ def process_cpu(process: int) -> float:
 
 def find_server(client: Any) -> int:
     """The process at the other end of a client's connection."""
-    with socket.socket(fileno=os.dup(client._wire.lifeline_file)) as lifeline:
+    with socket.socket(fileno=os.dup(client.wire.lifeline_file)) as lifeline:
         process, _, _ = struct.unpack("3i", lifeline.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(process)
 

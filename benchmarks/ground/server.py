@@ -49,8 +49,8 @@ def run_server(folder: Path, *, memory: str) -> Iterator[Path]:
 def await_answers(client: Any, at_most_s: float) -> None:
     """In reality, while an engine computes: what was asked of the server is answered meanwhile, as it would be."""
     until_s = time.monotonic() + at_most_s
-    while client._link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
-        client._wire.await_answers(min(left_s, LOOK_S), with_control=False)
+    while client.link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
+        client.wire.await_answers(min(left_s, LOOK_S), with_control=False)
         with client._lock:
             client._look(time.monotonic_ns())
 

@@ -61,7 +61,7 @@ class AsyncClient(Connection):
 
     async def close(self) -> None:
         """Gives back what is held and parts from the server. Holds the loop for 0.2 s at most."""
-        if self._link.state is LinkState.CLOSED:
+        if self.link.state is LinkState.CLOSED:
             return
         self._unwatch()
         if self._finding is not None:
@@ -171,7 +171,7 @@ class AsyncClient(Connection):
 
     async def stats(self) -> CacheStats:
         """With all that was told before. ServerError: there is no answer."""
-        confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
+        confirmed = self.link.confirm(time.monotonic_ns(), self._call_ns)
         if confirmed is not None:
             await self._await_over(confirmed)
         return read_stats(await self._ask(Stats()))
@@ -204,12 +204,12 @@ class AsyncClient(Connection):
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""
-        self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+        self.link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
 
     # ---- inside ----
 
     async def _ask(self, message: Request) -> ServerMessage | None:
-        request = self._link.ask(message, time.monotonic_ns(), self._call_ns)
+        request = self.link.ask(message, time.monotonic_ns(), self._call_ns)
         await self._await_over(request)
         return request.answer
 
@@ -249,44 +249,44 @@ class AsyncClient(Connection):
     def _turn(self) -> None:
         """Hands over what has come, and sees to it that it is called again."""
         self._unwatch()
-        if self._link.state is LinkState.CLOSED:
+        if self.link.state is LinkState.CLOSED:
             return
         now_ns = time.monotonic_ns()
-        self._wire.receive_all(self._link, now_ns)
-        if not self._wire.needs_path:
-            self._link.on_time(now_ns)
-        elif self._link.is_dial_due(now_ns) and self._finding is None:
+        self.wire.receive_all(self.link, now_ns)
+        if not self.wire.needs_path:
+            self.link.on_time(now_ns)
+        elif self.link.is_dial_due(now_ns) and self._finding is None:
             self._finding = asyncio.get_running_loop().create_task(self._find_server())
         if self._blocks is not None:
             self._blocks.refill(now_ns)
         if self._prompts is not None:
             self._prompts.send(now_ns, self._call_ns)
-        if self._link.is_serving:
+        if self.link.is_serving:
             self._served.set()
         else:
             self._served.clear()
         loop = asyncio.get_running_loop()
-        for file in (self._wire.lifeline_file, self._wire.control_file, self._wire.express_file):
+        for file in (self.wire.lifeline_file, self.wire.control_file, self.wire.express_file):
             if file >= 0:
                 loop.add_reader(file, self._turn)
                 self._watched.append(file)
-        wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS
-        if self._wire.has_unsent:
-            loop.add_writer(self._wire.express_file, self._turn)
-        if self._link.awaits_answers or self._wire.wants_to_write:
+        wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
+        if self.wire.has_unsent:
+            loop.add_writer(self.wire.express_file, self._turn)
+        if self.link.awaits_answers or self.wire.wants_to_write:
             # The control socket's file tells of the first message only, and of none that came while we read.
             wait_s = min(wait_s, _ANSWERS_S)
         self._timer = loop.call_later(max(wait_s, 0), self._turn)
 
     async def _find_server(self) -> None:
         """A private one is found or started on another thread."""
-        find = self._terms.socket
+        find = self.terms.socket
         assert not isinstance(find, Path)
         try:
-            holds_memory = self._link.memories.current is not None
-            self._wire.path = await asyncio.to_thread(find, holds_memory)
+            holds_memory = self.link.memories.current is not None
+            self.wire.path = await asyncio.to_thread(find, holds_memory)
         except KVOffloadError as fault:
-            self._link.cannot_dial(time.monotonic_ns(), str(fault))
+            self.link.cannot_dial(time.monotonic_ns(), str(fault))
         finally:
             self._finding = None
         self._turn()

@@ -67,7 +67,7 @@ class Client(Connection):
         self._budget_ns = -1
         """Left of the step; -1: there are no steps."""
         self._is_closing = False
-        self._wire.on_unsent = lambda: os.eventfd_write(self._wake, 1)
+        self.wire.on_unsent = lambda: os.eventfd_write(self._wake, 1)
 
     def start(self) -> Self:
         """Begins to join. Nothing waits for it but `wait_until_served`."""
@@ -99,12 +99,12 @@ class Client(Connection):
     def wait_until_served(self, timeout_s: float) -> bool:
         """False: it is not by then, and `fault` says why."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._link.is_serving, timeout_s)
+            return self._changed.wait_for(lambda: self.link.is_serving, timeout_s)
 
     def retire(self, memory_id: int) -> None:
         """No process of the engine uses this former memory any more."""
         with self._lock:
-            self._link.memories.retire(memory_id)
+            self.link.memories.retire(memory_id)
 
     # ---- loads ----
 
@@ -252,7 +252,7 @@ class Client(Connection):
     def stats(self) -> CacheStats:
         """With all that was told before. Waits, for the call deadline at most. ServerError: there is no answer."""
         with self._lock:
-            confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
+            confirmed = self.link.confirm(time.monotonic_ns(), self._call_ns)
         self._wait(lambda: confirmed is None or confirmed.is_over)
         return read_stats(self._ask(Stats()))
 
@@ -280,7 +280,7 @@ class Client(Connection):
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""
         with self._lock:
-            self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+            self.link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
 
     # ---- inside ----
 
@@ -294,7 +294,7 @@ class Client(Connection):
 
     def _ask(self, message: Request) -> ServerMessage | None:
         with self._lock:
-            pending = self._link.ask(message, time.monotonic_ns(), self._call_ns)
+            pending = self.link.ask(message, time.monotonic_ns(), self._call_ns)
         self._wait(lambda: pending.is_over)
         if not pending.is_over:
             pending.is_wanted = False
@@ -307,7 +307,7 @@ class Client(Connection):
         while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
             # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
             left_s = _SLICE_S if budget_ns < 0 else min(_SLICE_S, (budget_ns - (now_ns - start_ns)) / SECOND_NS)
-            self._wire.await_answers(left_s, with_control=self._link.awaits_control)
+            self.wire.await_answers(left_s, with_control=self.link.awaits_control)
             now_ns = time.monotonic_ns()
             with self._lock:
                 self._look(now_ns)
@@ -316,11 +316,11 @@ class Client(Connection):
 
     def _find_server(self) -> None:
         """A private one is found or started without the lock, whatever that takes."""
-        find = self._terms.socket
+        find = self.terms.socket
         with self._lock:
             now_ns = time.monotonic_ns()
-            is_due = self._wire.needs_path and self._link.is_dial_due(now_ns) and not self._is_closing
-            holds_memory = self._link.memories.current is not None
+            is_due = self.wire.needs_path and self.link.is_dial_due(now_ns) and not self._is_closing
+            holds_memory = self.link.memories.current is not None
         if isinstance(find, Path) or not is_due:
             return
         path, line = None, ""
@@ -329,19 +329,19 @@ class Client(Connection):
         except KVOffloadError as fault:
             line = str(fault)
         with self._lock:
-            self._wire.path = path
+            self.wire.path = path
             if path is None:
-                self._link.cannot_dial(time.monotonic_ns(), line)
+                self.link.cannot_dial(time.monotonic_ns(), line)
 
     def _look(self, now_ns: int) -> None:
         """On a caller's thread, which may part from the server but never joins: that is the keeper's."""
-        was_serving = self._link.state is LinkState.SERVING
-        if was_serving and not self._wire.receive_answers(self._link, now_ns):
+        was_serving = self.link.state is LinkState.SERVING
+        if was_serving and not self.wire.receive_answers(self.link, now_ns):
             # The lifeline may say why.
-            self._wire.receive_all(self._link, now_ns)
-        if self._link.state is LinkState.SERVING:
-            self._link.on_time(now_ns)
-        if was_serving and self._link.state is not LinkState.SERVING:
+            self.wire.receive_all(self.link, now_ns)
+        if self.link.state is LinkState.SERVING:
+            self.link.on_time(now_ns)
+        if was_serving and self.link.state is not LinkState.SERVING:
             os.eventfd_write(self._wake, 1)
 
     def _keep(self) -> None:
@@ -351,26 +351,26 @@ class Client(Connection):
             with self._lock:
                 if self._is_closing:
                     return
-                was_serving = self._link.is_serving
+                was_serving = self.link.is_serving
                 now_ns = time.monotonic_ns()
-                self._wire.receive_all(self._link, now_ns)
-                if not self._wire.needs_path:
-                    self._link.on_time(now_ns)
+                self.wire.receive_all(self.link, now_ns)
+                if not self.wire.needs_path:
+                    self.link.on_time(now_ns)
                 if self._blocks is not None:
                     self._blocks.refill(now_ns)
                 if self._prompts is not None:
                     self._prompts.send(now_ns, self._call_ns)
-                if self._link.is_serving and not was_serving:
+                if self.link.is_serving and not was_serving:
                     self._changed.notify_all()
-                files = {self._wire.lifeline_file: select.POLLIN}
-                if self._wire.wants_to_write:
-                    files[self._wire.lifeline_file] |= select.POLLOUT
-                if self._wire.has_unsent:
-                    files[self._wire.express_file] = select.POLLOUT
-                if self._link.state is LinkState.JOINING:
-                    files[self._wire.control_file] = select.POLLIN
-                wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS
-                if self._link.awaits_answers:
+                files = {self.wire.lifeline_file: select.POLLIN}
+                if self.wire.wants_to_write:
+                    files[self.wire.lifeline_file] |= select.POLLOUT
+                if self.wire.has_unsent:
+                    files[self.wire.express_file] = select.POLLOUT
+                if self.link.state is LinkState.JOINING:
+                    files[self.wire.control_file] = select.POLLIN
+                wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
+                if self.link.awaits_answers:
                     wait_s = min(wait_s, _ANSWERS_S)
             poller = select.poll()
             for file, flags in {**files, self._wake: select.POLLIN}.items():

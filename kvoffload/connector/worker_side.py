@@ -117,8 +117,8 @@ class WorkerSide:
         self._faults = 0
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
-        self._group_numbers = np.zeros(0, np.int64)
-        self._record_bytes: list[int] = []
+        self.group_numbers = np.zeros(0, np.int64)
+        self.record_bytes: list[int] = []
 
     @property
     def rank(self) -> int:
@@ -158,9 +158,9 @@ class WorkerSide:
         self._registration.attach(self.engine)
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
-        self._group_numbers = np.array(stored, np.int64)
+        self.group_numbers = np.array(stored, np.int64)
         groups = tuple(_group_facts(geometry, index) for index in stored)
-        self._record_bytes = [group.record_bytes for group in groups]
+        self.record_bytes = [group.record_bytes for group in groups]
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
             if self._identity not in (b"", fingerprint):
@@ -318,7 +318,7 @@ class WorkerSide:
             return
         terms = self.terms
         ranks = self._pipeline.meet(
-            Stage(fingerprint=fingerprint, record_bytes=tuple(self._record_bytes), weights=weights.name)
+            Stage(fingerprint=fingerprint, record_bytes=tuple(self.record_bytes), weights=weights.name)
         )
         sizes = [max(of_group) for of_group in zip(*(rank.record_bytes for rank in ranks), strict=True)]
         together = combine_weights([rank.weights for rank in ranks])
@@ -333,7 +333,7 @@ class WorkerSide:
         self.records = RankRecords(
             shard=terms.sharing.shard_of(terms.rank),
             fingerprint=register.fingerprint,
-            record_bytes=self._record_bytes,
+            record_bytes=self.record_bytes,
             slot_bytes=sizes,
         )
 
@@ -349,7 +349,7 @@ class WorkerSide:
             raise StorageError("the memory of its slots is not mapped here", remedy="")
         memory = self.cache.memory(job.place.memory_id)
         items = CopyItems(
-            group=self._group_numbers[job.moves.groups],
+            group=self.group_numbers[job.moves.groups],
             block=job.moves.blocks,
             slot=self.records.find_slots(memory, job.moves),
         )

@@ -98,7 +98,7 @@ def _await_private_server(engine: Engine) -> None:
     """Where the machine's other work holds it up for long, the engine starts without it and is served later."""
     side: Any = _side(engine)
     clients: list[Any] = [side.parts.cache, worker_side().cache]
-    if not all(callable(client._terms.socket) for client in clients):
+    if not all(callable(client.terms.socket) for client in clients):
         return
     assert all(client.wait_until_served(SERVED_TIMEOUT_S) for client in clients), [one.fault for one in clients]
     if not side.parts.places.are_all_known:
@@ -142,7 +142,7 @@ def pins(engine: Engine) -> int:
 def leased_blocks(engine: Engine) -> int:
     """Records that loads on their way read."""
     parts: Any = _side(engine).parts
-    found = [load.found for load in parts.restores._loads.values() if load.found is not None]
+    found = [load.found for load in parts.restores.loads.values() if load.found is not None]
     return sum(len(group.addresses) for one in found for group in one.groups)
 
 
@@ -262,8 +262,8 @@ def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     shard = side.terms.sharing.shard_of(side.terms.rank)
     memory = side.cache.memory(side.cache.memory_id)
     assert side.records is not None
-    at = address + shard * side.records._slot_bytes[group]
-    view: npt.NDArray[np.uint8] = memory.view(at, side._record_bytes[group])
+    at = address + shard * side.records.slot_bytes[group]
+    view: npt.NDArray[np.uint8] = memory.view(at, side.record_bytes[group])
     return view
 
 
@@ -279,7 +279,7 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     from kvoffload.transfer.plain_copy import PlainCopy
 
     side = worker_side()
-    page_map, number = side.registration.page_map, int(side._group_numbers[group])
+    page_map, number = side.registration.page_map, int(side.group_numbers[group])
     rows = torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8)
     PlainCopy(page_map, side.registration.memory).save(number, list(blocks), rows)
     return [sha256(row.numpy().data).hex() for row in rows]

@@ -125,7 +125,7 @@ def count_held(side: SchedulerSide) -> dict[str, int]:
         "questions": len(restores.questions),
         "failed": len(restores.failed),
         "loads": restores.pending,
-        "unsent": len(restores._unsent) + len(restores._doomed),
+        "unsent": len(restores.unsent) + len(restores.doomed),
         "admission": len(restores.admission.reserved),
         "saves": saves.pending,
         "on_the_way": sum(map(len, saves._on_the_way)),
@@ -194,7 +194,7 @@ class Squatter:
         geometry = CacheGeometry(hash_block_size=16, groups=[CacheGroup(rule=rule, record_bytes=record_bytes)])
         self._client = Client(
             ClientTerms(
-                socket=self._engine._wire.path,
+                socket=self._engine.wire.path,
                 member=Member(engine="squatter", role=Role.SCHEDULER, pid=os.getpid()),
                 register=describe_blocks(Fingerprint(bytes(32)), geometry, hash_algorithm="sha256"),
             )

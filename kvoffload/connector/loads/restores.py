@@ -111,9 +111,9 @@ class Restores:
         self._engine_prefix = EnginePrefix(pool, groups)
         self.admission = LoadAdmission([rule.block_size for rule in groups.rules])
         self.questions: dict[str, _Question] = {}
-        self._loads: dict[str, _Load] = {}
-        self._unsent: list[LoadJob] = []
-        self._doomed: list[str] = []
+        self.loads: dict[str, _Load] = {}
+        self.unsent: list[LoadJob] = []
+        self.doomed: list[str] = []
         self.failed: set[str] = set()
         self._next: _Question | None = None
         """Whose request waits for room in the engine: nobody takes that before it."""
@@ -121,30 +121,30 @@ class Restores:
     @property
     def pending(self) -> int:
         """Loads that have not been reported by all ranks."""
-        return len(self._loads)
+        return len(self.loads)
 
     @property
     def is_waited_for(self) -> bool:
         """Some load may still be reported. For one that a rank never reports the engine need not step for ever."""
-        if not self._loads:
+        if not self.loads:
             return False
         overdue_s = self._clock() - REPORT_WAIT_S
-        return any(load.begun_s > overdue_s for load in self._loads.values())
+        return any(load.begun_s > overdue_s for load in self.loads.values())
 
     @property
     def is_quiet(self) -> bool:
         """A step has nothing to settle or to send."""
-        return not (self._loads or self.questions or self._unsent or self._doomed or self.admission.reserved)
+        return not (self.loads or self.questions or self.unsent or self.doomed or self.admission.reserved)
 
     @property
     def blocks(self) -> int:
         """Of the engine, that wait for loads."""
-        return sum(load.blocks for load in self._loads.values())
+        return sum(load.blocks for load in self.loads.values())
 
     @property
     def memories(self) -> set[int]:
         """That loads come from now, or may be planned from."""
-        found = [*(load.found for load in self._loads.values()), *(q.pending.found for q in self.questions.values())]
+        found = [*(load.found for load in self.loads.values()), *(q.pending.found for q in self.questions.values())]
         return {one.lease.memory_id for one in found if one is not None and one.lease is not None}
 
     def expect(self, tracked: TrackedRequest) -> None:
@@ -167,7 +167,7 @@ class Restores:
         request_id = tracked.request.request_id
         if self._is_behind(tracked):
             return None
-        if request_id in self.failed or request_id in self._loads or not self._is_wanted(tracked, local):
+        if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
         question = self.questions.get(request_id)
         if question is None or not self._holds(question, tracked, local, version):
@@ -225,25 +225,25 @@ class Restores:
             lower=max(boundary - max(question.pending.in_memory, local), 0),
         )
         size_bytes = self.terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
-        self._loads[request_id] = _Load(
+        self.loads[request_id] = _Load(
             found, tuple(names), len(moves), size_bytes, self._clock(), tracked.request.trace_headers
         )
         del self.questions[request_id]  # its lease is the load's
         place = Place(found.lease.memory_id, found.lease.session)
-        self._unsent.append(LoadJob(request_id, place, moves, wanted))
+        self.unsent.append(LoadJob(request_id, place, moves, wanted))
 
     def doom(self, request_id: str) -> None:
         """A hit was reported that cannot be planned: it can only fail now, and the engine recomputes the request."""
         self._drop(request_id)
-        self._loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
-        self._doomed.append(request_id)
+        self.loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
+        self.doomed.append(request_id)
 
     def take_jobs(self) -> tuple[tuple[LoadJob, ...], tuple[str, ...]]:
         """Jobs and doomed requests to send with this step's plan, each once."""
-        if not (self._unsent or self._doomed):
+        if not (self.unsent or self.doomed):
             return (), ()
-        jobs, self._unsent = tuple(self._unsent), []
-        doomed, self._doomed = tuple(self._doomed), []
+        jobs, self.unsent = tuple(self.unsent), []
+        doomed, self.doomed = tuple(self.doomed), []
         return tuple(job for job in jobs if job.request_id not in doomed), doomed
 
     def settle(self, running: Container[str]) -> None:
@@ -259,20 +259,20 @@ class Restores:
                 if question.miss is None and found is not None and found.is_hit:
                     # The engine did not take it, or the guard refused it.
                     reason = MissReason.SKIPPED if question.reported else MissReason.NO_ROOM
-                    self._note_miss(question.tracked, question.tracked.reused_tokens, reason)
+                    self.note_miss(question.tracked, question.tracked.reused_tokens, reason)
                 self._drop(request_id)
 
     def note_copies(self, copied_s: Mapping[str, float]) -> None:
         """How long ranks took to copy these loads, each told before or with the load's end."""
-        for request_id in copied_s.keys() & self._loads.keys():
-            self._loads[request_id].copied_s = max(self._loads[request_id].copied_s, copied_s[request_id])
+        for request_id in copied_s.keys() & self.loads.keys():
+            self.loads[request_id].copied_s = max(self.loads[request_id].copied_s, copied_s[request_id])
 
     def end_loads(self, finished: Iterable[str], failed: Collection[str], *, alive: Container[str]) -> None:
         """Every rank has reported these. Bad entries are forgotten before the engine asks again for one that is
         `alive`."""
         self._measures.count("kvoffload_failed_loads_total", len(failed))
         for request_id in failed:
-            load = self._loads.get(request_id)
+            load = self.loads.get(request_id)
             for group, names in load.names if load is not None else ():
                 self._cache.invalidate(group, names)
             # Its blocks are given back, and it asks again. With the policy `fail` it has ended before this report.
@@ -280,7 +280,7 @@ class Restores:
             if request_id in alive:
                 self.failed.add(request_id)
         for request_id in finished:
-            load = self._loads.pop(request_id, None)
+            load = self.loads.pop(request_id, None)
             if load is not None and load.found is not None and load.found.lease is not None:
                 self._cache.release(load.found.lease)
                 seconds = self._clock() - load.begun_s
@@ -317,7 +317,7 @@ class Restores:
         is_wanted = tracked.may_load
         if not is_wanted and not tracked.was_skipped:
             tracked.was_skipped = True
-            self._note_miss(tracked, local, MissReason.SKIPPED)
+            self.note_miss(tracked, local, MissReason.SKIPPED)
         return is_wanted
 
     def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
@@ -326,7 +326,7 @@ class Restores:
         most = tracked.terms.max_load_tokens
         return limit if most is None else min(limit, local + self._groups.align(most))
 
-    def _note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
+    def note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
         self.notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
@@ -381,7 +381,7 @@ class Restores:
         if question.miss is not None:
             # Judged once, also if it was asked for early.
             question.local, question.version = local, version
-            self._note_miss(tracked, local, question.miss)
+            self.note_miss(tracked, local, question.miss)
             self._cache.cancel(question.pending)
         return True
 
@@ -394,7 +394,7 @@ class Restores:
     def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
         """What to report of a hit: nothing where the engine has no room for it, None while others may make some."""
         assert question.pending.found is not None
-        if self._loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
+        if self.loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
             # They come free for work as their loads end; a copy that hangs is not waited for.
             return None if self._may_wait(question) else 0
         boundary = question.pending.found.boundary

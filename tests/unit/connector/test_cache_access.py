@@ -80,8 +80,8 @@ def test_only_the_scheduler_holds_slots_ready(server: Path) -> None:
 def test_deadlines_are_those_of_the_settings(server: Path) -> None:
     access = make_access(server, step_budget="3ms", acquire_deadline="7ms")
     with access.open(make_register("deadlines"), role=Role.SCHEDULER) as client:
-        assert client._terms.step_budget_s == 0.003
-        assert client._terms.link.acquire_deadline_s == 0.007
+        assert client.terms.step_budget_s == 0.003
+        assert client.terms.link.acquire_deadline_s == 0.007
 
 
 def test_an_engine_that_the_server_refuses_does_not_start_and_hears_what_differs(server: Path) -> None:

@@ -30,13 +30,13 @@ def server(tmp_path: Path) -> Iterator[CacheServer]:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Searches wait for it."""
     gate = Event()
-    original = survey._find_blocks
+    original = survey.find_blocks
 
     def wait(*given: Any) -> Any:
         gate.wait()
         return original(*given)
 
-    monkeypatch.setattr(survey, "_find_blocks", wait)
+    monkeypatch.setattr(survey, "find_blocks", wait)
     yield gate
     gate.set()
 
@@ -65,7 +65,7 @@ def test_a_fault_is_answered(server: CacheServer, tmp_path: Path, monkeypatch: p
     def fail(*_: Any) -> Any:
         raise OSError("broken")
 
-    monkeypatch.setattr(survey, "_find_blocks", fail)
+    monkeypatch.setattr(survey, "find_blocks", fail)
     answer = asks.ask(FindBlocks())
     assert isinstance(answer, Error)
     assert (answer.code, answer.about_op) == (ErrorCode.INTERNAL, FindBlocks.op)
