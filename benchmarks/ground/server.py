@@ -51,7 +51,7 @@ def await_answers(client: Any, at_most_s: float) -> None:
     until_s = time.monotonic() + at_most_s
     while client.link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
         client.wire.await_answers(min(left_s, LOOK_S), with_control=False)
-        with client._lock:
+        with client.lock:
             client._look(time.monotonic_ns())
 
 
@@ -59,7 +59,7 @@ def settle(client: Any) -> tuple[Any, int]:
     """Until the server has had everything and nothing is asked of it: its counts, and the slots that are held ready."""
     for _ in range(MAX_LOOKS):
         before = _count_stock(client)
-        client._budget_ns = -1
+        client.budget_ns = -1
         stats = client.stats()
         if before is not None and before == _count_stock(client):
             return stats, before
@@ -94,6 +94,6 @@ def count_left(engine: Any) -> dict[str, int]:
 
 
 def _count_stock(client: Any) -> int | None:
-    with client._lock:
-        stocks = client._engine._stocks
+    with client.lock:
+        stocks = client.engine.stocks
         return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))

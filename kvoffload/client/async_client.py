@@ -98,7 +98,7 @@ class AsyncClient(Connection):
     ) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
         over = asyncio.Event()
-        pending = self._engine.start_acquire(
+        pending = self.engine.start_acquire(
             chain,
             time.monotonic_ns(),
             self._acquire_ns,
@@ -113,7 +113,7 @@ class AsyncClient(Connection):
 
     async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         over = asyncio.Event()
-        pending = self._engine.start_acquire_entries(
+        pending = self.engine.start_acquire_entries(
             group,
             hashes,
             time.monotonic_ns(),
@@ -124,19 +124,19 @@ class AsyncClient(Connection):
         return await self._finish(pending, over)
 
     def release(self, lease: BlockLease) -> None:
-        self._engine.release(lease, time.monotonic_ns())
+        self.engine.release(lease, time.monotonic_ns())
 
     def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
         """A request with this chain comes soon."""
-        self._engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+        self.engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
 
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""
-        return self._engine.take(group, count, time.monotonic_ns())
+        return self.engine.take(group, count, time.monotonic_ns())
 
     async def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
         over = asyncio.Event()
-        pending = self._engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes, on_over=over.set)
+        pending = self.engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes, on_over=over.set)
         await self._finish_slots(pending, over)
         return pending.slots
 
@@ -152,7 +152,7 @@ class AsyncClient(Connection):
         tenant: str = "",
     ) -> bool:
         now_ns = time.monotonic_ns()
-        return self._engine.publish(
+        return self.engine.publish(
             slots,
             now_ns,
             hashes=hashes,
@@ -164,10 +164,10 @@ class AsyncClient(Connection):
         )
 
     def abort(self, slots: ReservedSlots) -> None:
-        self._engine.abort(slots, time.monotonic_ns())
+        self.engine.abort(slots, time.monotonic_ns())
 
     def invalidate(self, group: int, hashes: Buffer) -> None:
-        self._engine.invalidate(group, hashes, time.monotonic_ns())
+        self.engine.invalidate(group, hashes, time.monotonic_ns())
 
     async def stats(self) -> CacheStats:
         """With all that was told before. ServerError: there is no answer."""
@@ -227,12 +227,12 @@ class AsyncClient(Connection):
                 if not pending.is_over:
                     # What slower tiers could do is done.
                     over.clear()
-                    self._engine.go_on(pending, time.monotonic_ns())
+                    self.engine.go_on(pending, time.monotonic_ns())
                     self._turn()
                     while not pending.is_over:
                         await over.wait()
             except asyncio.CancelledError:
-                self._engine.cancel(pending, time.monotonic_ns())
+                self.engine.cancel(pending, time.monotonic_ns())
                 raise
         assert pending.found is not None
         return pending.found
@@ -243,7 +243,7 @@ class AsyncClient(Connection):
             try:
                 await over.wait()
             except asyncio.CancelledError:
-                self._engine.cancel_slots(pending, time.monotonic_ns())
+                self.engine.cancel_slots(pending, time.monotonic_ns())
                 raise
 
     def _turn(self) -> None:

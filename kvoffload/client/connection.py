@@ -87,12 +87,12 @@ class Connection(MappedBlocks):
 
     def most_slots(self, group: int) -> int:
         """How many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
-        return self._engine.most_slots(group)
+        return self.engine.most_slots(group)
 
     # ---- for the clients ----
 
     @property
-    def _engine(self) -> BlockCalls:
+    def engine(self) -> BlockCalls:
         assert self._blocks is not None, "an observer has no blocks"
         return self._blocks
 

@@ -147,7 +147,7 @@ class FleetRegistry:
             try:
                 nodes = self._nodes = self._nodes or ValkeyNodes(self._terms.valkey, view)
                 nodes.begin(is_certain=True)
-                self._look(nodes, is_last=is_last)
+                self.look(nodes, is_last=is_last)
             except StoreFaultError as fault:
                 self._lose(fault)
             except Exception:
@@ -161,7 +161,7 @@ class FleetRegistry:
 
     # ---- inside ----
 
-    def _look(self, nodes: ValkeyNodes, *, is_last: bool) -> None:
+    def look(self, nodes: ValkeyNodes, *, is_last: bool) -> None:
         terms = self._terms
         registry = nodes.of(terms.key)
         asked_s = time.monotonic()

@@ -128,7 +128,7 @@ class CacheServer:
             plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
         )
         try:
-            self._channels = ControlChannels(
+            self.channels = ControlChannels(
                 ChannelTerms(
                     socket=plan.socket,
                     boot_id=self._boot_id,
@@ -147,13 +147,13 @@ class CacheServer:
         open_pidfd = partial(os.pidfd_open, os.getpid())
         tiers = open_chains(plan.tiers, open_pidfd=open_pidfd)
         self._express.watch_stored(bool(tiers))
-        self._peers = open_peer_links(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
-        capabilities = CAPABILITIES - (set() if self._peers else {"peer"})
+        self.peers = open_peer_links(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
+        capabilities = CAPABILITIES - (set() if self.peers else {"peer"})
         self.core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
                 handshake=ServerTerms(capabilities=capabilities, domain="", software="kvoffload"),
-                control=self._channels.endpoint,
+                control=self.channels.endpoint,
                 pid=os.getpid(),
                 uid=os.getuid(),
                 operator_uids=plan.operator_uids,
@@ -164,14 +164,14 @@ class CacheServer:
             draw=lambda: secrets.randbits(32),
             on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
             tiers=tiers,
-            links=self._peers,
+            links=self.peers,
             express=self._express,
             on_prompt=plan.on_prompt,
         )
-        for socket in self._channels.sockets:
+        for socket in self.channels.sockets:
             self._poller.register(socket, zmq.POLLIN)
-        peers = () if self._peers is None else (self._peers.fileno(),)
-        for file in (self._channels.local_file, self._express.fileno(), *self.core.tiers.files(), *peers):
+        peers = () if self.peers is None else (self.peers.fileno(),)
+        for file in (self.channels.local_file, self._express.fileno(), *self.core.tiers.files(), *peers):
             self._poller.register(file, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         self._adopt_until_ns = clock_ns() + int(plan.adopt_wait_s * 1e9)
@@ -186,7 +186,7 @@ class CacheServer:
     @property
     def remote_endpoint(self) -> str:
         """Where it listens over TCP; empty: nowhere."""
-        return self._channels.remote_endpoint
+        return self.channels.remote_endpoint
 
     @property
     def has_memory(self) -> bool:
@@ -229,7 +229,7 @@ class CacheServer:
         self._send(self.core.tiers.advance(self._clock_ns()))
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
-            for part in (self.core, self._channels, self._express, self._peers):
+            for part in (self.core, self.channels, self._express, self.peers):
                 if part is not None:
                     part.tick()
             self._send([*self._warnings.tell(self.core.sessions, only_users=self._told_users)])
@@ -249,9 +249,9 @@ class CacheServer:
         self.pools.stop()
         self._lifelines.close()
         self._express.close()
-        self._channels.close()
-        if self._peers is not None:
-            self._peers.close()
+        self.channels.close()
+        if self.peers is not None:
+            self.peers.close()
         for offered in self._offered.values():
             offered.close()
         self.core.tiers.close(self._clock_ns)
@@ -272,27 +272,27 @@ class CacheServer:
         """False: nothing was ready."""
         found = self._poller.poll(int(timeout_s * 1000))
         for ready, flags in found:
-            if isinstance(ready, int) and ready == self._channels.local_file:
-                self._channels.serve(ready, self.core, self._send, self._clock_ns)
-            elif isinstance(ready, int) and ready == self._channels.long_file:
-                self._channels.finish_long(self.core, self._send, self._clock_ns)
+            if isinstance(ready, int) and ready == self.channels.local_file:
+                self.channels.serve(ready, self.core, self._send, self._clock_ns)
+            elif isinstance(ready, int) and ready == self.channels.long_file:
+                self.channels.finish_long(self.core, self._send, self._clock_ns)
             elif isinstance(ready, int) and ready == self._express.fileno():
                 core = self.core
                 self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
                 self.unwatch(ready)
                 self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
-            elif self._peers is not None and ready == self._peers.fileno():
-                self._peers.tell(self.core, self._clock_ns())
+            elif self.peers is not None and ready == self.peers.fileno():
+                self.peers.tell(self.core, self._clock_ns())
             elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
-                    self._channels.on_ready(ready, reads=reads, writes=writes)
+                    self.channels.on_ready(ready, reads=reads, writes=writes)
             else:
-                self._channels.serve(ready, self.core, self._send, self._clock_ns)
+                self.channels.serve(ready, self.core, self._send, self._clock_ns)
         return bool(found)
 
     def _is_drained(self) -> bool:
-        return not self._channels.has_long and self.core.is_drained(self._clock_ns())
+        return not self.channels.has_long and self.core.is_drained(self._clock_ns())
 
     def _ends_by_itself(self) -> bool:
         """Nobody is there, and nobody is on the way: whoever comes later is not let in, and starts another server."""
@@ -388,9 +388,9 @@ class CacheServer:
         for lifeline in [lifeline for lifeline in self._offered if self._domain_of(lifeline) == domain]:
             # It did not end in time.
             self._offered.pop(lifeline).close()
-        if self._peers is not None:
+        if self.peers is not None:
             try:
-                self._peers.attach(domain, self.pools.caches[domain], self.core.tiers.find_chain(domain))
+                self.peers.attach(domain, self.pools.caches[domain], self.core.tiers.find_chain(domain))
             except Exception:
                 logger.exception("peers are not served from the memory of domain %r", domain)
         try:
@@ -430,10 +430,10 @@ class CacheServer:
             self._express.start_drain()
         for one in messages:
             if isinstance(one, ToConnection):
-                if not self._channels.send(one.connection, one.message, one.number):
+                if not self.channels.send(one.connection, one.message, one.number):
                     self.core.close_connection(one.connection)
             elif isinstance(one, Later):
-                self._channels.start_long(one)
+                self.channels.start_long(one)
             elif isinstance(one, SendMemory):
                 self._send_memory(one)
             elif isinstance(one, OpenExpress):
@@ -457,7 +457,7 @@ class CacheServer:
         """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
         for connection in self.core.feed.ready():
             for event, number in self.core.feed.take(connection, EVENTS_AT_ONCE):
-                if not self._channels.send(connection, event, number):
+                if not self.channels.send(connection, event, number):
                     self.core.close_connection(connection)
                     break
 

@@ -130,7 +130,7 @@ def _serve(said: bytes) -> None:
             peer_server.serve_requests(ours, link, access)
         except (OSError, ValueError) as fault:
             check_line(fault)
-    stats = access._cache.stats
+    stats = access.cache.stats
     assert (stats.leases, stats.reserved) == (0, 0)
 
 

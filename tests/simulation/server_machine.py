@@ -110,7 +110,7 @@ class Server:
         """Something is under way to or from the tier, or held for somebody."""
         if self.traffic is None:
             return False
-        writes, reads = self.traffic._writes, self.traffic.reads
+        writes, reads = self.traffic.writes, self.traffic.reads
         return bool(writes._queue or writes._writing or reads._reading or reads._held or reads.waiting)
 
     def note(self, what: str, *arguments: Any) -> None:

@@ -162,16 +162,16 @@ def _await_whole_pool(side: SchedulerSide) -> CacheStats:
 @contextmanager
 def unhurried(client: Any) -> Iterator[None]:
     """Calls within it may take more than is left of the engine's step."""
-    budget_ns, client._budget_ns = client._budget_ns, -1
+    budget_ns, client.budget_ns = client.budget_ns, -1
     try:
         yield
     finally:
-        client._budget_ns = budget_ns
+        client.budget_ns = budget_ns
 
 
 def _count_stock(client: Any) -> int | None:
-    with client._lock:
-        stocks = client._engine._stocks
+    with client.lock:
+        stocks = client.engine.stocks
         return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))
 
 
@@ -183,7 +183,7 @@ class Squatter:
         assert side.parts is not None
         self._engine: Any = side.parts.cache
         (record_bytes,) = {facts.record_bytes for facts in side.parts.groups.facts}
-        self._stocks = [(stock, stock.wanted) for stock in self._engine._engine._stocks]
+        self._stocks = [(stock, stock.wanted) for stock in self._engine.engine.stocks]
         for stock, _ in self._stocks:
             stock.wanted = stock.high = STOCKED_SLOTS
             surplus = stock.take(self._engine.memory_id, self._engine.session, max(len(stock) - STOCKED_SLOTS, 0))

@@ -74,7 +74,7 @@ def assert_nothing_is_left(engine: Engine) -> None:
     engine.drain()
     tier = find_tier(engine)
     assert tier.faults == {}
-    assert (len(tier._transfers), tier._lookups.questions) == (0, 0)
+    assert (len(tier.transfers), tier.lookups.questions) == (0, 0)
     # The server itself keeps what came up from disk for half a second.
     await_true(lambda: tier.cache.stats().leases == 0)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.config.tcp_address import TcpAddress
-from kvoffload.peers.announcement import Announcement, sign_words, read_announcement
+from kvoffload.peers.announcement import Announcement, read_announcement, sign_words
 from kvoffload.peers.fleet_member import FleetMember
 from tests.kit.server.remote_client import make_keys
 

@@ -60,8 +60,8 @@ def test_a_ticket_is_kept_until_it_is_no_good(there: There) -> None:
         link = there.link()
         ticket = link.find_ticket(is_sealed=True)
         assert (len(ticket.token), len(ticket.secret)) == (16, 32)
-        assert server._peers is not None
-        assert ticket.address.port == server._peers.port
+        assert server.peers is not None
+        assert ticket.address.port == server.peers.port
         assert link.find_ticket(is_sealed=True) is ticket
         link.forget_ticket(ticket)
         newer = link.find_ticket(is_sealed=True)

@@ -218,7 +218,7 @@ def test_a_client_that_takes_anothers_name_is_not_taken_for_it(server: CacheServ
     red = connect(server, RED)
     red.socket.disconnect(server.remote_endpoint)
     red.socket.setsockopt(zmq.ROUTING_ID, b"name")
-    remote = server._channels._remote
+    remote = server.channels.remote
     assert remote is not None
     (key,) = (key for session in server.core.sessions for key in session.connections)
     red.wait(lambda: not remote.send(key, b"is the name free?"))
@@ -295,9 +295,9 @@ def test_what_a_client_has_not_read_is_bounded_in_bytes(server: CacheServer) -> 
     assert UNREAD_BYTES * MAX_CONNECTIONS <= 1024 * MIB
     client = RemoteClient(server.remote_endpoint, keys=RED, server_key=SERVER.public, turn=lambda: server.turn(0.001))
     client.hello("red")
-    remote = server._channels._remote
+    remote = server.channels.remote
     assert remote is not None
-    (key,) = server.core.sessions._guests
+    (key,) = (key for session in server.core.sessions for key in session.connections)
     with pytest.raises(ProtocolError):
         remote.send(key, bytes(ANSWER_BYTES + 1))
     sent = 0

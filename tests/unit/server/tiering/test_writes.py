@@ -60,7 +60,7 @@ def test_a_slow_tier_drops_what_would_wait_too_long_and_counts_it() -> None:
         counts = setting.traffic.counts
         assert 0 < counts.dropped_full < 160
         assert counts.dropped_full % 16 == 0
-        waiting_s = setting.traffic.waiting_bytes / setting.traffic._writes.rate.bytes_per_s
+        waiting_s = setting.traffic.waiting_bytes / setting.traffic.writes.rate.bytes_per_s
         assert waiting_s <= 0.5
         setting.tier.is_held = False
         setting.turn(times=16)
