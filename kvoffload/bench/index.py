@@ -233,7 +233,7 @@ def acquire_some(load: native.CacheLoad, blocks: int) -> None:
 
 
 def check_done(timing: tuple[float, int], wanted: int) -> float:
-    """Seconds. BenchmarkError if anything was not as it should be: half the work in half the time is no gain."""
+    """Returns the seconds. BenchmarkError: not all was done, and half the work in half the time is no gain."""
     seconds, done = timing
     if done != wanted:
         raise BenchmarkError(f"{done} of {wanted} operations did what they should")

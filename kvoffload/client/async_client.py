@@ -195,7 +195,7 @@ class AsyncClient(Connection):
         expect(await self._ask(message), Done, "quota")
 
     async def look_into(self, message: Request) -> Reply:
-        """Of `kvoffload.protocol.survey`; its reply. ServerError: it refuses."""
+        """Asks a question of `kvoffload.protocol.survey` and returns its reply. ServerError: it refuses."""
         return read_found(message, await self._ask(message))
 
     async def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:

@@ -270,7 +270,7 @@ class Client(Connection):
         expect(self._ask(message), Done, "quota")
 
     def look_into(self, message: Request) -> Reply:
-        """Of `kvoffload.protocol.survey`; its reply. Waits like `stats`; ServerError: it refuses."""
+        """Asks a question of `kvoffload.protocol.survey` for its reply. Waits like `stats`; ServerError: it refuses."""
         return read_found(message, self._ask(message))
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:

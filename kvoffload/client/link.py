@@ -233,7 +233,7 @@ class Link:
     # ---- what is asked ----
 
     def ask(self, message: Request, now_ns: int, wait_ns: int) -> Pending:
-        """A request. It is over at once if it cannot be asked; see `is_serving`."""
+        """Asks a request. It is over at once if it cannot be asked; see `is_serving`."""
         if self.state is LinkState.SERVING:
             return self.lanes.choose(message).ask(message, self._visit.session, now_ns, wait_ns)
         return make_ended(message, now_ns)

@@ -44,7 +44,7 @@ class Measures:
         return self.clock() >= self.not_before_s
 
     def take(self) -> ConnectorStats | None:
-        """What there is; None for nothing."""
+        """Returns what there is; None for nothing."""
         self.not_before_s = self.clock() + HAND_OVER_S
         if not (self._counts or self._seconds or self._gauges != self._told):
             return None

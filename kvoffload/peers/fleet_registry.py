@@ -277,7 +277,7 @@ class FleetRegistry:
         return [self._seen[name].announcement.member for name in self._members]
 
     def _lose(self, fault: StoreFaultError) -> None:
-        """Said once."""
+        """Says once that the registry cannot be read."""
         if not self._is_lost:
             logger.warning("the registry of fleet %s cannot be read: %s", self._terms.fleet, fault)
         self._is_lost = True

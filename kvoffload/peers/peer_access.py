@@ -86,7 +86,7 @@ class _Staged:
 
 
 class PeerAccess:
-    """Of one domain. Safe to call from any thread."""
+    """Serves one domain's records to peers. Safe to call from any thread."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class PeerAccess:
         return self._spaces.use(fingerprint)
 
     def look(self, names: RecordNames) -> npt.NDArray[np.uint8]:
-        """FOUND or MISSING."""
+        """Returns FOUND or MISSING of each."""
         space = self._spaces.find(names.fingerprint)
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
@@ -127,7 +127,7 @@ class PeerAccess:
         return np.where(found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
 
     def acquire(self, names: RecordNames, record_bytes: int, *, wait_s: float = 0.0) -> Held:
-        """Until `release`. `wait_s`: for what lies below memory."""
+        """Holds them until `release`. `wait_s`: for what lies below memory."""
         nothing = Held(
             found=np.zeros(len(names), np.bool_), slots=np.empty(0, np.uint64), digests=np.empty(0, np.uint64)
         )

@@ -123,7 +123,7 @@ class PeerServer:
         return made
 
     def __len__(self) -> int:
-        """Links."""
+        """Returns how many links there are."""
         return len(self._links)
 
     def tick(self) -> None:

@@ -153,7 +153,7 @@ def _read_as_it_is(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
 
 
 class _Fields:
-    """A config's."""
+    """Reads the fields of a config."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw

@@ -254,7 +254,7 @@ def _items(group: int, blocks: int, slots: int) -> _Items:
 def _time_way(
     core: native.CudaCopyEngine, direction: CopyDirection, way: CopyWay, items: _Items, clock: Callable[[], float]
 ) -> float:
-    """At best."""
+    """Returns the best time of a way."""
     is_load = direction is CopyDirection.LOAD
     core.set_ways([(is_load, NO_LIMIT, NO_LIMIT, way.value)])
     best = float("inf")

@@ -474,7 +474,7 @@ class Restores:
         )
 
     def _list_first_blocks(self, boundary: int) -> list[int]:
-        """By group: what is before it will be null."""
+        """Lists each group's first block; what is before it will be null."""
         return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
 
     def _drop(self, request_id: str) -> None:

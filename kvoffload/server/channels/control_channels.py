@@ -67,7 +67,7 @@ class ControlChannels:
 
     @property
     def endpoint(self) -> str:
-        """On this machine."""
+        """Returns where it listens on this machine."""
         assert self._local is not None
         return self._local.endpoint
 

@@ -179,7 +179,7 @@ def _read_identity(domain: Domain, message: ReadIdentity) -> ServerMessage:
 
 
 def find_blocks(cache: LocalCache, message: FindBlocks, most: int) -> ServerMessage:
-    """On whatever thread."""
+    """Finds blocks, on whatever thread it is called."""
     found = cache.survey(message.prefix, limit=min(message.count or most, most))
     return BlocksFound(
         total=found.matches,

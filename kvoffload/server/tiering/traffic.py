@@ -105,7 +105,7 @@ class TierTraffic:
 
     @property
     def reads(self) -> Promotions:
-        """What comes up."""
+        """Returns what comes up from the tier."""
         return self._reads
 
     def find_space(self, name_space: int) -> TierSpace | None:
@@ -153,12 +153,12 @@ class TierTraffic:
 
     @property
     def waiting_bytes(self) -> int:
-        """To be written."""
+        """Returns the bytes that are to be written."""
         return self.writes.waiting_bytes
 
     @property
     def waiting_requests(self) -> int:
-        """For what comes up."""
+        """Returns how many requests wait for what comes up."""
         return self._reads.waiting
 
     @property
