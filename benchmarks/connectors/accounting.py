@@ -67,7 +67,7 @@ class HookClock:
             finally:
                 spent_s = time.thread_time() - begun_s
                 self._is_inside = False
-                if connector._scheduler is not None:
+                if connector.scheduler_side is not None:
                     self.scheduler_s += spent_s
                 else:
                     self.worker_s += spent_s
@@ -93,7 +93,7 @@ def process_cpu(process: int) -> float:
 
 def find_server(client: Any) -> int:
     """The process at the other end of a client's connection."""
-    with socket.socket(fileno=os.dup(client._wire.lifeline_file)) as lifeline:
+    with socket.socket(fileno=os.dup(client.wire.lifeline_file)) as lifeline:
         process, _, _ = struct.unpack("3i", lifeline.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(process)
 

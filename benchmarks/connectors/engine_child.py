@@ -52,7 +52,7 @@ class EngineCommands:
         self._engine = engine
         self._clock = clock
         side = self._find_side()
-        self._server = find_server(side._parts.cache) if side is not None else 0
+        self._server = find_server(side.parts.cache) if side is not None else 0
 
     def generate(self, seed: int, tokens: int, new_tokens: int) -> dict[str, float]:
         """One request: seconds until the last token, and prompt tokens that were not computed."""
@@ -84,7 +84,7 @@ class EngineCommands:
         return {
             "wall_s": wall_s,
             "cached": sum(output.num_cached_tokens or 0 for output in outputs),
-            "kept": _count_kept(side._parts.cache) if side is not None else 0,
+            "kept": _count_kept(side.parts.cache) if side is not None else 0,
             "ours": spent.ours,
             **asdict(spent),
         }
@@ -158,7 +158,7 @@ class EngineCommands:
 
     def _find_side(self) -> Any:
         scheduler: Any = self._engine.core.scheduler
-        return scheduler.connector._scheduler if type(scheduler.connector).__name__ == KVOFFLOAD else None
+        return scheduler.connector.scheduler_side if type(scheduler.connector).__name__ == KVOFFLOAD else None
 
 
 def _count_kept(client: Any) -> int:

@@ -62,18 +62,18 @@ class PublishedRecords:
     """What a connector's scheduler side publishes and serves from now on. In the engine's process."""
 
     def __init__(self, side: Any) -> None:
-        self._groups = side._parts.groups
+        self._groups = side.parts.groups
         self._alignment = self._groups.alignment
         self._kept: Records = set()
         self._served: list[Served] = []
-        cache, publish, end = side._parts.cache, side._parts.cache.publish, side.end_request
+        cache, publish, end = side.parts.cache, side.parts.cache.publish, side.end_request
 
         def note_publish(slots: Any, *, hashes: bytes, **others: Any) -> bool:
             self._kept |= {(slots.group, name) for name in _split(bytes(hashes))}
             return bool(publish(slots, hashes=hashes, **others))
 
         def note_end(request: Any, block_ids: Any) -> None:
-            chain = side._requests[request.request_id].chain
+            chain = side.requests[request.request_id].chain
             chain.follow(request.block_hashes)
             counts = [chain.tokens // rule.block_size for rule in self._groups.rules]
             names = (tuple(_split(chain.names(group, range(count)))) for group, count in enumerate(counts))

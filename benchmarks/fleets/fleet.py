@@ -22,7 +22,7 @@ class FleetRun:
     """One run. Everything follows from the workload and the fleet: nothing is drawn at random."""
 
     def __init__(self, work: Workload, fleet: Fleet, costs: Costs) -> None:
-        self._work, self._fleet, self._costs = work, fleet, costs
+        self._work, self.terms, self._costs = work, fleet, costs
         self._place = costs.places[fleet.place]
         self._block_bytes = work.block_tokens * costs.model.kv_bytes_per_token
         self._clock = itertools.count()
@@ -40,7 +40,7 @@ class FleetRun:
             )
             for number in range(fleet.nodes)
         ]
-        self._remote = self._make_remote()
+        self.remote = self._make_remote()
         count = len(work.blocks)
         self.tally = Tally(
             ttft_s=np.full(count, np.nan),
@@ -54,9 +54,9 @@ class FleetRun:
         self._times_s = work.times_s * (self._end_s / max(work.times_s[-1], 1e-9))
 
     def run(self) -> Tally:
-        for share, number in self._fleet.fails:
+        for share, number in self.terms.fails:
             self._at(share * self._end_s, lambda now_s, number=number: self._fail(now_s, number))
-        for share, number in self._fleet.joins:
+        for share, number in self.terms.joins:
             self._at(share * self._end_s, lambda now_s, number=number: self._join(number))
         arrivals = (
             (float(time_s), Request(number, float(time_s), self._work.blocks[number], int(self._work.tokens[number])))
@@ -73,7 +73,7 @@ class FleetRun:
                 self._arrive(*upcoming)
                 upcoming = next(arrivals, None)
         self.tally.served_bytes = [node.link_out.read_bytes for node in self.nodes]
-        memories = self._remote.memories if isinstance(self._remote, Homes) else [node.memory for node in self.nodes]
+        memories = self.remote.memories if isinstance(self.remote, Homes) else [node.memory for node in self.nodes]
         self.tally.held_blocks = [memory.used_blocks for memory in memories]
         return self.tally
 
@@ -83,13 +83,13 @@ class FleetRun:
         return native.ReplayMemory(self._work.trace, policy, blocks)
 
     def _set_aside(self) -> int:
-        fleet = self._fleet
+        fleet = self.terms
         if fleet.kind is not Kind.HOMES or fleet.home_share is None:
             return 0
         return round(fleet.memory_blocks * fleet.home_share)
 
     def _make_remote(self) -> Remote:
-        fleet = self._fleet
+        fleet = self.terms
         if fleet.kind is Kind.STORE:
             return SharedStore(self._make("lru", fleet.store_blocks), self._place.place_bytes_per_s)
         if fleet.kind is Kind.PEERS:
@@ -100,9 +100,9 @@ class FleetRun:
         return NoRemote()
 
     def _list_homes(self) -> list[native.ReplayMemory]:
-        if self._fleet.home_share is None:
+        if self.terms.home_share is None:
             return [node.memory for node in self.nodes]
-        return [self._make(self._fleet.home_policy, self._set_aside()) for _ in self.nodes]
+        return [self._make(self.terms.home_policy, self._set_aside()) for _ in self.nodes]
 
     def _at(self, time_s: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._clock), act))
@@ -121,8 +121,8 @@ class FleetRun:
         ready_s = now_s
         if request.memory_end < len(blocks):
             ready_s = self._look(now_s, node, request)
-        if self._fleet.tells_uses:
-            self._remote.use(blocks[: request.remote_end])
+        if self.terms.tells_uses:
+            self.remote.use(blocks[: request.remote_end])
         loaded = request.remote_end - request.engine_end
         if loaded:
             ready_s += self._costs.memory_latency_s + loaded * self._block_bytes / self._costs.memory_bytes_per_s
@@ -133,7 +133,7 @@ class FleetRun:
         """Asks the remote for the rest, and reads it if that is worth it. When the answer is there."""
         rest = request.blocks[request.memory_end :]
         local = flags(node.memory, rest)
-        found = self._remote.look(node, rest, local)
+        found = self.remote.look(node, rest, local)
         self.tally.questions += found.questions
         asked_s = now_s + (self._place.latency_s if found.questions else 0.0)
         if not found.count:
@@ -213,7 +213,7 @@ class FleetRun:
         tally.remote_hits[request.number] = request.remote_end - request.memory_end
         node.engine.admit(blocks, NOBODY)
         node.memory.admit(blocks, blocks[: request.remote_end])
-        for part in self._remote.targets(node, blocks[request.remote_end :]):
+        for part in self.remote.targets(node, blocks[request.remote_end :]):
             self._write(now_s, node, part)
 
     def _write(self, now_s: float, node: Node, part: Part) -> None:
@@ -238,10 +238,10 @@ class FleetRun:
 
     def _choose(self, now_s: float, request: Request) -> Node:
         up = [node for node in self.nodes if node.is_up]
-        if self._fleet.routing is Routing.ROUND_ROBIN:
+        if self.terms.routing is Routing.ROUND_ROBIN:
             self._turn += 1
             return up[self._turn % len(up)]
-        if self._fleet.routing is Routing.LEAST_LOADED:
+        if self.terms.routing is Routing.LEAST_LOADED:
             # Ties go round, or the first nodes of an idle fleet would have it all.
             self._turn += 1
             return min(
@@ -267,28 +267,28 @@ class FleetRun:
         node = self.nodes[number]
         self.tally.lost_blocks += self._count_lost(node)
         node.is_up, node.epoch = False, node.epoch + 1
-        fleet = self._fleet
+        fleet = self.terms
         node.engine = self._make("lru", fleet.engine_blocks)
         if fleet.kind is not Kind.POOL:
             node.memory = self._make(fleet.policy, fleet.memory_blocks - self._set_aside())
-        if isinstance(self._remote, Homes):
+        if isinstance(self.remote, Homes):
             fresh = node.memory if fleet.home_share is None else self._make(fleet.home_policy, self._set_aside())
-            self._remote.memories[number] = fresh
-        self._remote.change(self.nodes)
+            self.remote.memories[number] = fresh
+        self.remote.change(self.nodes)
         again, node.requests = list(node.requests.values()), {}
         for request in again:
             self.tally.rerouted += 1
             self._arrive(now_s, request)
 
     def _count_lost(self, node: Node) -> int:
-        if self._fleet.kind is Kind.POOL:
+        if self.terms.kind is Kind.POOL:
             return 0
-        if isinstance(self._remote, Homes) and self._fleet.home_share is not None:
-            return node.memory.used_blocks + self._remote.memories[node.number].used_blocks
+        if isinstance(self.remote, Homes) and self.terms.home_share is not None:
+            return node.memory.used_blocks + self.remote.memories[node.number].used_blocks
         return node.memory.used_blocks
 
     def _join(self, number: int) -> None:
         node = self.nodes[number]
         node.is_up = True
         node.free_s = node.expected_s = 0.0
-        self._remote.change(self.nodes)
+        self.remote.change(self.nodes)

@@ -21,13 +21,13 @@ from kvoffload.transfer import CopyDirection
 class GroundWorker(WorkerSide):
     """Its device is the host's to torch, which has no streams; the rank has one, and its copy engine knows it."""
 
-    _engine: VirtualCopyEngine
+    engine: VirtualCopyEngine
 
     def mark(self) -> None:
-        self._before_forward = self._engine.mark()
+        self._before_forward = self.engine.mark()
 
     def _find_point(self, direction: CopyDirection, before_forward: Any) -> Any:
-        is_free = direction is CopyDirection.LOAD and self._terms.has_late_frees
+        is_free = direction is CopyDirection.LOAD and self.terms.has_late_frees
         return AT_ONCE if is_free else super()._find_point(direction, before_forward)
 
 
@@ -39,7 +39,7 @@ class GroundConnector(KVOffloadConnector):
     def _make_scheduler(self, start: EngineStart) -> SchedulerSide:
         machine = self._find_machine()
         self.stopwatch = machine.scheduler
-        return SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures, machine.clock)
+        return SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self.measures, machine.clock)
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
         machine, rank = self._find_machine(), self._vllm_config.parallel_config.rank

@@ -144,7 +144,7 @@ class VirtualEngine:
             self._aggregator = KVOutputAggregator.from_connector(connector, len(self.ranks))
         for watch in (self.machine.scheduler, *self.machine.workers):
             watch.spent.take()  # of the start
-        self._queue: deque[Flight] = deque()
+        self.queue: deque[Flight] = deque()
         self._chance = random.Random(7)
         self._told: dict[str, int] = {}
         """Tokens that a request's answer has so far, by what was sampled."""
@@ -169,13 +169,13 @@ class VirtualEngine:
             clock = self.machine.clock
             while coming and coming[0][0] <= clock.now_s:
                 at_s, _, ask = heapq.heappop(coming)
-                self._arrive(ask, at_s)
-            if not self.scheduler.has_requests() and not self._queue:
+                self.arrive(ask, at_s)
+            if not self.scheduler.has_requests() and not self.queue:
                 if not coming:
                     break
                 clock.reach(coming[0][0])
                 continue
-            for ended in self._step():
+            for ended in self.step():
                 for ask in followers.get(ended.ask, ()):
                     number += 1
                     heapq.heappush(coming, (ended.ended_s + ask.arrival_s, number, ask))
@@ -199,30 +199,30 @@ class VirtualEngine:
 
     # ---- a step ----
 
-    def _arrive(self, ask: Ask, at_s: float) -> None:
+    def arrive(self, ask: Ask, at_s: float) -> None:
         sampling = SamplingParams(temperature=0, max_tokens=len(ask.answer), ignore_eos=True)
         request = Request(ask.name, ask.prompt, sampling, None, arrival_time=at_s, block_hasher=self._hasher)
         self._under_way[ask.name] = Served(ask, request, at_s)
         self._told[ask.name] = 0
         self.scheduler.add_request(request)
 
-    def _step(self) -> list[Served]:
+    def step(self) -> list[Served]:
         """`step_with_batch_queue`, or `step`: who has ended."""
         clock, depth = self.machine.clock, 2 if self.config.terms.is_async else 1
         cpu_ns, begun_s, launched = time.thread_time_ns(), clock.now_s, None
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
             engine_ns = time.thread_time_ns() - cpu_ns
-            launched = self._launch(output)
+            launched = self.launch(output)
             has_run = output.total_num_scheduled_tokens > 0
-            self._queue.append(launched)
+            self.queue.append(launched)
             cpu_ns = time.thread_time_ns() - engine_ns
-        is_full = len(self._queue) >= depth or (
+        is_full = len(self.queue) >= depth or (
             launched is not None and not has_run and not self.scheduler.has_requests()
         )
         ended: list[Served] = []
         if launched is None or is_full:
-            flight = self._queue.popleft()
+            flight = self.queue.popleft()
             clock.reach(flight.ready_s)
             ended = self._take(self.scheduler.update_from_output(flight.output, flight.result))
             if not self.config.terms.is_async and self.config.terms.drafts and flight.output.num_scheduled_tokens:
@@ -236,7 +236,7 @@ class VirtualEngine:
                 clock.pass_time(IDLE_S)
         return ended
 
-    def _launch(self, output: SchedulerOutput) -> Flight:
+    def launch(self, output: SchedulerOutput) -> Flight:
         shares = self._find_shares(output)
         drafts = self.config.terms.drafts if output.scheduled_spec_decode_tokens else 0
         seconds = self._cost.seconds(shares, drafts=drafts)

@@ -63,7 +63,7 @@ class PoolLedger:
 
     def __init__(self, engine: VirtualEngine) -> None:
         connector: Any = engine.scheduler.connector
-        self._parts = connector._scheduler._parts
+        self._parts = connector.scheduler_side.parts
         self._worth: dict[_Key, bytes] = {}
         """Names in the pool of all blocks that are worth saving."""
 

@@ -49,9 +49,9 @@ def run_server(folder: Path, *, memory: str) -> Iterator[Path]:
 def await_answers(client: Any, at_most_s: float) -> None:
     """In reality, while an engine computes: what was asked of the server is answered meanwhile, as it would be."""
     until_s = time.monotonic() + at_most_s
-    while client._link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
-        client._wire.await_answers(min(left_s, LOOK_S), with_control=False)
-        with client._lock:
+    while client.link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
+        client.wire.await_answers(min(left_s, LOOK_S), with_control=False)
+        with client.lock:
             client._look(time.monotonic_ns())
 
 
@@ -59,7 +59,7 @@ def settle(client: Any) -> tuple[Any, int]:
     """Until the server has had everything and nothing is asked of it: its counts, and the slots that are held ready."""
     for _ in range(MAX_LOOKS):
         before = _count_stock(client)
-        client._budget_ns = -1
+        client.budget_ns = -1
         stats = client.stats()
         if before is not None and before == _count_stock(client):
             return stats, before
@@ -74,13 +74,13 @@ def count_left(engine: Any) -> dict[str, int]:
         "requests": len(scheduler.requests),
         "blocks": blocks.num_gpu_blocks - 1 - blocks.get_num_free_blocks(),
     }
-    side = getattr(scheduler.connector, "_scheduler", None)
-    if side is not None and side._parts is not None:
-        parts = side._parts
+    side = getattr(scheduler.connector, "scheduler_side", None)
+    if side is not None and side.parts is not None:
+        parts = side.parts
         stats, stock = settle(parts.cache)
         left |= {
-            "known_requests": len(side._requests),
-            "questions": len(parts.restores._questions),
+            "known_requests": len(side.requests),
+            "questions": len(parts.restores.questions),
             "loads": parts.restores.pending,
             "saves": parts.saves.pending,
             "pins": parts.pins.count,
@@ -94,6 +94,6 @@ def count_left(engine: Any) -> dict[str, int]:
 
 
 def _count_stock(client: Any) -> int | None:
-    with client._lock:
-        stocks = client._engine._stocks
+    with client.lock:
+        stocks = client.engine.stocks
         return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))

@@ -37,7 +37,7 @@ def open_ours(
         config = make_config(model, replace(terms, connector="connector:GroundConnector", settings=given), Path(name))
         engine = VirtualEngine(config)
         connector: Any = engine.scheduler.connector
-        client = connector._scheduler._parts.cache
+        client = connector.scheduler_side.parts.cache
         if not client.wait_until_served(JOIN_S):
             raise BenchmarkError(f"the server does not serve: {client.fault}", remedy="see its log")
         engine.between_steps = partial(await_answers, client)

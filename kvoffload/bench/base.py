@@ -59,7 +59,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Value over limit."""
+        """Returns the value over the limit."""
         return self.value / self.limit
 
     @property

@@ -12,7 +12,7 @@ from kvoffload.client import Client
 
 
 def time_acquires(client: Client, chain: bytes, calls: int) -> list[float]:
-    """Seconds of each; then all are released, which nobody waits for."""
+    """Returns how many seconds each took; then all are released, which nobody waits for."""
     seconds, leases = [], []
     for _ in range(calls):
         start = time.perf_counter()
@@ -26,7 +26,7 @@ def time_acquires(client: Client, chain: bytes, calls: int) -> list[float]:
 
 
 def time_calls(call: Callable[[], object], calls: int) -> list[float]:
-    """Seconds of each."""
+    """Returns how many seconds each call took."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()

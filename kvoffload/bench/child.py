@@ -97,7 +97,7 @@ class Child:
 
 
 def _is_stopped(task: Path) -> bool:
-    """Of a thread; its state comes behind its name, which is in brackets."""
+    """Tells whether a thread is stopped; its state comes behind its name, which is in brackets."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,44 @@ from kvoffload.errors import BenchmarkError
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 END_S = 60.0
 """For a process to end its engines and servers; longer than the slowest of them takes."""
+CONNECTORS = FOLDER / "vllm_connectors.py"
+"""It needs the models of the tests."""
+SCALE = FOLDER / "scale.py"
 _KNOWN = ("name", "value", "unit", "limit", "ratio", "spread", "goal", "met")
+
+
+class EngineBenchmark:
+    """Minutes for each connector: engines run one after the other."""
+
+    name = "engine"
+    question = (
+        "What does the connector bring and cost on a real vLLM, beside vLLM's own, "
+        "and beside LMCache if it is installed?"
+    )
+
+    def run(self, progress: Progress) -> Iterator[Result]:
+        """In a clone with vLLM beside it."""
+        progress("starting engines")
+        yield from run_script(CONNECTORS, progress=progress)
+
+
+@dataclass(frozen=True)
+class ScaleBenchmark:
+    """An hour for all models, less than a minute for the two of the short form. `trace`: conversations."""
+
+    is_short: bool = False
+    trace: Path | None = None
+    name = "scale"
+    question = (
+        "Does the connector keep up at real models' sizes, with vLLM's own scheduler and GPUs that are not there?"
+    )
+
+    def run(self, progress: Progress) -> Iterator[Result]:
+        """In a clone with vLLM beside it."""
+        progress("starting an engine")
+        short = ["--short"] if self.is_short else []
+        trace = [] if self.trace is None else ["--trace", str(self.trace)]
+        yield from run_script(SCALE, *short, *trace, progress=progress)
 
 
 def run_script(script: Path, *arguments: str, progress: Progress) -> Iterator[Result]:

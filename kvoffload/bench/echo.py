@@ -25,7 +25,7 @@ class EchoClient:
 
     def __init__(self, path: Path | str, blocks: int) -> None:
         """Each request has the bytes of an acquire of so many blocks."""
-        self._request = (Acquire.op, NUMBER, LARGE, LARGE, 1, bytes(HASH_BYTES * blocks), 0, 16 * blocks, 1, ())
+        self.request = (Acquire.op, NUMBER, LARGE, LARGE, 1, bytes(HASH_BYTES * blocks), 0, 16 * blocks, 1, ())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -35,7 +35,7 @@ class EchoClient:
 
     def call(self) -> object:
         """Packs, sends, waits, unpacks."""
-        self._socket.send(msgpack.packb(self._request))
+        self._socket.send(msgpack.packb(self.request))
         while not self._poller.poll(POLL_MS):
             pass
         return msgpack.unpackb(self._socket.recv(), use_list=False)

@@ -59,7 +59,7 @@ class IndexBenchmark:
             yield self._store(load, walk, policy)
             if policy == DEFAULT_POLICY:
                 progress("acquires beside stores")
-                yield from self._race(load, walk)
+                yield from self.race(load, walk)
                 progress("stores after acquires")
                 yield self._store(load, walk, policy, acquires=True)
         del load, walk
@@ -94,13 +94,13 @@ class IndexBenchmark:
 
         With `acquires` as many blocks are acquired before each sample, and the policy hears of them in its time.
         """
-        _check_done(load.store(2 * ENTRIES), 2 * ENTRIES)
+        check_done(load.store(2 * ENTRIES), 2 * ENTRIES)
         _, evicted_before, _ = load.counts()
         amount = STORE_BATCHES * BATCH
 
         def store() -> tuple[float, int]:
             if acquires:
-                _acquire_some(load, amount)
+                acquire_some(load, amount)
             return load.store(amount)
 
         what = "reserve, commit, evict"
@@ -139,7 +139,7 @@ class IndexBenchmark:
         batches = walks * amount // BATCH
         limit = limit_line_walk(walk, batches=batches, hashes=BATCH, amount=amount, counts_up=counts_up)
         pair = measure_timed_pair(
-            lambda: _check_done(value(), amount), lambda: walk.walk(batches, BATCH, counts_up)[0], pairs=PAIRS
+            lambda: check_done(value(), amount), lambda: walk.walk(batches, BATCH, counts_up)[0], pairs=PAIRS
         )
         return Result(
             name=self.name,
@@ -151,7 +151,7 @@ class IndexBenchmark:
             params=params,
         )
 
-    def _race(self, load: native.CacheLoad, walk: native.LineWalk) -> Iterator[Result]:
+    def race(self, load: native.CacheLoad, walk: native.LineWalk) -> Iterator[Result]:
         """The limit walks the same number of lines beside the same stores."""
         values, limits, hits, stored = [], [], 0, 0
         for _ in range(MIN_PAIRS):
@@ -219,11 +219,11 @@ class IndexBenchmark:
 def _fill(entries: int, policy: str) -> native.CacheLoad:
     _check_memory(entries * ENTRY_BYTES)
     load = native.make_cache_load(entries=entries, record_bytes=RECORD_BYTES, policy=policy, threads=2)
-    _check_done(load.store(entries), entries)
+    check_done(load.store(entries), entries)
     return load
 
 
-def _acquire_some(load: native.CacheLoad, blocks: int) -> None:
+def acquire_some(load: native.CacheLoad, blocks: int) -> None:
     """At least so many. Chains that were evicted, or their ends, are not there, so others are drawn."""
     for _ in range(ACQUIRE_TRIES):
         blocks -= load.acquire(1, BATCH)[1]
@@ -232,8 +232,8 @@ def _acquire_some(load: native.CacheLoad, blocks: int) -> None:
     raise BenchmarkError(f"{ACQUIRE_TRIES} chains had {blocks} blocks too few: the stores evict them too fast")
 
 
-def _check_done(timing: tuple[float, int], wanted: int) -> float:
-    """Seconds. BenchmarkError if anything was not as it should be: half the work in half the time is no gain."""
+def check_done(timing: tuple[float, int], wanted: int) -> float:
+    """Returns the seconds. BenchmarkError: not all was done, and half the work in half the time is no gain."""
     seconds, done = timing
     if done != wanted:
         raise BenchmarkError(f"{done} of {wanted} operations did what they should")

@@ -61,7 +61,7 @@ def calls_per_sample(call: Callable[[], object]) -> int:
 
 
 def time_calls(call: Callable[[], object], calls: int) -> float:
-    """Seconds per call."""
+    """Returns the seconds per call."""
     start = time.perf_counter()
     for _ in range(calls):
         call()

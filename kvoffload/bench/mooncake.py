@@ -117,7 +117,7 @@ class OwnClient:
         self._process = _start(_LIMIT, address.endpoint, str(DATA_BYTES), str(BATCH_RECORDS))
 
     def move(self, verb: str, size_bytes: int) -> float:
-        """Seconds for DATA_BYTES; what is got is what was put last."""
+        """Returns the seconds for DATA_BYTES; what is got is what was put last."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{verb} {size_bytes}\n")

@@ -18,7 +18,7 @@ FAR = FarTerms(wait_s=5.0)
 
 
 def main(path: str, chains: str) -> None:
-    """Until SIGTERM."""
+    """Promotes records until SIGTERM comes."""
     asyncio.run(_promote(Path(path), int(chains)))
 
 

@@ -72,7 +72,7 @@ def receive_pieces(end: socket.socket, memory: memoryview, piece_bytes: int) -> 
 
 
 def main(port: str, memory_bytes: str) -> None:
-    """The child: until its parent hangs up."""
+    """Runs in the child until its parent hangs up."""
     end = socket.create_connection(("127.0.0.1", int(port)))
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     memory = memoryview(np.ones(int(memory_bytes), np.uint8).data)

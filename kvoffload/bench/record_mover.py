@@ -34,7 +34,7 @@ class RecordMover:
         self._buffer = np.full((self._records, self._record_bytes), 7, np.uint8)
         self._chains = 0
         self._chain = b""
-        self._slots: list[npt.NDArray[np.uint8]] = []
+        self.slots: list[npt.NDArray[np.uint8]] = []
         memory = client.memory(client.memory_id)
         self._memory = memory.view(0, memory.size_bytes)
         """One segment, so that a slot is a slice."""
@@ -46,7 +46,7 @@ class RecordMover:
         self._chains += 1
         chain = self._chain = make_chain(self._records, seed=100 + self._chains)
         parents = bytes(HASH_BYTES) + chain
-        self._slots = []
+        self.slots = []
         start = time.perf_counter()
         for first in range(0, self._records, batch):
             taken = self._take(batch)
@@ -54,7 +54,7 @@ class RecordMover:
             self._copy_all(list(zip(slots, self._buffer[first : first + batch], strict=True)))
             hashes = slice(first * HASH_BYTES, (first + batch) * HASH_BYTES)
             client.publish(taken, hashes=chain[hashes], parents=parents[hashes])
-            self._slots += slots
+            self.slots += slots
         seconds = time.perf_counter() - start
         client.stats()
         if not client.lookup(0, chain).all():
@@ -80,7 +80,7 @@ class RecordMover:
 
     def copy(self, what: str, batch: int) -> float:
         """Between the slots of the last save and the buffer; nobody else wants them meanwhile."""
-        pairs = list(zip(self._slots, self._buffer, strict=True))
+        pairs = list(zip(self.slots, self._buffer, strict=True))
         if what == "load":
             pairs = [(row, slot) for slot, row in pairs]
         start = time.perf_counter()

@@ -35,7 +35,7 @@ td.number, th.number { text-align: right }
 
 
 def describe_machine() -> dict[str, str]:
-    """Without its name."""
+    """Describes this machine without its name."""
     return {
         "kvoffload": __version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

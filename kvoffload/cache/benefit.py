@@ -59,7 +59,7 @@ class BenefitTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Benefit:
-    """Of one pool. What engines' own caches hit is not counted: it is there without a pool."""
+    """Says what one pool brings. What engines' own caches hit is not counted: it is there without a pool."""
 
     pool_bytes: int
     spared_tokens: int

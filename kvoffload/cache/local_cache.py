@@ -127,7 +127,7 @@ class LocalCache:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of all segments."""
+        """Returns the bytes of all segments."""
         return self._core.capacity_bytes()
 
     @property

@@ -36,8 +36,8 @@ class LocalSession:
         self._name_space = cache.open_namespace(fingerprint, geometry)
         self._tenants = {name: cache.open_tenant(name) for name in (tenant, *others) if name}
         self._tenant = self._tenants.get(tenant, 0)
-        self._session = cache.open_session()
-        cache.add_process(self._session, pid=os.getpid())
+        self.session = cache.open_session()
+        cache.add_process(self.session, pid=os.getpid())
         files = cache.files
         self._memory_id = os.fstat(files.index).st_ino
         self._index = IndexReader(cache.open_index())
@@ -55,7 +55,7 @@ class LocalSession:
         return self._segments
 
     def may_copy(self, held: Placed) -> bool:
-        return (held.memory_id, held.session) == (self._memory_id, self._session)
+        return (held.memory_id, held.session) == (self._memory_id, self.session)
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         if not 0 <= group < len(self._geometry.groups):
@@ -76,7 +76,7 @@ class LocalSession:
     ) -> AcquiredBlocks:
         def ask(shard: int) -> Acquired:
             return self._cache.acquire(
-                self._session,
+                self.session,
                 self._name_space,
                 chain,
                 local=local,
@@ -89,7 +89,7 @@ class LocalSession:
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         def ask(shard: int) -> Acquired:
-            return self._cache.acquire_entries(self._session, self._name_space, group, hashes, shard=shard)
+            return self._cache.acquire_entries(self.session, self._name_space, group, hashes, shard=shard)
 
         found = self._describe(ask(shards[0] if shards else 0), [ask(shard) for shard in shards[1:]], len(shards))
         return AcquiredBlocks(found.outcome, found.boundary, found.lease, found.groups[group : group + 1])
@@ -97,13 +97,13 @@ class LocalSession:
     def release(self, lease: BlockLease) -> None:
         if lease.memory_id == self._memory_id:
             self._leases.discard(lease.number)
-            self._cache.release(self._session, LeaseId(lease.number))
+            self._cache.release(self.session, LeaseId(lease.number))
 
     def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
         found = self._cache.reserve(
-            self._session, self._name_space, group, count=count, hashes=hashes, tenant=self._tenant
+            self.session, self._name_space, group, count=count, hashes=hashes, tenant=self._tenant
         )
-        return ReservedSlots(self._memory_id, self._session, group, found.tickets, found.addresses)
+        return ReservedSlots(self._memory_id, self.session, group, found.tickets, found.addresses)
 
     def publish(
         self,
@@ -121,7 +121,7 @@ class LocalSession:
         totals = [None] * shards if digests is None else digests.reshape(shards, len(slots))
         for each, of_shard in enumerate(totals, shard):
             self._cache.commit(
-                self._session,
+                self.session,
                 self._name_space,
                 slots.group,
                 slots.tickets,
@@ -135,7 +135,7 @@ class LocalSession:
 
     def abort(self, slots: ReservedSlots) -> None:
         if slots.memory_id == self._memory_id:
-            self._cache.abort(self._session, slots.tickets)
+            self._cache.abort(self.session, slots.tickets)
 
     def invalidate(self, group: int, hashes: Buffer) -> None:
         self._cache.invalidate(self._name_space, group, hashes)
@@ -145,13 +145,13 @@ class LocalSession:
 
     def close(self) -> None:
         for lease in self._leases:
-            self._cache.release(self._session, LeaseId(lease))
+            self._cache.release(self.session, LeaseId(lease))
         self._leases.clear()
 
     def _describe(self, found: Acquired, others: list[Acquired], shards: int) -> AcquiredBlocks:
         """Other shards' digests come from leases of their own, which are short."""
         for other in others:
-            self._cache.release(self._session, other.lease)
+            self._cache.release(self.session, other.lease)
         if not found.is_hit:
             return AcquiredBlocks(found.outcome, found.boundary)
         self._leases.add(found.lease)
@@ -166,5 +166,5 @@ class LocalSession:
             digests = np.array([group.digests, *rows][:shards], np.uint64).reshape(shards, len(group.addresses))
             groups.append(LeasedGroup(group.first, group.addresses, digests))
         return AcquiredBlocks(
-            found.outcome, found.boundary, BlockLease(self._memory_id, found.lease, self._session), tuple(groups)
+            found.outcome, found.boundary, BlockLease(self._memory_id, found.lease, self.session), tuple(groups)
         )

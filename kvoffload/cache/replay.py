@@ -98,7 +98,7 @@ def parse_policies(text: str) -> tuple[str, ...]:
 
 
 def parse_capacities(text: str) -> tuple[float, ...]:
-    """Percentages between commas."""
+    """Reads percentages between commas."""
     percents = []
     for part in text.split(","):
         try:

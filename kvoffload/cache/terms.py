@@ -52,7 +52,7 @@ class HugePages(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTerms:
-    """One pool. Its memory is whole segments; the cache serves as soon as it has a part of the first."""
+    """Describes one pool. Its memory is whole segments; the cache serves as soon as it has a part of the first."""
 
     memory_bytes: int
     segment_bytes: int = GIB

@@ -13,7 +13,7 @@ from kvoffload.errors import KVOffloadError
 
 
 def make_app(only: str = "") -> typer.Typer:
-    """All commands; or one of them, with the modules of no other: an engine waits for `serve`."""
+    """Makes all commands; or one of them, with the modules of no other: an engine waits for `serve`."""
     app = _make_root()
     for name, command in _COMMANDS.items():
         if only in ("", name):

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from kvoffload.bench import BENCHMARKS
 from kvoffload.bench.base import Benchmark, Result
-from kvoffload.bench.scale import ScaleBenchmark
+from kvoffload.bench.clone_script import ScaleBenchmark
 from kvoffload.cli.progress import progress
 from kvoffload.errors import BenchmarkError, ConfigError
 

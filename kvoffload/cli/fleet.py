@@ -13,10 +13,9 @@ from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KeyPair, read_pair, read_private_text
 from kvoffload.peers import SpaceTable
-from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.fleet_registry import RegistryTerms
-from kvoffload.peers.homes import find_homes
 from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
 from kvoffload.server import Guest
 from kvoffload.server.config import ServerConfig

@@ -183,7 +183,7 @@ def _word(value: object) -> str:
 
 
 def draw_identity(row: Row) -> str:
-    """As lines."""
+    """Draws an identity as lines."""
     lines = [f"identity {row['fingerprint']}"]
     lines += [
         f"  {name:<18} {_word(row[name])}" for name in ("used_bytes", "hash_algorithm", "hash_block_tokens", "ranks")

@@ -65,7 +65,7 @@ class PromptRecorder:
         is_open = True
         with self._file as file:
             while (one := self._queue.get()) is not None:
-                line = _format(*one)
+                line = format_line(*one)
                 if is_open and written + len(line) > self._limit_bytes:
                     logger.warning("%s is full at %s, no more is recorded", self._path, format_size(self._limit_bytes))
                     is_open = False
@@ -82,7 +82,7 @@ class PromptRecorder:
                 written += len(line)
 
 
-def _format(after_s: float, name_space: int, block_tokens: int, tokens: int, tags: bytes) -> bytes:
+def format_line(after_s: float, name_space: int, block_tokens: int, tokens: int, tags: bytes) -> bytes:
     # Of another identity the same name is another block.
     ids = np.frombuffer(tags, "<u8") ^ np.uint64(name_space * 0x9E3779B97F4A7C15 % 2**64)
     row = {

@@ -87,9 +87,8 @@ def serve(
     from kvoffload.cli.prompt_recorder import PromptRecorder
     from kvoffload.private_files import PrivateFiles
     from kvoffload.server.channels.open_files import raise_limit
-    from kvoffload.server.ending import EndingTerms
     from kvoffload.server.loop import CacheServer, ServerPlan
-    from kvoffload.server.private_life import PrivateTerms
+    from kvoffload.server.private_life import EndingTerms, PrivateTerms
 
     config = read_tables(file)
     fleet, tiers = plan_below(settings, config)

@@ -61,7 +61,7 @@ class AsyncClient(Connection):
 
     async def close(self) -> None:
         """Gives back what is held and parts from the server. Holds the loop for 0.2 s at most."""
-        if self._link.state is LinkState.CLOSED:
+        if self.link.state is LinkState.CLOSED:
             return
         self._unwatch()
         if self._finding is not None:
@@ -98,7 +98,7 @@ class AsyncClient(Connection):
     ) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
         over = asyncio.Event()
-        pending = self._engine.start_acquire(
+        pending = self.engine.start_acquire(
             chain,
             time.monotonic_ns(),
             self._acquire_ns,
@@ -113,7 +113,7 @@ class AsyncClient(Connection):
 
     async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         over = asyncio.Event()
-        pending = self._engine.start_acquire_entries(
+        pending = self.engine.start_acquire_entries(
             group,
             hashes,
             time.monotonic_ns(),
@@ -124,19 +124,19 @@ class AsyncClient(Connection):
         return await self._finish(pending, over)
 
     def release(self, lease: BlockLease) -> None:
-        self._engine.release(lease, time.monotonic_ns())
+        self.engine.release(lease, time.monotonic_ns())
 
     def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
         """A request with this chain comes soon."""
-        self._engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+        self.engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
 
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""
-        return self._engine.take(group, count, time.monotonic_ns())
+        return self.engine.take(group, count, time.monotonic_ns())
 
     async def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
         over = asyncio.Event()
-        pending = self._engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes, on_over=over.set)
+        pending = self.engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes, on_over=over.set)
         await self._finish_slots(pending, over)
         return pending.slots
 
@@ -152,7 +152,7 @@ class AsyncClient(Connection):
         tenant: str = "",
     ) -> bool:
         now_ns = time.monotonic_ns()
-        return self._engine.publish(
+        return self.engine.publish(
             slots,
             now_ns,
             hashes=hashes,
@@ -164,14 +164,14 @@ class AsyncClient(Connection):
         )
 
     def abort(self, slots: ReservedSlots) -> None:
-        self._engine.abort(slots, time.monotonic_ns())
+        self.engine.abort(slots, time.monotonic_ns())
 
     def invalidate(self, group: int, hashes: Buffer) -> None:
-        self._engine.invalidate(group, hashes, time.monotonic_ns())
+        self.engine.invalidate(group, hashes, time.monotonic_ns())
 
     async def stats(self) -> CacheStats:
         """With all that was told before. ServerError: there is no answer."""
-        confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
+        confirmed = self.link.confirm(time.monotonic_ns(), self._call_ns)
         if confirmed is not None:
             await self._await_over(confirmed)
         return read_stats(await self._ask(Stats()))
@@ -195,7 +195,7 @@ class AsyncClient(Connection):
         expect(await self._ask(message), Done, "quota")
 
     async def look_into(self, message: Request) -> Reply:
-        """Of `kvoffload.protocol.survey`; its reply. ServerError: it refuses."""
+        """Asks a question of `kvoffload.protocol.survey` and returns its reply. ServerError: it refuses."""
         return read_found(message, await self._ask(message))
 
     async def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
@@ -204,12 +204,12 @@ class AsyncClient(Connection):
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""
-        self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+        self.link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
 
     # ---- inside ----
 
     async def _ask(self, message: Request) -> ServerMessage | None:
-        request = self._link.ask(message, time.monotonic_ns(), self._call_ns)
+        request = self.link.ask(message, time.monotonic_ns(), self._call_ns)
         await self._await_over(request)
         return request.answer
 
@@ -227,12 +227,12 @@ class AsyncClient(Connection):
                 if not pending.is_over:
                     # What slower tiers could do is done.
                     over.clear()
-                    self._engine.go_on(pending, time.monotonic_ns())
+                    self.engine.go_on(pending, time.monotonic_ns())
                     self._turn()
                     while not pending.is_over:
                         await over.wait()
             except asyncio.CancelledError:
-                self._engine.cancel(pending, time.monotonic_ns())
+                self.engine.cancel(pending, time.monotonic_ns())
                 raise
         assert pending.found is not None
         return pending.found
@@ -243,50 +243,50 @@ class AsyncClient(Connection):
             try:
                 await over.wait()
             except asyncio.CancelledError:
-                self._engine.cancel_slots(pending, time.monotonic_ns())
+                self.engine.cancel_slots(pending, time.monotonic_ns())
                 raise
 
     def _turn(self) -> None:
         """Hands over what has come, and sees to it that it is called again."""
         self._unwatch()
-        if self._link.state is LinkState.CLOSED:
+        if self.link.state is LinkState.CLOSED:
             return
         now_ns = time.monotonic_ns()
-        self._wire.receive_all(self._link, now_ns)
-        if not self._wire.needs_path:
-            self._link.on_time(now_ns)
-        elif self._link.is_dial_due(now_ns) and self._finding is None:
+        self.wire.receive_all(self.link, now_ns)
+        if not self.wire.needs_path:
+            self.link.on_time(now_ns)
+        elif self.link.is_dial_due(now_ns) and self._finding is None:
             self._finding = asyncio.get_running_loop().create_task(self._find_server())
         if self._blocks is not None:
             self._blocks.refill(now_ns)
         if self._prompts is not None:
             self._prompts.send(now_ns, self._call_ns)
-        if self._link.is_serving:
+        if self.link.is_serving:
             self._served.set()
         else:
             self._served.clear()
         loop = asyncio.get_running_loop()
-        for file in (self._wire.lifeline_file, self._wire.control_file, self._wire.express_file):
+        for file in (self.wire.lifeline_file, self.wire.control_file, self.wire.express_file):
             if file >= 0:
                 loop.add_reader(file, self._turn)
                 self._watched.append(file)
-        wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS
-        if self._wire.has_unsent:
-            loop.add_writer(self._wire.express_file, self._turn)
-        if self._link.awaits_answers or self._wire.wants_to_write:
+        wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
+        if self.wire.has_unsent:
+            loop.add_writer(self.wire.express_file, self._turn)
+        if self.link.awaits_answers or self.wire.wants_to_write:
             # The control socket's file tells of the first message only, and of none that came while we read.
             wait_s = min(wait_s, _ANSWERS_S)
         self._timer = loop.call_later(max(wait_s, 0), self._turn)
 
     async def _find_server(self) -> None:
         """A private one is found or started on another thread."""
-        find = self._terms.socket
+        find = self.terms.socket
         assert not isinstance(find, Path)
         try:
-            holds_memory = self._link.memories.current is not None
-            self._wire.path = await asyncio.to_thread(find, holds_memory)
+            holds_memory = self.link.memories.current is not None
+            self.wire.path = await asyncio.to_thread(find, holds_memory)
         except KVOffloadError as fault:
-            self._link.cannot_dial(time.monotonic_ns(), str(fault))
+            self.link.cannot_dial(time.monotonic_ns(), str(fault))
         finally:
             self._finding = None
         self._turn()

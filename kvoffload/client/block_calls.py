@@ -119,7 +119,7 @@ class BlockCalls:
         self._hash_block_size = register.hash_block_size
         self._terms = terms
         wanted = (*terms.stock_slots, *[0] * len(register.groups))
-        self._stocks = [
+        self.stocks = [
             CreditStock(
                 number,
                 wanted[number],
@@ -230,22 +230,22 @@ class BlockCalls:
     def most_slots(self, group: int) -> int:
         """How many are held ready at best."""
         self._blocks.check_group(group)
-        return self._stocks[group].high
+        return self.stocks[group].high
 
     def ready_slots(self, now_ns: int) -> list[int]:
         """How many `take` would give now, by group; where they run low, more are asked for."""
         self.refill(now_ns)
-        return [len(stock) for stock in self._stocks]
+        return [len(stock) for stock in self.stocks]
 
     @property
     def is_low(self) -> bool:
         """More slots are on their way, or should be."""
-        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self._stocks)
+        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self.stocks)
 
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
         self._blocks.check_group(group)
-        taken = self._stocks[group].take(self._blocks.memory_id, self._blocks.session, count)
+        taken = self.stocks[group].take(self._blocks.memory_id, self._blocks.session, count)
         self.refill(now_ns)
         return taken
 
@@ -254,8 +254,8 @@ class BlockCalls:
         if not self._link.is_serving or self._blocks.mapped is None:
             return
         # The pool grows, and fills.
-        fit_stocks(self._stocks, self._blocks.mapped[0].index.ready_bytes, is_full=not self._blocks.has_room)
-        for stock in self._stocks:
+        fit_stocks(self.stocks, self._blocks.mapped[0].index.ready_bytes, is_full=not self._blocks.has_room)
+        for stock in self.stocks:
             if self._link.is_closing:
                 self.abort(stock.take(self._blocks.memory_id, self._blocks.session, len(stock)), now_ns)
                 continue
@@ -353,7 +353,7 @@ class BlockCalls:
         self._link.forget_requests()
         for lease in list(self._leases):
             self.release(lease, now_ns)
-        for stock in self._stocks:
+        for stock in self.stocks:
             self.abort(stock.take(self._blocks.memory_id, self._blocks.session, len(stock)), now_ns)
         self._blocks.mapped = None
 
@@ -369,7 +369,7 @@ class BlockCalls:
             return
         self._blocks.mapped = memory, registered.name_space
         self._tenants = {name: place for place, name in enumerate(registered.tenants, 1)}
-        for stock in () if goes_on else self._stocks:
+        for stock in () if goes_on else self.stocks:
             stock.clear()
 
     def _acquire(self, pending: PendingAcquire, ask: AcquireAsk, now_ns: int, boundary: int) -> None:

@@ -58,16 +58,16 @@ class Client(Connection):
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, on any thread; it must not call the client."""
         super().__init__(terms, on_event=on_event)
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self.lock)
         self._keeper = threading.Thread(target=self._keep, name="kvoffload-client", daemon=True)
         budget_ns = int(terms.step_budget_s * SECOND_NS)
         self._step_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
-        self._budget_ns = -1
+        self.budget_ns = -1
         """Left of the step; -1: there are no steps."""
         self._is_closing = False
-        self._wire.on_unsent = lambda: os.eventfd_write(self._wake, 1)
+        self.wire.on_unsent = lambda: os.eventfd_write(self._wake, 1)
 
     def start(self) -> Self:
         """Begins to join. Nothing waits for it but `wait_until_served`."""
@@ -76,7 +76,7 @@ class Client(Connection):
 
     def close(self) -> None:
         """Gives back what is held and parts from the server: no copy runs any more. Waits for 0.4 s at most."""
-        with self._lock:
+        with self.lock:
             if self._is_closing:
                 return
             self._is_closing = True
@@ -84,7 +84,7 @@ class Client(Connection):
         if self._keeper.ident is not None:
             # It may be starting a server; then it ends by itself.
             self._keeper.join(_KEEPER_S)
-        with self._lock:
+        with self.lock:
             self._end()
         os.close(self._wake)
 
@@ -99,18 +99,18 @@ class Client(Connection):
     def wait_until_served(self, timeout_s: float) -> bool:
         """False: it is not by then, and `fault` says why."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._link.is_serving, timeout_s)
+            return self._changed.wait_for(lambda: self.link.is_serving, timeout_s)
 
     def retire(self, memory_id: int) -> None:
         """No process of the engine uses this former memory any more."""
-        with self._lock:
-            self._link.memories.retire(memory_id)
+        with self.lock:
+            self.link.memories.retire(memory_id)
 
     # ---- loads ----
 
     def begin_step(self) -> None:
         """From here on waiting calls share a new step's budget."""
-        self._budget_ns = self._step_ns
+        self.budget_ns = self._step_ns
 
     def start_acquire(
         self,
@@ -123,8 +123,8 @@ class Client(Connection):
         far: FarTerms | None = None,
     ) -> PendingAcquire:
         """An `acquire` to be polled. Its deadline makes it a miss. With `far`, tiers below memory are waited for."""
-        with self._lock:
-            return self._engine.start_acquire(
+        with self.lock:
+            return self.engine.start_acquire(
                 chain,
                 time.monotonic_ns(),
                 self._acquire_ns,
@@ -138,10 +138,10 @@ class Client(Connection):
     def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
         """None: there is no answer yet."""
         if pending.found is None:
-            with self._lock:
+            with self.lock:
                 now_ns = time.monotonic_ns()
                 self._look(now_ns)
-                self._engine.go_on(pending, now_ns)
+                self.engine.go_on(pending, now_ns)
         return pending.found
 
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
@@ -152,8 +152,8 @@ class Client(Connection):
 
     def cancel(self, pending: PendingAcquire) -> None:
         """Nobody wants the answer any more; a lease that it brought or brings is given back."""
-        with self._lock:
-            self._engine.cancel(pending, time.monotonic_ns())
+        with self.lock:
+            self.engine.cancel(pending, time.monotonic_ns())
 
     def acquire(
         self,
@@ -171,42 +171,42 @@ class Client(Connection):
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most."""
-        with self._lock:
-            pending = self._engine.start_acquire_entries(
+        with self.lock:
+            pending = self.engine.start_acquire_entries(
                 group, hashes, time.monotonic_ns(), self._acquire_ns, shards=shards
             )
         return self._finish(pending)
 
     def release(self, lease: BlockLease) -> None:
-        with self._lock:
-            self._engine.release(lease, time.monotonic_ns())
+        with self.lock:
+            self.engine.release(lease, time.monotonic_ns())
 
     def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
         """A request with this chain comes soon."""
-        with self._lock:
-            self._engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+        with self.lock:
+            self.engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
 
     # ---- saves ----
 
     def ready_slots(self) -> list[int]:
         """How many `take` would give now, by group; where they run low, more are asked for."""
-        with self._lock:
+        with self.lock:
             now_ns = time.monotonic_ns()
-            if self._engine.is_low:
+            if self.engine.is_low:
                 self._look(now_ns)
-            return self._engine.ready_slots(now_ns)
+            return self.engine.ready_slots(now_ns)
 
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""
-        with self._lock:
+        with self.lock:
             now_ns = time.monotonic_ns()
             self._look(now_ns)
-            return self._engine.take(group, count, now_ns)
+            return self.engine.take(group, count, now_ns)
 
     def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
         """Waits, for the call deadline at most."""
-        with self._lock:
-            pending = self._engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes)
+        with self.lock:
+            pending = self.engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes)
         self._wait(lambda: pending.is_over)
         return pending.slots
 
@@ -221,8 +221,8 @@ class Client(Connection):
         shards: int = 1,
         tenant: str = "",
     ) -> bool:
-        with self._lock:
-            return self._engine.publish(
+        with self.lock:
+            return self.engine.publish(
                 slots,
                 time.monotonic_ns(),
                 hashes=hashes,
@@ -234,16 +234,16 @@ class Client(Connection):
             )
 
     def abort(self, slots: ReservedSlots) -> None:
-        with self._lock:
-            self._engine.abort(slots, time.monotonic_ns())
+        with self.lock:
+            self.engine.abort(slots, time.monotonic_ns())
 
     def invalidate(self, group: int, hashes: Buffer) -> None:
-        with self._lock:
-            self._engine.invalidate(group, hashes, time.monotonic_ns())
+        with self.lock:
+            self.engine.invalidate(group, hashes, time.monotonic_ns())
 
     def note_prompt(self, note: PromptNote) -> None:
         """What became of a prompt, for the server's counts; it is told later, and by another thread."""
-        with self._lock:
+        with self.lock:
             assert self._prompts is not None, "an observer has no prompts"
             self._prompts.note(note, time.monotonic_ns())
 
@@ -251,8 +251,8 @@ class Client(Connection):
 
     def stats(self) -> CacheStats:
         """With all that was told before. Waits, for the call deadline at most. ServerError: there is no answer."""
-        with self._lock:
-            confirmed = self._link.confirm(time.monotonic_ns(), self._call_ns)
+        with self.lock:
+            confirmed = self.link.confirm(time.monotonic_ns(), self._call_ns)
         self._wait(lambda: confirmed is None or confirmed.is_over)
         return read_stats(self._ask(Stats()))
 
@@ -270,7 +270,7 @@ class Client(Connection):
         expect(self._ask(message), Done, "quota")
 
     def look_into(self, message: Request) -> Reply:
-        """Of `kvoffload.protocol.survey`; its reply. Waits like `stats`; ServerError: it refuses."""
+        """Asks a question of `kvoffload.protocol.survey` for its reply. Waits like `stats`; ServerError: it refuses."""
         return read_found(message, self._ask(message))
 
     def drain(self, *, token: str = "", deadline_ms: int = 0) -> Draining:
@@ -279,8 +279,8 @@ class Client(Connection):
 
     def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
         """Events from now on, after every reconnect too."""
-        with self._lock:
-            self._link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+        with self.lock:
+            self.link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
 
     # ---- inside ----
 
@@ -293,8 +293,8 @@ class Client(Connection):
         return pending.found
 
     def _ask(self, message: Request) -> ServerMessage | None:
-        with self._lock:
-            pending = self._link.ask(message, time.monotonic_ns(), self._call_ns)
+        with self.lock:
+            pending = self.link.ask(message, time.monotonic_ns(), self._call_ns)
         self._wait(lambda: pending.is_over)
         if not pending.is_over:
             pending.is_wanted = False
@@ -303,24 +303,24 @@ class Client(Connection):
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Until it is over, which its deadline makes it, or the step's budget is spent."""
         start_ns = now_ns = time.monotonic_ns()
-        budget_ns = self._budget_ns
+        budget_ns = self.budget_ns
         while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
             # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
             left_s = _SLICE_S if budget_ns < 0 else min(_SLICE_S, (budget_ns - (now_ns - start_ns)) / SECOND_NS)
-            self._wire.await_answers(left_s, with_control=self._link.awaits_control)
+            self.wire.await_answers(left_s, with_control=self.link.awaits_control)
             now_ns = time.monotonic_ns()
-            with self._lock:
+            with self.lock:
                 self._look(now_ns)
         if budget_ns >= 0:
-            self._budget_ns = max(budget_ns - (now_ns - start_ns), 0)
+            self.budget_ns = max(budget_ns - (now_ns - start_ns), 0)
 
     def _find_server(self) -> None:
         """A private one is found or started without the lock, whatever that takes."""
-        find = self._terms.socket
-        with self._lock:
+        find = self.terms.socket
+        with self.lock:
             now_ns = time.monotonic_ns()
-            is_due = self._wire.needs_path and self._link.is_dial_due(now_ns) and not self._is_closing
-            holds_memory = self._link.memories.current is not None
+            is_due = self.wire.needs_path and self.link.is_dial_due(now_ns) and not self._is_closing
+            holds_memory = self.link.memories.current is not None
         if isinstance(find, Path) or not is_due:
             return
         path, line = None, ""
@@ -328,49 +328,49 @@ class Client(Connection):
             path = find(holds_memory)
         except KVOffloadError as fault:
             line = str(fault)
-        with self._lock:
-            self._wire.path = path
+        with self.lock:
+            self.wire.path = path
             if path is None:
-                self._link.cannot_dial(time.monotonic_ns(), line)
+                self.link.cannot_dial(time.monotonic_ns(), line)
 
     def _look(self, now_ns: int) -> None:
         """On a caller's thread, which may part from the server but never joins: that is the keeper's."""
-        was_serving = self._link.state is LinkState.SERVING
-        if was_serving and not self._wire.receive_answers(self._link, now_ns):
+        was_serving = self.link.state is LinkState.SERVING
+        if was_serving and not self.wire.receive_answers(self.link, now_ns):
             # The lifeline may say why.
-            self._wire.receive_all(self._link, now_ns)
-        if self._link.state is LinkState.SERVING:
-            self._link.on_time(now_ns)
-        if was_serving and self._link.state is not LinkState.SERVING:
+            self.wire.receive_all(self.link, now_ns)
+        if self.link.state is LinkState.SERVING:
+            self.link.on_time(now_ns)
+        if was_serving and self.link.state is not LinkState.SERVING:
             os.eventfd_write(self._wake, 1)
 
     def _keep(self) -> None:
         """Joins, and joins again; sees to what nobody waits for."""
         while True:
             self._find_server()
-            with self._lock:
+            with self.lock:
                 if self._is_closing:
                     return
-                was_serving = self._link.is_serving
+                was_serving = self.link.is_serving
                 now_ns = time.monotonic_ns()
-                self._wire.receive_all(self._link, now_ns)
-                if not self._wire.needs_path:
-                    self._link.on_time(now_ns)
+                self.wire.receive_all(self.link, now_ns)
+                if not self.wire.needs_path:
+                    self.link.on_time(now_ns)
                 if self._blocks is not None:
                     self._blocks.refill(now_ns)
                 if self._prompts is not None:
                     self._prompts.send(now_ns, self._call_ns)
-                if self._link.is_serving and not was_serving:
+                if self.link.is_serving and not was_serving:
                     self._changed.notify_all()
-                files = {self._wire.lifeline_file: select.POLLIN}
-                if self._wire.wants_to_write:
-                    files[self._wire.lifeline_file] |= select.POLLOUT
-                if self._wire.has_unsent:
-                    files[self._wire.express_file] = select.POLLOUT
-                if self._link.state is LinkState.JOINING:
-                    files[self._wire.control_file] = select.POLLIN
-                wait_s = (self._link.next_ns(now_ns) - now_ns) / SECOND_NS
-                if self._link.awaits_answers:
+                files = {self.wire.lifeline_file: select.POLLIN}
+                if self.wire.wants_to_write:
+                    files[self.wire.lifeline_file] |= select.POLLOUT
+                if self.wire.has_unsent:
+                    files[self.wire.express_file] = select.POLLOUT
+                if self.link.state is LinkState.JOINING:
+                    files[self.wire.control_file] = select.POLLIN
+                wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
+                if self.link.awaits_answers:
                     wait_s = min(wait_s, _ANSWERS_S)
             poller = select.poll()
             for file, flags in {**files, self._wake: select.POLLIN}.items():

@@ -28,108 +28,108 @@ class Connection(MappedBlocks):
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None) -> None:
         memories = Memories(keeps_former=terms.member.role is Role.WORKER)
         super().__init__(memories, groups=0 if terms.register is None else len(terms.register.groups))
-        self._terms = terms
-        self._wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
+        self.terms = terms
+        self.wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
         self._pidfd = os.pidfd_open(os.getpid())
-        self._link = Link(
+        self.link = Link(
             terms.member,
             terms.register,
             terms.link,
-            self._wire,
+            self.wire,
             memories,
             pidfd=self._pidfd,
             random=Random(),
             on_event=on_event,
         )
-        self._blocks = None if terms.register is None else BlockCalls(self._link, self, terms.register, terms.link)
-        self._prompts = None if terms.register is None else PromptLog(self._link, terms.register)
+        self._blocks = None if terms.register is None else BlockCalls(self.link, self, terms.register, terms.link)
+        self._prompts = None if terms.register is None else PromptLog(self.link, terms.register)
 
     # ---- how it stands ----
 
     @property
     def state(self) -> LinkState:
-        return self._link.state
+        return self.link.state
 
     @property
     def is_served(self) -> bool:
         """There is a server, and it answers in time."""
-        return self._link.is_serving
+        return self.link.is_serving
 
     @property
     def fault(self) -> str:
         """Why it is not served, in one line."""
-        return self._link.fault
+        return self.link.fault
 
     @property
     def refusal(self) -> Error | None:
         """What the server said, if that is why."""
-        return self._link.refusal
+        return self.link.refusal
 
     @property
     def socket(self) -> Path | None:
         """The socket of the server that it is served by; None: there is none, or nobody knows yet where one will be."""
-        return self._wire.path
+        return self.wire.path
 
     @property
     def warnings(self) -> int:
         """How many the servers' logs had since this began, as far as they told."""
-        return self._link.warnings.count
+        return self.link.warnings.count
 
     @property
     def has_tiers(self) -> bool:
         """The server has something below its memory, which an acquire may wait for."""
-        return self._link.has("promote")
+        return self.link.has("promote")
 
     @property
     def boot_id(self) -> int:
         """Of the server that it is or was served by last; 0: none."""
-        return self._link.boot_id
+        return self.link.boot_id
 
     def most_slots(self, group: int) -> int:
         """How many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
-        return self._engine.most_slots(group)
+        return self.engine.most_slots(group)
 
     # ---- for the clients ----
 
     @property
-    def _engine(self) -> BlockCalls:
+    def engine(self) -> BlockCalls:
         assert self._blocks is not None, "an observer has no blocks"
         return self._blocks
 
     @property
     def _acquire_ns(self) -> int:
-        return int(self._terms.link.acquire_deadline_s * SECOND_NS)
+        return int(self.terms.link.acquire_deadline_s * SECOND_NS)
 
     @property
     def _call_ns(self) -> int:
-        return int(self._terms.link.call_deadline_s * SECOND_NS)
+        return int(self.terms.link.call_deadline_s * SECOND_NS)
 
     def _end(self) -> None:
         """Gives back what is held, parts from the server and closes everything. Waits for `PARTING_S` at most."""
         if self._blocks is not None:
             self._blocks.close(time.monotonic_ns())
         self._part()
-        self._link.close()
+        self.link.close()
         self._memories.close()
-        self._wire.close()
+        self.wire.close()
         os.close(self._pidfd)
 
     def _part(self) -> None:
         """Sees to it that everything sent arrives: the last messages are told apart from lost ones."""
-        if self._link.state is not LinkState.SERVING:
+        if self.link.state is not LinkState.SERVING:
             return
         now_ns = time.monotonic_ns()
         end_ns = now_ns + int(PARTING_S * SECOND_NS)
         # What answers bring that nobody waits for is given back, and that is to arrive too.
-        while now_ns < end_ns and (pending := self._link.confirm(now_ns, end_ns - now_ns)) is not None:
+        while now_ns < end_ns and (pending := self.link.confirm(now_ns, end_ns - now_ns)) is not None:
             self._await(pending)
             now_ns = time.monotonic_ns()
         if now_ns < end_ns:
-            self._await(self._link.ask(Bye(one_way_count=self._link.one_way_count), now_ns, end_ns - now_ns))
+            self._await(self.link.ask(Bye(one_way_count=self.link.one_way_count), now_ns, end_ns - now_ns))
 
     def _await(self, pending: Pending) -> None:
         while not pending.is_over:
-            self._wire.await_answers(0.001)
+            self.wire.await_answers(0.001)
             now_ns = time.monotonic_ns()
-            self._wire.receive_all(self._link, now_ns)
-            self._link.on_time(now_ns)
+            self.wire.receive_all(self.link, now_ns)
+            self.link.on_time(now_ns)

@@ -20,7 +20,7 @@ _LEAST = 8
 
 
 class CreditStock:
-    """One group's. At most `high` slots; it is filled up again below half of that.
+    """Holds slots of one group, ready to be taken: at most `high`; it is filled up again below half of that.
 
     `whole`: fewer than so many are of no use."""
 

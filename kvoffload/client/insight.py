@@ -21,7 +21,7 @@ _AS_OPERATOR = "ask as the server's user, or with its operator's token"
 
 @dataclass(frozen=True, kw_only=True)
 class TimedCalls:
-    """A histogram: of what, counts by bucket with those beyond all bounds last, and the sum."""
+    """Is a histogram: of what, counts by bucket with those beyond all bounds last, and the sum."""
 
     name: str
     label: str

@@ -130,7 +130,7 @@ class _Parcel:
 
 
 class Joining:
-    """One attempt. What it received and nobody took is closed by `close`."""
+    """Is one attempt to join a server. What it received and nobody took is closed by `close`."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _SPREAD = 0.25
 
 @dataclass(eq=False)
 class Pending:
-    """One request. Belongs to whoever holds the link's lock."""
+    """Is one request and its answer. Belongs to whoever holds the link's lock."""
 
     message: ClientMessage
     deadline_ns: int
@@ -80,7 +80,7 @@ class PendingCalls:
         return self._number
 
     def add(self, pending: Pending) -> int:
-        """Its number."""
+        """Returns the number that the request has from now on."""
         number = self.draw_number()
         self._by_number[number] = pending
         return number
@@ -235,12 +235,12 @@ class Wire(Protocol):
     def send_express(self, call: Call) -> bool: ...
 
     def hang_up(self) -> None:
-        """All channels. What was not sent yet is lost."""
+        """Closes all channels. What was not sent yet is lost."""
         ...
 
 
 class Lane:
-    """One channel: what was sent on it, and whether it is answered."""
+    """Keeps of one channel what was sent on it, and whether it is answered."""
 
     def __init__(self, send: Callable[[Call], bool], backoff: Backoff) -> None:
         self.send = send
@@ -309,7 +309,7 @@ class Lane:
 
 
 class Lanes:
-    """Both. A process without blocks has no use for the express channel, and gets none."""
+    """Holds the lanes of both channels. A process without blocks has no use for the express channel, and gets none."""
 
     def __init__(self, wire: Wire, make_backoff: Callable[[], Backoff], *, has_blocks: bool) -> None:
         self.control = Lane(wire.send_control, make_backoff())

@@ -111,13 +111,13 @@ class Link:
         self._visit = _Visit()
         self._dial_ns = 0
         self._redial = self._make_backoff()
-        self._lanes = Lanes(wire, self._make_backoff, has_blocks=register is not None)
+        self.lanes = Lanes(wire, self._make_backoff, has_blocks=register is not None)
         self._subscription: Subscribe | None = None
 
     @property
     def is_serving(self) -> bool:
         """It is joined, and what it asks is answered in time."""
-        return self.state is LinkState.SERVING and not self._lanes.main.breaker.is_open
+        return self.state is LinkState.SERVING and not self.lanes.main.breaker.is_open
 
     def has(self, capability: str) -> bool:
         """The server that it is served by has it, and this process may use it."""
@@ -125,17 +125,17 @@ class Link:
 
     @property
     def awaits_answers(self) -> bool:
-        return self.state is LinkState.JOINING or any(len(lane.pending) for lane in self._lanes)
+        return self.state is LinkState.JOINING or any(len(lane.pending) for lane in self.lanes)
 
     @property
     def awaits_control(self) -> bool:
         """Something on the control channel is of interest."""
-        return len(self._lanes.control.pending) > 0 or self._on_event is not None
+        return len(self.lanes.control.pending) > 0 or self._on_event is not None
 
     @property
     def one_way_count(self) -> int:
         """One-way messages sent on the control channel."""
-        return self._lanes.control.one_way
+        return self.lanes.control.one_way
 
     # ---- what comes in ----
 
@@ -169,7 +169,7 @@ class Link:
             at_ns = min(at_ns, self._dial_ns)
         elif self._visit.joining is not None and self._visit.joining.step is not Step.MEMORY:
             at_ns = min(at_ns, self._visit.join_by_ns)
-        deadline_ns = self._lanes.next_deadline_ns
+        deadline_ns = self.lanes.next_deadline_ns
         return at_ns if deadline_ns is None else min(at_ns, deadline_ns)
 
     def on_lifeline(self, answer: Answer, descriptors: list[int], now_ns: int) -> None:
@@ -201,10 +201,10 @@ class Link:
         if joining is not None:
             self._go_on(joining, joining.on_control(answer), now_ns)
             return
-        self._on_answer(self._lanes.control, answer, now_ns)
+        self._on_answer(self.lanes.control, answer, now_ns)
 
     def on_express(self, answer: Answer, now_ns: int) -> None:
-        self._on_answer(self._lanes.express, answer, now_ns)
+        self._on_answer(self.lanes.express, answer, now_ns)
 
     def on_hang_up(self, now_ns: int, line: str) -> None:
         """A channel has ended, or what came on it was nonsense."""
@@ -233,16 +233,16 @@ class Link:
     # ---- what is asked ----
 
     def ask(self, message: Request, now_ns: int, wait_ns: int) -> Pending:
-        """A request. It is over at once if it cannot be asked; see `is_serving`."""
+        """Asks a request. It is over at once if it cannot be asked; see `is_serving`."""
         if self.state is LinkState.SERVING:
-            return self._lanes.choose(message).ask(message, self._visit.session, now_ns, wait_ns)
+            return self.lanes.choose(message).ask(message, self._visit.session, now_ns, wait_ns)
         return make_ended(message, now_ns)
 
     def tell(self, message: OneWay, now_ns: int) -> None:
         """A one-way message. What cannot be sent now is sent when the session goes on, or is of no use any more."""
         if self.state is LinkState.CLOSED:
             return
-        lane = self._lanes.choose(message)
+        lane = self.lanes.choose(message)
         lane.log.add(message, lane.pending.last_number)
         if self.state is not LinkState.SERVING:
             return
@@ -253,12 +253,12 @@ class Link:
 
     def forget_requests(self) -> None:
         """Nobody waits for what was asked. What answers bring is given back."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.pending.forget()
 
     def confirm(self, now_ns: int, wait_ns: int) -> Pending | None:
         """Over when the server has had all that was asked and told of blocks. None: it has had it."""
-        lane = self._lanes.main
+        lane = self.lanes.main
         if self.state is not LinkState.SERVING or not (lane.pending or lane.log):
             return None
         return lane.mark(self._visit.session, now_ns, wait_ns)
@@ -272,7 +272,7 @@ class Link:
     def close(self) -> None:
         self._leave()
         self.state = LinkState.CLOSED
-        self._lanes.reset()
+        self.lanes.reset()
         self._wire.hang_up()
 
     # ---- joining ----
@@ -321,7 +321,7 @@ class Link:
             visit.session = joining.welcome.session
             self._wire.open_control(joining.welcome.control)
         return self._wire.send_control(
-            Call(one.message, self._lanes.control.pending.draw_number(), self._visit.session, 0)
+            Call(one.message, self.lanes.control.pending.draw_number(), self._visit.session, 0)
         )
 
     def _tell_held(self, capabilities: tuple[str, ...], held: tuple[tuple[int, int], ...], now_ns: int) -> None:
@@ -355,7 +355,7 @@ class Link:
         self.joins += 1
         self._visit.joining = None
         self._redial.reset()
-        again = self._lanes.take_all()
+        again = self.lanes.take_all()
         # In a new session of the same memory it is void, but for what others of the engine were given there.
         for message in () if is_new else again:
             self.tell(message, now_ns)
@@ -372,7 +372,7 @@ class Link:
     # ---- being served ----
 
     def _watch_answers(self, now_ns: int) -> None:
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.expire(now_ns)
             breaker = lane.breaker
             if not breaker.is_open:
@@ -409,7 +409,7 @@ class Link:
         self._wire.hang_up()
         self.state = LinkState.DOWN
         self._dial_ns = now_ns + self._redial.next_ns()
-        self._lanes.reset()
+        self.lanes.reset()
         self.is_closing = False
 
     def _leave(self) -> None:

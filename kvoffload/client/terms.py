@@ -42,7 +42,7 @@ class LinkTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTerms:
-    """Of one process."""
+    """Says what one process gives to be a client."""
 
     socket: Path | Callable[[bool], Path]
     """A shared server's, or what finds or starts a private one; it hears whether an old server's memory is held here,

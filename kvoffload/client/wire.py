@@ -72,7 +72,7 @@ class SocketWire:
 
     @property
     def wants_to_write(self) -> bool:
-        """To the lifeline."""
+        """Tells whether something waits to be written to the lifeline."""
         return bool(self._outbox)
 
     @property

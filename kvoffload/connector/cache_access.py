@@ -29,7 +29,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class CacheAccess:
-    """Of one engine."""
+    """Opens the cache for one engine."""
 
     settings: Settings
     engine: str

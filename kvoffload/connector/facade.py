@@ -31,8 +31,7 @@ from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.engine.stats import ConnectorProm, ConnectorStats
 from kvoffload.connector.engine_log import join_engine_log
-from kvoffload.connector.identity.engine import describe_engine
-from kvoffload.connector.identity.pages import refuse_ruined_scales
+from kvoffload.connector.identity.engine import describe_engine, refuse_ruined_scales
 from kvoffload.connector.identity.weight_watch import WeightWatch
 from kvoffload.connector.identity.weights import find_weights
 from kvoffload.connector.measures import Measures
@@ -67,7 +66,7 @@ _NOBODY: Set[str] = frozenset()
 
 
 class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
-    """Each instance has one side: `_scheduler` or `_worker`. The engine's threads call it; copies have their own."""
+    """Has one side: `scheduler_side` or `worker_side`. The engine's threads call it; copies have their own."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -76,14 +75,14 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         settings = load_settings(engine=vllm_config.kv_transfer_config.kv_connector_extra_config).settings
         start = EngineStart(settings, vllm_config, kv_cache_config)
         self._faults: dict[str, int] = {}
-        self._measures = Measures()
+        self.measures = Measures()
         self._loads = StepPlan()
         self._saves: tuple[SaveJob, ...] = ()
         self._report = WorkerReport()
         self._has_forward = False
         self._step = 0
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
+        self.scheduler_side: SchedulerSide | None = None
+        self.worker_side: WorkerSide | None = None
         self._weights = WeightWatch(functools.partial(find_weights, vllm_config))
         self._register_again: Callable[[], None] | None = None
         """It registers the tensors that the engine gave last: vLLM does not give them again when it wakes."""
@@ -91,12 +90,12 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if source is not None:
             self._cache_hit_source = source
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = self._make_scheduler(start)
+            self.scheduler_side = self._make_scheduler(start)
         else:
-            self._worker = self._make_worker(start)
+            self.worker_side = self._make_worker(start)
 
     def _make_scheduler(self, start: EngineStart) -> SchedulerSide:
-        side = SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self._measures)
+        side = SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self.measures)
         vllm_compat.on_sigterm(side.begin_ending)
         return side
 
@@ -118,8 +117,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def note_fault(self, hook: str, fault: Exception) -> None:
         """Count; the first of a hook is logged with its trace, the rest are counted only."""
         self._faults[hook] = self._faults.get(hook, 0) + 1
-        self._measures.count("kvoffload_faults_total", hook=hook)
-        self._measures.count("kvoffload_errors_total", code=find_code(fault))
+        self.measures.count("kvoffload_faults_total", hook=hook)
+        self.measures.count("kvoffload_errors_total", code=find_code(fault))
         if self._faults[hook] == 1:
             logger.error("%s: %s (counted from now on, answered as a miss)", hook, fault, exc_info=fault)
 
@@ -127,11 +126,11 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Raises: an engine whose cache we cannot account for must not start with us."""
-        assert self._worker is not None
+        assert self.worker_side is not None
         try:
-            self._register(self._worker, kv_caches)
+            self._register(self.worker_side, kv_caches)
         except Exception as fault:
-            self._worker.withdraw(fault)
+            self.worker_side.withdraw(fault)
             raise
 
     def _register(self, worker: WorkerSide, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -166,7 +165,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         )
         register()
         self._register_again = register
-        self._measures.observe("kvoffload_registration_seconds", time.monotonic() - begun_s)
+        self.measures.observe("kvoffload_registration_seconds", time.monotonic() - begun_s)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
@@ -176,8 +175,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     @degrade(lambda: None)
     def unregister_kv_caches(self) -> None:
         """vLLM 0.33: the engine is about to sleep or to discard its cache. It may say so more than once."""
-        assert self._worker is not None
-        self._worker.unregister()
+        assert self.worker_side is not None
+        self.worker_side.unregister()
 
     @degrade(lambda: None)
     def restore_kv_caches(self) -> None:
@@ -186,13 +185,13 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         Who this engine is stays as it was: while it wakes its scales may not be back yet. After a fault it goes on
         without us, which the handshake that follows tells the scheduler.
         """
-        assert self._worker is not None
-        if self._register_again is not None and not self._worker.registration.is_registered:
+        assert self.worker_side is not None
+        if self._register_again is not None and not self.worker_side.registration.is_registered:
             self._register_again()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """What this rank registered, for the scheduler side."""
-        return self._worker.facts if self._worker is not None else None
+        return self.worker_side.facts if self.worker_side is not None else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -204,13 +203,13 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._saves = connector_metadata.saves
         self._has_forward = connector_metadata.has_forward
         self._step = connector_metadata.step
-        if self._worker is not None and self._loads.loads:
-            self._worker.mark()
-        if self._worker is not None and connector_metadata.sample:
+        if self.worker_side is not None and self._loads.loads:
+            self.worker_side.mark()
+        if self.worker_side is not None and connector_metadata.sample:
             proof = (connector_metadata.sample, self._weights.take().proof)
-            self._report = replace(self._report, weights={self._worker.rank: proof})
-        elif self._worker is not None and connector_metadata.has_forward and self._weights.has_changed():
-            self._report = replace(self._report, weights={self._worker.rank: (UNASKED, b"")})
+            self._report = replace(self._report, weights={self.worker_side.rank: proof})
+        elif self.worker_side is not None and connector_metadata.has_forward and self._weights.has_changed():
+            self._report = replace(self._report, weights={self.worker_side.rank: (UNASKED, b"")})
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads are asynchronous, so vLLM calls this after the forward was launched.
@@ -235,9 +234,9 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     @degrade(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that ended; what ended of saves goes with the worker's report."""
-        assert self._worker is not None
+        assert self.worker_side is not None
         self._submit_loads()
-        finished, failed, report = self._worker.take_results(is_idle=not self._has_forward)
+        finished, failed, report = self.worker_side.take_results(is_idle=not self._has_forward)
         self._report = self._report.aggregate(report)
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
@@ -250,28 +249,28 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _submit_loads(self) -> None:
         """All but the saves of the bound plan, once, whichever hook comes first."""
-        if self._worker is not None and not self._loads.is_empty:
+        if self.worker_side is not None and not self._loads.is_empty:
             plan, self._loads = self._loads, StepPlan()
-            self._worker.submit(plan)
+            self.worker_side.submit(plan)
 
     def _submit_saves(self) -> None:
         """Saves of the bound plan, once."""
-        if self._worker is not None and self._saves:
+        if self.worker_side is not None and self._saves:
             saves, self._saves = self._saves, ()
-            self._worker.submit(StepPlan(saves=saves))
+            self.worker_side.submit(StepPlan(saves=saves))
 
     # ---- scheduler ----
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        if self._scheduler is not None:
-            self._scheduler.bind_pool(gpu_block_pool)
+        if self.scheduler_side is not None:
+            self.scheduler_side.bind_pool(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         """Raises where ranks disagree: the engine must not start. vLLM 0.33 calls it again when an engine wakes: then
         it runs, and what does not fit any more is a fault that costs it our cache."""
-        assert self._scheduler is not None
+        assert self.scheduler_side is not None
         facts = {rank: one for rank, one in metadata.items() if isinstance(one, WorkerFacts)}
         if metadata and not facts:
             # vLLM's MultiConnector passes on what the first of its children has to say.
@@ -279,9 +278,9 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 "the ranks told what another connector registered",
                 remedy="name KVOffloadConnector first among MultiConnector's connectors",
             )
-        is_awake = self._scheduler.is_open
+        is_awake = self.scheduler_side.is_open
         try:
-            self._scheduler.accept_facts(facts)
+            self.scheduler_side.accept_facts(facts)
         except Exception as fault:
             if not is_awake:
                 raise
@@ -289,14 +288,14 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @degrade(lambda: None)
     def on_new_request(self, request: Request) -> None:
-        assert self._scheduler is not None
-        self._scheduler.add_request(request)
+        assert self.scheduler_side is not None
+        self.scheduler_side.add_request(request)
 
     @degrade(lambda: _MISS)
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Always asynchronous: a synchronous load that fails has already spoilt the engine's own cache."""
-        assert self._scheduler is not None
-        external = self._scheduler.match(request, num_computed_tokens)
+        assert self.scheduler_side is not None
+        external = self.scheduler_side.match(request, num_computed_tokens)
         return external, bool(external)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
@@ -308,34 +307,34 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
         What goes wrong with what is noted for saves alone is no reason for that.
         """
-        assert self._scheduler is not None
+        assert self.scheduler_side is not None
         try:
-            self._scheduler.admit(request)
+            self.scheduler_side.admit(request)
         except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("update_state_after_alloc", fault)
         if num_external_tokens > 0:
             try:
-                self._scheduler.plan_load(request, blocks.get_block_ids(), num_external_tokens)
+                self.scheduler_side.plan_load(request, blocks.get_block_ids(), num_external_tokens)
             except Exception as fault:  # noqa: BLE001  (as in degrade)
                 self.note_fault("update_state_after_alloc", fault)
-                self._scheduler.doom_load(request)
+                self.scheduler_side.doom_load(request)
 
     # The engine calls these four in every step, with cold caches: `degrade` would make them a quarter dearer.
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        assert self._scheduler is not None
+        assert self.scheduler_side is not None
         try:
-            return self._scheduler.plan_step(scheduler_output)
+            return self.scheduler_side.plan_step(scheduler_output)
         except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("build_connector_meta", fault)
-            return self._scheduler.rescue_plan(scheduler_output)
+            return self.scheduler_side.rescue_plan(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         try:
-            assert self._scheduler is not None
+            assert self.scheduler_side is not None
             report = connector_output.kv_connector_worker_meta
             assert report is None or isinstance(report, WorkerReport)
-            self._scheduler.end_transfers(
+            self.scheduler_side.end_transfers(
                 connector_output.finished_recving or _NOBODY,
                 getattr(connector_output, "failed_recving", None) or _NOBODY,
                 report,
@@ -348,8 +347,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Blocks are never held back: saves pin their own, and an aborted load is reported like any other."""
-        assert self._scheduler is not None
-        self._scheduler.end_request(request, block_ids)
+        assert self.scheduler_side is not None
+        self.scheduler_side.end_request(request, block_ids)
         return False, None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -357,11 +356,11 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_block_frees(self) -> bool:
         """Rather wait for pins than preempt, as long as copies end."""
-        return self._scheduler is not None and self._scheduler.will_free_blocks
+        return self.scheduler_side is not None and self.scheduler_side.will_free_blocks
 
     def has_pending_push_work(self) -> bool:
         """Keeps an idle engine stepping until every pin is undone."""
-        return self._scheduler is not None and self._scheduler.has_pending_work
+        return self.scheduler_side is not None and self.scheduler_side.has_pending_work
 
     @degrade(lambda: _NOT_RESET)
     def reset_cache(self) -> bool | None:
@@ -369,18 +368,18 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
         After a fault that is not certain: False, so that whoever resets hears of it.
         """
-        if self._scheduler is not None:
-            self._scheduler.clear()
+        if self.scheduler_side is not None:
+            self.scheduler_side.clear()
         return True
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """What this process has measured since the last call."""
         try:
-            if not self._measures.is_due and (self._scheduler is None or self._scheduler.is_busy):
+            if not self.measures.is_due and (self.scheduler_side is None or self.scheduler_side.is_busy):
                 return None
-            if self._scheduler is not None:
-                self._scheduler.note_gauges()
-            return self._measures.take()
+            if self.scheduler_side is not None:
+                self.scheduler_side.note_gauges()
+            return self.measures.take()
         except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("get_kv_connector_stats", fault)
             return None
@@ -402,14 +401,14 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Blocks that came into the server's memory, and that left it. Made here: later nobody would catch a fault."""
         try:
-            return tuple(self._scheduler.take_events()) if self._scheduler is not None else ()
+            return tuple(self.scheduler_side.take_events()) if self.scheduler_side is not None else ()
         except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("take_events", fault)
             return ()
 
     def shutdown(self) -> None:
         self._register_again = None
-        if self._worker is not None:
-            self._worker.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
+        if self.worker_side is not None:
+            self.worker_side.close()
+        if self.scheduler_side is not None:
+            self.scheduler_side.close()

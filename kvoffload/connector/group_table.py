@@ -11,7 +11,7 @@ from kvoffload.kvspec import ReuseRule
 
 
 class GroupTable:
-    """Constant. Groups whose blocks are whole multiples of what the engine hashes."""
+    """Lists groups whose blocks are whole multiples of what the engine hashes. It never changes."""
 
     def __init__(
         self,

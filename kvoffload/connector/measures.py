@@ -17,12 +17,12 @@ class Measures:
     """Owned by the thread that records. Names and labels are those of the catalogue, and are checked when taken."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
         self._counts: dict[_Series, float] = {}
         self._seconds: list[tuple[str, float]] = []
         self._gauges: dict[_Series, float] = {}
         self._told: dict[_Series, float] = {}
-        self._not_before_s = 0.0
+        self.not_before_s = 0.0
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter."""
@@ -41,11 +41,11 @@ class Measures:
     @property
     def is_due(self) -> bool:
         """Something would be handed over now to somebody who asks again anyway."""
-        return self._clock() >= self._not_before_s
+        return self.clock() >= self.not_before_s
 
     def take(self) -> ConnectorStats | None:
-        """What there is; None for nothing."""
-        self._not_before_s = self._clock() + HAND_OVER_S
+        """Returns what there is; None for nothing."""
+        self.not_before_s = self.clock() + HAND_OVER_S
         if not (self._counts or self._seconds or self._gauges != self._told):
             return None
         stats = ConnectorStats()

@@ -27,12 +27,12 @@ class RankRecords:
         self._shard = shard
         self._fingerprint = fingerprint
         self._record_bytes = tuple(record_bytes)
-        self._slot_bytes = tuple(slot_bytes)
+        self.slot_bytes = tuple(slot_bytes)
 
     def find_slots(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
         """Where each record lies in this process. ValueError: one lies nowhere."""
         slots = np.empty(len(moves), np.uint64)
-        for group, slot_bytes in enumerate(self._slot_bytes):
+        for group, slot_bytes in enumerate(self.slot_bytes):
             mine = moves.groups == group
             if mine.any():
                 slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(self._shard * slot_bytes), slot_bytes)
@@ -40,7 +40,7 @@ class RankRecords:
 
     def clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
         """What this rank's records leave of their slots is part of their digests, as zeros."""
-        for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self._slot_bytes, strict=True)):
+        for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self.slot_bytes, strict=True)):
             if record_bytes < slot_bytes:
                 for address in moves.addresses[moves.groups == group].tolist():
                     memory.view(address + self._shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
@@ -50,7 +50,7 @@ class RankRecords:
         assert job.wanted is not None
         names = as_rows(job.wanted.hashes)
         wanted = job.wanted.digests[self._shard]
-        for group, slot_bytes in enumerate(self._slot_bytes):
+        for group, slot_bytes in enumerate(self.slot_bytes):
             mine = np.flatnonzero(job.moves.groups == group)
             if not len(mine):
                 continue

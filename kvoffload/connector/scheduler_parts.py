@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from kvoffload.connector.loads.prompt_notes import PromptNotes
 from kvoffload.connector.loads.restores import Restores, RestoreTerms
 from kvoffload.connector.loads.step_times import StepTimes
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.rank_places import RankPlaces
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.kept_prefixes import KeptPrefixes
 from kvoffload.connector.saves.look_out import ROUND_STEPS, LookOut
@@ -26,7 +25,7 @@ from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
 from kvoffload.connector.saves.saves import Saves, SaveTerms
 from kvoffload.connector.saves.worth import GATHERED_TOKENS, SaveWorth
-from kvoffload.connector.step_plan import WorkerFacts
+from kvoffload.connector.step_plan import Place, WorkerFacts
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
 from kvoffload.protocol.message import Event
@@ -80,6 +79,33 @@ class SchedulerTerms:
     gathered_tokens: int = GATHERED_TOKENS
     retention_interval: int | None = 0
     """Tokens between boundaries that the engine retains in windows; 0: none at intervals, None: all."""
+
+
+class RankPlaces:
+    """Knows where every rank of the engine may copy: only there a hit is reported and a slot used.
+
+    Owned by the scheduler's thread.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._by_rank: dict[int, tuple[Place, ...]] = {}
+        self._everywhere: frozenset[Place] = frozenset()
+
+    def note(self, places: Mapping[int, Sequence[Place]]) -> None:
+        """What ranks have said, each of all its places."""
+        if places:
+            self._by_rank.update({rank: tuple(Place(*place) for place in mine) for rank, mine in places.items()})
+            common = [frozenset(mine) for mine in self._by_rank.values()]
+            self._everywhere = frozenset.intersection(*common) if len(common) == self._ranks else frozenset()
+
+    @property
+    def are_all_known(self) -> bool:
+        """Every rank has said that it may copy somewhere."""
+        return len(self._by_rank) == self._ranks and all(self._by_rank.values())
+
+    def has_all(self, place: Place) -> bool:
+        return place in self._everywhere
 
 
 @dataclass(frozen=True)

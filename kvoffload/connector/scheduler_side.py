@@ -56,15 +56,15 @@ class SchedulerSide:
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._terms = terms
+        self.terms = terms
         self._clock = clock
         self._open_cache = open_cache
-        self._requests: dict[str, TrackedRequest] = {}
+        self.requests: dict[str, TrackedRequest] = {}
         self._pool: BlockPool | None = None
-        self._parts: SchedulerParts | None = None
-        self._facts: dict[Rank, WorkerFacts] = {}
+        self.parts: SchedulerParts | None = None
+        self.facts: dict[Rank, WorkerFacts] = {}
         """That the parts were made with."""
-        self._masks = RequestMasks()
+        self.masks = RequestMasks()
         self._proof = WeightProof(clock)
         self._ends_s: float | None = None
         """When an engine that was told to stop has to have ended."""
@@ -89,22 +89,22 @@ class SchedulerSide:
     @property
     def is_open(self) -> bool:
         """The ranks have said what they registered, and the cache was opened."""
-        return self._parts is not None
+        return self.parts is not None
 
     @property
     def has_pending_saves(self) -> bool:
         """Blocks are pinned; they come free by themselves."""
-        return self._parts is not None and self._parts.saves.pending > 0
+        return self.parts is not None and self.parts.saves.pending > 0
 
     @property
     def will_free_blocks(self) -> bool:
         """Waiting for pins is better than preempting somebody, where that brings blocks."""
-        return self._parts is not None and self._parts.saves.will_free_blocks
+        return self.parts is not None and self.parts.saves.will_free_blocks
 
     @property
     def has_pending_work(self) -> bool:
         """Workers or the server owe an answer: the engine must go on stepping to hear it."""
-        parts = self._parts
+        parts = self.parts
         if parts is None:
             return False
         if parts.saves.pending or parts.restores.is_waited_for or parts.kept.pending:
@@ -114,7 +114,7 @@ class SchedulerSide:
     @property
     def is_busy(self) -> bool:
         """There is going to be another step."""
-        return bool(self._requests) or self.has_pending_work
+        return bool(self.requests) or self.has_pending_work
 
     def bind_pool(self, pool: BlockPool) -> None:
         """The engine's block pool, once."""
@@ -127,12 +127,12 @@ class SchedulerSide:
         saving and restoring, and is raised.
         """
         assert self._pool is not None, "the engine binds its pool before the handshake"
-        if self._parts is not None:
-            self._accept_again(self._parts, facts)
+        if self.parts is not None:
+            self._accept_again(self.parts, facts)
             return
-        self._parts = assemble(
+        self.parts = assemble(
             facts,
-            self._terms,
+            self.terms,
             pool=self._pool,
             open_cache=self._open_cache,
             measures=self._measures,
@@ -144,21 +144,21 @@ class SchedulerSide:
             claims.update(dict(rank.claims))
         for claim, size_bytes in claims.items():
             self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
-        self._memory_id = self._parts.cache.memory_id
-        self._facts = dict(facts)
+        self._memory_id = self.parts.cache.memory_id
+        self.facts = dict(facts)
         self._proof.begin(
             {rank.rank: rank.weights.proof for rank in facts.values()},
             can_look=all(rank.weights.name for rank in facts.values()),
         )
-        self._parts.cache.begin_step()
+        self.parts.cache.begin_step()
 
     def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:
         self._rest = 0
         try:
-            refuse_changes(self._facts, facts)
+            refuse_changes(self.facts, facts)
         except IdentityError:
             self._has_changed = True
-            for tracked in self._requests.values():
+            for tracked in self.requests.values():
                 tracked.is_tainted = True
             raise
         parts.places.note({rank.rank: rank.places for rank in facts.values()})
@@ -173,14 +173,14 @@ class SchedulerSide:
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
         self._rest = 0
-        parts = self._parts
+        parts = self.parts
         if parts is None:
             return
         terms, complaint = read_terms(request.kv_transfer_params)
         if complaint and self._notes < MAX_NOTES:
             self._notes += 1
             logger.warning("request %s: %s", request.request_id, complaint)
-        mask = self._masks.find(request, terms)
+        mask = self.masks.find(request, terms)
         tracked = TrackedRequest(
             request,
             BlockChain(parts.groups, mask or NO_MASK),
@@ -188,19 +188,19 @@ class SchedulerSide:
             parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
             is_tainted=mask is None or self._is_off,
         )
-        self._requests[request.request_id] = tracked
+        self.requests[request.request_id] = tracked
         parts.restores.expect(tracked)
 
     def match(self, request: Request, local: int) -> int | None:
         """Tokens that an asynchronous load would bring beyond the engine's own; None: ask again."""
         self._rest = 0
-        tracked, parts = self._requests.get(request.request_id), self._parts
+        tracked, parts = self.requests.get(request.request_id), self.parts
         if tracked is None or parts is None:
             return 0
         tracked.reused_tokens = local
         if self._proof.is_open and not self._is_off and self._proof.is_waited_for():
             return None
-        mask = self._masks.find(request, tracked.terms)
+        mask = self.masks.find(request, tracked.terms)
         tracked.is_tainted = mask is None or self._is_off
         if mask is not None and mask != tracked.chain.mask:
             tracked.chain = BlockChain(parts.groups, mask)
@@ -214,22 +214,22 @@ class SchedulerSide:
     def admit(self, request: Request) -> None:
         """It was given blocks, and runs from now on, or after its load."""
         self._rest = 0
-        tracked = self._requests.get(request.request_id)
-        if self._parts is not None and tracked is not None:
-            self._parts.saves.look_out.admit(tracked)
+        tracked = self.requests.get(request.request_id)
+        if self.parts is not None and tracked is not None:
+            self.parts.saves.look_out.admit(tracked)
 
     def plan_load(self, request: Request, block_ids: Sequence[Sequence[int]], external: int) -> None:
         """Blocks were allocated for a hit of so many tokens: a load is queued for the next plan."""
         self._rest = 0
-        tracked = self._requests.get(request.request_id)
-        if self._parts is not None and tracked is not None:
-            self._parts.restores.plan(tracked, block_ids, external)
+        tracked = self.requests.get(request.request_id)
+        if self.parts is not None and tracked is not None:
+            self.parts.restores.plan(tracked, block_ids, external)
 
     def doom_load(self, request: Request) -> None:
         """`plan_load` raised: the hit was reported, so the load must be seen to fail."""
         self._rest = 0
-        if self._parts is not None:
-            self._parts.restores.doom(request.request_id)
+        if self.parts is not None:
+            self.parts.restores.doom(request.request_id)
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """This step's loads and saves, for every worker."""
@@ -237,7 +237,7 @@ class SchedulerSide:
         if self._rested < self._rest:
             self._rested += 1
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
-        parts = self._parts
+        parts = self.parts
         if parts is None:
             return NOTHING_TO_DO
         parts.saves.look_out.skip(self._rested)
@@ -248,7 +248,7 @@ class SchedulerSide:
         parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
         parts.kept.step(are_saves_pending=are_saves_pending)
-        step = parts.times.begin(output, self._requests)
+        step = parts.times.begin(output, self.requests)
         retired = self._find_retired()
         parts.cache.begin_step()
         state = output.kv_connector_block_state
@@ -256,7 +256,7 @@ class SchedulerSide:
         # From here on nothing may go wrong that is not seen to there: what is planned has to be sent.
         if state is not None:
             saves = parts.saves.plan_step(
-                self._requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
+                self.requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
             )
         loads, doomed = parts.restores.take_jobs()
         if tokens or saves:
@@ -277,14 +277,14 @@ class SchedulerSide:
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
         """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
-        if self._parts is None:
+        if self.parts is None:
             return NOTHING_TO_DO
-        loads, doomed = self._parts.restores.take_jobs()
+        loads, doomed = self.parts.restores.take_jobs()
         return StepPlan(loads, doomed=doomed, has_forward=output.total_num_scheduled_tokens > 0)
 
     def end_transfers(self, finished: Set[str], failed: Set[str], report: WorkerReport | None) -> None:
         """What the workers have reported since the last step."""
-        parts = self._parts
+        parts = self.parts
         if parts is None:
             return
         if parts.times.are_wanted:
@@ -298,7 +298,7 @@ class SchedulerSide:
                     self._judge_weights(report.weights)
                 parts.restores.note_copies(report.copied_s)
             if finished or failed:
-                parts.restores.end_loads(finished, failed, alive=self._requests)
+                parts.restores.end_loads(finished, failed, alive=self.requests)
         finally:
             # Whatever goes wrong with loads: pins of saves that are not ended here stay for ever.
             if report is not None:
@@ -310,7 +310,7 @@ class SchedulerSide:
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """It has finished or was aborted; its blocks are freed after this."""
         self._rest = 0
-        tracked, parts = self._requests.pop(request.request_id, None), self._parts
+        tracked, parts = self.requests.pop(request.request_id, None), self.parts
         if parts is None or tracked is None:
             return
         parts.restores.forget(request.request_id)
@@ -339,7 +339,7 @@ class SchedulerSide:
             logger.info("weights after the reset: %s", verdict.value)
             return
         if verdict is Verdict.SAME:
-            self._masks.take_back()
+            self.masks.take_back()
         found = "is found again" if verdict is Verdict.SAME else "is not found any more"
         logger.info("weights after the sleep: %s; what was saved before it %s", verdict.value, found)
 
@@ -351,21 +351,21 @@ class SchedulerSide:
         the old weights, which nobody is to find under the new names.
         """
         self._rest = 0
-        self._masks.renew()
+        self.masks.renew()
         self._proof.reset()
-        for tracked in self._requests.values():
+        for tracked in self.requests.values():
             tracked.is_tainted = True
-        if self._parts is not None:
-            self._is_mixed = self._has_old_blocks(self._parts)
+        if self.parts is not None:
+            self._is_mixed = self._has_old_blocks(self.parts)
             if self._is_mixed:
                 logger.warning(
                     "the connector was reset while the engine's own cache was not: nothing is saved or restored before "
                     "a reset of both (let the engine go idle, and reset again)"
                 )
-            self._parts.saves.drop_all()
-            self._parts.restores.drop_answers()
-            self._parts.kept.let_go()
-            self._parts.policy.forget_all()
+            self.parts.saves.drop_all()
+            self.parts.restores.drop_answers()
+            self.parts.kept.let_go()
+            self.parts.policy.forget_all()
 
     def _has_old_blocks(self, parts: SchedulerParts) -> bool:
         """Whether the engine may still find blocks of the old weights in its own cache, for requests to come."""
@@ -389,19 +389,19 @@ class SchedulerSide:
 
     def close(self) -> None:
         """The engine ends."""
-        self._masks.close()
-        if self._parts is not None:
-            self._parts.cache.close()
+        self.masks.close()
+        if self.parts is not None:
+            self.parts.cache.close()
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """What became of cached blocks since the last call."""
-        if self._parts is None or self._parts.events is None:
+        if self.parts is None or self.parts.events is None:
             return ()
-        return self._parts.events.take(self._masks.generation)
+        return self.parts.events.take(self.masks.generation)
 
     def note_gauges(self) -> None:
         """Somebody is about to take what was measured."""
-        parts = self._parts
+        parts = self.parts
         if parts is not None:
             self._measures.set("kvoffload_pinned_blocks", parts.pins.count)
             self._measures.set("kvoffload_leased_blocks", parts.restores.blocks)
@@ -412,7 +412,7 @@ class SchedulerSide:
 
     def _is_known(self, tracked: TrackedRequest) -> bool:
         """Whether its blocks still hold what their names say, as far as that may change while it runs."""
-        return self._masks.find(tracked.request, tracked.terms) == tracked.chain.mask
+        return self.masks.find(tracked.request, tracked.terms) == tracked.chain.mask
 
     def _find_rest(self, parts: SchedulerParts) -> int:
         """After a step without anything to do: how many are going to be like it if nothing happens."""
@@ -424,14 +424,14 @@ class SchedulerSide:
 
     def _find_retired(self) -> tuple[int, ...]:
         """Memories of former servers that no job uses any more."""
-        assert self._parts is not None
-        current = self._parts.cache.memory_id
+        assert self.parts is not None
+        current = self.parts.cache.memory_id
         if current != self._memory_id:
             self._former |= {self._memory_id} - {0}
             self._former -= {current}
             self._memory_id = current
         if not self._former:
             return ()
-        retired = self._former - self._parts.saves.memories - self._parts.restores.memories
+        retired = self._former - self.parts.saves.memories - self.parts.restores.memories
         self._former -= retired
         return tuple(retired)

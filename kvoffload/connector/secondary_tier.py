@@ -103,7 +103,7 @@ class KVOffloadTier(SecondaryTierManager):
         self._faults: dict[str, int] = {}
         self._results: list[JobResult] = []
         self._jobs: dict[JobId, TransferJob] = {}
-        self._cache = self._open(loaded, config, cache, identity)
+        self.cache = self._open(loaded, config, cache, identity)
         try:
             # Addresses, not the view: vLLM closes the memory as soon as it has told us to shut down.
             engine = HostEngine(
@@ -112,10 +112,10 @@ class KVOffloadTier(SecondaryTierManager):
                 threads=loaded.copy_threads,
             )
         except BaseException:
-            self._cache.close()
+            self.cache.close()
             raise
-        self._transfers = TierTransfers(self._cache, engine, self._terms)
-        self._lookups = TierLookups(self._cache, self._terms, prefix_groups=find_prefix_groups(cache))
+        self.transfers = TierTransfers(self.cache, engine, self._terms)
+        self.lookups = TierLookups(self.cache, self._terms, prefix_groups=find_prefix_groups(cache))
 
     @property
     def faults(self) -> dict[str, int]:
@@ -138,18 +138,18 @@ class KVOffloadTier(SecondaryTierManager):
     @degrade(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Reads mapped memory; the answer is RETRY while tiers below the server's memory are asked."""
-        found = self._lookups.look(req_context.req_id, get_offload_group_idx(key), self._name(key))
+        found = self.lookups.look(req_context.req_id, get_offload_group_idx(key), self.name_key(key))
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Chunks that the cache has are not copied again."""
-        self._submit(job_metadata, self._transfers.store)
+        self._submit(job_metadata, self.transfers.store)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """What was found may be gone by now: then the job fails for it, and the request computes it."""
-        self._submit(job_metadata, self._transfers.load)
+        self._submit(job_metadata, self.transfers.load)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """vLLM asks once a step, before the first look-up."""
@@ -159,26 +159,26 @@ class KVOffloadTier(SecondaryTierManager):
 
     @degrade(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._lookups.forget(req_context.req_id)
+        self.lookups.forget(req_context.req_id)
 
     @degrade(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        self._lookups.send()
+        self.lookups.send()
 
     def drain_jobs(self) -> None:
         """vLLM resets its caches: for a sleep, for other weights, or because somebody asked for it. What this engine
         stored has other names from here on, because nothing tells a tier whether the weights are still the same."""
-        self._transfers.drain()
-        self._lookups.clear()
+        self.transfers.drain()
+        self.lookups.clear()
         self._salt = os.urandom(16)
 
     def shutdown(self) -> None:
         """NativeError: a copy still runs, and vLLM keeps the memory."""
-        self._lookups.clear()
+        self.lookups.clear()
         try:
-            self._transfers.close()
+            self.transfers.close()
         finally:
-            self._cache.close()
+            self.cache.close()
 
     # ---- inside ----
 
@@ -231,32 +231,32 @@ class KVOffloadTier(SecondaryTierManager):
                 "not tell its tiers what is in LoRA adapters; KVOffloadConnector looks into them"
             )
 
-    def _name(self, key: OffloadKey) -> bytes:
+    def name_key(self, key: OffloadKey) -> bytes:
         """Names a chunk in the cache: vLLM's key has the length of its hash, and the group's number."""
         return hashlib.sha256(self._salt + key).digest()
 
     def _submit(self, job: TransferJob, begin: Callable[[JobId, list[bytes], Any], None]) -> None:
-        if not self._begin(job, begin) and not self._transfers.knows(job.job_id):
+        if not self._begin(job, begin) and not self.transfers.knows(job.job_id):
             self._jobs.pop(job.job_id, None)
             self._results.append(JobResult(job_id=job.job_id, success=False))
 
     @degrade(lambda: False)
     def _begin(self, job: TransferJob, begin: Callable[[JobId, list[bytes], Any], None]) -> bool:
-        names = [self._name(key) for key in job.keys]
+        names = [self.name_key(key) for key in job.keys]
         self._jobs[job.job_id] = job
         begin(job.job_id, names, job.chunk_ids)
         return True
 
     @degrade(lambda: None)
     def _collect(self) -> None:
-        self._lookups.harvest()
-        for ended in self._transfers.poll():
+        self.lookups.harvest()
+        for ended in self.transfers.poll():
             job = self._jobs.pop(ended.job)
             keys = list(job.keys)
             kept = [keys[position] for position in sorted(ended.kept)]
             if job.is_promotion and not ended.is_whole:
-                lost = (self._name(key) for position, key in enumerate(keys) if position not in ended.kept)
-                self._lookups.note_lost(job.req_context.req_id, lost)
+                lost = (self.name_key(key) for position, key in enumerate(keys) if position not in ended.kept)
+                self.lookups.note_lost(job.req_context.req_id, lost)
             self._results.append(
                 JobResult(
                     job_id=ended.job,

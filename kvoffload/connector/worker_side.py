@@ -94,18 +94,18 @@ class WorkerSide:
         exchange: Exchange = lambda frame: (frame,),
     ) -> None:
         """`exchange`: with the other ranks of the engine."""
-        self._terms = terms
+        self.terms = terms
         self._open_cache = open_cache
         self._pipeline = Pipeline(exchange)
         self._registration = Registration()
-        self._cache: CopyPlaces | None = None
-        self._records: RankRecords | None = None
+        self.cache: CopyPlaces | None = None
+        self.records: RankRecords | None = None
         """Known when the cache is joined."""
         self._identity = b""
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
         self._told: tuple[Place, ...] | None = ()
         """What the scheduler side knows of this rank's places; None: nobody can say."""
-        self._engine: CopyEngine | None = None
+        self.engine: CopyEngine | None = None
         self._host_memory: HostMemory | None = None
         """If the copy engine wants to be told of the cache's memory."""
         self._copies: dict[CopyTicket, _Copy] = {}
@@ -117,17 +117,17 @@ class WorkerSide:
         self._faults = 0
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
-        self._group_numbers = np.zeros(0, np.int64)
-        self._record_bytes: list[int] = []
+        self.group_numbers = np.zeros(0, np.int64)
+        self.record_bytes: list[int] = []
 
     @property
     def rank(self) -> int:
-        return self._terms.rank
+        return self.terms.rank
 
     @property
     def facts(self) -> WorkerFacts | None:
         """None until tensors are registered. A rank that let go of them has nowhere to copy, and stays who it was."""
-        if self._facts is None or self._engine is not None:
+        if self._facts is None or self.engine is not None:
             return self._facts
         return replace(self._facts, places=())
 
@@ -154,13 +154,13 @@ class WorkerSide:
 
         report = self._registration.register(geometry, tensors, scale_views=scale_views, self_test=open_tested)
         logger.debug("registered KV caches\n%s", report)
-        (self._engine,) = opened
-        self._registration.attach(self._engine)
+        (self.engine,) = opened
+        self._registration.attach(self.engine)
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
-        self._group_numbers = np.array(stored, np.int64)
+        self.group_numbers = np.array(stored, np.int64)
         groups = tuple(_group_facts(geometry, index) for index in stored)
-        self._record_bytes = [group.record_bytes for group in groups]
+        self.record_bytes = [group.record_bytes for group in groups]
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
             if self._identity not in (b"", fingerprint):
@@ -174,7 +174,7 @@ class WorkerSide:
             raise
         is_first, self._identity = not self._identity, fingerprint
         self._facts = WorkerFacts(
-            rank=self._terms.rank,
+            rank=self.terms.rank,
             fingerprint=fingerprint,
             description=described,
             groups=groups,
@@ -204,12 +204,12 @@ class WorkerSide:
         An engine that frees blocks only when no step touches them any more leaves nothing to wait for.
         """
         self._before_forward = None
-        if self._terms.has_late_frees:
+        if self.terms.has_late_frees:
             return
         try:
             stream = compute_stream(self._device)
-            if self._engine is not None and stream is not None:
-                self._before_forward = self._engine.mark(stream)
+            if self.engine is not None and stream is not None:
+                self._before_forward = self.engine.mark(stream)
         except (KVOffloadError, RuntimeError) as fault:
             # They come after the forward.
             self._note_line("loads wait for the step's forward", str(fault))
@@ -226,17 +226,17 @@ class WorkerSide:
                 # Its words only: its frames hold views of engine memory, which may be about to be freed.
                 self._ended.append(_Ended(job, str(fault) or type(fault).__name__))
         for memory_id in plan.retired:
-            if self._cache is not None:
-                self._cache.retire(memory_id)
+            if self.cache is not None:
+                self.cache.retire(memory_id)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
         places = self._find_places()
-        if self._engine is not None:
-            self._collect(self._engine)
+        if self.engine is not None:
+            self._collect(self.engine)
             if is_idle and self._copies and not self._ended and not self._doomed:
-                self._engine.fence(IDLE_WAIT_S)
-                self._collect(self._engine)
+                self.engine.fence(IDLE_WAIT_S)
+                self._collect(self.engine)
         finished, failed = set(self._doomed), set(self._doomed)
         self._doomed.clear()
         saved: dict[int, int] = {}
@@ -256,13 +256,13 @@ class WorkerSide:
                 if one.fault:
                     failed_saves.add(one.job.job)
                 elif one.digests:
-                    digests[one.job.job] = {self._terms.sharing.shard_of(self._terms.rank): one.digests}
+                    digests[one.job.job] = {self.terms.sharing.shard_of(self.terms.rank): one.digests}
         report = WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places), copied_s)
         return finished, failed, report
 
     def unregister(self) -> None:
         """Lets copies on their way end, within a bound, then lets go of every tensor. The cache stays joined."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         self._before_forward = self._told = None
         if engine is not None:
             engine.fence(DRAIN_TIMEOUT_S)
@@ -283,14 +283,14 @@ class WorkerSide:
     def close(self) -> None:
         """The worker ends."""
         self.unregister()
-        cache, self._cache = self._cache, None
+        cache, self.cache = self.cache, None
         if cache is not None:
             cache.close()
 
     def _open(self, page_map: PageMap, memory: Mapping[str, torch.Tensor], device: torch.device) -> CopyEngine:
         """Tested, if that is wanted: before the engine's first request every block is free."""
-        engine = (self._terms.open_engine or open_engine)(page_map, memory, host_threads=self._terms.copy_threads)
-        if self._terms.has_self_test:
+        engine = (self.terms.open_engine or open_engine)(page_map, memory, host_threads=self.terms.copy_threads)
+        if self.terms.has_self_test:
             stored = [group for group, pages in enumerate(page_map.groups) if pages.record_bytes]
             try:
                 run_copy_self_test(
@@ -314,11 +314,11 @@ class WorkerSide:
         weights: WeightDigests,
     ) -> None:
         """The engine's session, whose memory blocks are copied to and from; once."""
-        if self._cache is not None:
+        if self.cache is not None:
             return
-        terms = self._terms
+        terms = self.terms
         ranks = self._pipeline.meet(
-            Stage(fingerprint=fingerprint, record_bytes=tuple(self._record_bytes), weights=weights.name)
+            Stage(fingerprint=fingerprint, record_bytes=tuple(self.record_bytes), weights=weights.name)
         )
         sizes = [max(of_group) for of_group in zip(*(rank.record_bytes for rank in ranks), strict=True)]
         together = combine_weights([rank.weights for rank in ranks])
@@ -329,36 +329,36 @@ class WorkerSide:
             description=describe_weights(description, together),
             rank=terms.rank,
         )
-        self._cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
-        self._records = RankRecords(
+        self.cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
+        self.records = RankRecords(
             shard=terms.sharing.shard_of(terms.rank),
             fingerprint=register.fingerprint,
-            record_bytes=self._record_bytes,
+            record_bytes=self.record_bytes,
             slot_bytes=sizes,
         )
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""
-        if self._engine is None:
+        if self.engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
-        sharing = self._terms.sharing
-        if isinstance(job, SaveJob) and not sharing.is_writer(self._terms.rank):
+        sharing = self.terms.sharing
+        if isinstance(job, SaveJob) and not sharing.is_writer(self.terms.rank):
             self._ended.append(_Ended(job, ""))
             return
-        if self._cache is None or self._records is None or not self._cache.may_copy(job.place):
+        if self.cache is None or self.records is None or not self.cache.may_copy(job.place):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
-        memory = self._cache.memory(job.place.memory_id)
+        memory = self.cache.memory(job.place.memory_id)
         items = CopyItems(
-            group=self._group_numbers[job.moves.groups],
+            group=self.group_numbers[job.moves.groups],
             block=job.moves.blocks,
-            slot=self._records.find_slots(memory, job.moves),
+            slot=self.records.find_slots(memory, job.moves),
         )
         if isinstance(job, SaveJob):
             direction, has_digests = CopyDirection.SAVE, True
-            self._records.clear_tails(memory, job.moves)
+            self.records.clear_tails(memory, job.moves)
         else:
             direction, has_digests = CopyDirection.LOAD, job.wanted is not None
-        ticket = self._engine.submit(
+        ticket = self.engine.submit(
             direction,
             items,
             has_digests=has_digests,
@@ -368,7 +368,7 @@ class WorkerSide:
 
     def _find_point(self, direction: CopyDirection, before_forward: StreamPoint | None) -> Marked:
         """What a job's copies come after."""
-        if direction is CopyDirection.LOAD and self._terms.has_late_frees:
+        if direction is CopyDirection.LOAD and self.terms.has_late_frees:
             return None
         if direction is CopyDirection.LOAD and before_forward is not None:
             return before_forward
@@ -376,9 +376,9 @@ class WorkerSide:
 
     def _begin_memory(self) -> None:
         """From here on the copy engine hears of the cache's memory, if it wants to."""
-        engine: object = self._engine
-        if self._host_memory is None and self._cache is not None and isinstance(engine, RegisteringEngine):
-            self._host_memory = HostMemory(engine, self._cache)
+        engine: object = self.engine
+        if self._host_memory is None and self.cache is not None and isinstance(engine, RegisteringEngine):
+            self._host_memory = HostMemory(engine, self.cache)
             self._host_memory.start()
 
     def _collect(self, engine: CopyEngine) -> None:
@@ -392,15 +392,15 @@ class WorkerSide:
         if isinstance(job, SaveJob):
             digests = b"" if finished.digests is None else finished.digests.tobytes()
             return _Ended(job, fault, digests)
-        if not fault and finished.digests is not None and self._records is not None:
-            fault = self._records.compare(job, finished.digests)
+        if not fault and finished.digests is not None and self.records is not None:
+            fault = self.records.compare(job, finished.digests)
         return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
 
     def _find_places(self) -> tuple[Place, ...]:
         """There are no places while no tensors are registered: a copy would fail."""
-        if self._cache is None or self._engine is None:
+        if self.cache is None or self.engine is None:
             return ()
-        return tuple(Place(*place) for place in self._cache.places())
+        return tuple(Place(*place) for place in self.cache.places())
 
     def _find_news(self, places: tuple[Place, ...]) -> dict[int, tuple[Place, ...]]:
         """Where this rank may copy, if that has changed since it was told."""
@@ -409,7 +409,7 @@ class WorkerSide:
         self._told = places
         if self._host_memory is not None:
             self._host_memory.wake()
-        return {self._terms.rank: places}
+        return {self.terms.rank: places}
 
     def _give_up(self, engine: CopyEngine) -> None:
         """Of a closed engine: what it has not ended never will be, and may still touch the memory of its slots."""

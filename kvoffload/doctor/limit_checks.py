@@ -21,7 +21,7 @@ _THP = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """By the settings."""
+    """Says what the settings want of the machine."""
 
     memory_bytes: int
     segment_bytes: int

@@ -3,7 +3,6 @@
 It must not touch an engine, guess from a tensor's shape, or move a block.
 """
 
-from kvoffload.kvspec.alignment import check_alignment
 from kvoffload.kvspec.blocks import TensorFacts, check_num_blocks, check_storage, check_tensor, read_facts
 from kvoffload.kvspec.completeness import AllocationReport, CompletenessReport
 from kvoffload.kvspec.dtype import (
@@ -30,7 +29,7 @@ from kvoffload.kvspec.page_map import BlockRun, GroupPages, PageMap, RecordPart,
 from kvoffload.kvspec.placement import Allocation, Dim, Placement, Run, place_dims, place_strided
 from kvoffload.kvspec.proof import prove_complete
 from kvoffload.kvspec.ranges import Exclusion, Padding
-from kvoffload.kvspec.registration import Registration
+from kvoffload.kvspec.registration import Registration, check_alignment
 from kvoffload.kvspec.scales import ScaleDecision, decide_scales
 from kvoffload.kvspec.self_test import run_self_test
 from kvoffload.kvspec.spec import (

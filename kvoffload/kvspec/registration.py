@@ -7,18 +7,18 @@ attribute tests. Here views are declared by name; they come with their pages, an
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from kvoffload.errors import OverlapError, RegistrationError, StrideError, UnknownLayerError
-from kvoffload.kvspec.alignment import check_alignment
+from kvoffload.errors import BlockAlignmentError, OverlapError, RegistrationError, StrideError, UnknownLayerError
 from kvoffload.kvspec.blocks import TensorFacts, check_storage, check_tensor, read_facts
 from kvoffload.kvspec.completeness import CompletenessReport
 from kvoffload.kvspec.geometry import KVGeometry, ScaleView
+from kvoffload.kvspec.group import GroupSpec
 from kvoffload.kvspec.layout import tensor_dims
 from kvoffload.kvspec.page_map import PageMap, build_page_map
 from kvoffload.kvspec.placement import BLOCK, BYTE, Dim
@@ -125,6 +125,38 @@ class Registration:
         if value is None:
             raise RegistrationError("no KV caches are registered", remedy="register them first")
         return value
+
+
+def check_alignment(groups: Sequence[GroupSpec], *, hash_block_size: int) -> None:
+    """BlockAlignmentError for the first stored group whose blocks are not whole hash blocks (rule 6).
+
+    A block's key is the hash of its last tokens. The error says what to change, because the cause is usually a setting
+    far away (vLLM #38554).
+    """
+    if hash_block_size < 1:
+        raise BlockAlignmentError(
+            f"hash_block_size is {hash_block_size}",
+            remedy="give the tokens per block hash",
+            hash_block_size=hash_block_size,
+        )
+    is_hybrid = any(group.has_recurrent for group in groups)
+    for group in groups:
+        # What is not stored has no keys.
+        if not group.is_stored or group.block_size % hash_block_size == 0:
+            continue
+        remedy = f"set a block size that is a multiple of {hash_block_size}"
+        if is_hybrid:
+            remedy = (
+                "enable prefix caching (vLLM: --enable-prefix-caching): for hybrid models (recurrent layers and "
+                "attention) the engine then aligns block sizes"
+            )
+        raise BlockAlignmentError(
+            f"group {group.name}: block size {group.block_size} is not a multiple of hash block size {hash_block_size}",
+            remedy=remedy,
+            group=group.name,
+            block_size=group.block_size,
+            hash_block_size=hash_block_size,
+        )
 
 
 def _check_tensors(geometry: KVGeometry, tensors: Memory, scale_views: Memory) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture."""
+    """Is one picture of a dashboard."""
 
     title: str
     help: str

@@ -31,7 +31,7 @@ class Announcement:
     def sign(self, fleet: str, secret: bytes) -> bytes:
         """As it is written."""
         said = f"{self.at_ms} {self.member.address} {self.member.key} {_GONE if self.is_gone else _HERE}"
-        return f"{said} {_mark(said, fleet, secret)}".encode()
+        return f"{said} {sign_words(said, fleet, secret)}".encode()
 
 
 def read_announcement(text: bytes, fleet: str, secret: bytes) -> Announcement | None:
@@ -40,7 +40,7 @@ def read_announcement(text: bytes, fleet: str, secret: bytes) -> Announcement | 
     if len(words) != _WORDS or not (words[0].isascii() and words[0].isdigit()):
         return None
     said = " ".join(words[:-1])
-    if not hmac.compare_digest(words[-1].encode(), _mark(said, fleet, secret).encode()):
+    if not hmac.compare_digest(words[-1].encode(), sign_words(said, fleet, secret).encode()):
         return None
     try:
         address = parse_tcp_address(words[1])
@@ -52,5 +52,5 @@ def read_announcement(text: bytes, fleet: str, secret: bytes) -> Announcement | 
     return Announcement(member=member, at_ms=int(words[0]), is_gone=words[3] == _GONE)
 
 
-def _mark(said: str, fleet: str, secret: bytes) -> str:
+def sign_words(said: str, fleet: str, secret: bytes) -> str:
     return hmac.new(secret, f"kvoffload fleet {fleet}: {said}".encode(), hashlib.sha256).hexdigest()

@@ -39,7 +39,7 @@ _FRAME_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ControlTerms:
-    """Of one peer. Without keys, which is for loopback alone, nobody knows who anybody is."""
+    """Says how one peer is reached. Without keys, which is for loopback alone, nobody knows who anybody is."""
 
     address: TcpAddress
     peer_key: str = ""

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
-from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, choose_members
 from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
 from kvoffload.peers.fleet_tier import FindHomes, FleetTier
-from kvoffload.peers.homes import choose_members
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Tier
@@ -52,7 +51,7 @@ class FleetPlace:
         on_members: Callable[[Sequence[FleetMember]], None] = lambda _: None,
     ) -> None:
         """`on_members` hears who was announced, before anything is asked of them."""
-        self._terms = terms
+        self.terms = terms
         self._on_members = on_members
         self._spaces = spaces
         self._homes = homes
@@ -60,27 +59,27 @@ class FleetPlace:
         self._registry: FleetRegistry | None = None
 
     def describe(self) -> str:
-        count = len(self._terms.others)
+        count = len(self.terms.others)
         known = "1 peer" if count == 1 else f"{count} peers"
-        registry = self._terms.registry
+        registry = self.terms.registry
         return known if registry is None else f"{known} and fleet {registry.fleet} at {registry.valkey.describe()}"
 
     def open_tier(self) -> Tier:
         """Starts its threads; no peer need be there."""
         assert self._tier is None
-        members = {member.name: self._open_member(member) for member in self._terms.others}
-        tier = self._tier = FleetTier(self._terms.own.name, members, self._homes)
-        if self._terms.registry is not None:
-            registry = self._registry = FleetRegistry(self._terms.registry, self._terms.own, self._take_members)
+        members = {member.name: self._open_member(member) for member in self.terms.others}
+        tier = self._tier = FleetTier(self.terms.own.name, members, self._homes)
+        if self.terms.registry is not None:
+            registry = self._registry = FleetRegistry(self.terms.registry, self.terms.own, self.take_members)
             tier.on_close = registry.close
             registry.start()
         return tier
 
-    def _take_members(self, announced: Sequence[FleetMember]) -> None:
-        """All that there are beside those that are named."""
+    def take_members(self, announced: Sequence[FleetMember]) -> None:
+        """The registry has told all members that there are beside those that are named in settings."""
         assert self._tier is not None
-        own = self._terms.own
-        known = {member.name: member for member in (*announced, *self._terms.others)}
+        own = self.terms.own
+        known = {member.name: member for member in (*announced, *self.terms.others)}
         chosen = choose_members([*known, own.name])
         members = {name: known[name] for name in chosen if name != own.name} if own.name in chosen else {}
         self._on_members([member for member in announced if member.name in members])
@@ -114,7 +113,7 @@ class FleetPlace:
         return ~self.is_home(hashes)
 
     def _open_member(self, member: FleetMember) -> RemoteTier:
-        terms = self._terms
+        terms = self.terms
         control = ControlLink(
             ControlTerms(
                 address=member.address,

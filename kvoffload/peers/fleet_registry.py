@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from kvoffload.peers.announcement import Announcement, read_announcement
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.peers.registry_clock import RegistryClock
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import read_count
 from kvoffload.tiers.valkey import ValkeyTerms
@@ -28,6 +27,9 @@ _PAGE, _PAGES = b"64", 64
 """Of announcements, about, and how many pages one look reads; it takes down what the fleet has not signed."""
 _FAREWELL_S = 5.0
 _MARK_LETTERS = 8
+_TOLERANCE_MS = 1000
+"""Clocks that are led back to the right time run faster or slower meanwhile; nobody has set them."""
+_TOLERANCE_RATE = 1 / 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,37 @@ class _Sighting:
     """Where a second server of this name is."""
     is_told: bool = False
     """That there are two."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    told_ms: int
+    asked_s: float
+    answered_s: float
+
+
+class RegistryClock:
+    """Tells when somebody has set the clock of the registry, by this machine's own, which nobody sets.
+
+    Belongs to one thread. Whoever asks the registry says when it asked and was answered, by a monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Reading | None = None
+
+    def read(self, told_ms: int, *, asked_s: float, answered_s: float) -> int:
+        """By how many milliseconds the registry's clock was set since the last reading; 0 if it has just gone on."""
+        last, self._last = self._last, _Reading(told_ms, asked_s, answered_s)
+        if last is None:
+            return 0
+        went_ms = told_ms - last.told_ms
+        # When within a question the clock was read is not known.
+        least_ms = int((asked_s - last.answered_s) * 1000)
+        most_ms = int((answered_s - last.asked_s) * 1000)
+        slack_ms = _TOLERANCE_MS + int(most_ms * _TOLERANCE_RATE)
+        if least_ms - slack_ms <= went_ms <= most_ms + slack_ms:
+            return 0
+        return went_ms - (most_ms if went_ms > most_ms else least_ms)
 
 
 class FleetRegistry:
@@ -114,7 +147,7 @@ class FleetRegistry:
             try:
                 nodes = self._nodes = self._nodes or ValkeyNodes(self._terms.valkey, view)
                 nodes.begin(is_certain=True)
-                self._look(nodes, is_last=is_last)
+                self.look(nodes, is_last=is_last)
             except StoreFaultError as fault:
                 self._lose(fault)
             except Exception:
@@ -128,7 +161,7 @@ class FleetRegistry:
 
     # ---- inside ----
 
-    def _look(self, nodes: ValkeyNodes, *, is_last: bool) -> None:
+    def look(self, nodes: ValkeyNodes, *, is_last: bool) -> None:
         terms = self._terms
         registry = nodes.of(terms.key)
         asked_s = time.monotonic()
@@ -244,7 +277,7 @@ class FleetRegistry:
         return [self._seen[name].announcement.member for name in self._members]
 
     def _lose(self, fault: StoreFaultError) -> None:
-        """Said once."""
+        """Says once that the registry cannot be read."""
         if not self._is_lost:
             logger.warning("the registry of fleet %s cannot be read: %s", self._terms.fleet, fault)
         self._is_lost = True

@@ -17,7 +17,7 @@ MAX_BLOCKS = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class LinkBlocks:
-    """Of one group; in `domain` by its name."""
+    """Names blocks of one group; `domain` is a name."""
 
     domain: str
     space: PeerSpace
@@ -30,7 +30,7 @@ class LinkBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredBlocks(LinkBlocks):
-    """They became readable."""
+    """Tells that blocks became readable."""
 
     parents: bytes
 

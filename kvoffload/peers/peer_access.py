@@ -86,7 +86,7 @@ class _Staged:
 
 
 class PeerAccess:
-    """Of one domain. Safe to call from any thread."""
+    """Serves one domain's records to peers. Safe to call from any thread."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class PeerAccess:
         clock: Callable[[], float],
     ) -> None:
         """`pidfd`: of the process whose links these are."""
-        self._cache = cache
+        self.cache = cache
         self._spaces = spaces
         self._loop = loop
         self._clock = clock
@@ -109,7 +109,7 @@ class PeerAccess:
 
     def count(self) -> tuple[int, int]:
         """Bytes of memory, and how many of them are used."""
-        stats = self._cache.stats
+        stats = self.cache.stats
         return stats.capacity_bytes, stats.used_bytes
 
     def use(self, fingerprint: bytes) -> AbstractContextManager[bool]:
@@ -117,17 +117,17 @@ class PeerAccess:
         return self._spaces.use(fingerprint)
 
     def look(self, names: RecordNames) -> npt.NDArray[np.uint8]:
-        """FOUND or MISSING."""
+        """Returns FOUND or MISSING of each."""
         space = self._spaces.find(names.fingerprint)
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
-        found = self._cache.lookup(space.number, names.group, names.hashes)
+        found = self.cache.lookup(space.number, names.group, names.hashes)
         if not found.all():
             found = found | self._loop.find_below(names)
         return np.where(found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
 
     def acquire(self, names: RecordNames, record_bytes: int, *, wait_s: float = 0.0) -> Held:
-        """Until `release`. `wait_s`: for what lies below memory."""
+        """Holds them until `release`. `wait_s`: for what lies below memory."""
         nothing = Held(
             found=np.zeros(len(names), np.bool_), slots=np.empty(0, np.uint64), digests=np.empty(0, np.uint64)
         )
@@ -136,27 +136,27 @@ class PeerAccess:
         if space is None or group is None or names.shard >= group.shards:
             return nothing
         rows = as_rows(names.hashes)
-        lacking = ~self._cache.lookup(space.number, names.group, names.hashes)
+        lacking = ~self.cache.lookup(space.number, names.group, names.hashes)
         if wait_s and lacking.any():
             below = lacking & self._loop.find_below(names)
             if below.any():
                 self._loop.bring(space, names.group, rows[below].tobytes(), wait_s)
         for _ in range(_LOOKS):
-            found = self._cache.lookup(space.number, names.group, names.hashes)
+            found = self.cache.lookup(space.number, names.group, names.hashes)
             if not found.any():
                 break
-            acquired = self._cache.acquire_entries(
+            acquired = self.cache.acquire_entries(
                 self._session, space.number, names.group, rows[found].tobytes(), shard=names.shard
             )
             if acquired.is_hit:
                 leased = acquired.groups[names.group]
-                slots = self._cache.pointers(leased.addresses) + np.uint64(names.shard * record_bytes)
+                slots = self.cache.pointers(leased.addresses) + np.uint64(names.shard * record_bytes)
                 return Held(found=found, slots=slots, digests=leased.digests, lease=acquired.lease)
         return nothing
 
     def release(self, held: Held) -> None:
         if held.lease is not None:
-            self._cache.release(self._session, held.lease)
+            self.cache.release(self._session, held.lease)
 
     def reserve(self, names: RecordNames, record_bytes: int) -> Room | None:
         """None: the identity is not known here, or is another one. What is there already is not wanted."""
@@ -166,16 +166,16 @@ class PeerAccess:
             return None
         if group.shards > 1:
             return self._reserve_shard(space, names, record_bytes)
-        got = self._cache.reserve(self._session, space.number, names.group, hashes=names.hashes)
+        got = self.cache.reserve(self._session, space.number, names.group, hashes=names.hashes)
         if len(got) < len(names):
-            self._cache.abort(self._session, got.tickets)
+            self.cache.abort(self._session, got.tickets)
             return self._refuse(space, names)
         wanted = got.tickets != 0
         return Room(
             space=space,
             outcomes=np.where(wanted, np.uint8(0), np.uint8(RecordOutcome.WRITTEN)),
             wanted=wanted,
-            slots=self._cache.pointers(got.addresses[wanted]),
+            slots=self.cache.pointers(got.addresses[wanted]),
             tickets=got.tickets[wanted],
         )
 
@@ -193,7 +193,7 @@ class PeerAccess:
             return outcomes
         rows = as_rows(names.hashes)[at[is_good]]
         before = as_rows(parents)[at[is_good]]
-        ended = self._cache.commit(
+        ended = self.cache.commit(
             self._session,
             room.space.number,
             names.group,
@@ -221,9 +221,9 @@ class PeerAccess:
         space = self._spaces.find(names.fingerprint)
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
-        was_there = self._cache.lookup(space.number, names.group, names.hashes)
+        was_there = self.cache.lookup(space.number, names.group, names.hashes)
         was_there = was_there | self._loop.find_below(names)
-        self._cache.invalidate(space.number, names.group, names.hashes)
+        self.cache.invalidate(space.number, names.group, names.hashes)
         if not self._loop.remove(space, names.group, names.hashes, wait_s):
             return np.full(len(names), RecordOutcome.FAILED, np.uint8)
         return np.where(was_there, np.uint8(RecordOutcome.REMOVED), np.uint8(RecordOutcome.MISSING))
@@ -235,7 +235,7 @@ class PeerAccess:
             old = [key for key, one in self._staged.items() if now_s - one.touched_s > STAGED_S and not one.moving]
             tickets = [self._staged.pop(key).ticket for key in old]
         if tickets:
-            self._cache.abort(self._session, np.array(tickets, np.uint64))
+            self.cache.abort(self._session, np.array(tickets, np.uint64))
 
     # ---- blocks of several shards ----
 
@@ -245,7 +245,7 @@ class PeerAccess:
         outcomes = np.zeros(count, np.uint8)
         slots, tickets = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         with self._lock:
-            is_there = self._cache.lookup(space.number, names.group, names.hashes)
+            is_there = self.cache.lookup(space.number, names.group, names.hashes)
             outcomes[is_there] = RecordOutcome.WRITTEN
             keys = [self._key(space, names, at) for at in range(count)]
             new = list({keys[at]: at for at in np.flatnonzero(~is_there) if keys[at] not in self._staged}.values())
@@ -271,11 +271,11 @@ class PeerAccess:
         if not new:
             return True
         hashes = b"".join(keys[at][2] for at in new)
-        got = self._cache.reserve(self._session, space.number, names.group, hashes=hashes)
+        got = self.cache.reserve(self._session, space.number, names.group, hashes=hashes)
         if len(got) < len(new):
-            self._cache.abort(self._session, got.tickets)
+            self.cache.abort(self._session, got.tickets)
             return False
-        pointers = self._cache.pointers(got.addresses)
+        pointers = self.cache.pointers(got.addresses)
         for at, ticket, slot in zip(new, got.tickets.tolist(), pointers.tolist(), strict=True):
             if ticket:
                 self._staged[keys[at]] = _Staged(ticket, slot, now_s)
@@ -286,7 +286,7 @@ class PeerAccess:
         if not bad.any():
             return
         if not self._is_sharded(room.space, names.group):
-            self._cache.abort(self._session, room.tickets[bad])
+            self.cache.abort(self._session, room.tickets[bad])
             return
         with self._lock:
             for staged in self._list_staged(room, names, bad):

@@ -123,7 +123,7 @@ class PeerServer:
         return made
 
     def __len__(self) -> int:
-        """Links."""
+        """Returns how many links there are."""
         return len(self._links)
 
     def tick(self) -> None:
@@ -210,7 +210,7 @@ class PeerServer:
             found = self._greet(end, time.monotonic() + HELLO_TIMEOUT_S)
             if found is not None:
                 peer, access, link = found
-                _serve_requests(end, link, access)
+                serve_requests(end, link, access)
         except BadRequestError as fault:
             self._tell(peer, f"a link of peer {peer}: %s", fault)
         except (OSError, ValueError) as fault:
@@ -278,7 +278,7 @@ class PeerServer:
         return HelloVerdict.WELCOME
 
 
-def _serve_requests(end: socket.socket, link: native.RecordLink, access: PeerAccess) -> None:
+def serve_requests(end: socket.socket, link: native.RecordLink, access: PeerAccess) -> None:
     poller = select.poll()
     poller.register(end, select.POLLIN)
     verbs: dict[LinkVerb, Callable[[native.RecordLink, PeerAccess, LinkRequest], None]] = {

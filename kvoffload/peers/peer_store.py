@@ -51,7 +51,7 @@ _COUNTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PeerStoreTerms:
-    """Of one peer."""
+    """Says how the store of one peer is reached."""
 
     control: ControlLink
     spaces: SpaceTable
@@ -60,10 +60,10 @@ class PeerStoreTerms:
 
 
 class PeerStore(SlotStore):
-    """One data link. Of one thread, but `interrupt`."""
+    """Is one data link. Belongs to one thread, but for `interrupt`."""
 
     def __init__(self, terms: PeerStoreTerms) -> None:
-        """Connects. StoreFaultError."""
+        """Connects. StoreFaultError: it cannot."""
         self._terms = terms
         self._lock = threading.Lock()
         self._end: socket.socket | None = None

@@ -111,7 +111,7 @@ class RequestHead:
 
 
 def read_head(frame: bytes) -> RequestHead:
-    """BadRequestError."""
+    """Reads the head of a request. BadRequestError: it is none."""
     magic, verb, group, shard, count, wait_ms, record_bytes, fingerprint = _HEAD.unpack(frame)
     if magic != MAGIC or verb not in LinkVerb.__members__.values():
         raise BadRequestError("what came on a link is no request")
@@ -144,7 +144,7 @@ class LinkAnswer:
 
 
 def answer_only(status: LinkStatus) -> LinkAnswer:
-    """Without records."""
+    """Makes an answer without records."""
     return LinkAnswer(status=status, outcomes=np.empty(0, np.uint8), digests=np.empty(0, np.uint64))
 
 

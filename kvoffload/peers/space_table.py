@@ -13,7 +13,7 @@ from kvoffload.cache import CacheGeometry, CacheGroup
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSpace:
-    """One identity: its number is this server's own, the rest is the same everywhere."""
+    """Is one identity: its number is this server's own, the rest is the same everywhere."""
 
     number: int
     fingerprint: bytes

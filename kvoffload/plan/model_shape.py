@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kvoffload.errors import ConfigError
-from kvoffload.plan.completed import complete_config
 from kvoffload.plan.element import Element, find_element
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -28,6 +28,8 @@ _ATTENTION_ALONE = (
     *("olmo", "olmo2", "olmoe", "stablelm", "gpt_neox", "opt", "ernie4_5", "ernie4_5_moe", "seed_oss", "phi"),
 )
 """All layers of these models are attention, where their config does not list layers. Of others that is not known."""
+_LISTS = ("layer_types", "layers_block_type")
+"""Which layer is what, as a model's class in transformers tells it."""
 _EXACTLY = "run it with --exact where vLLM is installed"
 
 
@@ -48,6 +50,30 @@ class LayerShape:
     token_bytes: int = 0
     tokens: int = 0
     state_bytes: int = 0
+
+
+def complete_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Adds what a config leaves to the model's class in transformers: defaults, and which layer is what.
+
+    What the config says itself stays. None: transformers is not installed, or does not know the model.
+    """
+    if find_spec("transformers") is None:
+        return None
+    from transformers import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return None
+    try:
+        text = CONFIG_MAPPING[kind].from_dict(dict(config)).get_text_config()
+        lists = {name: found for name in _LISTS if (found := getattr(text, name, None)) is not None}
+        found = {**text.to_dict(), **lists}
+    except Exception:  # noqa: BLE001  (whatever a class makes of values that it does not expect)
+        return None
+    inner = config.get("text_config", config)
+    said = {name: value for name, value in (inner if isinstance(inner, dict) else config).items() if value is not None}
+    dtype = said.get("dtype") or said.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    return {**found, **said, **({"dtype": dtype} if dtype else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +153,7 @@ def _read_as_it_is(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
 
 
 class _Fields:
-    """A config's."""
+    """Reads the fields of a config."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw

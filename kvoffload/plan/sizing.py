@@ -36,7 +36,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """Of one model."""
+    """Says what one model takes in the cache."""
 
     groups: Sequence[GroupSize]
 

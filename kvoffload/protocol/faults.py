@@ -57,7 +57,7 @@ class FieldError(ValueError):
         self.path = ""
 
     def describe(self, place: str) -> str:
-        """One line: where, what was found, what is allowed."""
+        """Returns one line: where, what was found, what is allowed."""
         return f"{place}{self.path}: {self.found}, allowed: {self.allowed}"
 
 

@@ -59,7 +59,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Of one query."""
+    """Explains the miss of one query."""
 
     miss: Annotated[Miss, Choice(Miss), "why its others are computed, as far as the server knows better"]
     seconds_ago: Annotated[U32, "since when the block is not there any more"] = 0
@@ -97,7 +97,7 @@ class NamedCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """A histogram."""
+    """Tells how long what was timed took, as a histogram."""
 
     name: Annotated[Name, "of what"]
     label: Annotated[Name, "of which; empty: there is one"]

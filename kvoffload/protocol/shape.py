@@ -18,7 +18,7 @@ _NO_NUMBER = 1, 0
 
 @dataclass(frozen=True, kw_only=True)
 class FieldSpec:
-    """One declared field. Its position in the array is its position in the declaration."""
+    """Is one declared field. Its position in the array is its position in the declaration."""
 
     name: str
     kind: FieldKind

@@ -95,10 +95,10 @@ class ServerCore:
         """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
         wants to hear of blocks that are stored; `tiers`, by domain, always do."""
         self._terms = terms
-        self._domains = {domain.name: Domain(domain, terms.handshake, tiers.get(domain.name)) for domain in domains}
+        self.domains = {domain.name: Domain(domain, terms.handshake, tiers.get(domain.name)) for domain in domains}
         self._feed = EventFeed(terms.limits, on_heard)
         self._sessions = SessionTable(
-            self._domains,
+            self.domains,
             boot_id=terms.boot_id,
             limits=terms.limits,
             draw=draw,
@@ -107,10 +107,10 @@ class ServerCore:
         self._adoption = Adoption()
         self._drain = DrainState()
         self._closing: Closing | None = None
-        self._faults = FaultLog()
-        self._tiers = TierRequests(tiers, self._feed.tell_stored, self._faults)
+        self.faults = FaultLog()
+        self._tiers = TierRequests(tiers, self._feed.tell_stored, self.faults)
         self._insight = OperatorCalls(
-            self._domains, tell_cleared=self.tell_cleared, express=express, on_prompt=on_prompt
+            self.domains, tell_cleared=self.tell_cleared, express=express, on_prompt=on_prompt
         )
         self._survey = Survey(self._sessions, self._tiers)
         self._identities = Identities(terms.limits, self._sessions, self._feed.forget)
@@ -142,9 +142,9 @@ class ServerCore:
     def attach_memory(self, domain: str, cache: LocalCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
         """The domain serves from here on: memory was taken, or that of an old server adopted."""
         self._adoption.forget(domain)
-        self._domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
-        self._faults.attempt(f"attaching tiers to domain {domain!r}", self._tiers.attach, domain, cache)
-        waiting = self._sessions.attach(self._domains[domain])
+        self.domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
+        self.faults.attempt(f"attaching tiers to domain {domain!r}", self._tiers.attach, domain, cache)
+        waiting = self._sessions.attach(self.domains[domain])
         return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
 
     def refuse_offer(self, session: EngineSession, verdict: AdoptVerdict) -> None:
@@ -172,7 +172,7 @@ class ServerCore:
                 pidfd.close()
             return []
         greet = partial(self._sessions.greet, may_open=not self._drain.is_on)
-        found = self._faults.serve(message, greet, lifeline, message, peer, pidfd)
+        found = self.faults.serve(message, greet, lifeline, message, peer, pidfd)
         if isinstance(found, Error):
             refusal = self._refuse_draining(message) if found.code is ErrorCode.DRAINING else found
             self._insight.note_answer(refusal)
@@ -201,7 +201,7 @@ class ServerCore:
 
     def close_lifeline(self, lifeline: int) -> None:
         """A lifeline came to its end, or a farewell on it. Only exits free what its session holds."""
-        self._faults.attempt("close_lifeline", self._sessions.close_lifeline, lifeline)
+        self.faults.attempt("close_lifeline", self._sessions.close_lifeline, lifeline)
 
     def hear_holding(self, lifeline: int, message: Holding) -> list[Sendable]:
         """What a process has of former servers' memory; which processes are asked to let go of theirs."""
@@ -224,7 +224,7 @@ class ServerCore:
         if call.is_late(now_ns) and not isinstance(call.message, OneWay):
             return []
         behind: list[Sendable] = []
-        answer = self._faults.serve(call.message, self._serve, connection, call, now_ns, uid, behind)
+        answer = self.faults.serve(call.message, self._serve, connection, call, now_ns, uid, behind)
         if callable(answer):
             return [Later(connection, call.message, call.number, answer), *behind]
         return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
@@ -236,7 +236,7 @@ class ServerCore:
             found = find()
             return found() if callable(found) else found
 
-        answer = self._faults.serve(later.request, conclude)
+        answer = self.faults.serve(later.request, conclude)
         return [] if answer is None else [self._answer(later.connection, answer, later.number)]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
@@ -281,14 +281,14 @@ class ServerCore:
     def tick(self) -> None:
         """To be called now and then, and when a process has exited: takes back what ended sessions held, and finds what
         subscribers have to be told."""
-        self._faults.attempt("reclaim", self._sessions.reclaim)
-        self._faults.attempt("identities", self._identities.tick)
-        self._faults.attempt("sweep", self._sweep)
-        self._faults.attempt("look", self._tiers.look)
+        self.faults.attempt("reclaim", self._sessions.reclaim)
+        self.faults.attempt("identities", self._identities.tick)
+        self.faults.attempt("sweep", self._sweep)
+        self.faults.attempt("look", self._tiers.look)
 
     def tell_cleared(self, domain: str, name_space: int) -> None:
         """All blocks of a registered identity are being forgotten."""
-        fingerprint = self._domains[domain].fingerprints[name_space]
+        fingerprint = self.domains[domain].fingerprints[name_space]
         self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
 
     def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
@@ -318,7 +318,7 @@ class ServerCore:
         return self._drain.is_over(now_ns, holds_something=bool(found.leases or found.reserved))
 
     def _sweep(self) -> None:
-        for domain in self._domains.values():
+        for domain in self.domains.values():
             if domain.cache is not None:
                 self._feed.sweep(domain.name, domain.cache)
 
@@ -410,7 +410,7 @@ class ServerCore:
         return Subscribed()
 
     def _count_draining(self) -> Draining:
-        caches = [domain.cache for domain in self._domains.values() if domain.cache is not None]
+        caches = [domain.cache for domain in self.domains.values() if domain.cache is not None]
         return describe_draining((cache.stats for cache in caches), len(self._sessions))
 
     def _refuse_draining(self, message: ClientMessage) -> Error:

@@ -120,7 +120,7 @@ class CacheServer:
             domain.name: CacheOwner(domain=domain.name, boot_id=self._boot_id, users=domain.uids)
             for domain in plan.domains
         }
-        self._pools = Pools(plan.memory, owners, tenants)
+        self.pools = Pools(plan.memory, owners, tenants)
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
         self._is_over = False
@@ -131,7 +131,7 @@ class CacheServer:
             plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
         )
         try:
-            self._channels = ControlChannels(
+            self.channels = ControlChannels(
                 ChannelTerms(
                     socket=plan.socket,
                     boot_id=self._boot_id,
@@ -150,13 +150,13 @@ class CacheServer:
         open_pidfd = partial(os.pidfd_open, os.getpid())
         tiers = open_chains(plan.tiers, open_pidfd=open_pidfd)
         self._express.watch_stored(bool(tiers))
-        self._peers = open_peer_links(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
-        capabilities = CAPABILITIES - (set() if self._peers else {"peer"})
-        self._core = ServerCore(
+        self.peers = open_peer_links(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
+        capabilities = CAPABILITIES - (set() if self.peers else {"peer"})
+        self.core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
                 handshake=ServerTerms(capabilities=capabilities, domain="", software="kvoffload"),
-                control=self._channels.endpoint,
+                control=self.channels.endpoint,
                 pid=os.getpid(),
                 uid=os.getuid(),
                 operator_uids=plan.operator_uids,
@@ -167,14 +167,14 @@ class CacheServer:
             draw=lambda: secrets.randbits(32),
             on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
             tiers=tiers,
-            links=self._peers,
+            links=self.peers,
             express=self._express,
             on_prompt=plan.on_prompt,
         )
-        for socket in self._channels.sockets:
+        for socket in self.channels.sockets:
             self._poller.register(socket, zmq.POLLIN)
-        peers = () if self._peers is None else (self._peers.fileno(),)
-        for file in (self._channels.local_file, self._express.fileno(), *self._core.tiers.files(), *peers):
+        peers = () if self.peers is None else (self.peers.fileno(),)
+        for file in (self.channels.local_file, self._express.fileno(), *self.core.tiers.files(), *peers):
             self._poller.register(file, zmq.POLLIN)
         self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
         wait_s = plan.adopt_wait_s
@@ -192,12 +192,12 @@ class CacheServer:
     @property
     def remote_endpoint(self) -> str:
         """Where it listens over TCP; empty: nowhere."""
-        return self._channels.remote_endpoint
+        return self.channels.remote_endpoint
 
     @property
     def has_memory(self) -> bool:
         """The first of it, in all domains; engines that came before it wait."""
-        return len(self._pools.caches) == len(self._plan.memory)
+        return len(self.pools.caches) == len(self._plan.memory)
 
     @property
     def _told_users(self) -> frozenset[int] | None:
@@ -211,7 +211,7 @@ class CacheServer:
     @property
     def ready_bytes(self) -> int:
         """Of memory, in all domains: what has its pages."""
-        return sum(cache.ready_bytes for cache in self._pools.caches.values())
+        return sum(cache.ready_bytes for cache in self.pools.caches.values())
 
     def run(self, after_turn: Callable[[], None] = lambda: None) -> None:
         """Until it was stopped and drained, or ends by itself."""
@@ -226,19 +226,19 @@ class CacheServer:
         """
         self._take_memory()
         # An operator's drain ends nothing before the next turn, so that its answer goes out.
-        is_draining = self._is_stopping or self._core.is_draining
+        is_draining = self._is_stopping or self.core.is_draining
         if is_draining:
-            self._pools.stop_growing()
+            self.pools.stop_growing()
         if self._is_stopping:
-            self._send(self._core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
+            self._send(self.core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
         self._serve_ready(self._bound_wait(timeout_s if self.has_memory else min(timeout_s, TAKING_TICK_S)))
-        self._send(self._core.tiers.advance(self._clock_ns()))
+        self._send(self.core.tiers.advance(self._clock_ns()))
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
-            for part in (self._core, self._channels, self._express, self._peers):
+            for part in (self.core, self.channels, self._express, self.peers):
                 if part is not None:
                     part.tick()
-            self._send([*self._warnings.tell(self._core.sessions, only_users=self._told_users)])
+            self._send([*self._warnings.tell(self.core.sessions, only_users=self._told_users)])
             self._lifelines.tick(self._clock_ns() / 1e9)
             if self._life is not None:
                 self._life.bound_log()
@@ -250,18 +250,18 @@ class CacheServer:
         """Lets go of everything. Memory stays for as long as engines have it mapped."""
         self._is_stopping = True
         # They may offer its memory to the next server.
-        is_held = any(session.processes and not session.is_observer for session in self._core.sessions)
+        is_held = any(session.processes and not session.is_observer for session in self.core.sessions)
         self._warnings.stop()
-        self._pools.stop()
+        self.pools.stop()
         self._lifelines.close()
         self._express.close()
-        self._channels.close()
-        if self._peers is not None:
-            self._peers.close()
+        self.channels.close()
+        if self.peers is not None:
+            self.peers.close()
         for offered in self._offered.values():
             offered.close()
-        self._core.tiers.close(self._clock_ns)
-        self._pools.close()
+        self.core.tiers.close(self._clock_ns)
+        self.pools.close()
         # The last of all: a successor makes files of the same names.
         self._listener.close(keeps_lock_file=is_held)
         if self._life is not None:
@@ -271,34 +271,34 @@ class CacheServer:
         if self._watch_log_ns and self._clock_ns() >= self._watch_log_ns:
             self._watch_log_ns = 0
             self.watch(self._express.fileno(), writes=False)
-        due_ns = min(filter(None, (self._core.tiers.next_ns(), self._watch_log_ns)), default=None)
+        due_ns = min(filter(None, (self.core.tiers.next_ns(), self._watch_log_ns)), default=None)
         return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)
 
     def _serve_ready(self, timeout_s: float) -> bool:
         """False: nothing was ready."""
         found = self._poller.poll(int(timeout_s * 1000))
         for ready, flags in found:
-            if isinstance(ready, int) and ready == self._channels.local_file:
-                self._channels.serve(ready, self._core, self._send, self._clock_ns)
-            elif isinstance(ready, int) and ready == self._channels.long_file:
-                self._channels.finish_long(self._core, self._send, self._clock_ns)
+            if isinstance(ready, int) and ready == self.channels.local_file:
+                self.channels.serve(ready, self.core, self._send, self._clock_ns)
+            elif isinstance(ready, int) and ready == self.channels.long_file:
+                self.channels.finish_long(self.core, self._send, self._clock_ns)
             elif isinstance(ready, int) and ready == self._express.fileno():
-                core = self._core
+                core = self.core
                 self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
                 self.unwatch(ready)
                 self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
-            elif self._peers is not None and ready == self._peers.fileno():
-                self._peers.tell(self._core, self._clock_ns())
+            elif self.peers is not None and ready == self.peers.fileno():
+                self.peers.tell(self.core, self._clock_ns())
             elif isinstance(ready, int):
                 reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
                 if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
-                    self._channels.on_ready(ready, reads=reads, writes=writes)
+                    self.channels.on_ready(ready, reads=reads, writes=writes)
             else:
-                self._channels.serve(ready, self._core, self._send, self._clock_ns)
+                self.channels.serve(ready, self.core, self._send, self._clock_ns)
         return bool(found)
 
     def _is_drained(self) -> bool:
-        return not self._channels.has_long and self._core.is_drained(self._clock_ns())
+        return not self.channels.has_long and self.core.is_drained(self._clock_ns())
 
     def _ends_by_itself(self) -> bool:
         """Nobody is there, and nobody is on the way: whoever comes later is not let in, and starts another server."""
@@ -316,7 +316,7 @@ class CacheServer:
 
     def _is_due(self, life: PrivateLife) -> bool:
         # A session stays until all its processes have exited, or have parted. Observers are not waited for.
-        is_used = any(not (session.is_observer or session.has_parted) for session in self._core.sessions)
+        is_used = any(not (session.is_observer or session.has_parted) for session in self.core.sessions)
         return life.is_due(self._clock_ns(), is_used=is_used)
 
     # ---- what lifelines ask of the loop, and tell ----
@@ -333,17 +333,17 @@ class CacheServer:
         owned = None if pidfd is None else ReceivedDescriptor(pidfd)
         # The rights of its channel are those of the session that it leaves.
         self._express.end(lifeline)
-        self._send(self._core.greet(lifeline, call, peer, owned, self._clock_ns()))
+        self._send(self.core.greet(lifeline, call, peer, owned, self._clock_ns()))
         self._limit_growth()
         if self._life is not None:
             self._is_due(self._life)
 
     def wants_offer(self, lifeline: int, offer: Offer) -> bool:
-        sessions = self._core.sessions
+        sessions = self.core.sessions
         session = sessions.find_lifeline(lifeline)
         # One process of the engine sends it.
         is_others = any(sessions.find_lifeline(other) is session for other in self._offered.keys() - {lifeline})
-        return not is_others and self._core.is_offer_wanted(lifeline, offer.former_boot_id)
+        return not is_others and self.core.is_offer_wanted(lifeline, offer.former_boot_id)
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
         if not self.wants_offer(lifeline, offer):
@@ -354,16 +354,14 @@ class CacheServer:
         is_next = offer.first == len(offered.files) - (2 - beside)
         offered.files += descriptors
         is_whole = len(descriptors) == beside + len(offer.segment_sizes) // 8
-        is_too_much = len(offered.files) - 2 > self._core.count_offered(lifeline) or any(
-            map(is_of_reserve, descriptors)
-        )
+        is_too_much = len(offered.files) - 2 > self.core.count_offered(lifeline) or any(map(is_of_reserve, descriptors))
         if not is_next or not is_whole or is_too_much:
             self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
         elif offer.is_last:
             self._adopt(lifeline, offer.former_boot_id)
 
     def on_holding(self, lifeline: int, holding: Holding) -> None:
-        self._send(self._core.hear_holding(lifeline, holding))
+        self._send(self.core.hear_holding(lifeline, holding))
         self._limit_growth()
 
     def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
@@ -372,7 +370,7 @@ class CacheServer:
 
     def on_end(self, lifeline: int) -> None:
         self._express.end(lifeline)
-        self._core.close_lifeline(lifeline)
+        self.core.close_lifeline(lifeline)
         self._limit_growth()
         offered = self._offered.pop(lifeline, None)
         if offered is not None:
@@ -382,66 +380,66 @@ class CacheServer:
 
     def _take_memory(self) -> None:
         """Of each domain that has none and is not waited for any more."""
-        for name in self._pools.take_ready():
+        for name in self.pools.take_ready():
             self._attach(name, 0)
         if self._clock_ns() >= self._adopt_until_ns and not self._is_stopping:
-            self._pools.begin()
+            self.pools.begin()
 
     def _limit_growth(self) -> None:
         """By what engines still have of former servers."""
         for name in self._plan.memory:
-            self._pools.limit(name, self._core.count_former(name, self._pools.memory_id(name)))
+            self.pools.limit(name, self.core.count_former(name, self.pools.memory_id(name)))
 
     def _attach(self, domain: str, adopted_boot_id: int) -> None:
         for lifeline in [lifeline for lifeline in self._offered if self._domain_of(lifeline) == domain]:
             # It did not end in time.
             self._offered.pop(lifeline).close()
-        if self._peers is not None:
+        if self.peers is not None:
             try:
-                self._peers.attach(domain, self._pools.caches[domain], self._core.tiers.find_chain(domain))
+                self.peers.attach(domain, self.pools.caches[domain], self.core.tiers.find_chain(domain))
             except Exception:
                 logger.exception("peers are not served from the memory of domain %r", domain)
         try:
             self._record.add(domain, self._boot_id)
         except OSError as fault:
             logger.warning("the next server will not know its memory from another's: %s", fault.strerror)
-        self._send(self._core.attach_memory(domain, self._pools.caches[domain], adopted_boot_id=adopted_boot_id))
+        self._send(self.core.attach_memory(domain, self.pools.caches[domain], adopted_boot_id=adopted_boot_id))
 
     def _adopt(self, lifeline: int, former_boot_id: int) -> None:
-        session = self._core.sessions.find_lifeline(lifeline)
+        session = self.core.sessions.find_lifeline(lifeline)
         assert session is not None
         if not self._record.admits(session.domain.name, former_boot_id):
             logger.warning("memory of server %x is not adopted: it never was at %s", former_boot_id, self._plan.socket)
             self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
             return
-        verdict = self._pools.adopt(session.domain.name, self._offered.pop(lifeline).files, former_boot_id)
+        verdict = self.pools.adopt(session.domain.name, self._offered.pop(lifeline).files, former_boot_id)
         if verdict is None:
             self._attach(session.domain.name, former_boot_id)
         else:
-            self._core.refuse_offer(session, verdict)
+            self.core.refuse_offer(session, verdict)
 
     def _forget_offer(self, lifeline: int, verdict: AdoptVerdict) -> None:
-        session = self._core.sessions.find_lifeline(lifeline)
+        session = self.core.sessions.find_lifeline(lifeline)
         self._offered.pop(lifeline).close()
         if session is not None:
-            self._core.refuse_offer(session, verdict)
+            self.core.refuse_offer(session, verdict)
 
     def _domain_of(self, lifeline: int) -> str | None:
-        session = self._core.sessions.find_lifeline(lifeline)
+        session = self.core.sessions.find_lifeline(lifeline)
         return None if session is None else session.domain.name
 
     # ---- messages ----
 
     def _send(self, messages: list[Sendable]) -> None:
-        if self._core.is_draining:
+        if self.core.is_draining:
             # Before anybody is told.
             self._express.start_drain()
         for one in messages:
             if isinstance(one, ToConnection):
-                if not self._channels.send(one.connection, one.message, one.number):
-                    self._core.close_connection(one.connection)
+                if not self.channels.send(one.connection, one.message, one.number):
+                    self.core.close_connection(one.connection)
             elif isinstance(one, Later):
-                self._channels.start_long(one)
+                self.channels.start_long(one)
             elif isinstance(one, SendMemory):
                 self._send_memory(one)
             elif isinstance(one, OpenExpress):
@@ -454,7 +452,7 @@ class CacheServer:
                 self._lifelines.send_event(one.lifeline, one.message)
 
     def _open_express(self, wanted: OpenExpress) -> None:
-        end = self._express.open(wanted, self._pools.caches[wanted.space.domain].core)
+        end = self._express.open(wanted, self.pools.caches[wanted.space.domain].core)
         if end is None:
             refusal = Error(code=ErrorCode.BUSY, message="there are too many express channels", retryable=True)
             self._lifelines.send_event(wanted.lifeline, refusal)
@@ -463,15 +461,15 @@ class CacheServer:
 
     def _send_events(self) -> None:
         """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
-        for connection in self._core.feed.ready():
-            for event, number in self._core.feed.take(connection, EVENTS_AT_ONCE):
-                if not self._channels.send(connection, event, number):
-                    self._core.close_connection(connection)
+        for connection in self.core.feed.ready():
+            for event, number in self.core.feed.take(connection, EVENTS_AT_ONCE):
+                if not self.channels.send(connection, event, number):
+                    self.core.close_connection(connection)
                     break
 
     def _send_memory(self, wanted: SendMemory) -> None:
-        cache = self._pools.caches[wanted.domain]
-        session = self._core.sessions.find_lifeline(wanted.lifeline)
+        cache = self.pools.caches[wanted.domain]
+        session = self.core.sessions.find_lifeline(wanted.lifeline)
         if session is None or session.cache_session is None:
             return
         cache.note_user(session.uid)

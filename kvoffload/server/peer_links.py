@@ -55,7 +55,7 @@ class PeeredCore(Protocol):
 
 
 @dataclass(frozen=True)
-class _Loop:
+class LoopLink:
     """A PeerLoop of one domain."""
 
     domain: str
@@ -107,7 +107,7 @@ class PeerLinks:
 
     def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> None:
         """The domain's memory is there, and what lies below it."""
-        loop = _Loop(domain, self._queue, None if chain is None else chain.find_near)
+        loop = LoopLink(domain, self._queue, None if chain is None else chain.find_near)
         access = PeerAccess(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
         self._server.attach(domain, access)
 

@@ -203,7 +203,7 @@ class Tier(Protocol):
         ...
 
     def health(self) -> list[TierHealth]:
-        """At least one."""
+        """Returns the state of each place, at least one."""
         ...
 
     def fileno(self) -> int:

@@ -44,7 +44,7 @@ _CODINGS = (Coding.OFF, Coding.ON, Coding.AUTO)
 
 @dataclass(frozen=True, kw_only=True)
 class DiskFolder:
-    """One device: a folder that is there, ours alone (mode 0700), and what its segments may take together."""
+    """Is one device: a folder that is there, ours alone (mode 0700), and what its segments may take together."""
 
     path: Path
     capacity_bytes: int
@@ -84,7 +84,7 @@ class DiskTerms:
 
 
 class DiskTier:
-    """A Tier. A folder that cannot be had is no fault: `health` tells why, and it is tried again at intervals."""
+    """Keeps records in folders. One that cannot be had is no fault: `health` says why, and it is tried again later."""
 
     knows_all = True
 

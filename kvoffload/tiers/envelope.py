@@ -32,7 +32,7 @@ KEY_BYTES: Final = _KEY.size
 
 @dataclass(frozen=True, slots=True)
 class RecordName:
-    """One record's."""
+    """Names one record."""
 
     fingerprint: bytes
     group: int

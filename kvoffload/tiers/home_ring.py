@@ -90,7 +90,7 @@ class HomeRing:
 
     @property
     def members(self) -> tuple[HomeMember, ...]:
-        """By name."""
+        """Returns the members, sorted by name."""
         return self._members
 
     def homes(self, hashes: bytes) -> Homes:
@@ -136,7 +136,7 @@ class HomeBatch:
 
 
 def split_by_home(names: RecordNames, homes: Homes) -> list[HomeBatch]:
-    """By home; each record in one of them."""
+    """Splits records by home; each is in one of the parts."""
     if not len(names):
         return []
     if (homes == homes[0]).all():

@@ -19,7 +19,7 @@ QUIT = (b"q", b"Q", b"\x04", b"\x1b")
 
 
 class Keyboard:
-    """Of standard input; nobody presses a key if that is no terminal. Used by the main thread."""
+    """Reads keys of standard input; nobody presses a key if that is no terminal. Used by the main thread."""
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1

@@ -17,7 +17,7 @@ NO_COUNTS: Mapping[str, int] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Of one moment. `stats` is None where the server did not answer, and `fault` says why."""
+    """Says what was told at one moment. `stats` is None where the server did not answer, and `fault` says why."""
 
     time_s: float
     stats: CacheStats | None

@@ -190,13 +190,13 @@ def measure_on(
     )
     try:
         core.add_host_range(slots_at, len(slots))
-        _wait_for_registration(core, len(slots))
+        wait_for_registration(core, len(slots))
         return list(time_ways(core, page_bytes, slots_at, time.perf_counter))
     finally:
         core.close(CLOSE_TIMEOUT_MS)
 
 
-def _wait_for_registration(core: native.CudaCopyEngine, size_bytes: int) -> None:
+def wait_for_registration(core: native.CudaCopyEngine, size_bytes: int) -> None:
     core.wait_registered(size_bytes, milliseconds(REGISTRATION_TIMEOUT_S))
     asked, registered, _, _, problem = core.registration()
     if problem or registered < asked:
@@ -254,7 +254,7 @@ def _items(group: int, blocks: int, slots: int) -> _Items:
 def _time_way(
     core: native.CudaCopyEngine, direction: CopyDirection, way: CopyWay, items: _Items, clock: Callable[[], float]
 ) -> float:
-    """At best."""
+    """Returns the best time of a way."""
     is_load = direction is CopyDirection.LOAD
     core.set_ways([(is_load, NO_LIMIT, NO_LIMIT, way.value)])
     best = float("inf")

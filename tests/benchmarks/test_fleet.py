@@ -93,7 +93,7 @@ def test_no_fleet_passes_the_optimum_of_all_its_memory(terms: dict[str, object],
     """Only the optimum bounds them: a policy may do worse on a larger memory. And only one after the other: what is
     admitted later than it was asked for is more than the optimum may do."""
     fleet, tally = run(**terms, routing=routing, load=QUIET)
-    terms_of = fleet._fleet
+    terms_of = fleet.terms
     total = 4 * 60 + (terms_of.store_blocks if terms_of.kind is Kind.STORE else 0)
     assert 0 < hits(tally) <= native.count_optimal_hits(work().trace, total)
 
@@ -117,7 +117,7 @@ def test_bytes_that_leave_arrive_and_every_request_ends_once(terms: dict[str, ob
     fails = ((0.3, 1), (0.4, 2)) if events != "none" else ()
     joins = ((0.6, 1),) if events == "fails and joins" else ()
     fleet, tally = run(**terms, place="mooncake", fails=fails, joins=joins)
-    remote = fleet._remote
+    remote = fleet.remote
     ins = [node.link_in for node in fleet.nodes]
     outs = [node.link_out for node in fleet.nodes]
     senders, takers = ([remote.wire_out], [remote.wire_in]) if isinstance(remote, SharedStore) else (outs, ins)
@@ -130,7 +130,7 @@ def test_bytes_that_leave_arrive_and_every_request_ends_once(terms: dict[str, ob
     assert (tally.ttft_s > 0).all()
     lengths = [len(blocks) for blocks in work().blocks]
     assert (tally.engine_hits + tally.memory_hits + tally.remote_hits <= lengths).all()
-    assert (tally.lost_blocks > 0) == (events != "none" and fleet._fleet.memory_blocks > 0)
+    assert (tally.lost_blocks > 0) == (events != "none" and fleet.terms.memory_blocks > 0)
     if events == "none":
         assert tally.rerouted == 0
 
@@ -145,7 +145,7 @@ def test_a_run_is_the_same_again(terms: dict[str, object]) -> None:
 
 def test_what_is_set_aside_for_homes_has_one_copy_in_the_fleet() -> None:
     fleet, tally = run(kind=Kind.HOMES, home_share=1.0, memory_blocks=400)
-    homes = fleet._remote
+    homes = fleet.remote
     assert isinstance(homes, Homes)
     blocks = np.arange(work().trace.block_count, dtype=np.uint32)
     copies = sum(np.frombuffer(memory.holds(blocks), np.uint8).astype(int) for memory in homes.memories)
@@ -156,7 +156,7 @@ def test_what_is_set_aside_for_homes_has_one_copy_in_the_fleet() -> None:
 
 def test_a_home_that_fails_gives_its_records_to_others_and_gets_them_back() -> None:
     fleet, _ = run(kind=Kind.HOMES, home_share=1.0)
-    homes = fleet._remote
+    homes = fleet.remote
     assert isinstance(homes, Homes)
     before = homes.homes.copy()
     fleet.nodes[2].is_up = False

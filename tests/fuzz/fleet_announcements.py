@@ -25,7 +25,7 @@ def run(data: bytes) -> None:
     text = data[1:]
     if data[:1] == b"\1":
         said = text.decode(errors="replace")
-        text = f"{said} {announcements._mark(said, _FLEET, _SECRET)}".encode()
+        text = f"{said} {announcements.sign_words(said, _FLEET, _SECRET)}".encode()
     found = read_announcement(text, _FLEET, _SECRET)
     if found is not None:
         assert read_announcement(found.sign(_FLEET, _SECRET), _FLEET, _SECRET) == found

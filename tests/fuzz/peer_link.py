@@ -127,10 +127,10 @@ def _serve(said: bytes) -> None:
     with ours, theirs:
         link = native.RecordLink(os.dup(ours.fileno()), None)
         try:
-            peer_server._serve_requests(ours, link, access)
+            peer_server.serve_requests(ours, link, access)
         except (OSError, ValueError) as fault:
             check_line(fault)
-    stats = access._cache.stats
+    stats = access.cache.stats
     assert (stats.leases, stats.reserved) == (0, 0)
 
 

@@ -121,7 +121,7 @@ def _ask(call: int) -> None:
     if call == _CALLS - 1:
         registry = FleetRegistry(_REGISTRY, _OWN, lambda _: None)
         for _ in range(2):
-            registry._look(ValkeyNodes(_TERMS, ClusterView()), is_last=False)
+            registry.look(ValkeyNodes(_TERMS, ClusterView()), is_last=False)
         return
     store = ValkeyStore(_TERMS, ClusterView(), RecordCoder(Coding.ON))
     keys = [name.key for name in list_names(_NAMES)]

@@ -264,7 +264,7 @@ class Process:
             self.stopped.append(lambda: self.on_control(connection, item))
         elif not self.world.may_fail_here(self):
             self._served_on = connection
-            self._on_answer(connection, item, self.link.on_control, self.link._lanes.control)
+            self._on_answer(connection, item, self.link.on_control, self.link.lanes.control)
 
     def on_express(self, connection: Connection, item: Packet | Hangup) -> None:
         if not self.is_alive or connection is not self.wire.express:
@@ -276,7 +276,7 @@ class Process:
             self.link.on_hang_up(self.now_ns, "the server has closed the express channel")
             self.turn()
         elif not self.world.may_fail_here(self):
-            self._on_answer(connection, item, self.link.on_express, self.link._lanes.express)
+            self._on_answer(connection, item, self.link.on_express, self.link.lanes.express)
 
     def _on_answer(self, connection: Connection, item: Packet, hear: Callable[[Answer, int], None], lane: Lane) -> None:
         answer: Answer = item.content

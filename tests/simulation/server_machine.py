@@ -110,7 +110,7 @@ class Server:
         """Something is under way to or from the tier, or held for somebody."""
         if self.traffic is None:
             return False
-        writes, reads = self.traffic._writes, self.traffic._reads
+        writes, reads = self.traffic.writes, self.traffic.reads
         return bool(writes._queue or writes._writing or reads._reading or reads._held or reads.waiting)
 
     def note(self, what: str, *arguments: Any) -> None:
@@ -265,7 +265,7 @@ class Server:
         elif self.is_alive and not self.world.may_fail_here(self):
             act(*arguments)
             self._advance_tiers()
-            faults = self.core._faults._logged
+            faults = self.core.faults.logged
             assert not faults, f"{self.name} met a fault of its own: {faults}"
             if self.is_draining and self.core.is_drained(self.timeline.now_ns):
                 self._end()

@@ -85,7 +85,7 @@ def await_served(engine: Engine) -> None:
 
     connector: Any = probe.scheduler_connector(engine)
     worker: Any = probe.worker_side()
-    clients = (connector._scheduler._parts.cache, worker._cache)
+    clients = (connector.scheduler_side.parts.cache, worker.cache)
     for _ in range(LOOKS):
         if all(client.wait_until_served(LOOK_S) for client in clients) and len({c.boot_id for c in clients}) == 1:
             return

@@ -97,11 +97,11 @@ def prepare(engine: Engine) -> None:
 def _await_private_server(engine: Engine) -> None:
     """Where the machine's other work holds it up for long, the engine starts without it and is served later."""
     side: Any = _side(engine)
-    clients: list[Any] = [side._parts.cache, worker_side()._cache]
-    if not all(callable(client._terms.socket) for client in clients):
+    clients: list[Any] = [side.parts.cache, worker_side().cache]
+    if not all(callable(client.terms.socket) for client in clients):
         return
     assert all(client.wait_until_served(SERVED_TIMEOUT_S) for client in clients), [one.fault for one in clients]
-    if not side._parts.places.are_all_known:
+    if not side.parts.places.are_all_known:
         # Workers say so with the next step.
         engine.generate(make_prompt(seed=0, length=2), max_tokens=2)
 
@@ -141,8 +141,8 @@ def pins(engine: Engine) -> int:
 
 def leased_blocks(engine: Engine) -> int:
     """Records that loads on their way read."""
-    parts: Any = _side(engine)._parts
-    found = [load.found for load in parts.restores._loads.values() if load.found is not None]
+    parts: Any = _side(engine).parts
+    found = [load.found for load in parts.restores.loads.values() if load.found is not None]
     return sum(len(group.addresses) for one in found for group in one.groups)
 
 
@@ -192,7 +192,7 @@ def watch_loads(engine: Engine) -> Iterator[list[int]]:
 @contextmanager
 def watch_load_jobs(engine: Engine) -> Iterator[list[LoadJob]]:
     """Collects the jobs of loads that are planned meanwhile: which record goes to which block."""
-    parts = _side(engine)._parts
+    parts = _side(engine).parts
     assert parts is not None
     restores = parts.restores
     seen: list[LoadJob] = []
@@ -211,7 +211,7 @@ def watch_load_jobs(engine: Engine) -> Iterator[list[LoadJob]]:
 
 
 def _side(engine: Engine) -> SchedulerSide:
-    side = scheduler_connector(engine)._scheduler
+    side = scheduler_connector(engine).scheduler_side
     assert side is not None
     return side
 
@@ -223,7 +223,7 @@ def worker_side() -> WorkerSide:
     """This process's worker side; for functions that run in a worker."""
     from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
 
-    side = find_ours(get_kv_transfer_group())._worker
+    side = find_ours(get_kv_transfer_group()).worker_side
     assert side is not None
     return side
 
@@ -259,11 +259,11 @@ def record_bytes(_worker: Any) -> Json:
 def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
-    shard = side._terms.sharing.shard_of(side._terms.rank)
-    memory = side._cache.memory(side._cache.memory_id)
-    assert side._records is not None
-    at = address + shard * side._records._slot_bytes[group]
-    view: npt.NDArray[np.uint8] = memory.view(at, side._record_bytes[group])
+    shard = side.terms.sharing.shard_of(side.terms.rank)
+    memory = side.cache.memory(side.cache.memory_id)
+    assert side.records is not None
+    at = address + shard * side.records.slot_bytes[group]
+    view: npt.NDArray[np.uint8] = memory.view(at, side.record_bytes[group])
     return view
 
 
@@ -279,7 +279,7 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     from kvoffload.transfer.plain_copy import PlainCopy
 
     side = worker_side()
-    page_map, number = side.registration.page_map, int(side._group_numbers[group])
+    page_map, number = side.registration.page_map, int(side.group_numbers[group])
     rows = torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8)
     PlainCopy(page_map, side.registration.memory).save(number, list(blocks), rows)
     return [sha256(row.numpy().data).hex() for row in rows]

@@ -29,7 +29,7 @@ def disk_server(room: Path, **settings: str) -> Iterator[SharedServer]:
 def stats_of(engine: Engine) -> CacheStats:
     """The engine's client would wait for them no longer than its step permits."""
     connector: Any = probe.scheduler_connector(engine)
-    client: Client = connector._scheduler._parts.cache
+    client: Client = connector.scheduler_side.parts.cache
     with unhurried(client):
         return client.stats()
 

@@ -48,7 +48,7 @@ class InspectedScheduler(Scheduler):
 
     @property
     def _side(self) -> Any:
-        return self.connector._scheduler  # type: ignore[union-attr]
+        return self.connector.scheduler_side  # type: ignore[union-attr]
 
     def inspect(self) -> dict[str, int]:
         """Counts, of the scheduler, of its connector's side and of the pool."""

@@ -41,10 +41,10 @@ class PublishLog:
 
     def __init__(self, side: SchedulerSide) -> None:
         """From now on."""
-        assert side._parts is not None
+        assert side.parts is not None
         self._side: Any = side
-        self._client: Any = side._parts.cache
-        self._generation = side._masks.generation
+        self._client: Any = side.parts.cache
+        self._generation = side.masks.generation
         self._names: dict[tuple[int, bytes], None] = {}
         publish = self._client.publish
 
@@ -56,7 +56,7 @@ class PublishLog:
 
     def names(self) -> list[tuple[int, bytes]]:
         """(group, name) of those that are readable, as they were published."""
-        if self._generation != self._side._masks.generation:
+        if self._generation != self._side.masks.generation:
             return []
         settle(self._side)
         return [(group, name) for group, name in self._names if self._client.lookup(group, name).all()]
@@ -74,8 +74,8 @@ class PublishLog:
         return found
 
     def _note(self, group: int, hashes: bytes) -> None:
-        if self._generation != self._side._masks.generation:
-            self._generation = self._side._masks.generation
+        if self._generation != self._side.masks.generation:
+            self._generation = self._side.masks.generation
             self._names.clear()
         for at in range(0, len(hashes), HASH_BYTES):
             self._names[group, hashes[at : at + HASH_BYTES]] = None
@@ -84,8 +84,8 @@ class PublishLog:
 def follow(side: SchedulerSide) -> PublishLog:
     """The engine's log, begun now if there is none. From now on a small pool is whole: how fast it grows beside a busy
     machine's work must not decide what it has room for."""
-    assert side._parts is not None
-    client: Any = side._parts.cache
+    assert side.parts is not None
+    client: Any = side.parts.cache
     if not hasattr(client, "publish_log"):
         with suppress(ServerError), unhurried(client):
             if client.stats().capacity_bytes <= SMALL_POOL_BYTES:
@@ -118,25 +118,25 @@ def count_tenants(side: SchedulerSide) -> dict[str, int]:
 
 def count_held(side: SchedulerSide) -> dict[str, int]:
     """What the scheduler side keeps for requests, transfers and their blocks; all of it ends with them."""
-    assert side._parts is not None
-    restores, saves = side._parts.restores, side._parts.saves
+    assert side.parts is not None
+    restores, saves = side.parts.restores, side.parts.saves
     return {
-        "requests": len(side._requests),
-        "questions": len(restores._questions),
-        "failed": len(restores._failed),
+        "requests": len(side.requests),
+        "questions": len(restores.questions),
+        "failed": len(restores.failed),
         "loads": restores.pending,
-        "unsent": len(restores._unsent) + len(restores._doomed),
-        "admission": sum(restores._admission._rest.values()),
+        "unsent": len(restores.unsent) + len(restores.doomed),
+        "admission": len(restores.admission.reserved),
         "saves": saves.pending,
         "on_the_way": sum(map(len, saves._on_the_way)),
-        "pins": saves._pins.count,
+        "pins": side.parts.pins.count,
     }
 
 
 def settle(side: SchedulerSide) -> tuple[CacheStats, int]:
     """Until the server has had everything and nothing is being asked of it: its counts, and the slots held ready."""
-    assert side._parts is not None
-    client: Any = side._parts.cache
+    assert side.parts is not None
+    client: Any = side.parts.cache
     for _ in range(MAX_LOOKS):
         before = _count_stock(client)
         with unhurried(client):
@@ -162,16 +162,16 @@ def _await_whole_pool(side: SchedulerSide) -> CacheStats:
 @contextmanager
 def unhurried(client: Any) -> Iterator[None]:
     """Calls within it may take more than is left of the engine's step."""
-    budget_ns, client._budget_ns = client._budget_ns, -1
+    budget_ns, client.budget_ns = client.budget_ns, -1
     try:
         yield
     finally:
-        client._budget_ns = budget_ns
+        client.budget_ns = budget_ns
 
 
 def _count_stock(client: Any) -> int | None:
-    with client._lock:
-        stocks = client._engine._stocks
+    with client.lock:
+        stocks = client.engine.stocks
         return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))
 
 
@@ -180,10 +180,10 @@ class Squatter:
 
     def __init__(self, side: SchedulerSide, *, leaves_bytes: int) -> None:
         """For what the engine has readable, beside the few slots that it holds ready from now on."""
-        assert side._parts is not None
-        self._engine: Any = side._parts.cache
-        (record_bytes,) = {facts.record_bytes for facts in side._parts.groups.facts}
-        self._stocks = [(stock, stock.wanted) for stock in self._engine._engine._stocks]
+        assert side.parts is not None
+        self._engine: Any = side.parts.cache
+        (record_bytes,) = {facts.record_bytes for facts in side.parts.groups.facts}
+        self._stocks = [(stock, stock.wanted) for stock in self._engine.engine.stocks]
         for stock, _ in self._stocks:
             stock.wanted = stock.high = STOCKED_SLOTS
             surplus = stock.take(self._engine.memory_id, self._engine.session, max(len(stock) - STOCKED_SLOTS, 0))
@@ -194,7 +194,7 @@ class Squatter:
         geometry = CacheGeometry(hash_block_size=16, groups=[CacheGroup(rule=rule, record_bytes=record_bytes)])
         self._client = Client(
             ClientTerms(
-                socket=self._engine._wire.path,
+                socket=self._engine.wire.path,
                 member=Member(engine="squatter", role=Role.SCHEDULER, pid=os.getpid()),
                 register=describe_blocks(Fingerprint(bytes(32)), geometry, hash_algorithm="sha256"),
             )

@@ -57,7 +57,7 @@ class Servers:
 def find_entries(engine: Engine, names: Iterable[tuple[int, str]]) -> list[Entry]:
     """Where in memory these blocks are now."""
     connector: Any = probe.scheduler_connector(engine)
-    client: Any = connector._scheduler._parts.cache
+    client: Any = connector.scheduler_side.parts.cache
     found = []
     for group, name in names:
         with unhurried(client):

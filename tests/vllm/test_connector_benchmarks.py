@@ -74,7 +74,7 @@ def test_a_hook_inside_a_hook_is_counted_once(monkeypatch: pytest.MonkeyPatch) -
     now = 0.0
 
     class Connector:
-        _scheduler: Any = None
+        scheduler_side: Any = None
 
         def outer(self) -> None:
             self.inner()
@@ -87,7 +87,7 @@ def test_a_hook_inside_a_hook_is_counted_once(monkeypatch: pytest.MonkeyPatch) -
     clock = HookClock()
     clock.watch(Connector)
     worker, scheduler = Connector(), Connector()
-    scheduler._scheduler = object()
+    scheduler.scheduler_side = object()
     worker.outer()
     scheduler.inner()
     scheduler.outer()

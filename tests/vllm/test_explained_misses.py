@@ -29,7 +29,7 @@ def engine(engines: EnginePool) -> Engine:
 
 
 def look(engine: Engine) -> ServerInsight:
-    client: Any = probe.scheduler_connector(engine)._scheduler._parts.cache
+    client: Any = probe.scheduler_connector(engine).scheduler_side.parts.cache
     with pool_probe.unhurried(client):
         found: ServerInsight = client.insight()
         return found
@@ -65,8 +65,8 @@ def explained(engine: Engine, caplog: pytest.LogCaptureFixture, prompt: list[int
 
 
 def test_a_miss_says_why(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    side: Any = probe.scheduler_connector(engine)._scheduler
-    client: Any = side._parts.cache
+    side: Any = probe.scheduler_connector(engine).scheduler_side
+    client: Any = side.parts.cache
     prompt = make_prompt(seed=4711, length=TOKENS)
     log = pool_probe.follow(side)
     with vllm_log_at_debug_level(caplog):

@@ -62,7 +62,7 @@ def lose_the_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def begin_without_memory(job: SaveJob | LoadJob, *more: Any) -> None:
         with monkeypatch.context() as patches:
             if hasattr(job, "request_id"):
-                patches.setattr(side._cache, "may_copy", lambda held: False)
+                patches.setattr(side.cache, "may_copy", lambda held: False)
             begin(job, *more)
 
     monkeypatch.setattr(side, "_begin", begin_without_memory)
@@ -71,24 +71,24 @@ def lose_the_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 def break_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a load is done when the device fails."""
     side = probe.worker_side()
-    assert side._engine is not None
-    monkeypatch.setattr(side, "_engine", FailingEngine(side._engine, CopyDirection.LOAD))
+    assert side.engine is not None
+    monkeypatch.setattr(side, "engine", FailingEngine(side.engine, CopyDirection.LOAD))
 
 
 def break_saves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a save is done when the device fails."""
     side = probe.worker_side()
-    assert side._engine is not None
-    monkeypatch.setattr(side, "_engine", FailingEngine(side._engine, CopyDirection.SAVE))
+    assert side.engine is not None
+    monkeypatch.setattr(side, "engine", FailingEngine(side.engine, CopyDirection.SAVE))
 
 
 def never_begin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe.worker_side()._records, "find_slots", _raise)
+    monkeypatch.setattr(probe.worker_side().records, "find_slots", _raise)
 
 
 def invalidate_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is forgotten is not found in the same step: else it counts as saved, and is missed later."""
-    client = connector_side(engine)._parts.cache
+    client = connector_side(engine).parts.cache
     invalidate = client.invalidate
 
     def settled_invalidate(group: int, hashes: bytes) -> None:

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.vllm
 
 def test_sessions_report_identity_and_blocks_of_a_hybrid_engine(engines: EnginePool) -> None:
     engine = engines.acquire(GDN, kv_transfer_config=probe.transfer())
-    side: Any = probe.scheduler_connector(engine)._scheduler
-    client: Any = side._parts.cache
+    side: Any = probe.scheduler_connector(engine).scheduler_side
+    client: Any = side.parts.cache
     log = pool_probe.follow(side)
     engine.generate(make_prompt(seed=4713, length=1400))
     probe.drain(engine)

@@ -59,7 +59,9 @@ def _list_dtypes(worker: object) -> Json:
     geometry = probe.worker_side().registration.geometry
     layers = vllm_compat.find_layers(config)
     followers = [spec for spec in geometry.layers.values() if vllm_compat.follows_cache_dtype(layers[spec.name])]
-    return [layer_dtypes._find_actual(layers[spec.name], spec) for spec in sorted(followers, key=lambda one: one.name)]
+    return [
+        layer_dtypes.find_actual_dtype(layers[spec.name], spec) for spec in sorted(followers, key=lambda one: one.name)
+    ]
 
 
 def _register_with(worker: object, name: str, dtype: str) -> Json:

@@ -28,9 +28,9 @@ KEEPS = {
 @each(*LOCAL_CASES, MLA_CASE)
 def test_figures_are_those_of_the_engine(engines: EnginePool, case: Case) -> None:
     engine, model = case.acquire(engines), case.model
-    side: Any = probe.scheduler_connector(engine)._scheduler
+    side: Any = probe.scheduler_connector(engine).scheduler_side
     kept: dict[Keeps, float] = {}
-    for facts in side._parts.groups.facts:
+    for facts in side.parts.groups.facts:
         keeps = KEEPS[facts.rule.reuse]
         size = facts.record_bytes if keeps is Keeps.STATE else facts.record_bytes / facts.rule.block_size
         kept[keeps] = kept.get(keeps, 0) + size

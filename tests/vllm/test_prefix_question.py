@@ -37,10 +37,10 @@ class EnginesClient:
 @pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)
 def test_a_hit_is_counted_as_the_engine_counts_it(engines: EnginePool, model: TinyModel) -> None:
     engine = engines.acquire(model, kv_transfer_config=probe.transfer())
-    side: Any = probe.scheduler_connector(engine)._scheduler
-    client: Any = side._parts.cache
+    side: Any = probe.scheduler_connector(engine).scheduler_side
+    client: Any = side.parts.cache
     # A cache that was reset for an earlier test has names that nobody else can make; an engine starts without.
-    side._masks.generation = NO_MASK
+    side.masks.generation = NO_MASK
     prompt = make_prompt(seed=9127, length=1400)
     longer = [*prompt, *make_prompt(seed=9128, length=300)]
     other = [*prompt[:1337], *make_prompt(seed=9129, length=60)]
@@ -50,7 +50,7 @@ def test_a_hit_is_counted_as_the_engine_counts_it(engines: EnginePool, model: Ti
     question = read_body({"prompts": [{"tokens": one} for one in prompts]})
     with pool_probe.unhurried(client):
         told = asyncio.run(Prefixes(EnginesClient(client), "").answer(question))  # type: ignore[arg-type]
-    fingerprint = side._parts.saves._terms.fingerprint.hex()
+    fingerprint = side.parts.saves._terms.fingerprint.hex()
     hits = [row["hit_tokens"] for rows in told for row in rows if fingerprint.startswith(row["identity"])]
     found = []
     for one in prompts:

@@ -92,7 +92,7 @@ def test_recurrent_states_are_pinned_before_full_blocks_which_can_be_saved_later
 ) -> None:
     """One step fills two full blocks and hands off three states, and only four blocks may be pinned."""
     engine, prompt = SMALL_GDN.acquire(engines), make_prompt(1, 2 * 640 + 10)
-    monkeypatch.setattr(connector_side(engine)._parts.saves._pins, "limit", 4)
+    monkeypatch.setattr(connector_side(engine).parts.pins, "limit", 4)
     engine.generate(prompt)
     engine.reset_local()
     assert engine.generate(prompt).num_cached_tokens == 2 * 640
@@ -103,7 +103,7 @@ def test_recurrent_states_are_pinned_before_full_blocks_which_can_be_saved_later
 def test_loaded_requests_would_hold_all_blocks_for_ever_without_the_admission_guard(engines: EnginePool) -> None:
     engine, prompts = _saved_pair(engines)
     with watch_scheduler(engine) as log, probe.watch_loads(engine) as loads:
-        connector_side(engine)._parts.restores._admission.admits = lambda **_: True
+        connector_side(engine).parts.restores.admission.admits = lambda **_: True
         run = Run(engine)
         run.add_all(prompts)
         run.step_until(lambda: len(loads) == 2 and not _copies(engine))
@@ -155,7 +155,7 @@ def test_a_request_waits_for_pinned_blocks_instead_of_being_preempted(
 @pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned", "control_without_pins"])
 def test_a_pinned_block_is_not_overwritten_before_it_is_saved(engines: EnginePool, is_pinned: bool) -> None:
     engine = SMALL_DENSE.acquire(engines)
-    pins = connector_side(engine)._parts.saves._pins
+    pins = connector_side(engine).parts.pins
     with watch_blocks(engine) as ledger, held_copies(engine) as release:
         if not is_pinned:
             pins.pin = pins.unpin = lambda *_, **__: None

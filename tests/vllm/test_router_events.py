@@ -133,13 +133,13 @@ def test_a_router_knows_what_the_server_has(engines: EnginePool, tmp_path: Path)
         assert there.items() <= own.items(), "under the engine's own hashes, and in its order"
         tokens = router.tokens(MEDIUM_GPU)
         assert router.tokens(MEDIUM_CPU) == {block: tokens[block] for block in there}
-        side: Any = probe.scheduler_connector(engine)._scheduler
+        side: Any = probe.scheduler_connector(engine).scheduler_side
         gone = pool_probe.follow(side).entries()[:2]
         # What the engine drops stays with the server; what the server drops is told.
         engine.reset_local()
         assert engine.generate(prompt).num_cached_tokens == restorable(DENSE, TOKENS)
         for entry in gone:
-            side._parts.cache.invalidate(entry.group, bytes.fromhex(entry.name))
+            side.parts.cache.invalidate(entry.group, bytes.fromhex(entry.name))
         router.listen(engine, lambda: len(there.keys() - router.blocks(MEDIUM_CPU).keys()) == len(gone))
         # Whoever comes later, or has missed something, asks again.
         told = router.ask_again(0)

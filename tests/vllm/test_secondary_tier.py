@@ -47,7 +47,7 @@ def start(engines: EnginePool, server: SharedServer, model: TinyModel, **setting
     }
     engine = start_engine(model, engines.model_folder(model), kv_transfer_config=transfer)
     for _ in range(LOOKS):
-        if find_tier(engine)._cache.wait_until_served(LOOK_S):
+        if find_tier(engine).cache.wait_until_served(LOOK_S):
             return engine
     engine.close()
     raise AssertionError("not served")
@@ -66,7 +66,7 @@ def serve_and_store(engine: Engine, prompt: list[int], expected: int) -> Answer:
     own = answer(engine, prompt)
     assert own.cached == expected
     engine.drain()
-    assert find_tier(engine)._cache.stats().readable >= expected // 128
+    assert find_tier(engine).cache.stats().readable >= expected // 128
     return own
 
 
@@ -74,9 +74,9 @@ def assert_nothing_is_left(engine: Engine) -> None:
     engine.drain()
     tier = find_tier(engine)
     assert tier.faults == {}
-    assert (len(tier._transfers), tier._lookups.questions) == (0, 0)
+    assert (len(tier.transfers), tier.lookups.questions) == (0, 0)
     # The server itself keeps what came up from disk for half a second.
-    await_true(lambda: tier._cache.stats().leases == 0)
+    await_true(lambda: tier.cache.stats().leases == 0)
 
 
 def test_an_engine_that_was_started_again_loads_what_the_one_before_stored(engines: EnginePool, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_windows_come_back_from_the_disk_of_a_server_that_was_started_again(
     with disk_server(tmp_path) as server:
         engine = start(engines, server, SLIDING, promote_deadline="30s")
         try:
-            assert find_tier(engine)._cache.stats().readable == 0
+            assert find_tier(engine).cache.stats().readable == 0
             restored = answer(engine, prompt)
             assert restored.cached == expected
             assert restored == own
@@ -130,7 +130,7 @@ def test_windows_come_back_from_the_disk_of_a_server_that_was_started_again(
 
 def disk_has_all(engine: Engine) -> bool:
     """The server's disk has what its memory has."""
-    stats = find_tier(engine)._cache.stats()
+    stats = find_tier(engine).cache.stats()
     (place,) = stats.places
     return place.records == stats.readable
 

@@ -65,7 +65,7 @@ def engine(engines: EnginePool, server: SharedServer) -> Iterator[Engine]:
 def test_without_room_in_the_pool_saves_are_dropped_and_answers_are_right(engine: Engine) -> None:
     cold, local = _learn(engine)
     engine.forget()
-    squatter = pool_probe.Squatter(probe.scheduler_connector(engine)._scheduler, leaves_bytes=0)  # type: ignore[arg-type]
+    squatter = pool_probe.Squatter(probe.scheduler_connector(engine).scheduler_side, leaves_bytes=0)  # type: ignore[arg-type]
     try:
         neighbour = probe.pool_stats(engine)["reserved"]
         for seed in range(50, 56):  # more than the few slots that are held ready

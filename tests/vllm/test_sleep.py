@@ -59,7 +59,7 @@ def client_threads() -> set[threading.Thread]:
 
 def check_cycles(engine: Engine, model: TinyModel, sleep: Sleep, memory: TakenMemory) -> None:
     """Each hit after a sleep is ours, and equals the engine's own before it."""
-    parts = probe.scheduler_connector(engine)._scheduler._parts  # type: ignore[union-attr]
+    parts = probe.scheduler_connector(engine).scheduler_side.parts  # type: ignore[union-attr]
     clients = client_threads()
     assert clients
     for cycle in range(CYCLES):
@@ -76,7 +76,7 @@ def check_cycles(engine: Engine, model: TinyModel, sleep: Sleep, memory: TakenMe
         assert (found.cached, [tokens for tokens in loads if tokens]) == (own.cached, [own.cached])
         assert own.cached == restorable(model, LENGTH)
     assert client_threads() <= clients
-    assert probe.scheduler_connector(engine)._scheduler._parts is parts  # type: ignore[union-attr]
+    assert probe.scheduler_connector(engine).scheduler_side.parts is parts  # type: ignore[union-attr]
     assert {is_held for what, is_held in memory.seen} == {not tells_connectors()}
     assert_nothing_is_held(engine)
 

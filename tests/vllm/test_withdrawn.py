@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.saves.saves import REPORT_WAIT_S
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
@@ -61,7 +61,7 @@ def cutting(engine: Engine, tokens: int) -> Iterator[list[int]]:
 @contextmanager
 def noting_misses(engine: Engine) -> Iterator[dict[str, int]]:
     """Collects computed tokens by reason."""
-    notes = connector_side(engine)._parts.restores._notes
+    notes = connector_side(engine).parts.restores.notes
     note = notes.note
     seen: dict[str, int] = {}
 
@@ -151,7 +151,7 @@ def test_a_save_that_some_rank_never_reports_gives_its_blocks_back_within_a_boun
     engines: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, prompt = acquire(engines), make_prompt(seed=4, length=LENGTH)
-    parts = connector_side(engine)._parts
+    parts = connector_side(engine).parts
     now_s = [parts.saves._clock()]
     monkeypatch.setattr(parts.saves, "_clock", lambda: now_s[0])
     with losing_reports(engine) as lost:

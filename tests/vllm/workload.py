@@ -126,7 +126,7 @@ class ScheduleLog:
 def watch_scheduler(engine: Engine) -> Iterator[ScheduleLog]:
     log = ScheduleLog()
     scheduler = engine.core.scheduler
-    admission = connector_side(engine)._parts.restores._admission
+    admission = connector_side(engine).parts.restores.admission
     schedule, preempt, admits = scheduler.schedule, scheduler._preempt_request, admission.admits
 
     def watched_schedule(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
     assert not engine.has_own_processes
     ledger = BlockLedger()
     side = probe.worker_side()
-    client: Any = connector_side(engine)._parts.cache
+    client: Any = connector_side(engine).parts.cache
     submit, settle, publish = side.submit, side._settle, client.publish
 
     def watched_submit(plan: StepPlan) -> None:
@@ -243,15 +243,15 @@ def _release_copies(_worker: Any) -> bool:
 def held_engine() -> HeldEngine:
     """What this worker's copies go through; put there when it is first asked for, while no copy is on its way."""
     side: Any = probe.worker_side()
-    if not isinstance(side._engine, HeldEngine):
+    if not isinstance(side.engine, HeldEngine):
         assert not side._copies
-        side._engine = HeldEngine(side._engine)
-    return side._engine
+        side.engine = HeldEngine(side.engine)
+    return side.engine
 
 
 def connector_side(engine: Engine) -> Any:
     """The scheduler side, whose parts tests look at."""
-    return probe.scheduler_connector(engine)._scheduler
+    return probe.scheduler_connector(engine).scheduler_side
 
 
 def free_blocks(engine: Engine) -> int:

@@ -29,7 +29,7 @@ def check_layer_dtypes(config: VllmConfig, geometry: KVGeometry) -> None:
         layer = known.get(spec.name)
         if not vllm_compat.follows_cache_dtype(layer):
             continue
-        actual = _find_actual(layer, spec)
+        actual = find_actual_dtype(layer, spec)
         wanted = [_resolve(one, layer, spec) for one in wishes]
         # A scheme or a format that we cannot read is the engine's to read.
         if None in wanted or actual in {_unpacked(one.name) for one in wanted if one is not None}:
@@ -45,7 +45,7 @@ def check_layer_dtypes(config: VllmConfig, geometry: KVGeometry) -> None:
         )
 
 
-def _find_actual(layer: Any, spec: LayerSpec) -> str:
+def find_actual_dtype(layer: Any, spec: LayerSpec) -> str:
     """The format that the layer writes; where that is no format of its own, what the pages were allocated for."""
     return _unpacked(vllm_compat.quantised_name(layer) or spec.dtype)
 

@@ -18,7 +18,7 @@ Row = dict[str, str | int]
 
 
 def ask_vllm(folder: Path, *, kv_dtype: str, state_dtype: str) -> list[Row]:
-    """Of one rank. Whatever vLLM raises."""
+    """Returns what one rank keeps. Raises whatever vLLM raises."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel

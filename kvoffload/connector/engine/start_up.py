@@ -54,7 +54,7 @@ class EngineStart:
         self._config = config
         self._cache = cache
         engine = str(config.kv_transfer_config.engine_id)
-        self._access = CacheAccess(
+        self.access = CacheAccess(
             settings=settings,
             engine=engine,
             machine_key=_DATA_PARALLEL_RANK.sub("", engine),
@@ -101,7 +101,7 @@ class EngineStart:
         """The first rank of an engine without a shared server starts its private one, or has begun to."""
         if self._starting is not None:
             self._starting.join()
-        return self._access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
+        return self.access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
 
     def exchange(self, frame: bytes) -> Sequence[bytes]:
         """See `pipeline.Exchange`."""
@@ -115,7 +115,7 @@ class EngineStart:
             step_tokens=self._config.scheduler_config.max_num_batched_tokens,
             steps_under_way=vllm_compat.steps_under_way(self._config),
         )
-        client = self._access.open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
+        client = self.access.open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
             client.subscribe()
         self._tell(client, engine)
@@ -124,7 +124,7 @@ class EngineStart:
     def _start_private(self) -> None:
         # Who opens it meets what is wrong again, and then it is the engine's to hear.
         with contextlib.suppress(KVOffloadError, OSError):
-            self._access.start_private()
+            self.access.start_private()
 
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """One line that says what is kept, and where."""

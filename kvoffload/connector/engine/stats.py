@@ -81,7 +81,7 @@ class ConnectorStats(KVConnectorStats):
         return ConnectorStats(merged)
 
     def reset(self) -> None:
-        """Nothing was recorded."""
+        """Forgets all that was recorded."""
         self.data = {}
 
     def reduce(self) -> dict[str, int | float]:
@@ -132,7 +132,7 @@ class ConnectorProm(KVConnectorPromMetrics):
                     self._instruments[metric.name].labels(*values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """One step's `ConnectorStats.data`."""
+        """Takes one step's `ConnectorStats.data`."""
         for name, series in transfer_stats_data.items():
             metric = find_metric(name)
             for key, value in series.items():

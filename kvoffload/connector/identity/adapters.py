@@ -86,7 +86,7 @@ class _Adapter:
 
 
 class AdapterContents:
-    """Digests of adapters. `find` belongs to one thread, the scheduler's; another one reads files."""
+    """Finds digests of adapters. `find` belongs to one thread, the scheduler's; another one reads files."""
 
     def __init__(self, *, limit: int = MAX_ADAPTERS) -> None:
         self._limit = limit

@@ -55,7 +55,7 @@ class SharingTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """All ranks together."""
+    """Says what all ranks together registered."""
 
     fingerprint: Fingerprint
     description: Mapping[str, object]
@@ -154,7 +154,7 @@ def add_report(register: Register, report: CompletenessReport, rank: int) -> Reg
 
 
 def _describe_parts(description: Mapping[str, object]) -> tuple[IdentityField, ...]:
-    """By name; of what is long, a digest."""
+    """Describes the parts by name; of what is long, it returns a digest."""
     return tuple(IdentityField(name=name, value=_shorten(value)) for name, value in description.items())
 
 

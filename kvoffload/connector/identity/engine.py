@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vllm
 
-from kvoffload.connector.engine.vllm_compat import hash_seed
+from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.model import describe_model, dtype_name, identify_model
-from kvoffload.connector.identity.pages import describe_layers
-from kvoffload.keys.identity import Identity, ParallelShape
-from kvoffload.kvspec import KVGeometry
+from kvoffload.errors import IdentityError, UnsupportedError
+from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape
+from kvoffload.kvspec import KVGeometry, LayerSpec, Quantisation, decide_scales
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+def describe_layers(config: VllmConfig, geometry: KVGeometry) -> tuple[LayerDtype, ...]:
+    """One for each layer that has pages or shares them. Weights are loaded by now: their scales are what they stay."""
+    known = vllm_compat.find_layers(config)
+    is_cut = config.parallel_config.tensor_parallel_size > 1
+    return tuple(describe_layer_content(spec, known.get(spec.name), is_cut=is_cut) for spec in geometry.layers.values())
+
+
+def refuse_ruined_scales(config: VllmConfig, geometry: KVGeometry) -> None:
+    """UnsupportedError: scales were calculated beside recurrent layers, from garbage (vLLM #37565).
+
+    vLLM turns that off by itself, and has no such option since 0.32. An engine that still does it has made its scales
+    before it registers, so that they cannot be put right here.
+    """
+    decision = decide_scales(
+        model=config.model_config.model,
+        calculate_scales=vllm_compat.calculates_scales(config),
+        layers=geometry.layers.values(),
+    )
+    if decision.reason:
+        raise UnsupportedError(decision.reason, remedy="turn calculate_kv_scales off")
+
+
+def describe_layer_content(spec: LayerSpec, layer: Any, *, is_cut: bool) -> LayerDtype:
+    """`layer`: the engine's own; None: it has none for this name. `is_cut`: ranks hold different heads of it."""
+    if layer is None and spec.quantisation is not Quantisation.NONE:
+        raise IdentityError(
+            f"layer {spec.name} is quantised ({spec.quantisation}) and its scales are nowhere to be found",
+            remedy="run this model with an unquantised KV cache, and report it with the model's name",
+        )
+    scales = vllm_compat.page_scales(layer)
+    if is_cut and any(len(part) > 1 for part in scales):
+        # Every rank has the scales of its own heads, and the ranks of an engine have one identity.
+        raise IdentityError(
+            f"layer {spec.name} has a KV scale for each head, and the ranks of this engine hold different heads",
+            remedy="use a checkpoint with one scale per layer, or no tensor parallelism",
+        )
+    return LayerDtype(
+        layer=spec.name,
+        dtype=vllm_compat.page_format(layer) or spec.dtype,
+        quantisation=str(spec.quantisation),
+        writer=vllm_compat.page_writer(layer),
+        scales=tuple(number for part in scales for number in part),
+    )
 
 
 def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
@@ -39,5 +84,5 @@ def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
             prefill_context=getattr(parallel, "prefill_context_parallel_size", 1),
         ),
         hash_algorithm=str(config.cache_config.prefix_caching_hash_algo),
-        hash_seed=hash_seed(config),
+        hash_seed=vllm_compat.hash_seed(config),
     )

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import partial
 
 from kvoffload.client import PromptNote
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine.traces import Traces
 from kvoffload.connector.loads.judge import LoadJudge
-from kvoffload.connector.loads.misses import MissReason
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Explanation, Miss
 from kvoffload.units import describe_size
 
 logger = logging.getLogger(__name__)
+
+
+class MissReason(StrEnum):
+    """Says why a request's prompt was not restored, in the words of metrics and log lines."""
+
+    NEVER_SEEN = "never_seen"
+    TOO_SHORT = "too_short"
+    NOT_SERVED = "not_served"
+    REFUSED = "refused"
+    SLOW_TO_ANSWER = "slow_to_answer"
+    NO_ROOM = "no_room"
+    SLOWER_THAN_COMPUTING = "slower_than_computing"
+    TIER_TOO_SLOW = "tier_too_slow"
+    SKIPPED = "skipped"
 
 
 class PromptNotes:

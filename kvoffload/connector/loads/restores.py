@@ -17,8 +17,7 @@ from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
-from kvoffload.connector.loads.misses import MissReason
-from kvoffload.connector.loads.prompt_notes import PromptNotes
+from kvoffload.connector.loads.prompt_notes import MissReason, PromptNotes
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.saves import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
@@ -105,52 +104,52 @@ class Restores:
         self._cache = cache
         self._groups = groups
         self._pool = pool
-        self._terms = terms
+        self.terms = terms
         self._judge = judge
-        self._notes = notes
+        self.notes = notes
         self._is_ready = is_ready
         self._engine_prefix = EnginePrefix(pool, groups)
-        self._admission = LoadAdmission([rule.block_size for rule in groups.rules])
-        self._questions: dict[str, _Question] = {}
-        self._loads: dict[str, _Load] = {}
-        self._unsent: list[LoadJob] = []
-        self._doomed: list[str] = []
-        self._failed: set[str] = set()
+        self.admission = LoadAdmission([rule.block_size for rule in groups.rules])
+        self.questions: dict[str, _Question] = {}
+        self.loads: dict[str, _Load] = {}
+        self.unsent: list[LoadJob] = []
+        self.doomed: list[str] = []
+        self.failed: set[str] = set()
         self._next: _Question | None = None
         """Whose request waits for room in the engine: nobody takes that before it."""
 
     @property
     def pending(self) -> int:
         """Loads that have not been reported by all ranks."""
-        return len(self._loads)
+        return len(self.loads)
 
     @property
     def is_waited_for(self) -> bool:
         """Some load may still be reported. For one that a rank never reports the engine need not step for ever."""
-        if not self._loads:
+        if not self.loads:
             return False
         overdue_s = self._clock() - REPORT_WAIT_S
-        return any(load.begun_s > overdue_s for load in self._loads.values())
+        return any(load.begun_s > overdue_s for load in self.loads.values())
 
     @property
     def is_quiet(self) -> bool:
         """A step has nothing to settle or to send."""
-        return not (self._loads or self._questions or self._unsent or self._doomed or self._admission.reserved)
+        return not (self.loads or self.questions or self.unsent or self.doomed or self.admission.reserved)
 
     @property
     def blocks(self) -> int:
         """Of the engine, that wait for loads."""
-        return sum(load.blocks for load in self._loads.values())
+        return sum(load.blocks for load in self.loads.values())
 
     @property
     def memories(self) -> set[int]:
         """That loads come from now, or may be planned from."""
-        found = [*(load.found for load in self._loads.values()), *(q.pending.found for q in self._questions.values())]
+        found = [*(load.found for load in self.loads.values()), *(q.pending.found for q in self.questions.values())]
         return {one.lease.memory_id for one in found if one is not None and one.lease is not None}
 
     def expect(self, tracked: TrackedRequest) -> None:
         """A request has arrived: what is there for it is asked for already, so that the answer is there in time."""
-        if not tracked.may_load or len(self._questions) >= MAX_EARLY:
+        if not tracked.may_load or len(self.questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
         if self._cache.has_tiers:
@@ -168,9 +167,9 @@ class Restores:
         request_id = tracked.request.request_id
         if self._is_behind(tracked):
             return None
-        if request_id in self._failed or request_id in self._loads or not self._is_wanted(tracked, local):
+        if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
-        question = self._questions.get(request_id)
+        question = self.questions.get(request_id)
         if question is None or not self._holds(question, tracked, local, version):
             question = self._ask_anew(tracked, local, version)
         if not self._is_answered(question, tracked, local, version):
@@ -188,7 +187,7 @@ class Restores:
         """The engine has allocated blocks for the hit that `match` reported, or for the beginning of it: the job is
         queued. Where a shorter hit needs what was not acquired, a window or a state, it fails."""
         request_id = tracked.request.request_id
-        question = self._questions[request_id]
+        question = self.questions[request_id]
         found = question.pending.found
         assert found is not None
         assert found.lease is not None
@@ -213,11 +212,11 @@ class Restores:
             names.append((group, tracked.chain.names(group, positions)))
         moves = BlockMoves(np.concatenate(groups), np.concatenate(blocks), np.concatenate(addresses))
         wanted = None
-        if self._terms.verify_always:
+        if self.terms.verify_always:
             wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
-        self._admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
+        self.admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
         limit = self._find_limit(tracked, local)
-        self._notes.note(
+        self.notes.note(
             tracked,
             local=local,
             boundary=boundary,
@@ -225,80 +224,80 @@ class Restores:
             reason=self._explain_rest(boundary, found.boundary, limit),
             lower=max(boundary - max(question.pending.in_memory, local), 0),
         )
-        size_bytes = self._terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
-        self._loads[request_id] = _Load(
+        size_bytes = self.terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
+        self.loads[request_id] = _Load(
             found, tuple(names), len(moves), size_bytes, self._clock(), tracked.request.trace_headers
         )
-        del self._questions[request_id]  # its lease is the load's
+        del self.questions[request_id]  # its lease is the load's
         place = Place(found.lease.memory_id, found.lease.session)
-        self._unsent.append(LoadJob(request_id, place, moves, wanted))
+        self.unsent.append(LoadJob(request_id, place, moves, wanted))
 
     def doom(self, request_id: str) -> None:
         """A hit was reported that cannot be planned: it can only fail now, and the engine recomputes the request."""
         self._drop(request_id)
-        self._loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
-        self._doomed.append(request_id)
+        self.loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
+        self.doomed.append(request_id)
 
     def take_jobs(self) -> tuple[tuple[LoadJob, ...], tuple[str, ...]]:
         """Jobs and doomed requests to send with this step's plan, each once."""
-        if not (self._unsent or self._doomed):
+        if not (self.unsent or self.doomed):
             return (), ()
-        jobs, self._unsent = tuple(self._unsent), []
-        doomed, self._doomed = tuple(self._doomed), []
+        jobs, self.unsent = tuple(self.unsent), []
+        doomed, self.doomed = tuple(self.doomed), []
         return tuple(job for job in jobs if job.request_id not in doomed), doomed
 
     def settle(self, running: Container[str]) -> None:
         """These requests run now: what was promised to them is the engine's business again."""
-        if not (self._questions or self._admission.reserved):
+        if not (self.questions or self.admission.reserved):
             return
-        for request_id in self._admission.reserved:
+        for request_id in self.admission.reserved:
             if request_id in running:
-                self._admission.settle(request_id)
-        for request_id, question in list(self._questions.items()):
+                self.admission.settle(request_id)
+        for request_id, question in list(self.questions.items()):
             if request_id in running:
                 found = question.pending.found
                 if question.miss is None and found is not None and found.is_hit:
                     # The engine did not take it, or the guard refused it.
                     reason = MissReason.SKIPPED if question.reported else MissReason.NO_ROOM
-                    self._note_miss(question.tracked, question.tracked.reused_tokens, reason)
+                    self.note_miss(question.tracked, question.tracked.reused_tokens, reason)
                 self._drop(request_id)
 
     def note_copies(self, copied_s: Mapping[str, float]) -> None:
         """How long ranks took to copy these loads, each told before or with the load's end."""
-        for request_id in copied_s.keys() & self._loads.keys():
-            self._loads[request_id].copied_s = max(self._loads[request_id].copied_s, copied_s[request_id])
+        for request_id in copied_s.keys() & self.loads.keys():
+            self.loads[request_id].copied_s = max(self.loads[request_id].copied_s, copied_s[request_id])
 
     def end_loads(self, finished: Iterable[str], failed: Collection[str], *, alive: Container[str]) -> None:
         """Every rank has reported these. Bad entries are forgotten before the engine asks again for one that is
         `alive`."""
         self._measures.count("kvoffload_failed_loads_total", len(failed))
         for request_id in failed:
-            load = self._loads.get(request_id)
+            load = self.loads.get(request_id)
             for group, names in load.names if load is not None else ():
                 self._cache.invalidate(group, names)
             # Its blocks are given back, and it asks again. With the policy `fail` it has ended before this report.
-            self._admission.settle(request_id)
+            self.admission.settle(request_id)
             if request_id in alive:
-                self._failed.add(request_id)
+                self.failed.add(request_id)
         for request_id in finished:
-            load = self._loads.pop(request_id, None)
+            load = self.loads.pop(request_id, None)
             if load is not None and load.found is not None and load.found.lease is not None:
                 self._cache.release(load.found.lease)
                 seconds = self._clock() - load.begun_s
                 self._measures.observe("kvoffload_load_seconds", seconds)
                 if request_id not in failed:
-                    self._notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
+                    self.notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
                     self._judge.note_load(load.size_bytes, load.copied_s)
 
     def forget(self, request_id: str) -> None:
         """The request has ended. A load on its way is kept until it is reported."""
-        self._admission.settle(request_id)
+        self.admission.settle(request_id)
         self._drop(request_id)
-        self._failed.discard(request_id)
+        self.failed.discard(request_id)
 
     def drop_answers(self) -> None:
         """What was found so far is not to be reported any more."""
-        for request_id in list(self._questions):
+        for request_id in list(self.questions):
             self._drop(request_id)
 
     # ---- inside ----
@@ -318,7 +317,7 @@ class Restores:
         is_wanted = tracked.may_load
         if not is_wanted and not tracked.was_skipped:
             tracked.was_skipped = True
-            self._note_miss(tracked, local, MissReason.SKIPPED)
+            self.note_miss(tracked, local, MissReason.SKIPPED)
         return is_wanted
 
     def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
@@ -327,27 +326,27 @@ class Restores:
         most = tracked.terms.max_load_tokens
         return limit if most is None else min(limit, local + self._groups.align(most))
 
-    def _note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
-        self._notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
+    def note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
+        self.notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
         tracked.asked_s = tracked.asked_s or self._clock()
         if self._groups.dropped_tokens:
             limit = self._drop_last(tracked, limit)
         far = None
-        if self._cache.has_tiers and self._terms.promote_wait_s and not tracked.was_promoted:
-            far = FarTerms(wait_s=self._terms.promote_wait_s, token_ns=self._judge.token_ns)
+        if self._cache.has_tiers and self.terms.promote_wait_s and not tracked.was_promoted:
+            far = FarTerms(wait_s=self.terms.promote_wait_s, token_ns=self._judge.token_ns)
             tracked.was_promoted = True
         pending = self._cache.start_acquire(
             tracked.chain.data,
             local=local,
             limit=limit,
             alignment=self._groups.alignment,
-            shards=range(self._terms.shards) if self._terms.verify_always else (),
+            shards=range(self.terms.shards) if self.terms.verify_always else (),
             far=far,
         )
         question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
-        self._questions[tracked.request.request_id] = question
+        self.questions[tracked.request.request_id] = question
         return question
 
     def _drop_last(self, tracked: TrackedRequest, limit: int) -> int:
@@ -382,7 +381,7 @@ class Restores:
         if question.miss is not None:
             # Judged once, also if it was asked for early.
             question.local, question.version = local, version
-            self._note_miss(tracked, local, question.miss)
+            self.note_miss(tracked, local, question.miss)
             self._cache.cancel(question.pending)
         return True
 
@@ -395,7 +394,7 @@ class Restores:
     def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
         """What to report of a hit: nothing where the engine has no room for it, None while others may make some."""
         assert question.pending.found is not None
-        if self._loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
+        if self.loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
             # They come free for work as their loads end; a copy that hangs is not waited for.
             return None if self._may_wait(question) else 0
         boundary = question.pending.found.boundary
@@ -409,7 +408,7 @@ class Restores:
         compute them then, has lost no more than that; whoever computes them at once has lost it for certain."""
         assert question.pending.found is not None
         first_blocks = self._list_first_blocks(question.pending.found.boundary)
-        if self._admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
+        if self.admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
             return False  # the null block is nobody's
         if question.room_until_s is None:
             question.room_until_s = self._clock() + tokens * self._judge.token_ns / 1e9
@@ -423,7 +422,7 @@ class Restores:
         first = self._next
         if first is None or first.tracked is tracked:
             return False
-        is_waiting = self._questions.get(first.tracked.request.request_id) is first and not first.reported
+        is_waiting = self.questions.get(first.tracked.request.request_id) is first and not first.reported
         if is_waiting and first.room_until_s is not None and self._clock() < first.room_until_s:
             return True
         self._next = None
@@ -445,12 +444,12 @@ class Restores:
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
-        if self._terms.always:
+        if self.terms.always:
             return None
         size_bytes = 0
         for leased, facts in zip(found.groups, self._groups.facts, strict=True):
             needed = needed_blocks(facts.rule, local=local, boundary=found.boundary)
-            size_bytes += self._terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
+            size_bytes += self.terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
         rest = question.num_tokens - found.boundary
         is_faster = self._judge.favours_load(found.boundary - local, size_bytes, rest=rest)
         return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
@@ -468,17 +467,17 @@ class Restores:
         return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
 
     def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
-        return self._admission.admits(
+        return self.admission.admits(
             num_tokens=tracked.request.num_tokens,
             first_blocks=self._list_first_blocks(boundary),
             free_blocks=self._pool.get_num_free_blocks(),
         )
 
     def _list_first_blocks(self, boundary: int) -> list[int]:
-        """By group: what is before it will be null."""
+        """Lists each group's first block; what is before it will be null."""
         return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
 
     def _drop(self, request_id: str) -> None:
-        question = self._questions.pop(request_id, None)
+        question = self.questions.pop(request_id, None)
         if question is not None:
             self._cache.cancel(question.pending)

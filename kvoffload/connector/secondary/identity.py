@@ -9,8 +9,8 @@ import vllm
 
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.geometry import describe_layer, layer_spec
+from kvoffload.connector.identity.engine import describe_layer_content
 from kvoffload.connector.identity.model import describe_model, dtype_name, identify_model
-from kvoffload.connector.identity.pages import describe_layer_content
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import Plain
 from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape

@@ -112,11 +112,11 @@ class ControlSocket:
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
 
     def __len__(self) -> int:
-        """Connections."""
+        """Returns how many connections there are."""
         return len(self._by_key)
 
     def fileno(self) -> int:
-        """For a poller."""
+        """Returns the descriptor for a poller."""
         return self._poll.fileno()
 
     @property

@@ -51,7 +51,7 @@ class ControlChannels:
         self._boot_id = terms.boot_id
         self._tells_users = terms.tells_users
         self._local: ControlSocket | None = None
-        self._remote: RemoteControl | None = None
+        self.remote: RemoteControl | None = None
         self._watcher = watcher
         self._long = LongCalls()
         watcher.watch(self.long_file, writes=False)
@@ -60,21 +60,21 @@ class ControlChannels:
             self._local = ControlSocket(path, mode=terms.mode, group=terms.group, limits=terms.limits)
             if terms.remote is not None:
                 inner = terms.socket.with_name(terms.socket.name + ".tcp")
-                self._remote = RemoteControl(terms.remote, inner, watcher)
+                self.remote = RemoteControl(terms.remote, inner, watcher)
         except BaseException:
             self.close()
             raise
 
     @property
     def endpoint(self) -> str:
-        """On this machine."""
+        """Returns where it listens on this machine."""
         assert self._local is not None
         return self._local.endpoint
 
     @property
     def remote_endpoint(self) -> str:
         """Empty: there is none."""
-        return "" if self._remote is None else self._remote.endpoint
+        return "" if self.remote is None else self.remote.endpoint
 
     @property
     def local_file(self) -> int:
@@ -85,18 +85,18 @@ class ControlChannels:
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """For a poller; one that is readable is for `serve`."""
-        return list(() if self._remote is None else self._remote.sockets)
+        return list(() if self.remote is None else self.remote.sockets)
 
     def serve(self, ready: object, core: ServerCore, send: Send, clock_ns: Clock) -> None:
         """What has come on a socket or the local file, up to a bound."""
         if self._local is not None and ready == self._local.fileno():
             self._serve_local(self._local, core, send, clock_ns)
-        elif self._remote is not None:
-            self._serve_remote(self._remote, core, send, clock_ns)
+        elif self.remote is not None:
+            self._serve_remote(self.remote, core, send, clock_ns)
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """A file is ready that was asked to be watched. False: it is none of these."""
-        return self._remote is not None and self._remote.gate.on_ready(file, reads=reads, writes=writes)
+        return self.remote is not None and self.remote.gate.on_ready(file, reads=reads, writes=writes)
 
     @property
     def long_file(self) -> int:
@@ -125,8 +125,8 @@ class ControlChannels:
         """To be called now and then."""
         if self._local is not None:
             self._local.tick()
-        if self._remote is not None:
-            self._remote.gate.tick()
+        if self.remote is not None:
+            self.remote.gate.tick()
 
     def send(self, connection: bytes, message: ServerMessage, number: int) -> bool:
         """False: the connection is gone, or has not read what it was sent before."""
@@ -139,8 +139,8 @@ class ControlChannels:
 
     def _send_one(self, connection: bytes, message: ServerMessage, number: int) -> bool:
         frame = CODEC.encode_answer(message, number=number, boot_id=self._boot_id)
-        if self._remote is not None and self._remote.is_remote(connection):
-            return self._remote.send(connection, frame)
+        if self.remote is not None and self.remote.is_remote(connection):
+            return self.remote.send(connection, frame)
         return self._local is not None and self._local.send(connection, frame)
 
     def close(self) -> None:
@@ -148,8 +148,8 @@ class ControlChannels:
         self._long.close()
         if self._local is not None:
             self._local.close()
-        if self._remote is not None:
-            self._remote.close()
+        if self.remote is not None:
+            self.remote.close()
 
     def _serve_local(
         self,

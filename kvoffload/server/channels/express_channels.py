@@ -82,7 +82,7 @@ class ExpressChannels:
         self._server.tick()
 
     def call_times(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """By call: counts by bucket, and all nanoseconds."""
+        """Returns by call: counts by bucket, and all nanoseconds."""
         return self._server.call_times()
 
     def refusals(self) -> dict[int, int]:

@@ -68,10 +68,10 @@ class Watcher(Protocol):
 
 
 class LifelineHandler(Protocol):
-    """Who is told. May send to this and to other lifelines, and close them, meanwhile."""
+    """Is told what comes over lifelines. May send to this and to other lifelines, and close them, meanwhile."""
 
     def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
-        """Of a greeting. Takes the pidfd."""
+        """Hears a greeting. Takes the pidfd."""
         ...
 
     def wants_offer(self, lifeline: int, offer: Offer) -> bool:
@@ -191,7 +191,7 @@ class Lifelines:
             self.end(silent)
 
     def stop_listening(self) -> None:
-        """Nobody new; what is there stays. The listener's path is its owner's to close."""
+        """Lets nobody new in; what is there stays. The listener's path is its owner's to close."""
         if self._listener.fileno() != -1:
             if not self._is_full:
                 self._watcher.unwatch(self._listener.fileno())

@@ -32,7 +32,7 @@ BACKLOG = 64
 
 @dataclass(eq=False)
 class _Passage:
-    """Two ends; `pending` is what is still to be written to each."""
+    """Joins two ends; `pending` is what is still to be written to each."""
 
     host: str
     outer: socket.socket
@@ -57,7 +57,7 @@ class TcpGate:
         self._watcher.watch(self._listener.fileno(), writes=False)
 
     def __len__(self) -> int:
-        """Connections."""
+        """Returns how many connections there are."""
         return len(self._by_file) // 2
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
@@ -86,7 +86,7 @@ class TcpGate:
         self._watcher.watch(self._listener.fileno(), writes=False)
 
     def close(self) -> None:
-        """Lets all go."""
+        """Lets all connections go."""
         self._watcher.unwatch(self._listener.fileno())
         self._listener.close()
         while self._by_file:

@@ -20,7 +20,7 @@ class _Unread:
 
 
 class UnreadDescriptors:
-    """By lifeline; of one user at most a share. Belongs to the thread of the event loop.
+    """Counts what is unread by lifeline; of one user at most a share. Belongs to the thread of the event loop.
 
     Which of them were read the kernel does not tell, so they count until all that was sent has been.
     """

@@ -14,7 +14,7 @@ from kvoffload.server.tiering.traffic import TierTraffic
 
 
 def describe_counts(stats: CacheStats, traffic: TierChain | None = None) -> Counts:
-    """One domain's."""
+    """Returns the counts of one domain."""
     tenants = tuple(
         TenantCounts(name=tenant.name, quota_bytes=tenant.quota_bytes, used_bytes=tenant.used_bytes)
         for tenant in stats.tenants[:MAX_TENANTS]

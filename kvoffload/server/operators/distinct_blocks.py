@@ -32,7 +32,7 @@ class DistinctBlocks:
 
     @property
     def count(self) -> int:
-        """About so many."""
+        """Returns about how many there were."""
         estimate = _ALPHA * _REGISTERS**2 / float(np.ldexp(1.0, -self._registers.astype(np.int64)).sum())
         empty = _REGISTERS - int(np.count_nonzero(self._registers))
         if estimate <= _LINEAR_UP_TO and empty:

@@ -19,15 +19,15 @@ class FaultLog:
     operation is logged the first time only."""
 
     def __init__(self) -> None:
-        self._logged: set[tuple[str, type[Exception]]] = set()
+        self.logged: set[tuple[str, type[Exception]]] = set()
 
     def attempt(self, operation: str, act: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:
         """What `act` returns, or the fault that it met."""
         try:
             return act(*given, **named)
         except Exception as fault:
-            if (operation, type(fault)) not in self._logged:
-                self._logged.add((operation, type(fault)))
+            if (operation, type(fault)) not in self.logged:
+                self.logged.add((operation, type(fault)))
                 log.exception("%s met a fault; the server goes on", operation)
             return fault
 

@@ -62,7 +62,7 @@ OnPrompt = Callable[[int, int, int, bytes], None]
 
 
 class PromptLedger:
-    """Of one domain. Belongs to the thread of the server's core."""
+    """Counts what became of one domain's prompts. Belongs to the thread of the server's core."""
 
     def __init__(self, domain: Domain, on_prompt: OnPrompt | None = None) -> None:
         self._domain = domain

@@ -105,7 +105,7 @@ class Survey:
                 if domain.cache is None:
                     return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
                 most = MAX_BATCH if connection.session.guest is None else GUEST_BLOCKS
-                return partial(_find_blocks, domain.cache, message, most)
+                return partial(find_blocks, domain.cache, message, most)
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
 
     def _of(self, domain: Domain, engine: str = "") -> Iterator[EngineSession]:
@@ -172,8 +172,8 @@ def _read_identity(domain: Domain, message: ReadIdentity) -> ServerMessage:
     )
 
 
-def _find_blocks(cache: LocalCache, message: FindBlocks, most: int) -> ServerMessage:
-    """On whatever thread."""
+def find_blocks(cache: LocalCache, message: FindBlocks, most: int) -> ServerMessage:
+    """Finds blocks, on whatever thread it is called."""
     found = cache.survey(message.prefix, limit=min(message.count or most, most))
     return BlocksFound(
         total=found.matches,

@@ -134,7 +134,7 @@ class Domain:
         return {tenant.name: self._tenants[tenant.name] for tenant in self.terms.tenants if tenant.admits(uid)}
 
     def choose_tenant(self, message: Register, uid: int) -> int | Error:
-        """Whose quota pays; 0: nobody's."""
+        """Returns whose quota pays; 0: nobody's."""
         allowed = self.list_tenants(uid)
         if not message.tenant:
             return next(iter(allowed.values()), 0)

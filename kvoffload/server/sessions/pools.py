@@ -27,7 +27,7 @@ class Pools:
         owners: Mapping[str, CacheOwner] = MappingProxyType({}),
         tenants: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
     ) -> None:
-        """By domain: its memory, whose that is, and the quotas of those who share it."""
+        """Takes by domain: its memory, whose that is, and the quotas of those who share it."""
         self.caches: dict[str, LocalCache] = {}
         self._wanted = wanted
         self._owners = owners

@@ -36,7 +36,7 @@ class Guest:
 
 @dataclass(kw_only=True)
 class Process:
-    """One lifeline."""
+    """Is the process at one lifeline."""
 
     lifeline: int
     role: Role
@@ -109,7 +109,7 @@ class EngineSession:
         return not self.processes and self.joined == self.parted
 
     def note_process(self, pid: int) -> None:
-        """One more greeting."""
+        """Notes the process of one more greeting."""
         self.only_pid = pid if self.joined == 0 or self.only_pid == pid else 0
         self.joined += 1
 

@@ -291,7 +291,7 @@ class TierChain:
 
 
 def _look_up(cache: LocalCache, asked: AskedFor) -> Found:
-    """What memory has."""
+    """Returns what memory has."""
     numbered = enumerate(asked.rows)
     return [cache.lookup(asked.space.number, group, rows.tobytes()) for group, rows in numbered]
 

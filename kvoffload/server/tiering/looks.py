@@ -22,7 +22,7 @@ Then = Callable[[Found, float], None]
 
 @dataclass(eq=False)
 class _Look:
-    """One request's."""
+    """Is what one request has looked for."""
 
     space: TierSpace
     found: Found

@@ -87,7 +87,7 @@ class Promotions:
 
     @property
     def waiting(self) -> int:
-        """Requests."""
+        """Returns how many requests wait."""
         return len(self._waiting) + len(self._looks)
 
     def busy_spaces(self) -> set[int]:

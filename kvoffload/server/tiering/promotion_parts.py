@@ -18,7 +18,7 @@ Answer = Callable[[Promoted], None]
 
 @dataclass(frozen=True, eq=False)
 class AskedFor:
-    """By a request: its blocks by group, until `end_s`."""
+    """Is what a request asked for: its blocks by group, until `end_s`."""
 
     message: Promote
     space: TierSpace

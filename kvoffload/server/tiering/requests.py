@@ -28,7 +28,7 @@ class TierRequests:
         tell_stored: Callable[[Space, int, bytes, bytes], None],
         faults: FaultLog,
     ) -> None:
-        """By domain. `tell_stored` hears of what can be read in memory again."""
+        """`traffic` is by domain. `tell_stored` hears of what can be read in memory again."""
         self._traffic = traffic
         self._tell_stored = tell_stored
         self._faults = faults
@@ -47,7 +47,7 @@ class TierRequests:
         traffic.attach(cache, tell)
 
     def serve(self, connection: Connection, call: Call, now_ns: int) -> ServerMessage | None:
-        """The answer; None: it comes with a later `advance`, or there is none."""
+        """Returns the answer; None: it comes with a later `advance`, or there is none."""
         message = call.message
         assert isinstance(message, Promote | Prefetch)
         if message.name_space != connection.registration.name_space:

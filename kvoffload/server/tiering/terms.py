@@ -135,7 +135,7 @@ class TierSpace:
         return self.geometry.groups[group].record_bytes
 
     def block_bytes(self, group: int) -> int:
-        """Of all shards."""
+        """Returns the bytes of a block with all shards."""
         return self.record_bytes(group) * self.shards(group)
 
     def shards(self, group: int) -> int:

@@ -41,7 +41,7 @@ class TierTraffic:
         """Of its places, by name: those of a fleet come and go."""
         self._advanced_s = 0.0
         self._bad = BadRecords(tier)
-        self._writes = TierWrites(tier, terms, self._spaces.get, self.counts, self._bad)
+        self.writes = TierWrites(tier, terms, self._spaces.get, self.counts, self._bad)
         self._reads = Promotions(
             tier, terms, self._spaces.get, counts=self.counts, bad=self._bad, on_stored=self._tell_stored
         )
@@ -60,7 +60,7 @@ class TierTraffic:
         # Adopted memory may have no place for them. Both or none: nothing is moved then.
         writing, reading = self._open_session(cache, NO_LIMIT), self._open_session(cache, held_bytes or NO_LIMIT)
         self._tell = tell
-        self._writes.attach(cache, writing)
+        self.writes.attach(cache, writing)
         self._reads.attach(cache, reading)
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
@@ -77,7 +77,7 @@ class TierTraffic:
         forgotten = set(idle - stay)
         for number in forgotten & known.keys():
             del self._spaces[number]
-        self._writes.forget_spaces(forgotten)
+        self.writes.forget_spaces(forgotten)
         self._reads.forget_spaces(forgotten)
         return forgotten
 
@@ -94,18 +94,18 @@ class TierTraffic:
 
     def note_stored(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
         """An engine's blocks can be read in memory from now on."""
-        self._writes.note(name_space, group, hashes, parents)
+        self.writes.note(name_space, group, hashes, parents)
 
     def forget(self, name_space: int, group: int, hashes: bytes) -> None:
         """These blocks are not to be trusted, wherever they are."""
         space = self._spaces.get(name_space)
         if space is not None:
-            self._writes.forget(space, group, hashes)
+            self.writes.forget(space, group, hashes)
             self._reads.forget(space, group, hashes)
 
     @property
     def reads(self) -> Promotions:
-        """What comes up."""
+        """Returns what comes up from the tier."""
         return self._reads
 
     def find_space(self, name_space: int) -> TierSpace | None:
@@ -127,11 +127,11 @@ class TierTraffic:
         """Takes what has ended, and gives the tier what it may have."""
         self._advanced_s = now_s
         for batch in self._tier.poll():
-            if not (self._reads.finish(batch, now_s) or self._writes.finish(batch, now_s)):
+            if not (self._reads.finish(batch, now_s) or self.writes.finish(batch, now_s)):
                 self._bad.finish(batch)
         self._reads.expire(now_s)
         self._reads.advance(now_s)
-        self._writes.advance(now_s)
+        self.writes.advance(now_s)
 
     def look(self) -> None:
         """To be called now and then: says in one line each what has become of its places."""
@@ -153,26 +153,26 @@ class TierTraffic:
 
     @property
     def waiting_bytes(self) -> int:
-        """To be written."""
-        return self._writes.waiting_bytes
+        """Returns the bytes that are to be written."""
+        return self.writes.waiting_bytes
 
     @property
     def waiting_requests(self) -> int:
-        """For what comes up."""
+        """Returns how many requests wait for what comes up."""
         return self._reads.waiting
 
     @property
     def is_idle(self) -> bool:
         """Nothing is to be written, and nobody waits."""
-        return self._writes.is_idle and not self._reads.waiting
+        return self.writes.is_idle and not self._reads.waiting
 
     def close(self, now_s: Callable[[], float]) -> None:
         """The server ends: what is to be written is written, for FLUSH_S at most. After it no slot of the memory is
         touched."""
         end_s = now_s() + FLUSH_S
         self._reads.end_all(now_s())
-        self._writes.flush()
-        while not self._writes.is_idle and now_s() < end_s:
+        self.writes.flush()
+        while not self.writes.is_idle and now_s() < end_s:
             self.advance(now_s())
             select.select([self.fileno()], [], [], LOOK_S)
         try:

@@ -41,7 +41,7 @@ def test_a_turn_is_restored_to_where_the_engines_own_hit_ends(model: Model, term
         assert len(drafting) == 1
         engine.serve(first)
         own = engine.serve(repeat(first[:2], from_s=0, new_tokens=2)).served
-        settle(engine.scheduler.connector._scheduler._parts.cache)  # type: ignore[union-attr]
+        settle(engine.scheduler.connector.scheduler_side.parts.cache)  # type: ignore[union-attr]
         assert engine.forget()
         restored = engine.serve(repeat(first[2:], from_s=0, new_tokens=2)).served
         assert not any(count_left(engine).values())

@@ -33,7 +33,7 @@ def begin_hit(engine: VirtualEngine) -> None:
     engine.serve([Ask("saved", [*prefix, 1], [1])])
     assert engine.forget()
     engine.machine.clock.pass_time(1.0)  # until all is saved
-    engine._arrive(Ask("hit", prefix + make_tokens(2, 20), [1] * 9), engine.machine.clock.now_s)
+    engine.arrive(Ask("hit", prefix + make_tokens(2, 20), [1] * 9), engine.machine.clock.now_s)
 
 
 def make_output(token: int, failed: Iterable[int] = ()) -> ModelRunnerOutput:

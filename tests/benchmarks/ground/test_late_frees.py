@@ -56,17 +56,17 @@ def find_free(engine: VirtualEngine, blocks: set[int]) -> set[int]:
 
 
 def watch_tables(engine: VirtualEngine) -> StepTables:
-    log, launch = StepTables(), engine._launch
+    log, launch = StepTables(), engine.launch
 
     def watched(output: SchedulerOutput) -> Flight:
-        for flight in engine._queue:
+        for flight in engine.queue:
             blocks = log.by_step[id(flight.output)]
             log.checked += len(blocks)
             log.freed |= find_free(engine, blocks)
         log.by_step[id(output)] = list_blocks(engine, output)
         return launch(output)
 
-    engine._launch = watched  # type: ignore[method-assign]
+    engine.launch = watched  # type: ignore[method-assign]
     return log
 
 
@@ -83,11 +83,11 @@ def test_windows_that_a_step_under_way_reads_are_not_free(model: Model) -> None:
 def abort_under_way(engine: VirtualEngine) -> set[int]:
     """The blocks of a step that has not ended, whose request is gone."""
     (ask,) = make_fresh(1, tokens=300, new_tokens=50, per_s=0)
-    engine._arrive(ask, 0.0)
+    engine.arrive(ask, 0.0)
     for _ in range(4):
-        engine._step()
-    assert engine._queue
-    blocks = list_blocks(engine, engine._queue[-1].output)
+        engine.step()
+    assert engine.queue
+    blocks = list_blocks(engine, engine.queue[-1].output)
     assert len(blocks) > 10
     engine.scheduler.finish_requests(ask.name, RequestStatus.FINISHED_ABORTED)
     return blocks
@@ -98,8 +98,8 @@ def test_what_an_aborted_request_had_is_free_when_its_last_step_has_ended(model:
     with open_ideal(model, EngineTerms()) as engine:
         blocks = abort_under_way(engine)
         assert find_free(engine, blocks) == set()
-        while engine._queue:
-            engine._step()
+        while engine.queue:
+            engine.step()
         assert find_free(engine, blocks) == blocks
 
 
@@ -108,8 +108,8 @@ def test_an_engine_that_loads_nothing_frees_at_once() -> None:
     with open_bare(LLAMA_8B, EngineTerms()) as engine:
         blocks = abort_under_way(engine)
         assert find_free(engine, blocks) == blocks
-        while engine._queue:
-            engine._step()
+        while engine.queue:
+            engine.step()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class LocalClient:
     def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
         self.register = register
         self._geometry = read_geometry(register)
-        self._sessions: dict[int, LocalSession] = {}
+        self.sessions: dict[int, LocalSession] = {}
         self._held: list[Callable[[bool], None]] = []
         self.is_served = True
         self.warnings = 0
@@ -91,9 +91,10 @@ class LocalClient:
 
     def serve_anew(self, memory: CacheTerms = MEMORY) -> int:
         """Another server is there, with other memory: its number. Leases and slots in the former memory stay."""
-        session = LocalSession(LocalCache.create(memory), self.register.fingerprint, self._geometry)
-        self._sessions[session.memory_id] = session
-        self._current = session
+        self.local_cache = LocalCache.create(memory)
+        session = LocalSession(self.local_cache, self.register.fingerprint, self._geometry)
+        self.sessions[session.memory_id] = session
+        self.current = session
         return session.memory_id
 
     def answer(self, *, is_lost: bool = False) -> None:
@@ -103,7 +104,7 @@ class LocalClient:
             answer(is_lost)
 
     def stats(self) -> CacheStats:
-        return self._current.stats()
+        return self.current.stats()
 
     def record(self, one: Published) -> npt.NDArray[np.uint8]:
         """Its bytes, to be looked at and damaged."""
@@ -118,22 +119,22 @@ class LocalClient:
 
     @property
     def memory_id(self) -> int:
-        return self._current.memory_id
+        return self.current.memory_id
 
     @property
     def session(self) -> int:
-        return int(self._current._session)
+        return int(self.current.session)
 
     def places(self) -> tuple[tuple[int, int], ...]:
-        return tuple(Place(memory_id, int(session._session)) for memory_id, session in list(self._sessions.items()))
+        return tuple(Place(memory_id, int(session.session)) for memory_id, session in list(self.sessions.items()))
 
     def may_copy(self, held: Placed) -> bool:
         return (held.memory_id, held.session) in self.places()
 
     def memory(self, memory_id: int) -> SegmentMap:
-        if memory_id not in self._sessions:
+        if memory_id not in self.sessions:
             raise ValueError(f"memory {memory_id} is not mapped here")
-        return self._sessions[memory_id].memory(memory_id)
+        return self.sessions[memory_id].memory(memory_id)
 
     def ready_bytes(self, memory_id: int) -> int:
         return self.memory(memory_id).size_bytes
@@ -142,10 +143,10 @@ class LocalClient:
         self.steps += 1
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        return self._current.lookup(group, hashes)
+        return self.current.lookup(group, hashes)
 
     def find_boundary(self, chain: Buffer, *, local: int, limit: int, alignment: int) -> int:
-        return self._current.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+        return self.current.find_boundary(chain, local=local, limit=limit, alignment=alignment)
 
     def start_acquire(
         self,
@@ -166,7 +167,7 @@ class LocalClient:
             return pending
         message = Acquire(name_space=0, chain=bytes(chain), local=local, limit=boundary, alignment=alignment)
         pending.request = request = Pending(message=message, deadline_ns=0, sent_ns=0)
-        session = self._current
+        session = self.current
         self.asked.append((local, boundary))
 
         def answer(is_lost: bool) -> None:
@@ -202,7 +203,7 @@ class LocalClient:
         pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
 
     def release(self, lease: BlockLease) -> None:
-        self._sessions[lease.memory_id].release(lease)
+        self.sessions[lease.memory_id].release(lease)
 
     @property
     def has_room(self) -> bool:
@@ -218,7 +219,7 @@ class LocalClient:
     def take(self, group: int, count: int) -> ReservedSlots:
         if self.slots_left is not None:
             count = min(count, self.slots_left)
-        slots = self._current.reserve(group, count=count if self.is_served else 0)
+        slots = self.current.reserve(group, count=count if self.is_served else 0)
         if self.slots_left is not None:
             self.slots_left -= len(slots)
         return slots
@@ -256,23 +257,23 @@ class LocalClient:
                         tenant=tenant,
                     )
                 )
-        return self._current.publish(
+        return self.current.publish(
             slots, hashes=hashes, parents=parents, digests=digests, shard=shard, shards=shards, tenant=tenant
         )
 
     def abort(self, slots: ReservedSlots) -> None:
         self.aborted.append(slots)
-        self._sessions[slots.memory_id].abort(slots)
+        self.sessions[slots.memory_id].abort(slots)
 
     def invalidate(self, group: int, hashes: Buffer) -> None:
-        self._current.invalidate(group, hashes)
+        self.current.invalidate(group, hashes)
 
     def note_prompt(self, note: PromptNote) -> None:
         self.notes.append(note)
 
     def close(self) -> None:
         self.is_closed = True
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             session.close()
 
 

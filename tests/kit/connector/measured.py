@@ -11,7 +11,7 @@ from tests.kit.connector.warm import warm_engine
 
 def take(engine: ScriptedEngine) -> dict[str, Any]:
     """What vLLM gets when the time has come."""
-    engine.connector._measures._not_before_s = 0.0
+    engine.connector.measures.not_before_s = 0.0
     stats = engine.connector.get_kv_connector_stats()
     return {} if stats is None else dict(stats.data)
 
@@ -19,6 +19,6 @@ def take(engine: ScriptedEngine) -> dict[str, Any]:
 def measured_engine(**changes: Any) -> ScriptedEngine:
     """Of whose first prompt everything is cached, and nothing is measured yet."""
     engine = warm_engine(DENSE, **changes)
-    engine.connector._measures._clock = lambda: engine.now_s
+    engine.connector.measures.clock = lambda: engine.now_s
     take(engine)
     return engine

@@ -184,7 +184,7 @@ class ScriptedEngine:
                 hash_block_size=self.hash_block_size,
             )
         )
-        self.sharing = self.side._terms.sharing
+        self.sharing = self.side.terms.sharing
         facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
@@ -204,12 +204,12 @@ class ScriptedEngine:
     @property
     def side(self) -> Any:
         """The scheduler side, for what only a test may look at."""
-        return self.connector._scheduler
+        return self.connector.scheduler_side
 
     @property
     def parts(self) -> Any:
         """What the scheduler side is made of."""
-        return self.side._parts
+        return self.side.parts
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -218,7 +218,7 @@ class ScriptedEngine:
 
     @property
     def pinned(self) -> int:
-        return int(self.parts.saves._pins.count)
+        return int(self.parts.pins.count)
 
     def arrive(self, request_id: str, tokens: Iterable[int], **wishes: Any) -> Request:
         request = make_request(request_id, tokens, hash_block_size=self.hash_block_size, wishes=wishes or None)

@@ -52,8 +52,8 @@ class LateWorker(WorkerSide):
     def work(self) -> None:
         plan = self._late.popleft()
         super().submit(plan)
-        assert self._engine is not None
-        assert self._engine.fence(COPY_TIMEOUT_S)
+        assert self.engine is not None
+        assert self.engine.fence(COPY_TIMEOUT_S)
         finished, failed, report = self.take_results(is_idle=False)
         assert len(finished) + len(report.saved) == len(plan.saves) + len(plan.loads) + len(plan.doomed)
         assert not finished & self._loaded.keys()

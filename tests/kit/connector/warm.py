@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.scripted import ScriptedEngine
 
@@ -35,5 +35,5 @@ def note_misses(engine: ScriptedEngine) -> list[tuple[str, MissReason]]:
     """Every miss that is noted from now on."""
     noted: list[tuple[str, MissReason]] = []
     restores = engine.parts.restores
-    restores._note_miss = lambda tracked, _local, reason: noted.append((tracked.request.request_id, reason))
+    restores.note_miss = lambda tracked, _local, reason: noted.append((tracked.request.request_id, reason))
     return noted

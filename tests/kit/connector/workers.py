@@ -176,9 +176,9 @@ def block_of(tensors: Tensors, block: int, length: int = PAGE) -> list[int]:
 
 def replace_engine(worker: WorkerSide, wrap: Callable[[CopyEngine], T]) -> T:
     """The stand-in that the worker's copies go through from now on."""
-    assert worker._engine is not None
-    engine = wrap(worker._engine)
-    worker._engine = engine  # type: ignore[assignment]
+    assert worker.engine is not None
+    engine = wrap(worker.engine)
+    worker.engine = engine  # type: ignore[assignment]
     return engine
 
 
@@ -204,7 +204,7 @@ def load_job(worker: TestedWorker, *moves: Move, name: str = "r1", is_checked: b
     """Checked against the digests that were saved; a slot that was not saved has none."""
     shared, wanted = worker.shared, None
     if is_checked:
-        shards = range(worker._terms.sharing.shards)
+        shards = range(worker.terms.sharing.shards)
         digests = [[shared.digests.get((move.slot, shard), 0) for move in moves] for shard in shards]
         wanted = WantedDigests(b"".join(name_of(move.slot) for move in moves), np.array(digests, np.uint64))
     return StepPlan(loads=(LoadJob(name, shared.place, shared.make_moves(moves), wanted),))

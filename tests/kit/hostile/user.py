@@ -161,9 +161,9 @@ class HostileUser:
                 assert self._express is not None
                 self._send_all(self._express, struct.pack("<I", len(frame)) + frame)
         else:
-            assert self.client._control is not None
+            assert self.client.control is not None
             with contextlib.suppress(zmq.Again):
-                self.client._control.send(frame, zmq.NOBLOCK)
+                self.client.control.send(frame, zmq.NOBLOCK)
 
     def _draw_one_way(self) -> int:
         self._one_way += 1
@@ -185,12 +185,12 @@ class HostileUser:
     def _is_heard(self, channel: str, wait_s: float) -> bool:
         """Whether it is still served there."""
         assert self.client is not None
-        assert self.client._control is not None
+        assert self.client.control is not None
         self._numbers += 1
         frame = CODEC.encode_call(Mark(), number=self._numbers, session=self.client.session)
         end = time.monotonic() + wait_s
         if channel == "control":
-            control = self.client._control
+            control = self.client.control
             control.send(frame)
             while control.poll(max(0, int((end - time.monotonic()) * 1000))):
                 answer = CODEC.decode_answer(control.recv())

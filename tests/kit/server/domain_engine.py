@@ -138,8 +138,8 @@ def main() -> None:
 
 
 def ask_as(client: RawClient, session: int) -> ServerMessage:
-    assert client._control is not None
-    client._control.send(CODEC.encode_call(Stats(), number=99, session=session))
+    assert client.control is not None
+    client.control.send(CODEC.encode_call(Stats(), number=99, session=session))
     return client.receive(99)
 
 

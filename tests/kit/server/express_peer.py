@@ -19,14 +19,14 @@ class ExpressPeer:
 
     def __init__(self, end: int, *, session: int, turn: Callable[[], object] = lambda: None) -> None:
         self._end = native.open_express_end(end=end, frame_bytes=FRAME_BYTES)
-        self._session = session
-        self._turn = turn
+        self.session = session
+        self.turn = turn
         self._requests = self._one_way = 0
         self._came: dict[int, ServerMessage] = {}
         """Answers to requests, by number."""
         self._refused: list[Error] = []
         """Of what was told."""
-        self._goes_on = True
+        self.goes_on = True
 
     def fileno(self) -> int:
         return self._end.file()
@@ -55,18 +55,18 @@ class ExpressPeer:
         """Waits until all that was told is served, or nothing is any more; the error that answered some of it."""
         self._requests += 1
         mark = self._requests
-        self._end.send(CODEC.encode_call(Mark(), number=mark, session=self._session, channel=Channel.EXPRESS))
-        self._wait(lambda: mark in self._came or not self._goes_on)
+        self._end.send(CODEC.encode_call(Mark(), number=mark, session=self.session, channel=Channel.EXPRESS))
+        self._wait(lambda: mark in self._came or not self.goes_on)
         assert self._came.pop(mark, Done()) == Done()
         assert len(self._refused) <= 1
         return self._refused.pop() if self._refused else None
 
     def wait_for_end(self) -> None:
-        self._wait(lambda: not self._goes_on)
+        self._wait(lambda: not self.goes_on)
 
     def _send(self, message: ClientMessage, number: int, expires_ns: int) -> None:
         frame = CODEC.encode_call(
-            message, number=number, session=self._session, expires_ns=expires_ns, channel=Channel.EXPRESS
+            message, number=number, session=self.session, expires_ns=expires_ns, channel=Channel.EXPRESS
         )
         assert self._end.send(frame)
 
@@ -74,9 +74,9 @@ class ExpressPeer:
         end = time.monotonic() + TIMEOUT_S
         while not is_over():
             assert time.monotonic() < end
-            assert self._goes_on, "the channel has ended"
+            assert self.goes_on, "the channel has ended"
             self._end.wait(-1, 1_000_000)
-            frames, self._goes_on = self._end.receive()
+            frames, self.goes_on = self._end.receive()
             for frame in frames:
                 answer = CODEC.decode_answer(frame, channel=Channel.EXPRESS)
                 assert isinstance(answer, Answer)
@@ -84,4 +84,4 @@ class ExpressPeer:
                     self._refused.append(answer.message)
                 else:
                     self._came[answer.number] = answer.message
-            self._turn()
+            self.turn()

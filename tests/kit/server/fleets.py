@@ -15,10 +15,9 @@ from kvoffload.client import AsyncClient
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceTable
-from kvoffload.peers.fleet_member import FleetMember
+from kvoffload.peers.fleet_member import FleetMember, find_homes
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.fleet_registry import RegistryTerms
-from kvoffload.peers.homes import find_homes
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest
@@ -28,7 +27,7 @@ from tests.kit.cache.cache_model import HYBRID
 from tests.kit.cache.offload_contract import names_of, save
 from tests.kit.free_ports import free_port
 from tests.kit.server.remote_client import make_keys
-from tests.kit.server.tiers import NAME, WAIT_S, await_that, disk_below, serving
+from tests.kit.server.tiers import NAME, WAIT_S, await_that, disk_below, serving, traffic_of
 from tests.unit.client.conftest import make_terms
 
 BLOCKS = 16 + 8 + 4
@@ -91,7 +90,3 @@ class Fleet:
 
     def client(self, name: str) -> AsyncClient:
         return AsyncClient(make_terms(self.folder / name, name=NAME))
-
-
-def traffic_of(server: CacheServer, at: int = -1) -> Any:
-    return server._core.tiers._traffic[""].tiers[at]

@@ -33,7 +33,7 @@ class RawClient:
     ) -> None:
         self._turn = turn
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._control: zmq.Socket[bytes] | None = None
+        self.control: zmq.Socket[bytes] | None = None
         self._requests = self._one_way = 0
         self._express: ExpressPeer | None = None
         self.came: list[type[ServerMessage]] = []
@@ -63,7 +63,7 @@ class RawClient:
         if Channel.CONTROL not in message.channels:
             return self.express.ask(message)
         self._requests += 1
-        self._send(message, self._requests)
+        self.send(message, self._requests)
         return self.receive(self._requests)
 
     def tell(self, message: OneWay, number: int | None = None) -> None:
@@ -73,13 +73,13 @@ class RawClient:
             assert self.express.ask(Mark()) == Done()
             return
         self._one_way += 1
-        self._send(message, self._one_way if number is None else number)
+        self.send(message, self._one_way if number is None else number)
 
     def receive(self, number: int) -> ServerMessage:
         found: list[Answer] = []
 
         def poll() -> bool:
-            answer = self._receive_control()
+            answer = self.receive_control()
             if answer is not None and answer.number == number:
                 found.append(answer)
             return bool(found)
@@ -92,7 +92,7 @@ class RawClient:
         found: list[ServerMessage] = []
 
         def poll() -> bool:
-            came = self._receive_lifeline()
+            came = self.receive_lifeline()
             if came is not None:
                 found.append(came[0].message)
                 close_all(came[1])
@@ -112,8 +112,8 @@ class RawClient:
         self.joining.close()
         self.lifeline.close()
         self._express = None
-        if self._control is not None:
-            self._control.close(0)
+        if self.control is not None:
+            self.control.close(0)
         self._context.term()
         if self.held is not None:
             for file in (self.held.lock, self.held.index, *self.held.segments):
@@ -121,15 +121,15 @@ class RawClient:
             self.held = None
 
     def _step(self) -> bool:
-        came = self._receive_lifeline()
+        came = self.receive_lifeline()
         if came is not None:
             self._send_all(self.joining.on_lifeline(*came))
-        answer = None if self.joining.step is Step.FAILED else self._receive_control()
+        answer = None if self.joining.step is Step.FAILED else self.receive_control()
         if answer is not None:
             self._send_all(self.joining.on_control(answer))
         return self.joining.step in (Step.JOINED, Step.FAILED)
 
-    def _receive_lifeline(self) -> tuple[Answer, list[int]] | None:
+    def receive_lifeline(self) -> tuple[Answer, list[int]] | None:
         """None: nothing came, or the express channel."""
         packet = self.lifeline.receive()
         if packet is None:
@@ -153,21 +153,21 @@ class RawClient:
                 self._wait(lambda data=data, one=one: self.lifeline.send(data, one.descriptors))  # type: ignore[misc]
             elif isinstance(one, OnControl):
                 self._requests += 1
-                self._send(one.message, self._requests)
+                self.send(one.message, self._requests)
 
-    def _send(self, message: ClientMessage, number: int) -> None:
+    def send(self, message: ClientMessage, number: int) -> None:
         assert self.joining.welcome is not None
-        if self._control is None:
-            self._control = self._context.socket(zmq.DEALER)
-            self._control.connect(self.joining.welcome.control)
+        if self.control is None:
+            self.control = self._context.socket(zmq.DEALER)
+            self.control.connect(self.joining.welcome.control)
         frame = CODEC.encode_call(message, number=number, session=self.joining.welcome.session)
-        self._control.send(frame)
+        self.control.send(frame)
 
-    def _receive_control(self) -> Answer | None:
-        if self._control is None:
+    def receive_control(self) -> Answer | None:
+        if self.control is None:
             return None
         try:
-            frame = self._control.recv(zmq.NOBLOCK)
+            frame = self.control.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
         answer = CODEC.decode_answer(frame)

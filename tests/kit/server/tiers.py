@@ -15,6 +15,7 @@ from kvoffload.client import Client, FarTerms
 from kvoffload.server import DomainTerms, TenantTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.units import MIB
 from tests.kit.cache.offload_contract import (
@@ -63,8 +64,15 @@ def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterat
         server.close()
 
 
+def traffic_of(server: CacheServer, at: int = -1) -> TierTraffic:
+    """Returns the traffic of the default domain with one of its tiers: the last, if no other is asked for."""
+    chain = server.core.tiers.find_chain("")
+    assert chain is not None
+    return chain.tiers[at]
+
+
 def counts_of(server: CacheServer) -> dict[str, int]:
-    return asdict(server._core.tiers._traffic[""].tiers[0].counts)
+    return asdict(traffic_of(server, 0).counts)
 
 
 def await_that(is_so: Callable[[], bool]) -> None:
@@ -79,7 +87,7 @@ class Settled(AsAwaited):
 
     def __init__(self, client: Client, server: CacheServer) -> None:
         super().__init__(client)
-        self._traffic = server._core.tiers._traffic[""].tiers[0]
+        self._traffic = traffic_of(server, 0)
 
     async def stats(self) -> Any:
         self._cache.stats()

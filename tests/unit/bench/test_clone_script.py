@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.bench import clone_script
 from kvoffload.bench.base import Result
-from kvoffload.bench.clone_script import read_result, run_script
+from kvoffload.bench.clone_script import EngineBenchmark, ScaleBenchmark, read_result, run_script
 from kvoffload.errors import BenchmarkError
 from tests.kit.bench.scripts import RESULT
 
@@ -80,3 +80,42 @@ def test_what_went_wrong_is_a_line(script: Path) -> None:
 def test_a_wheel_says_where_it_is(script: Path) -> None:
     with pytest.raises(BenchmarkError, match="not in its wheel; run `make bench` in a clone"):
         list(run_script(script, progress=ignore))
+
+
+# ---- the benchmarks that are such programs ----
+
+
+def test_the_repository_has_the_benchmark_of_real_engines() -> None:
+    assert clone_script.CONNECTORS.exists()
+
+
+def test_lines_of_the_benchmark_of_real_engines_are_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clone_script, "CONNECTORS", tmp_path / "script.py")
+    clone_script.CONNECTORS.write_text(f"import json\nprint(json.dumps({RESULT.as_json()!r}))\n")
+    steps: list[str] = []
+    assert list(EngineBenchmark().run(steps.append)) == [RESULT]
+    assert steps == ["starting engines", "ttft kvoffload 4096"]
+
+
+def test_the_repository_has_the_proving_ground() -> None:
+    assert clone_script.SCALE.exists()
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "told"),
+    [
+        (ScaleBenchmark(), "--json"),
+        (ScaleBenchmark(is_short=True), "--json --short"),
+        (ScaleBenchmark(trace=Path("t.jsonl")), "--json --trace t.jsonl"),
+    ],
+)
+def test_the_proving_ground_is_told_what_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark: ScaleBenchmark, told: str
+) -> None:
+    monkeypatch.setattr(clone_script, "SCALE", tmp_path / "script.py")
+    row = RESULT.as_json()
+    clone_script.SCALE.write_text(
+        f"import json, sys\nprint(json.dumps({{**{row!r}, 'connector': ' '.join(sys.argv[1:])}}))\n"
+    )
+    (result,) = benchmark.run(lambda step: None)
+    assert result.params["connector"] == told

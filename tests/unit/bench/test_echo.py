@@ -25,5 +25,5 @@ def test_an_echo_is_as_long_as_what_it_stands_for(tmp_path: Path) -> None:
     hit = Acquired(outcome=Outcome.HIT, boundary=16 * BLOCKS, lease=LARGE, groups=(slots,))
     reply = CODEC.encode_answer(hit, number=NUMBER, boot_id=LARGE, channel=Channel.EXPRESS)
     with Child("kvoffload.bench.echo", tmp_path / "e"), EchoClient(tmp_path / "e", BLOCKS) as echo:
-        assert msgpack.packb(echo._request) == request
+        assert msgpack.packb(echo.request) == request
         assert msgpack.packb(echo.call()) == reply

@@ -59,9 +59,9 @@ def test_a_line_per_goal_of_the_table() -> None:
 
 
 def test_operations_that_fail_are_no_speed() -> None:
-    assert index._check_done((0.5, 10), 10) == 0.5
+    assert index.check_done((0.5, 10), 10) == 0.5
     with pytest.raises(BenchmarkError, match="9 of 10"):
-        index._check_done((0.5, 9), 10)
+        index.check_done((0.5, 9), 10)
 
 
 def test_too_few_hits_beside_stores_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,15 +69,15 @@ def test_too_few_hits_beside_stores_are_no_time(monkeypatch: pytest.MonkeyPatch)
     walk = native.LineWalk(1000)
     load = SimpleNamespace(race_acquires=lambda calls, _: (bytes(8 * 4), 1), race_walks=lambda *_: (bytes(80), 1))
     with pytest.raises(BenchmarkError, match="28 of 70 acquires"):
-        next(IndexBenchmark()._race(load, walk))  # type: ignore[arg-type]
+        next(IndexBenchmark().race(load, walk))  # type: ignore[arg-type]
 
 
 def test_blocks_are_acquired_until_there_are_enough() -> None:
     answers = iter([(0.1, 400), (0.1, 0), (0.1, 700), (0.1, 1000)])
-    index._acquire_some(SimpleNamespace(acquire=lambda *_: next(answers)), 1000)  # type: ignore[arg-type]
+    index.acquire_some(SimpleNamespace(acquire=lambda *_: next(answers)), 1000)  # type: ignore[arg-type]
     assert list(answers) == [(0.1, 1000)]
     with pytest.raises(BenchmarkError, match="100 chains had 500 blocks too few"):
-        index._acquire_some(SimpleNamespace(acquire=lambda *_: (0.1, 5)), 1000)  # type: ignore[arg-type]
+        index.acquire_some(SimpleNamespace(acquire=lambda *_: (0.1, 5)), 1000)  # type: ignore[arg-type]
 
 
 def test_a_walk_is_no_larger_than_an_index() -> None:

@@ -30,7 +30,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, batch: int) -> None:
         assert mover.copy("load", batch) > 0
         found = client.stats()
         assert (found.readable, found.leases) == (6, 0)
-        for slot in mover._slots:
+        for slot in mover.slots:
             slot[:] = 8
         with pytest.raises(BenchmarkError, match="not what was saved"):
             mover.load(batch)

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from kvoffload import native
 from kvoffload.cache import (
     AcquireOutcome,
     CacheFiles,
@@ -111,19 +111,15 @@ def test_growing_can_be_stopped_from_another_thread() -> None:
         assert cache.ready_bytes == ready_bytes
 
 
-def test_a_shortage_while_it_grows_changes_nothing() -> None:
-    with LocalCache.begin(replace(GROWING, keep_free_bytes=0)) as cache, ExitStack() as undo:
-        core, undo_core = cache.core, cache._core
-        undo.callback(setattr, cache, "_core", undo_core)
+def test_a_shortage_while_it_grows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fall_short(_core: object, _progress: object) -> bool:
+        raise RuntimeError("5B of memory are not there: 4B are left")
 
-        class Short:
-            def grow(self, _progress: object) -> bool:
-                raise RuntimeError("5B of memory are not there: 4B are left")
-
-        cache._core = Short()  # type: ignore[assignment]
-        with pytest.raises(CacheMemoryError, match="5B of memory are not there: 4B are left"):
-            cache.grow()
-        cache._core = core
+    with LocalCache.begin(replace(GROWING, keep_free_bytes=0)) as cache:
+        with monkeypatch.context() as short:
+            short.setattr(native.Cache, "grow", fall_short)
+            with pytest.raises(CacheMemoryError, match="5B of memory are not there: 4B are left"):
+                cache.grow()
         assert cache.grow()
 
 

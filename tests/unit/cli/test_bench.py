@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from kvoffload.bench import explain
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
-from kvoffload.bench.scale import ScaleBenchmark
+from kvoffload.bench.clone_script import ScaleBenchmark
 from kvoffload.cli import bench as bench_cli
 from kvoffload.cli.app import make_app
 from kvoffload.errors import BenchmarkError, ConfigError

@@ -69,8 +69,8 @@ def test_whoever_notes_waits_for_nobody(
 ) -> None:
     monkeypatch.setattr(prompt_recorder, "QUEUED", 3)
     may_write = threading.Event()
-    real = prompt_recorder._format
-    monkeypatch.setattr(prompt_recorder, "_format", lambda *one: may_write.wait() and real(*one))
+    real = prompt_recorder.format_line
+    monkeypatch.setattr(prompt_recorder, "format_line", lambda *one: may_write.wait() and real(*one))
     recorder = PromptRecorder(tmp_path / "t")
     for _ in range(50):
         recorder.note(0, 16, 128, TAGS)

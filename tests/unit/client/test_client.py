@@ -92,7 +92,7 @@ def test_slots_are_held_ready(socket_path: Path) -> None:
 def test_callers_never_join_and_wake_whoever_does(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To dial and to map memory may take long, which a scheduler's thread must not wait for."""
     client = Client(make_terms(socket_path))  # its keeper does not run
-    link, wire = client._link, client._wire
+    link, wire = client.link, client.wire
 
     def receive(link: Any, now_ns: int) -> bool:
         link.on_hang_up(now_ns, "gone")

@@ -37,7 +37,7 @@ async def test_a_loop_uses_it_too(socket_path: Path) -> None:
 def test_an_observer_has_none(socket_path: Path) -> None:
     with served(socket_path, role=Role.OBSERVER) as observer:
         observer.stats()
-        assert observer._wire.express_file == -1
+        assert observer.wire.express_file == -1
 
 
 async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypa
         await save(AsAwaited(client))
         leases = [client.acquire(CHAIN).lease for _ in range(3)]
         sent: list[tuple[Lane, type]] = []
-        lanes = client._link._lanes
+        lanes = client.link.lanes
 
         def note(lane: Lane, send: Callable[[Call], bool], call: Call) -> bool:
             sent.append((lane, type(call.message)))
@@ -82,25 +82,25 @@ async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_pa
     with served(socket_path) as client:
         await save(AsAwaited(client))
         woken = threading.Event()
-        wake = client._wire.on_unsent
+        wake = client.wire.on_unsent
 
         def note() -> None:
             wake()
             woken.set()
 
-        client._wire.on_unsent = note
+        client.wire.on_unsent = note
         names = make_chain(3, 16) * 60
         slots = client.reserve(0, count=1)
         while not woken.is_set():
             client.invalidate(0, names)
         client.abort(slots)
-        wait_for(lambda: not client._wire.has_unsent)
+        wait_for(lambda: not client.wire.has_unsent)
         assert client.stats().reserved == 0
 
 
 def test_the_keeper_is_woken_for_what_is_unsent(tmp_path: Path) -> None:
     client = Client(make_terms(tmp_path / "nobody"))
-    client._wire.on_unsent()
+    client.wire.on_unsent()
     assert _is_woken(client)
     client.close()
 
@@ -148,7 +148,7 @@ async def test_a_server_that_comes_back_gives_another(tmp_path: Path) -> None:
         server.kill()
         server.wait()
         wait_for(lambda: not client.is_served)
-        assert client._wire.express_file == -1
+        assert client.wire.express_file == -1
     with child(["-c", SERVER, str(path), "60"], says="serves"):
         assert client.wait_until_served(WAIT_S), client.fault
         assert client.acquire(CHAIN).is_hit

@@ -49,7 +49,7 @@ async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch:
     async with stopped_server(tmp_path / "s", PATIENT) as (server, client):
         waits: list[float] = []
         monkeypatch.setattr(
-            client._wire, "await_answers", lambda wait_s, **_: waits.append(wait_s) or time.sleep(wait_s)
+            client.wire, "await_answers", lambda wait_s, **_: waits.append(wait_s) or time.sleep(wait_s)
         )
         client.begin_step()
         assert not client.acquire(CHAIN).is_hit

@@ -171,7 +171,7 @@ def test_where_a_rank_may_copy_is_told_even_if_nothing_has_ended() -> None:
 def test_a_fault_while_collecting_results_is_an_empty_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     connector, _, _ = make_worker()
     with monkeypatch.context() as patch:
-        patch.setattr(connector._worker, "take_results", lambda **named: {}[0])
+        patch.setattr(connector.worker_side, "take_results", lambda **named: {}[0])
         assert connector.get_transfer_results(set()) == KVConnectorTransferResults()
     assert connector.faults == {"get_transfer_results": 1}
     connector.shutdown()

@@ -126,7 +126,7 @@ def test_a_fault_inside_planning_a_load_leaves_no_lease(monkeypatch: pytest.Monk
     engine = warm_engine()
     request = engine.arrive("b", range(30))
     with monkeypatch.context() as patch:
-        patch.setattr(engine.parts.restores._admission, "reserve", lambda *given, **named: {}[0])
+        patch.setattr(engine.parts.restores.admission, "reserve", lambda *given, **named: {}[0])
         engine.admit(request)
     plan = engine.step()
     assert (plan.loads, plan.doomed) == ((), ("b",))

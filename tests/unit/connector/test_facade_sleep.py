@@ -40,7 +40,7 @@ def facts_of(connector: KVOffloadConnector) -> WorkerFacts:
 
 def wake(engine: ScriptedEngine, **changes: object) -> None:
     """The handshake that follows a wake-up, with what the ranks said before and these changes of it."""
-    facts = {name: replace(one, places=engine.places) for name, one in engine.side._facts.items()}
+    facts = {name: replace(one, places=engine.places) for name, one in engine.side.facts.items()}
     last = max(facts)
     facts[last] = replace(facts[last], **changes)  # type: ignore[arg-type]
     engine.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
@@ -132,9 +132,9 @@ def test_a_wake_up_that_fails_is_a_fault_and_the_rank_has_nowhere_to_copy(monkey
     def refuse(*given: object, **named: object) -> None:
         raise RegistrationError("no", remedy="none")
 
-    assert connector._worker is not None
+    assert connector.worker_side is not None
     with monkeypatch.context() as patch:
-        patch.setattr(connector._worker, "_open", refuse)
+        patch.setattr(connector.worker_side, "_open", refuse)
         connector.restore_kv_caches()
     assert connector.faults == {"restore_kv_caches": 1}
     assert facts_of(connector) == replace(before, places=())
@@ -184,7 +184,7 @@ def test_a_rank_that_wakes_as_another_one_costs_the_engine_our_cache_and_nothing
     engine.serve("first", range(30))
     engine.forget()
     if change == "a rank is missing":
-        engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): engine.side._facts[0, 0]})
+        engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): engine.side.facts[0, 0]})
     else:
         wake(engine, **{"fingerprint": {"fingerprint": b"g" * 32}, "num_blocks": {"num_blocks": 7}}[change])
     assert engine.connector.faults == {"set_xfer_handshake_metadata_pp_aware": 1}

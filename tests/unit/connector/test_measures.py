@@ -11,7 +11,7 @@ from tests.kit.connector.measured import measured_engine, take
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import AcquireOutcome
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.loads.restores import READY_WAIT_S
 from kvoffload.connector.measures import HAND_OVER_S, Measures
 from kvoffload.connector.step_plan import WorkerReport
@@ -95,9 +95,9 @@ def test_it_is_due_again_a_while_after_it_was_taken() -> None:
 
 def test_a_busy_engine_hears_it_after_a_while() -> None:
     engine = measured_engine()
-    engine.connector._measures.take()
+    engine.connector.measures.take()
     engine.arrive("second", range(100, 130))
-    engine.connector._measures.count("kvoffload_queries_total", 1)
+    engine.connector.measures.count("kvoffload_queries_total", 1)
     assert engine.connector.get_kv_connector_stats() is None
     engine.now_s += HAND_OVER_S
     assert engine.connector.get_kv_connector_stats() is not None
@@ -105,8 +105,8 @@ def test_a_busy_engine_hears_it_after_a_while() -> None:
 
 def test_an_idle_engine_hears_it_at_once() -> None:
     engine = measured_engine()
-    engine.connector._measures.take()
-    engine.connector._measures.count("kvoffload_queries_total", 1)
+    engine.connector.measures.take()
+    engine.connector.measures.count("kvoffload_queries_total", 1)
     assert engine.connector.get_kv_connector_stats() is not None
     assert engine.connector.get_kv_connector_stats() is None
 
@@ -116,8 +116,8 @@ def test_an_engine_that_steps_for_its_saves_alone_is_busy() -> None:
     engine.admit(engine.arrive("second", range(100, 130)))
     plan = engine.step()
     engine.finish(engine.requests["second"])
-    engine.connector._measures.take()
-    engine.connector._measures.count("kvoffload_queries_total", 1)
+    engine.connector.measures.take()
+    engine.connector.measures.count("kvoffload_queries_total", 1)
     assert engine.connector.get_kv_connector_stats() is None
     engine.report(plan)
     stats = engine.connector.get_kv_connector_stats()
@@ -174,7 +174,7 @@ def has_no_place(engine: ScriptedEngine) -> None:
 
 
 def is_empty(engine: ScriptedEngine) -> None:
-    engine.cache._current._cache.clear(0)
+    engine.cache.local_cache.clear(0)
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,8 @@ def running(kind: type[Runner]) -> Iterator[tuple[Runner, Worker, HeldEngine]]:
 
 
 def side_of(connector: KVOffloadConnector) -> Any:
-    assert connector._worker is not None
-    return connector._worker
+    assert connector.worker_side is not None
+    return connector.worker_side
 
 
 def output_of(plan: StepPlan, tokens: int) -> SchedulerOutput:

@@ -16,7 +16,7 @@ from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.policy import Eager, SecondUse
-from kvoffload.connector.scheduler_parts import SchedulerParts, SchedulerTerms, assemble
+from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import Place
 from kvoffload.protocol import Register
 from tests.kit.connector.local_client import MEMORY, LocalClient
@@ -140,7 +140,7 @@ def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy_of(parts) == "on_evict"
     assert parts.events is not None
     assert parts.saves.look_out._decoded_tokens == 4
-    assert parts.restores._terms.verify_always
+    assert parts.restores.terms.verify_always
 
 
 @pytest.mark.parametrize(
@@ -152,3 +152,54 @@ def test_so_many_blocks_may_be_pinned_as_fill_while_a_save_takes_within_bounds(
     """Of 32, at least four and at most eight."""
     terms = {"step_tokens": step_tokens, "max_requests": 0, "steps_under_way": under_way}
     assert put_together(**terms).pins.limit == expected
+
+
+# ---- places of ranks ----
+
+
+HERE, THERE, AGAIN = Place(1, 1), Place(2, 1), Place(1, 2)
+
+
+def test_a_place_counts_when_every_rank_has_named_it() -> None:
+    places = RankPlaces(2)
+    places.note({0: [HERE, THERE]})
+    assert not places.has_all(HERE)
+    places.note({1: [HERE]})
+    assert places.has_all(HERE)
+    assert not places.has_all(THERE)
+    places.note({1: [HERE, THERE]})
+    assert places.has_all(THERE)
+
+
+def test_each_rank_names_all_its_places_every_time() -> None:
+    places = RankPlaces(2)
+    places.note({0: [HERE], 1: [HERE]})
+    places.note({1: [THERE]})
+    assert not places.has_all(HERE)
+    places.note({})
+    assert not places.has_all(HERE)
+    places.note({0: [THERE]})
+    assert places.has_all(THERE)
+
+
+def test_another_session_of_the_same_memory_is_another_place() -> None:
+    places = RankPlaces(1)
+    places.note({0: [HERE]})
+    assert not places.has_all(AGAIN)
+
+
+def test_pairs_are_places() -> None:
+    """As they come from a client, and through a message."""
+    places = RankPlaces(1)
+    places.note({0: [(1, 1)]})  # type: ignore[list-item]
+    assert places.has_all(HERE)
+
+
+def test_a_rank_that_has_nowhere_to_copy_is_known_not_to() -> None:
+    places = RankPlaces(2)
+    places.note({0: [HERE]})
+    assert not places.are_all_known
+    places.note({1: []})
+    assert not places.are_all_known
+    places.note({1: [THERE]})
+    assert places.are_all_known

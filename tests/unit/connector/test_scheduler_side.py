@@ -87,8 +87,8 @@ def test_the_cache_is_opened_with_what_all_ranks_agree_on() -> None:
 def test_some_blocks_may_be_pinned_but_always_one_of_each_group(num_blocks: int, limit: int) -> None:
     side, _ = make_side(num_blocks=num_blocks)
     side.accept_facts({(0, 0): two_groups(num_blocks)})
-    assert side._parts is not None
-    assert side._parts.saves._pins.limit == limit
+    assert side.parts is not None
+    assert side.parts.pins.limit == limit
 
 
 def test_ranks_that_differ_are_refused_before_the_cache_is_opened() -> None:
@@ -126,8 +126,8 @@ def test_the_first_request_of_a_pipeline_is_served_where_all_stages_joined_when_
     )
     side.accept_facts({(0, 0): first, (1, 0): second})
     assert opening.registers[0].fingerprint == name_pipeline([first.fingerprint, second.fingerprint])
-    assert side._parts is not None
-    assert side._parts.places.has_all(place)
+    assert side.parts is not None
+    assert side.parts.places.has_all(place)
     assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()
 
 
@@ -139,10 +139,10 @@ def test_nothing_of_an_ended_request_stays() -> None:
         side.add_request(request)
         side.match(request, 0)
         side.end_request(request, ([], []))
-    assert side._parts is not None
-    assert not side._requests
-    assert not side._parts.restores._questions
-    assert not side._parts.restores._failed
+    assert side.parts is not None
+    assert not side.requests
+    assert not side.parts.restores.questions
+    assert not side.parts.restores.failed
     assert opening.clients[0].stats().leases == 0
 
 

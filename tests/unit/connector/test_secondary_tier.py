@@ -73,8 +73,8 @@ class Scheduler:
         (self.tier.submit_load if is_promotion else self.tier.submit_store)(job)
         (result,) = wait_for(lambda: list(self.tier.get_finished_jobs()))
         assert result.job_id == self.jobs
-        if self.tier._cache.is_served:
-            self.tier._cache.stats()  # it has heard of what was stored
+        if self.tier.cache.is_served:
+            self.tier.cache.stats()  # it has heard of what was stored
         return result
 
     def look(self, *keys: OffloadKey) -> list[LookupResult]:
@@ -101,7 +101,7 @@ def open_scheduler(server: Path, monkeypatch: pytest.MonkeyPatch, request: pytes
                 change(config)
 
         opened.append(Scheduler(server, monkeypatch, rename, **given))
-        assert opened[-1].tier._cache.wait_until_served(WAIT_S)
+        assert opened[-1].tier.cache.wait_until_served(WAIT_S)
         return opened[-1]
 
     yield open_one
@@ -141,8 +141,8 @@ def test_an_engine_with_other_weights_finds_nothing(open_scheduler: Open) -> Non
 def test_a_load_of_what_is_gone_names_what_came(open_scheduler: Open) -> None:
     one, keys = open_scheduler(), keys_of(1, 2, 3)
     assert one.job(keys, [0, 1, 2], is_promotion=False).success
-    one.tier._cache.invalidate(0, one.tier._name(keys[2]))
-    one.tier._cache.stats()
+    one.tier.cache.invalidate(0, one.tier.name_key(keys[2]))
+    one.tier.cache.stats()
     loaded = one.job(keys, [20, 21, 22], is_promotion=True)
     assert (loaded.success, loaded.successful_keys, loaded.transfer_bytes) == (False, tuple(keys[:2]), 2 * ROW_BYTES)
     assert one.tier.faults == {}
@@ -153,11 +153,11 @@ def test_a_chunk_whose_load_failed_is_not_promised_to_its_request_again(open_sch
     one, keys = open_scheduler(verify="always"), keys_of(1)
     assert one.job(keys, [0], is_promotion=False).success
     assert one.look(*keys) == [HIT]
-    found = one.tier._cache.acquire_entries(0, one.tier._name(keys[0]), shards=(0,))
+    found = one.tier.cache.acquire_entries(0, one.tier.name_key(keys[0]), shards=(0,))
     assert found.lease is not None
-    record = one.tier._cache.memory(found.lease.memory_id).view(int(found.groups[0].addresses[0]), ROW_BYTES)
+    record = one.tier.cache.memory(found.lease.memory_id).view(int(found.groups[0].addresses[0]), ROW_BYTES)
     record[0] ^= 1
-    one.tier._cache.release(found.lease)
+    one.tier.cache.release(found.lease)
     assert not one.job(keys, [20], is_promotion=True).success
     assert one.job(keys, [0], is_promotion=False).success
     assert one.look(*keys) == [MISS]
@@ -213,7 +213,7 @@ def test_a_server_that_ends_makes_misses(tmp_path: Path, open_scheduler: Open) -
         assert one.job(keys, [0], is_promotion=False).success
         process.kill()
         process.wait()
-    wait_for(lambda: not one.tier._cache.is_served)
+    wait_for(lambda: not one.tier.cache.is_served)
     assert one.look(*keys) == [MISS]
     assert not one.job(keys, [20], is_promotion=True).success
     assert not one.job(keys_of(2), [0], is_promotion=False).success
@@ -228,7 +228,7 @@ def test_a_fault_of_ours_is_a_miss_and_every_job_is_answered(
     def fail(*given: object, **named: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr(one.tier, "_name", fail)
+    monkeypatch.setattr(one.tier, "name_key", fail)
     assert one.look(*keys) == [MISS]
     assert one.look(*keys) == [MISS]
     assert not one.job(keys, [0], is_promotion=False).success

@@ -151,7 +151,7 @@ def crowd(model: str, seed: int) -> None:
     random = Random(seed)
     engine = SimulatedEngine(*MODELS[model], num_blocks=32, random=random)
     engine.reserves_whole_prompts = False
-    engine.parts.saves._pins.limit = 12
+    engine.parts.pins.limit = 12
     for _ in range(40):
         if len(engine.requests) < 9:
             engine.come(make_prompt(random), decode=random.randrange(12))

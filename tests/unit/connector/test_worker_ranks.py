@@ -95,7 +95,7 @@ def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None
     groups = tuple(replace(group, record_bytes=group.record_bytes + 64) for group in worker.facts.groups)
     name = name_pipeline([worker.facts.fingerprint, b"e" * 32])
     [told] = worker.shared.registers
-    assert replace(told, report=b"") == make_register(name, groups, worker._terms.sharing)
+    assert replace(told, report=b"") == make_register(name, groups, worker.terms.sharing)
     assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
     assert worker.facts.places == (worker.shared.place,)
     assert worker.take_results(is_idle=False)[2] == WorkerReport()
@@ -177,7 +177,7 @@ def test_a_memory_stays_mapped_while_a_copy_uses_it() -> None:
     mapped = weakref.ref(client.memory(memory_id))
     client.serve_anew()
     worker.submit(StepPlan(retired=(memory_id,)))
-    del client._sessions[memory_id]
+    del client.sessions[memory_id]
     gc.collect()
     assert mapped() is not None
     engine.release()
@@ -216,9 +216,9 @@ def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_open
         assert worker.facts is not None
         facts[divmod(rank, 2)] = worker.facts
         worker.close()
-    engine = agree(facts, worker._terms.sharing)
+    engine = agree(facts, worker.terms.sharing)
     of_scheduler = make_register(
-        engine.fingerprint, engine.groups, worker._terms.sharing, description=engine.description
+        engine.fingerprint, engine.groups, worker.terms.sharing, description=engine.description
     )
     for rank, told in enumerate(shared.registers):
         assert replace(told, report=b"", rank=0) == replace(of_scheduler, rank=0)

@@ -240,8 +240,8 @@ def test_a_copy_that_does_not_end_is_left_behind_within_the_bound_and_told(
     assert caplog.records[-1].levelname == "ERROR"
     assert worker.take_results(is_idle=True) == ({"a"}, {"a"}, WorkerReport({1: 1}, frozenset({1}), places={0: ()}))
     worker.close()
-    worker.shared.client._sessions.clear()
-    del worker.shared.client._current
+    worker.shared.client.sessions.clear()
+    del worker.shared.client.current
     gc.collect()
     assert memory() is not None
     opened[0].inner.close()

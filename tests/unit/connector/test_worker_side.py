@@ -84,9 +84,9 @@ def test_copies_go_through_the_engine_that_it_is_given() -> None:
         return opened[-1]
 
     worker = make_worker()
-    worker._terms = replace(worker._terms, open_engine=open_watched)
+    worker.terms = replace(worker.terms, open_engine=open_watched)
     start(worker)
-    assert worker._engine is opened[0]
+    assert worker.engine is opened[0]
     save(worker, Move(1, 1, 0))
     assert load(worker, Move(1, 2, 0))
     worker.close()
@@ -154,7 +154,7 @@ def test_a_failing_copy_is_a_failed_job_and_the_next_one_works(
 ) -> None:
     worker, _ = start(make_worker())
     save(worker, Move(1, 1, 0), Move(1, 2, 1), job=7)
-    engine = worker._engine
+    engine = worker.engine
     failing = replace_engine(worker, lambda inner: FailingEngine(inner, direction))
     if direction is CopyDirection.SAVE:
         worker.submit(save_job(worker, Move(1, 1, 2), Move(1, 2, 3), job=8))
@@ -162,7 +162,7 @@ def test_a_failing_copy_is_a_failed_job_and_the_next_one_works(
     else:
         assert not load(worker, Move(1, 3, 0), Move(1, 4, 1))
     assert caplog.records[-1].getMessage().endswith(f"failed: {failing.FAULT}")
-    worker._engine = engine
+    worker.engine = engine
     save(worker, Move(1, 1, 4), job=9)
     assert load(worker, Move(1, 2, 4))
     worker.close()
@@ -176,7 +176,7 @@ def test_a_plan_that_the_engine_does_not_take_fails_its_job_only(monkeypatch: py
         raise NativeError("a copy was not taken: all 1024 plans that may be under way are")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker._engine, "submit", refuse)
+        patch.setattr(worker.engine, "submit", refuse)
         worker.submit(join_plans(save_job(worker, Move(1, 1, 1), job=2), load_job(worker, Move(1, 2, 0), name="a")))
         assert worker.take_results(is_idle=False) == ({"a"}, {"a"}, WorkerReport({2: 1}, frozenset({2})))
     assert load(worker, Move(1, 3, 0))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.config.tcp_address import TcpAddress
-from kvoffload.peers.announcement import Announcement, _mark, read_announcement
+from kvoffload.peers.announcement import Announcement, read_announcement, sign_words
 from kvoffload.peers.fleet_member import FleetMember
 from tests.kit.server.remote_client import make_keys
 
@@ -42,7 +42,7 @@ def test_nothing_of_it_can_be_changed(word: int) -> None:
 def test_a_time_is_in_plain_digits(at_ms: str) -> None:
     """Some digits of other scripts are digits to Python, and no numbers."""
     said = f"{at_ms} {ANNOUNCEMENT.member.address} {ANNOUNCEMENT.member.key} here"
-    assert read_announcement(f"{said} {_mark(said, 'blue', SECRET)}".encode(), "blue", SECRET) is None
+    assert read_announcement(f"{said} {sign_words(said, 'blue', SECRET)}".encode(), "blue", SECRET) is None
 
 
 @given(st.binary(max_size=600))

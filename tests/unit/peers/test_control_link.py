@@ -36,7 +36,7 @@ class There:
     @contextmanager
     def serving(self) -> Iterator[CacheServer]:
         with self.fleet.serving("there") as server:
-            await_that(lambda: server._core._domains[""].cache is not None)
+            await_that(lambda: server.core.domains[""].cache is not None)
             yield server
 
     def link(self, keys: KeyPair | None = None, *, peer_key: str = "", timeout_s: float = TIMEOUT_S) -> ControlLink:
@@ -60,8 +60,8 @@ def test_a_ticket_is_kept_until_it_is_no_good(there: There) -> None:
         link = there.link()
         ticket = link.find_ticket(is_sealed=True)
         assert (len(ticket.token), len(ticket.secret)) == (16, 32)
-        assert server._peers is not None
-        assert ticket.address.port == server._peers.port
+        assert server.peers is not None
+        assert ticket.address.port == server.peers.port
         assert link.find_ticket(is_sealed=True) is ticket
         link.forget_ticket(ticket)
         newer = link.find_ticket(is_sealed=True)
@@ -77,7 +77,7 @@ def test_an_identity_is_introduced_and_a_conflict_is_told(there: There, caplog: 
         link = there.link()
         assert link.introduce(SPACE)
         assert link.introduce(SPACE)
-        cache = server._core._domains[""].cache
+        cache = server.core.domains[""].cache
         assert cache is not None
         assert cache.stats.namespaces == 1
         other = PeerSpace(number=0, fingerprint=b"F" * 32, geometry=PLAIN)

@@ -11,11 +11,10 @@ import pytest
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import SpaceTable
-from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
 from kvoffload.peers.fleet_registry import FleetRegistry
 from kvoffload.peers.fleet_tier import FleetTier
-from kvoffload.peers.homes import find_homes
 from kvoffload.tiers.base import TierState
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.tier_contract import hashes_of
@@ -54,7 +53,7 @@ class Told(FleetPlace):
         self.tier.set_members = self.take  # type: ignore[method-assign]
 
     def take(self, wanted: object, places: Mapping[str, str]) -> None:
-        self.members = tuple(sorted([*places, self._terms.own.name]))
+        self.members = tuple(sorted([*places, self.terms.own.name]))
 
     def faults(self) -> list[str]:
         return [one.reason for one in self.tier.health() if one.name == "this server"]
@@ -66,17 +65,17 @@ def test_however_many_servers_there_are_all_members_agree_on_homes(count: int) -
     places = [Told(own) for own in servers]
     try:
         for at, place in enumerate(places):
-            place._take_members([*servers[at + 1 :], *servers[:at]])
+            place.take_members([*servers[at + 1 :], *servers[:at]])
         fleet = sorted(one.name for one in servers)[:MAX_MEMBERS]
         hashes = hashes_of(0, 500)
         homes = np.array(fleet)[find_homes(tuple(fleet), hashes)]
         for place in places:
-            if place._terms.own.name in fleet:
+            if place.terms.own.name in fleet:
                 assert (np.array(place.members)[find_homes(place.members, hashes)] == homes).all()
                 assert [one.name for one in place.admitted] == [n for n in order(servers, place) if n in fleet]
                 assert place.faults() == []
             else:
-                assert place.members == (place._terms.own.name,)
+                assert place.members == (place.terms.own.name,)
                 assert place.admitted == []
                 (told,) = place.faults()
                 assert told.startswith(f"the fleet has {count} servers, and its members are the first 64 by key")
@@ -87,16 +86,16 @@ def test_however_many_servers_there_are_all_members_agree_on_homes(count: int) -
 
 def order(servers: list[FleetMember], place: Told) -> list[str]:
     """As they were announced there."""
-    at = servers.index(place._terms.own)
+    at = servers.index(place.terms.own)
     return [one.name for one in (*servers[at + 1 :], *servers[:at])]
 
 
 def test_a_server_for_which_there_is_room_again_is_a_member() -> None:
     servers = [member(port, f"{port:040}") for port in range(100, 101 + MAX_MEMBERS)]
     last = Told(servers[-1])
-    last._take_members(servers[:-1])
+    last.take_members(servers[:-1])
     assert len(last.faults()) == 1
-    last._take_members(servers[1:-1])
+    last.take_members(servers[1:-1])
     assert last.faults() == []
     assert last.members == tuple(one.name for one in servers[1:])
     last.tier.close()
@@ -106,17 +105,17 @@ def test_members_that_are_named_count_as_those_that_were_announced() -> None:
     servers = [member(port, f"{port:040}") for port in range(100, 102 + MAX_MEMBERS)]
     first = Told(servers[0], servers[1])
     for announced in (servers[2:], servers[:1:-1]):
-        first._take_members(announced)
+        first.take_members(announced)
         assert first.members == tuple(one.name for one in servers[:MAX_MEMBERS])
     first.tier.close()
 
 
 def test_a_server_with_another_ones_key_is_told_where_that_is() -> None:
     place = Told(member(5, "k" * 40))
-    place._take_members([])
+    place.take_members([])
     assert place.faults() == []
     place._registry = cast(FleetRegistry, SimpleNamespace(twin_at="tcp://10.0.0.2:5555"))
-    place._take_members([])
+    place.take_members([])
     (told,) = place.faults()
     assert told == (
         "another server, at tcp://10.0.0.2:5555, announces itself with this server's key; give each a key of its own"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.errors import ConfigError
-from kvoffload.plan import completed
-from kvoffload.plan.model_shape import MAX_CONFIG_BYTES, Keeps, ShapeTerms, read_config, read_shape
+from kvoffload.plan import model_shape
+from kvoffload.plan.model_shape import MAX_CONFIG_BYTES, Keeps, ShapeTerms, complete_config, read_config, read_shape
 from tests.kit.plan.configs import DEEPSEEK_V3, ENGINES_ALONE, GPT_OSS, LLAMA_8B, NEMOTRON_H, PUBLISHED, QWEN_NEXT
 
 
@@ -47,7 +47,7 @@ def test_what_a_config_does_not_say_is_refused_by_name(name: str) -> None:
 
 
 def test_without_transformers_what_it_would_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completed, "find_spec", lambda _: None)
+    monkeypatch.setattr(model_shape, "find_spec", lambda _: None)
     assert sums(LLAMA_8B) == {Keeps.TOKENS: (32, 131_072)}
     for name in ("Gemma-2-9B", "Gemma-3-4B", "Llama-4-Scout"):
         with pytest.raises(ConfigError, match="run it with --exact"):
@@ -172,3 +172,36 @@ def test_of_a_name_on_the_hub_it_is_said_which_file_to_fetch(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"some-org/Model-1\.5B config\.json`"):
         read_config(Path("some-org/Model-1.5B"))
+
+
+# ---- what the model's class completes ----
+
+
+def test_a_class_says_which_layer_is_what() -> None:
+    found = complete_config(PUBLISHED["Gemma-2-9B"].config)
+    assert found is not None
+    assert found["layer_types"] == ["sliding_attention", "full_attention"] * 21
+
+
+def test_of_a_model_that_sees_it_is_the_text_part_with_the_models_type() -> None:
+    found = complete_config(PUBLISHED["Gemma-3-4B"].config)
+    assert found is not None
+    assert (found["model_type"], found["num_key_value_heads"], found["dtype"]) == ("gemma3_text", 4, "bfloat16")
+
+
+def test_what_the_config_says_stays() -> None:
+    found = complete_config(PUBLISHED["Gemma-2-9B"].config | {"layer_types": ["full_attention"] * 42})
+    assert found is not None
+    assert found["layer_types"] == ["full_attention"] * 42
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "kimi_linear_of_mine"}, {"model_type": 3}, {"model_type": "gemma2", "head_dim": "x"}]
+)
+def test_what_is_not_known_or_makes_no_sense_is_not_completed(config: dict[str, Any]) -> None:
+    assert complete_config(config) is None
+
+
+def test_without_transformers_nothing_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_shape, "find_spec", lambda _: None)
+    assert complete_config(PUBLISHED["Gemma-2-9B"].config) is None

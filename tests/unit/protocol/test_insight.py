@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.protocol import CAPABILITIES, Clear, Explain, Inspect, Miss, SetQuota
 from kvoffload.protocol.limits import MAX_NAMED_COUNTS
 from kvoffload.protocol.message import CONTROL, Phase

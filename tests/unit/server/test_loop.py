@@ -140,9 +140,9 @@ def test_one_way_messages_out_of_order_end_the_session(server: CacheServer, tmp_
 
 def test_nonsense_is_answered_and_harms_nobody(server: CacheServer, tmp_path: Path) -> None:
     client = connect(server, tmp_path)
-    assert client._control is not None
+    assert client.control is not None
     for frame in (b"", b"\xc1", b"x" * 100_000, b"\x94\x01\x01\x00\x00"):
-        client._control.send(frame)
+        client.control.send(frame)
     for _ in range(20):
         server.turn(0.001)
     assert isinstance(client.ask(Stats()), Counts)
@@ -292,8 +292,8 @@ def test_greetings_are_answered_while_memory_is_taken(
 
     def turn() -> None:
         server.turn(0.001)
-        if server._core.sessions and not may_go_on.is_set():
-            assert not server._pools.caches
+        if server.core.sessions and not may_go_on.is_set():
+            assert not server.pools.caches
             may_go_on.set()
 
     joined.append(RawClient(tmp_path / "s", register_of(), turn=turn))
@@ -331,7 +331,7 @@ def test_blocks_are_saved_and_found_while_memory_grows(tmp_path: Path, steps: th
     assert reader.ready_bytes == 4 * MIB
     leased = acquire(client, hashes_of(3))
     steps.release(100)
-    cache = server._pools.caches[""]
+    cache = server.pools.caches[""]
     while reader.ready_bytes < 64 * MIB:
         server.turn(0.001)
     assert cache.stats.ready_bytes == 64 * MIB
@@ -345,7 +345,7 @@ def test_a_server_ends_while_its_memory_grows(tmp_path: Path, steps: threading.S
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": GROWING}))
     client = connect(server, tmp_path)
     save(client, hashes_of(3), 5)
-    cache = server._pools.caches[""]
+    cache = server.pools.caches[""]
     if ends == "stop":
         server.stop()
     else:

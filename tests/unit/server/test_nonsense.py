@@ -168,8 +168,8 @@ def talkers(served: Served) -> Iterator[list[zmq.Socket[bytes]]]:
     """Connections on which anything may be said: of a process that has greeted, and of a known key."""
     process, remote = RawClient(served.path, register_of(), engine="talker"), served.connect_remote()
     remote.hello()
-    assert process._control is not None
-    yield [process._control, remote.socket]
+    assert process.control is not None
+    yield [process.control, remote.socket]
     remote.close()
     process.close()
 
@@ -195,8 +195,8 @@ def test_whatever_is_said_on_the_control_channel(
     """Of a process that has joined, and of a key that is known."""
     process, remote = RawClient(served.path, register_of(), engine="talker"), served.connect_remote()
     remote.hello()
-    assert process._control is not None
-    for talker, session in ((process._control, process.session), (remote.socket, 0)):
+    assert process.control is not None
+    for talker, session in ((process.control, process.session), (remote.socket, 0)):
         for message, number, expires_ns in calls:
             talker.send(CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns))
         for parts in messages:

@@ -204,7 +204,7 @@ def test_the_loop_hears_of_what_links_do() -> None:
 
 def test_a_server_that_ends_keeps_no_link_waiting() -> None:
     queue = LoopQueue()
-    loop = peer_links._Loop("main", queue, None)
+    loop = peer_links.LoopLink("main", queue, None)
     space = PeerSpace(number=1, fingerprint=fingerprint("model"), geometry=PLAIN)
     link = threading.Thread(target=loop.bring, args=(space, 0, b"h" * 32, 3600.0))
     link.start()

@@ -30,13 +30,13 @@ def server(tmp_path: Path) -> Iterator[CacheServer]:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Searches wait for it."""
     gate = Event()
-    original = survey._find_blocks
+    original = survey.find_blocks
 
     def wait(*given: Any) -> Any:
         gate.wait()
         return original(*given)
 
-    monkeypatch.setattr(survey, "_find_blocks", wait)
+    monkeypatch.setattr(survey, "find_blocks", wait)
     yield gate
     gate.set()
 
@@ -44,11 +44,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 def test_others_are_served_meanwhile_and_the_order_is_kept(server: CacheServer, tmp_path: Path, gate: Event) -> None:
     asks, other = connect(server, tmp_path, engine="asks"), connect(server, tmp_path, engine="other")
     save(asks, hashes_of(3), 7)
-    asks._send(FindBlocks(), 101)
-    asks._send(Stats(), 102)
+    asks.send(FindBlocks(), 101)
+    asks.send(Stats(), 102)
     for _ in range(3):
         assert isinstance(other.ask(Stats()), Counts)
-    assert asks._receive_control() is None
+    assert asks.receive_control() is None
     assert acquire(asks, hashes_of(3)).outcome is Outcome.HIT
     gate.set()
     found = asks.receive(101)
@@ -65,7 +65,7 @@ def test_a_fault_is_answered(server: CacheServer, tmp_path: Path, monkeypatch: p
     def fail(*_: Any) -> Any:
         raise OSError("broken")
 
-    monkeypatch.setattr(survey, "_find_blocks", fail)
+    monkeypatch.setattr(survey, "find_blocks", fail)
     answer = asks.ask(FindBlocks())
     assert isinstance(answer, Error)
     assert (answer.code, answer.about_op) == (ErrorCode.INTERNAL, FindBlocks.op)
@@ -77,9 +77,9 @@ def test_more_than_may_wait_is_refused(
 ) -> None:
     monkeypatch.setattr(long_calls, "MAX_WAITING", 1)
     asks = connect(server, tmp_path)
-    asks._send(FindBlocks(), 101)
-    asks._send(Stats(), 102)
-    asks._send(Stats(), 103)
+    asks.send(FindBlocks(), 101)
+    asks.send(Stats(), 102)
+    asks.send(Stats(), 103)
     refused = asks.receive(103)
     assert isinstance(refused, Error)
     assert refused.code is ErrorCode.BUSY
@@ -91,7 +91,7 @@ def test_more_than_may_wait_is_refused(
 
 def test_an_engine_that_is_gone_meanwhile_harms_nobody(server: CacheServer, tmp_path: Path, gate: Event) -> None:
     asks, other = connect(server, tmp_path, engine="asks"), connect(server, tmp_path, engine="other")
-    asks._send(FindBlocks(), 101)
+    asks.send(FindBlocks(), 101)
     for _ in range(5):
         server.turn(0.005)
     asks.close()

@@ -20,15 +20,15 @@ from kvoffload.server.sessions.session import Guest
 from kvoffload.server.terms import RemoteTerms
 from kvoffload.tiers.valkey import ValkeyTerms
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract
-from tests.kit.server.fleets import BLOCKS, Fleet, traffic_of
+from tests.kit.server.fleets import BLOCKS, Fleet
 from tests.kit.server.remote_loads import load
-from tests.kit.server.tiers import FAR, PAYING, WAIT_S, Settled, await_that
+from tests.kit.server.tiers import FAR, PAYING, WAIT_S, Settled, await_that, traffic_of
 from tests.kit.tiers.valkey_server import serve as serve_valkey
 from tests.unit.client.conftest import make_terms
 
 
 def readable(server: CacheServer) -> int:
-    cache = server._core._domains[""].cache
+    cache = server.core.domains[""].cache
     assert cache is not None
     return cache.stats.readable
 
@@ -154,7 +154,7 @@ def registry(tmp_path: Path) -> Iterator[RegistryTerms]:
 async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, registry: RegistryTerms) -> None:
     fleet = Fleet(tmp_path, "a", "b", registry=registry)
     with fleet.serving("a") as one:
-        await_that(lambda: one._core._domains[""].cache is not None)
+        await_that(lambda: one.core.domains[""].cache is not None)
         assert traffic_of(one).health() == []
         with fleet.serving("b") as two:
             await_that(lambda: len(traffic_of(one).health()) == len(traffic_of(two).health()) == 1)

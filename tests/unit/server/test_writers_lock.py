@@ -54,7 +54,7 @@ def engine(server: CacheServer, tmp_path: Path) -> Iterator[RawClient]:
 def test_engines_join_and_are_answered_while_another_thread_writes(
     server: CacheServer, engine: RawClient, tmp_path: Path
 ) -> None:
-    with held_writer(server._pools.caches[""].core):
+    with held_writer(server.pools.caches[""].core):
         assert isinstance(engine.ask(Stats()), Counts)
         assert isinstance(engine.ask(Inspect()), Insight)
         assert engine.ask(SetQuota(tenant="team", quota_bytes=16 * MIB)) == Done()
@@ -65,7 +65,7 @@ def test_engines_join_and_are_answered_while_another_thread_writes(
         assert acquire(engine, hashes_of(4)).lease
         other.close()
         for _ in range(4):
-            server._core.tick()
+            server.core.tick()
     counts = engine.ask(Stats())
     assert isinstance(counts, Counts)
     assert [tenant.quota_bytes for tenant in counts.tenants if tenant.name == "team"] == [16 * MIB]
@@ -77,13 +77,13 @@ def test_questions_that_take_a_writers_word_keep_nobody_else(
     """They are answered once it has been had, and everybody else at once."""
     asks = connect(server, tmp_path, engine="asks")
     query = Query(asked=16, promised=0, group=0, missing=hashes_of(1, seed=9))
-    with held_writer(server._pools.caches[""].core):
-        asks._send(Explain(queries=(query,)), 101)
-        asks._send(FollowBlock(name_space=asks.name_space, block_hash=hashes_of(1)), 102)
-        asks._send(Clear(), 103)
+    with held_writer(server.pools.caches[""].core):
+        asks.send(Explain(queries=(query,)), 101)
+        asks.send(FollowBlock(name_space=asks.name_space, block_hash=hashes_of(1)), 102)
+        asks.send(Clear(), 103)
         for _ in range(8):
             assert isinstance(engine.ask(Stats()), Counts)
-        assert asks._receive_control() is None
+        assert asks.receive_control() is None
     assert isinstance(asks.receive(101), Explained)
     places = asks.receive(102)
     assert isinstance(places, BlockPlaces)
@@ -95,7 +95,7 @@ def test_questions_that_take_a_writers_word_keep_nobody_else(
 
 def test_the_test_would_find_who_waits(server: CacheServer, engine: RawClient) -> None:
     """A call that does wait is still waiting when the lock is given back."""
-    cache = server._pools.caches[""]
+    cache = server.pools.caches[""]
     waits = threading.Thread(target=cache.invalidate, args=(engine.name_space, 0, hashes_of(4)))
     with held_writer(cache.core):
         waits.start()

@@ -206,9 +206,9 @@ def test_the_real_engine_is_timed_on_registered_slots(monkeypatch: pytest.Monkey
     monkeypatch.setattr(calibration, "BLOCK_COUNTS", (1, 2))
     monkeypatch.setattr(calibration, "BUDGET_S", 60.0)
     driver, seen = FakeCuda(), []
-    wait = calibration._wait_for_registration
+    wait = calibration.wait_for_registration
     monkeypatch.setattr(
-        calibration, "_wait_for_registration", lambda core, size: (wait(core, size), seen.append(core.registration()))
+        calibration, "wait_for_registration", lambda core, size: (wait(core, size), seen.append(core.registration()))
     )
     sizes = (RECORD_BYTES // 2, RECORD_BYTES)
     timings = measure_on(driver.allocate(4 * RECORD_BYTES), [], sizes, 0, driver.library)
@@ -225,5 +225,5 @@ def test_slots_that_are_not_registered_are_not_measured(progress: tuple[int, int
     waits: list[tuple[int, int]] = []
     core = SimpleNamespace(registration=lambda: progress, wait_registered=lambda *given: waits.append(given))
     with pytest.raises(NativeError, match=text):
-        calibration._wait_for_registration(core, 8)  # type: ignore[arg-type]
+        calibration.wait_for_registration(core, 8)  # type: ignore[arg-type]
     assert waits == [(8, 1000 * REGISTRATION_TIMEOUT_S)]

@@ -93,7 +93,7 @@ async def test_a_drain_reaches_the_server(tmp_path: Path) -> None:
 
 
 def is_ending(server: CacheServer) -> bool:
-    await_that(lambda: server._core.is_draining)
+    await_that(lambda: server.core.is_draining)
     return True
 
 

@@ -168,7 +168,7 @@ async def test_what_two_servers_said_is_no_answer(tmp_path: Path, monkeypatch: p
             async def look_and_change(message: Any) -> Any:
                 found = await look_into(message)
                 if isinstance(message, FindPrefix):
-                    asked._client._link.boot_id += 1
+                    asked._client.link.boot_id += 1
                 return found
 
             monkeypatch.setattr(asked._client, "look_into", look_and_change)

@@ -151,7 +151,7 @@ def test_a_former_memory_stays_mapped_until_it_has_left() -> None:
     segments = weakref.ref(client.memory(first))
     places.retire(first)
     memory.update(places.places())
-    del client._sessions[first]
+    del client.sessions[first]
     gc.collect()
     memory.update(places.places())
     assert segments() is not None
@@ -262,7 +262,7 @@ def test_a_memory_follows_a_step_that_met_it_and_goes_when_it_is_retired(noting:
     client.serve_anew()
     worker.take_results(is_idle=False)
     await_that(lambda: noting[0].ranges == former + ranges_of(client))
-    (first, *_) = client._sessions
+    (first, *_) = client.sessions
     worker.submit(StepPlan(retired=(first,)))
     worker.take_results(is_idle=False)
     await_that(lambda: noting[0].ranges == ranges_of(client))
@@ -273,12 +273,12 @@ def test_no_step_tells_the_driver_of_memory(noting: list[NotingEngine]) -> None:
     worker = start_worker()
     client = worker.shared.client
     for _ in range(3):
-        (former, *_) = client._sessions
+        (former, *_) = client.sessions
         client.serve_anew()
         worker.take_results(is_idle=False)
         worker.submit(StepPlan(retired=(former,)))
         worker.take_results(is_idle=True)
-        del client._sessions[former]
+        del client.sessions[former]
         await_that(lambda: noting[0].ranges == ranges_of(client))
     worker.close()
     assert len(noting[0].tellers) == 1

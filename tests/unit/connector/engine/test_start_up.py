@@ -78,7 +78,7 @@ def test_what_is_not_served_yet_is_refused(what: str) -> None:
 def test_engines_of_one_deployment_have_a_name_in_common(engine: str, key: str) -> None:
     config = make_vllm_config()
     config.kv_transfer_config.engine_id = engine
-    access = make_start(config)._access
+    access = make_start(config).access
     assert (access.engine, access.machine_key) == (engine, key)
 
 
@@ -123,7 +123,7 @@ def test_each_process_joins_as_what_it_is() -> None:
     config = make_vllm_config()
     config.parallel_config.rank = 3
     start = make_start(config)
-    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
     engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
@@ -134,7 +134,7 @@ def test_each_process_joins_as_what_it_is() -> None:
 def test_a_workers_private_server_starts_before_it_is_wanted(problem: ServerError | None) -> None:
     """What goes wrong is for `open` to say, which tries again."""
     start = make_start()
-    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
     access.problem = problem
     for _ in range(2):
         BEGIN(start)
@@ -149,7 +149,7 @@ def test_a_workers_private_server_starts_before_it_is_wanted(problem: ServerErro
 
 def test_a_shared_server_is_nobodys_to_start() -> None:
     start = make_start(server="kv.socket")
-    start._access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
     access.may_start.set()
     BEGIN(start)
     assert start.open_for_worker(REGISTER) is access
@@ -169,7 +169,7 @@ def test_one_line_says_what_is_kept_and_where(
 ) -> None:
     caplog.set_level(logging.INFO, "kvoffload")
     start = make_start(server=server)
-    start._access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
+    start.access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
     start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
     (message,) = [
         record.getMessage() for record in caplog.records if record.name == "kvoffload.connector.engine.start_up"
@@ -188,7 +188,7 @@ def test_little_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     for capacity_bytes, is_little in ((1000, False), (980, True)):
         caplog.clear()
         start = make_start(config)
-        start._access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
+        start.access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
         start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warnings) == is_little
@@ -204,9 +204,9 @@ def test_what_engines_cache_themselves_counts_blocks_that_differ(
     config = make_vllm_config()
     config.parallel_config.tensor_parallel_size = tensor
     config.parallel_config.data_parallel_size_local = engines
-    one = make_start()._access.engine_bytes
+    one = make_start().access.engine_bytes
     assert one > 0
-    assert make_start(config, replicas=replicas)._access.engine_bytes == times * one
+    assert make_start(config, replicas=replicas).access.engine_bytes == times * one
 
 
 def test_slots_are_held_ready_for_all_that_the_steps_under_way_can_fill() -> None:

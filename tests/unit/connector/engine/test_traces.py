@@ -80,7 +80,7 @@ def test_an_engine_that_traces_nothing_needs_no_opentelemetry(monkeypatch: pytes
 
 def test_a_hit_is_found_and_loaded_in_its_requests_trace() -> None:
     engine, collector = measured_engine(), Collector()
-    notes = engine.parts.restores._notes
+    notes = engine.parts.restores.notes
     notes._traces = collector.traces
     request = engine.arrive("second", range(30))
     request.trace_headers = HEADERS

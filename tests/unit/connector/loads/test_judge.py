@@ -21,7 +21,7 @@ from kvoffload.connector.loads.judge import (
     MIN_SAMPLES,
     LoadJudge,
 )
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.units import GIB, MIB
 from tests.kit.connector.timed import TimedEngine, TrueCosts, draw_prompt
 from tests.kit.connector.warm import note_misses

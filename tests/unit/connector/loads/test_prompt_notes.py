@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import PromptNote
+from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.protocol import Explanation, Miss
 from tests.kit.connector.measured import measured_engine, take
 from tests.kit.connector.scripted import ScriptedEngine
@@ -91,3 +92,20 @@ def test_without_debug_nobody_listens() -> None:
     engine.cache.notes.clear()
     engine.match(engine.arrive("second", range(500, 560)))
     assert noted(engine).on_explained is None
+
+
+# ---- reasons ----
+
+
+def test_labels_are_what_they_were() -> None:
+    assert [str(reason) for reason in MissReason] == [
+        "never_seen",
+        "too_short",
+        "not_served",
+        "refused",
+        "slow_to_answer",
+        "no_room",
+        "slower_than_computing",
+        "tier_too_slow",
+        "skipped",
+    ]

@@ -170,7 +170,7 @@ def test_a_failed_load_is_forgotten_before_anybody_asks_again(policy: str) -> No
         engine.finish(request)
     engine.finish(other)
     engine.assert_at_rest()
-    assert engine.parts.restores._failed == set()
+    assert engine.parts.restores.failed == set()
 
 
 def test_a_request_whose_load_failed_is_never_loaded_again() -> None:
@@ -324,7 +324,7 @@ def test_the_guard_counts_loaded_requests_until_they_run() -> None:
     engine.report(engine.step())
     for request in admitted:
         engine.finish(request)
-    assert engine.parts.restores._admission._rest == {}
+    assert engine.parts.restores.admission.reserved == ()
 
 
 @pytest.mark.parametrize("end", ["abort", "failure"])
@@ -341,7 +341,7 @@ def test_a_load_that_comes_to_nothing_reserves_nothing(end: str) -> None:
         assert engine.match(second) == 40
     else:
         engine.report(plan, failed=["first"])
-        assert engine.parts.restores._admission._rest == {}
+        assert engine.parts.restores.admission.reserved == ()
 
 
 def test_two_blocks_are_enough_to_restore_one() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvoffload.cache import AcquireOutcome
 from kvoffload.connector.loads.judge import MIN_SAMPLES
-from kvoffload.connector.loads.misses import MissReason
+from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.loads.restores import MAX_EARLY, READY_WAIT_S
 from kvoffload.connector.step_plan import WorkerReport
 from tests.kit.connector.engine_configs import full

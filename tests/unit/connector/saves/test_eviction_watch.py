@@ -466,5 +466,5 @@ def test_what_an_adapter_computed_and_found_no_room_is_dropped_and_counted() -> 
     engine.report(plan)
     assert engine.step().saves == ()
     assert not engine.parts.policy.is_watching
-    assert engine.connector._measures.take().data["kvoffload_dropped_saves_total"] == {"no_slot": 5}
+    assert engine.connector.measures.take().data["kvoffload_dropped_saves_total"] == {"no_slot": 5}
     engine.connector.shutdown()

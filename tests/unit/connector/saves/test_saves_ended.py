@@ -387,7 +387,7 @@ def test_an_aborted_load_leaves_nothing_to_save() -> None:
     request = engine.arrive("second", range(30))
     engine.admit(request)
     plan = engine.step()
-    engine.cache._current._cache.clear(0)  # nobody has these blocks any more
+    engine.cache.local_cache.clear(0)  # nobody has these blocks any more
     engine.finish(request)
     assert engine.pinned == 0
     assert engine.step().saves == ()

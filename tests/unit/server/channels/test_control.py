@@ -312,18 +312,13 @@ class TestStrangers:
     def test_where_there_is_no_descriptor_nobody_is_let_in_for_a_moment(
         self, setting: Setting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Full:
-            def accept(self) -> None:
-                raise OSError(24, "Too many open files")
+        def refuse(_: socket.socket) -> None:
+            raise OSError(24, "Too many open files")
 
-            def __getattr__(self, name: str) -> object:
-                return getattr(listener, name)
-
-        listener = setting.control._listener
         end = setting.connect(HELLO_GREETING + pack_head(1) + b"x")
-        monkeypatch.setattr(setting.control, "_listener", Full())
-        assert setting.let_in() == []
-        monkeypatch.setattr(setting.control, "_listener", listener)
+        with monkeypatch.context() as full:
+            full.setattr(socket.socket, "accept", refuse)
+            assert setting.let_in() == []
         setting.control.tick()
         assert [frame for _, frame in setting.let_in()] == [b"x"]
         assert not is_let_go(end)

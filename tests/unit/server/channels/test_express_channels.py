@@ -299,9 +299,9 @@ def test_the_end_ends_all(served: Served) -> None:
 
 def test_a_message_of_another_session_ends_the_channel(served: Served) -> None:
     peer = served.must_open()
-    peer._session = SESSION + 1
+    peer.session = SESSION + 1
     refused = peer.ask(Mark())
     assert isinstance(refused, Error)
     assert refused.code is ErrorCode.NO_SESSION
-    if peer._goes_on:
+    if peer.goes_on:
         peer.wait_for_end()

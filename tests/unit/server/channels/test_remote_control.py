@@ -150,7 +150,7 @@ def test_an_unknown_key_gets_nothing(server: CacheServer, connect: Connect) -> N
     assert unknown.is_refused()
     good.hello()
     assert not unknown.socket.poll(0)
-    assert len(server._core.sessions) == 1
+    assert len(server.core.sessions) == 1
 
 
 @pytest.mark.parametrize("is_keyless", [True, False])
@@ -164,7 +164,7 @@ def test_who_does_not_know_the_servers_key_gets_nothing(
     for _ in range(100):
         server.turn(0.001)
     assert not stranger.socket.poll(0)
-    assert len(server._core.sessions) == 1
+    assert len(server.core.sessions) == 1
 
 
 class Announced(dict[str, Guest]):
@@ -218,9 +218,9 @@ def test_a_client_that_takes_anothers_name_is_not_taken_for_it(server: CacheServ
     red = connect(server, RED)
     red.socket.disconnect(server.remote_endpoint)
     red.socket.setsockopt(zmq.ROUTING_ID, b"name")
-    remote = server._channels._remote
+    remote = server.channels.remote
     assert remote is not None
-    (key,) = (key for session in server._core.sessions for key in session.connections)
+    (key,) = (key for session in server.core.sessions for key in session.connections)
     red.wait(lambda: not remote.send(key, b"is the name free?"))
     red.socket.connect(server.remote_endpoint)
     refused = red.ask(Drain())
@@ -295,9 +295,9 @@ def test_what_a_client_has_not_read_is_bounded_in_bytes(server: CacheServer) -> 
     assert UNREAD_BYTES * MAX_CONNECTIONS <= 1024 * MIB
     client = RemoteClient(server.remote_endpoint, keys=RED, server_key=SERVER.public, turn=lambda: server.turn(0.001))
     client.hello("red")
-    remote = server._channels._remote
+    remote = server.channels.remote
     assert remote is not None
-    (key,) = server._core.sessions._guests
+    (key,) = (key for session in server.core.sessions for key in session.connections)
     with pytest.raises(ProtocolError):
         remote.send(key, bytes(ANSWER_BYTES + 1))
     sent = 0
@@ -312,8 +312,8 @@ def test_what_a_client_has_not_read_is_bounded_in_bytes(server: CacheServer) -> 
 def test_a_search_over_tcp_tells_of_no_more_than_may_be_unread(server: CacheServer) -> None:
     client = RemoteClient(server.remote_endpoint, keys=CHIEF, server_key=SERVER.public, turn=lambda: server.turn(0.001))
     client.hello("red")
-    client.wait(lambda: "red" in server._pools.caches)
-    cache = server._pools.caches["red"]
+    client.wait(lambda: "red" in server.pools.caches)
+    cache = server.pools.caches["red"]
     name_space = cache.open_namespace(fingerprint("model"), PLAIN)
     session = cache.open_session()
     hashes = hashes_of(3000)

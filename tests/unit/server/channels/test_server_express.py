@@ -119,7 +119,7 @@ def test_who_has_registered_gets_one(connect: Any) -> None:
 
 def test_blocks_are_served_whatever_the_loop_does(connect: Any) -> None:
     client = connect()
-    client.express._turn = lambda: None
+    client.express.turn = lambda: None
     save(client, client.express)
     hit = acquire(client, client.express)
     release(client.express, hit)
@@ -129,7 +129,7 @@ def test_blocks_are_served_whatever_the_loop_does(connect: Any) -> None:
 @pytest.mark.parametrize("message", [Acquire(name_space=0, chain=b""), Abort(tickets=b"")])
 def test_blocks_go_by_no_other_channel(connect: Any, message: ClientMessage) -> None:
     client = connect()
-    client._control.send(CODEC.encode_call(message, number=1, session=client.session, channel=Channel.EXPRESS))
+    client.control.send(CODEC.encode_call(message, number=1, session=client.session, channel=Channel.EXPRESS))
     refused = client.receive(1)
     assert (refused.code, refused.about_op) == (ErrorCode.UNKNOWN_OPERATION, message.op)
 
@@ -157,7 +157,7 @@ def test_nobody_gets_a_second_one(server: CacheServer, connect: Any) -> None:
     client = connect()
     client.ask(register_of())
     turn(server)
-    client._receive_lifeline()
+    client.receive_lifeline()
     assert client.came.count(Express) == 1
 
 
@@ -255,7 +255,7 @@ def test_a_server_that_ends_takes_back_what_is_held_by_express(server: CacheServ
     assert express.ask(Mark()) == Done()
     assert server.turn(0.001)
     express.tell(Abort(tickets=granted.tickets))
-    express._turn = lambda: None
+    express.turn = lambda: None
     assert express.ask(Mark()) == Done()
     assert not server.turn(0.001)
 
@@ -266,7 +266,7 @@ def test_the_end_of_a_server_ends_it(tmp_path: Path) -> None:
     client = RawClient(tmp_path / "s", register_of(), turn=lambda: server.turn(0.001))
     express = client.express
     server.close()
-    express._turn = lambda: None
+    express.turn = lambda: None
     express.wait_for_end()
     del express
     client.close()

@@ -181,15 +181,10 @@ def test_without_a_server_behind_it_connections_end(gate: Gate) -> None:
 
 
 def test_without_descriptors_it_waits_for_some(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def accept(self) -> None:
-            raise OSError(24, "Too many open files")
+    def refuse(_: socket.socket) -> None:
+        raise OSError(24, "Too many open files")
 
-        def fileno(self) -> int:
-            return listener.fileno()
-
-    listener = gate.gate._listener
-    monkeypatch.setattr(gate.gate, "_listener", Full())
+    monkeypatch.setattr(socket.socket, "accept", refuse)
     gate.connect()
     gate.wait(lambda: gate.loop.watched == {})
     assert gate.loop.turn(gate.gate) == 0

@@ -152,7 +152,7 @@ def joined(path: Path, role: Role) -> Iterator[Client]:
 
 
 def cache_of(server: CacheServer) -> LocalCache:
-    return server._pools.caches[""]
+    return server.pools.caches[""]
 
 
 def test_a_server_with_new_memory_does_not_double_what_its_engines_have(
@@ -191,7 +191,7 @@ def test_a_server_with_new_memory_does_not_double_what_its_engines_have(
             adopt_wait_s=3600.0,
         )
         with serving(plan) as second:
-            await_that(lambda: second._core.count_former("", 0) == POOL.memory_bytes)
+            await_that(lambda: second.core.count_former("", 0) == POOL.memory_bytes)
             second._adopt_until_ns = 0
             for client in (scheduler, worker):
                 assert client.wait_until_served(WAIT_S)

@@ -30,7 +30,7 @@ from tests.kit.cache.offload_contract import TOKENS, has_patterns, names_of, sav
 from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import UID, Client, Server, code_of, greeted, register_of
 from tests.kit.server.held_writer import held_writer
-from tests.kit.server.tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving
+from tests.kit.server.tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving, traffic_of
 from tests.unit.client.conftest import make_terms
 
 FEW = ServerLimits(namespaces=16, user_namespaces=12)
@@ -74,7 +74,7 @@ def test_what_is_remembered_of_identities_goes_with_them() -> None:
     with Server(limits=FEW) as server:
         for at in range(100):
             come_and_go(server, f"model {at}")
-        (domain,) = server.core._domains.values()
+        (domain,) = server.core.domains.values()
         for table in (domain.fingerprints, domain.geometries, domain.registers, domain.brought):
             assert len(table) <= FEW.namespaces
 
@@ -221,7 +221,7 @@ def test_record_sizes_are_bounded_by_user_and_in_all_and_make_place_likewise() -
         assert others in there
         for at in range(8):
             leave_behind(server, f"more {at}", uid=UID + 1, geometry=sized(32768 + 512 * at))
-        assert len(server.core._domains["main"].sizes) <= 12
+        assert len(server.core.domains["main"].sizes) <= 12
         living = [server.process(f"l{at}").join(sized(65536 + 512 * at), f"l{at}") for at in range(8)]
         answer = greeted(server, "another").ask(register_of(sized(131072), "another"))
         assert code_of(answer) is ErrorCode.BUSY
@@ -321,7 +321,7 @@ async def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, 
             assert (await kept.acquire(SAVED)).boundary == TOKENS
             assert (await kept.stats()).namespaces <= 96
             if has_disk:
-                await_that(lambda: server._core.tiers._traffic[""].tiers[0].is_idle)
+                await_that(lambda: traffic_of(server, 0).is_idle)
                 async with AsyncClient(make_terms(tmp_path / "s", name="model 249")) as client:
                     assert await client.wait_until_served(WAIT_S)
                     assert (await client.acquire(SAVED, far=FAR)).boundary == TOKENS

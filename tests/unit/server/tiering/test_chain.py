@@ -50,7 +50,8 @@ class ChainSetting(TierSetting):
     def drop(self, tier: FaultyTier, *blocks: int) -> None:
         """That tier has these no more."""
         names = b"".join(CHAIN[32 * block : 32 * block + 32] for block in blocks)
-        space = self.traffic._spaces[self.name_space]
+        space = self.traffic.find_space(self.name_space)
+        assert space is not None
         ended = finish(tier.inner, tier.inner.remove(space.names(0, names), timeout_s=1.0))  # type: ignore[arg-type]
         assert ended.count(RecordOutcome.REMOVED) == len(blocks)
 
@@ -92,7 +93,8 @@ def test_what_is_only_far_comes_up_and_is_near_from_then_on(setting: ChainSettin
     assert setting.load(CHAIN) == TOKENS
     assert setting.told, "whoever listens to events hears of it"
     setting.settle()
-    space = setting.traffic._spaces[setting.name_space]
+    space = setting.traffic.find_space(setting.name_space)
+    assert space is not None
     assert setting.tier.contains(space.names(0, CHAIN)).all()
     assert setting.far_traffic.counts.promoted == BLOCKS
 

@@ -119,7 +119,7 @@ def test_without_a_tier_nobody_asks_for_one(tmp_path: Path) -> None:
         assert client.acquire(CHAIN, far=FAR).outcome is AcquireOutcome.MISS
         client.prefetch(CHAIN)
         assert client.stats().leases == 0
-        assert server._core.tiers.files() == []
+        assert server.core.tiers.files() == []
 
 
 class TestClientOverDisk(OffloadCacheContract):

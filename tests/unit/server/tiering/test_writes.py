@@ -16,7 +16,8 @@ BLOCK = 4096
 def written(setting: TierSetting, chain: bytes, group: int = 0) -> int:
     """How many of a prompt's blocks the tier has, with all shards."""
     names = b"".join(block_hashes(chain, setting.geometry, group))
-    space = setting.traffic._spaces[setting.name_space]
+    space = setting.traffic.find_space(setting.name_space)
+    assert space is not None
     found = [setting.tier.inner.contains(space.names(group, names, shard)) for shard in range(space.shards(group))]
     return int(np.logical_and.reduce(found).sum())
 
@@ -59,7 +60,7 @@ def test_a_slow_tier_drops_what_would_wait_too_long_and_counts_it() -> None:
         counts = setting.traffic.counts
         assert 0 < counts.dropped_full < 160
         assert counts.dropped_full % 16 == 0
-        waiting_s = setting.traffic._writes.waiting_bytes / setting.traffic._writes.rate.bytes_per_s
+        waiting_s = setting.traffic.waiting_bytes / setting.traffic.writes.rate.bytes_per_s
         assert waiting_s <= 0.5
         setting.tier.is_held = False
         setting.turn(times=16)
