@@ -289,7 +289,7 @@ void AdoptionCheck::check_entries() {
         CHECK_EQUAL(find_entry(view_, {read_hash(hash.data()), space}).entry, number);
         for (std::uint32_t shard = 0; shard < plan->geometry.shards; ++shard) {
             const std::uint64_t bytes = plan->geometry.record_bytes;
-            const auto record = core_.bytes_at(address + shard * bytes, bytes);
+            const auto record = core_.memory().bytes_at(address + shard * bytes, bytes);
             CHECK(record.size() == bytes && has_pattern(record, key, shard));
         }
     }

@@ -300,7 +300,7 @@ void CacheCalls::append_parent(std::vector<std::uint8_t>& parents, KeyNumber key
 
 std::span<std::byte> CacheCalls::record_bytes(const ModelRecord& record, std::uint32_t shard) {
     const std::uint64_t bytes = spaces_[model_.space_of(record.key)].geometry.record_bytes;
-    const auto part = core_.bytes_at(record.address + shard * bytes, bytes);
+    const auto part = core_.memory().bytes_at(record.address + shard * bytes, bytes);
     CHECK_EQUAL(part.size(), bytes);
     return part;
 }

@@ -141,7 +141,7 @@ public:
         PopulateProgress progress;
         core_ = value_of(CacheCore::create(options_, progress));
         if (growth == Growth::full) {
-            CHECK_EQUAL(core_->grow_fully(progress).message(), "");
+            CHECK_EQUAL(core_->growth().grow_fully(progress).message(), "");
         }
     }
 
@@ -162,7 +162,7 @@ public:
 
     std::span<std::byte> record(Space space, std::uint64_t address, std::uint32_t shard = 0) {
         const std::uint64_t bytes = group(space).record_bytes;
-        return core_->bytes_at(address + shard * bytes, bytes);
+        return core_->memory().bytes_at(address + shard * bytes, bytes);
     }
 
     // As many tickets as were decided.
@@ -257,7 +257,7 @@ public:
 
     // What a successor needs, with a lock of its own: this process has the other one.
     CacheFiles duplicate_files() const {
-        const FileNumbers numbers = core_->files();
+        const FileNumbers numbers = core_->memory().files();
         CacheFiles files{.lock = value_of(make_lock_file()), .index = duplicate(numbers.index), .segments = {}};
         open_index().view().header->lock_mark = value_of(mark_file(files.lock.number()));
         for (const int segment : numbers.segments) {
@@ -266,7 +266,7 @@ public:
         return files;
     }
     // The index file, to be read and changed behind the cache's back.
-    IndexFile open_index() const { return value_of(IndexFile::adopt(duplicate(core_->files().index))); }
+    IndexFile open_index() const { return value_of(IndexFile::adopt(duplicate(core_->memory().files().index))); }
 
     // This process's cache ends and another one takes over; if it refuses, there is none. `change(view)` in between.
     template <typename Change>

@@ -103,18 +103,18 @@ TEST(a_cache_that_had_grown_in_part_is_taken_over_and_grows_on) {
     SmallCache cache(options, Growth::first_step);
     const Space space = cache.open();
     PopulateProgress progress;
-    CHECK(value_of(cache->grow(progress)));
-    CHECK(value_of(cache->grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
     const std::size_t half = kAll + kAll / 2;
     CHECK_EQUAL(cache.put(cache.session(), space, chain(1, half)), half);
     cache.restart();
     CHECK_EQUAL(cache->adoption().readable, half);
-    CHECK_EQUAL(cache->ready_bytes(), kSegmentBytes * 3 / 2);
-    CHECK_EQUAL(cache->capacity_bytes(), 3 * kSegmentBytes);
+    CHECK_EQUAL(cache->memory().ready_bytes(), kSegmentBytes * 3 / 2);
+    CHECK_EQUAL(cache->memory().capacity_bytes(), 3 * kSegmentBytes);
     const SessionId session = cache.session();
-    CHECK(value_of(cache->grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
     CHECK_EQUAL(cache.put(session, space, chain(2, kAll / 2)), kAll / 2);
-    CHECK(cache->grow_fully(progress).ok());
+    CHECK(cache->growth().grow_fully(progress).ok());
     CHECK_EQUAL(cache.put(session, space, chain(3, kAll)), kAll);
     CHECK_EQUAL(cache->stats().evicted, 0u);
     CHECK_EQUAL(cache.count_readable(space, chain(1, half)), half);
@@ -150,7 +150,7 @@ TEST(memory_is_adopted_by_successors_of_its_domain_alone) {
     const Space space = cache.open();
     CHECK_EQUAL(cache.put(cache.session(), space, chain(1, 10)), 10u);
     for (const std::uint32_t user : {2u, 1u, 2u}) {
-        cache->note_user(user);
+        cache->memory().note_user(user);
     }
     const auto try_as = [&](const CacheOwner& owner, std::uint64_t former_boot_id = 0) {
         CacheOptions others = options;
@@ -178,7 +178,7 @@ TEST(memory_that_more_users_had_than_are_noted_is_for_domains_of_everybody) {
     SmallCache cache;
     std::vector<std::uint32_t> users;
     for (std::uint32_t user = 0; user <= kUserLimit; ++user) {
-        cache->note_user(user);
+        cache->memory().note_user(user);
         users.push_back(user);
     }
     CacheOptions options = small_options();

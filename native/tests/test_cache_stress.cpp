@@ -159,7 +159,7 @@ void play(const std::string& policy, Verify verify, std::size_t operations, Grow
     std::vector<std::thread> threads;
     threads.emplace_back([&] {
         PopulateProgress progress;
-        if (const Status status = stage.cache->grow_fully(progress); !status.ok()) {
+        if (const Status status = stage.cache->growth().grow_fully(progress); !status.ok()) {
             const std::lock_guard lock(mutex);
             failure = status.message();
         }

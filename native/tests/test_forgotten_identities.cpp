@@ -74,7 +74,7 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     const Hashes hashes = chain(1, 3);
     const Space former = cache.open(plain_geometry(), 1);
     CHECK_EQUAL(cache.put(session, former, hashes), 3u);
-    const std::unique_ptr<IndexReader> reader = value_of(IndexReader::open(duplicate(cache->files().index)));
+    const std::unique_ptr<IndexReader> reader = value_of(IndexReader::open(duplicate(cache->memory().files().index)));
     const BoundaryQuery query{.name_space = namespace_of(former), .chain = hashes, .limit = 48};
     CHECK_EQUAL(value_of(reader->find_boundary(query)), 48u);
     fill(*cache);
@@ -147,7 +147,8 @@ TEST(identities_are_forgotten_beside_their_calls) {
     fill(*cache);
     std::atomic<std::uint32_t> newest = 1;
     std::jthread reader([&](const std::stop_token& stop) {
-        const std::unique_ptr<IndexReader> index = value_of(IndexReader::open(duplicate(cache->files().index)));
+        const std::unique_ptr<IndexReader> index =
+            value_of(IndexReader::open(duplicate(cache->memory().files().index)));
         while (!stop.stop_requested()) {
             CHECK_EQUAL(
                 value_of(index->find_boundary({.name_space = namespace_of(kept), .chain = hashes, .limit = 64})), 64u);

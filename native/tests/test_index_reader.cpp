@@ -13,7 +13,7 @@ using namespace kvo::test;
 namespace {
 
 std::unique_ptr<IndexReader> open_reader(SmallCache& cache) {
-    return value_of(IndexReader::open(duplicate(cache->files().index)));
+    return value_of(IndexReader::open(duplicate(cache->memory().files().index)));
 }
 
 std::size_t count_found(const IndexReader& reader, Space space, const Hashes& hashes) {
@@ -74,9 +74,9 @@ TEST(what_is_no_index_is_refused) {
     const auto refuses = [](FileDescriptor file) {
         return IndexReader::open(std::move(file)).fault().code() == Code::invalid;
     };
-    CHECK(refuses(duplicate(cache->files().lock)));
+    CHECK(refuses(duplicate(cache->memory().files().lock)));
     CHECK(refuses(FileDescriptor(memfd_create("empty", MFD_CLOEXEC))));
-    CHECK(!IndexReader::open(duplicate(cache->files().segments.front())).ok());
+    CHECK(!IndexReader::open(duplicate(cache->memory().files().segments.front())).ok());
 }
 
 // Its table grows and its entries come and go while they are read; what stays is always found.
@@ -118,8 +118,8 @@ TEST(a_reader_knows_how_much_of_the_memory_is_there) {
     const std::unique_ptr<IndexReader> reader = open_reader(cache);
     CHECK_EQUAL(reader->ready_bytes(), kSegmentBytes / 2);
     PopulateProgress progress;
-    CHECK(value_of(cache->grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
     CHECK_EQUAL(reader->ready_bytes(), kSegmentBytes);
-    CHECK(cache->grow_fully(progress).ok());
+    CHECK(cache->growth().grow_fully(progress).ok());
     CHECK_EQUAL(reader->ready_bytes(), 2 * kSegmentBytes);
 }

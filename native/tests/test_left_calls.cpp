@@ -104,7 +104,7 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
     call_beside_a_writer(core, [&] {
         CHECK_EQUAL(core.stats().tenants.size(), 2u);
         CHECK(core.open_tenant("known", 1 << 21).ok());
-        core.note_user(1234);
+        core.memory().note_user(1234);
         CHECK(core.open_namespace(fingerprint(8), plain_geometry()).ok());
         const std::vector<std::uint32_t> forgotten = core.forget_namespaces(std::vector<std::uint32_t>{});
         CHECK(std::ranges::find(forgotten, idle) != forgotten.end());

@@ -39,7 +39,7 @@ Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
     if (!core.ok()) {
         return core.fault();
     }
-    if (Status status = core.value()->grow_fully(progress); !status.ok()) {
+    if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
         return status;
     }
     const auto name_space = core.value()->open_namespace(

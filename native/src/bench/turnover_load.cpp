@@ -55,7 +55,7 @@ Result<std::unique_ptr<TurnoverLoad>> TurnoverLoad::create(const TurnoverShape& 
     if (!core.ok()) {
         return core.fault();
     }
-    if (Status status = core.value()->grow_fully(progress); !status.ok()) {
+    if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
         return status;
     }
     const auto name_space = core.value()->open_namespace({}, make_geometry(shape.record_bytes));

@@ -252,7 +252,7 @@ std::size_t invalidate(const Cache& cache, std::uint32_t name_space, std::uint32
 nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> view_bytes(const Cache& cache, std::uint64_t address,
                                                              std::uint64_t size) {
     const std::shared_ptr<CacheCore> core = cache.core();
-    const std::span<std::byte> bytes = core->bytes_at(address, size);
+    const std::span<std::byte> bytes = core->memory().bytes_at(address, size);
     if (bytes.size() != size) {
         throw nb::value_error("no slot lies there");
     }
@@ -340,21 +340,23 @@ void bind_files(nb::class_<Cache>& cache) {
     cache
         .def("grow",
              [](const Cache& self, PopulateProgress& progress) {
-                 return take(without_gil(self, [&](CacheCore& core) { return core.grow(progress); }));
+                 return take(without_gil(self, [&](CacheCore& core) { return core.growth().grow(progress); }));
              })
-        .def("capacity_bytes", [](const Cache& self) { return self.core()->capacity_bytes(); })
-        .def("ready_bytes", [](const Cache& self) { return self.core()->ready_bytes(); })
+        .def("capacity_bytes", [](const Cache& self) { return self.core()->memory().capacity_bytes(); })
+        .def("ready_bytes", [](const Cache& self) { return self.core()->memory().ready_bytes(); })
         .def("files",
              [](const Cache& self) {
-                 const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.files(); });
+                 const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.memory().files(); });
                  return nb::make_tuple(files.lock, files.index, files.segments);
              })
         .def("open_index",
              [](const Cache& self, SessionId session) {
                  return take(without_gil(self, [&](CacheCore& core) { return core.open_index(session); })).release();
              })
-        .def("note_user", [](const Cache& self,
-                             std::uint32_t uid) { without_gil(self, [&](CacheCore& core) { core.note_user(uid); }); })
+        .def("note_user",
+             [](const Cache& self, std::uint32_t uid) {
+                 without_gil(self, [&](CacheCore& core) { core.memory().note_user(uid); });
+             })
         .def("adoption",
              [](const Cache& self) {
                  const AdoptionReport& report = self.core()->adoption();

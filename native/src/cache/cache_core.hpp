@@ -18,65 +18,17 @@
 #include <vector>
 
 #include "arena/populate.hpp"
-#include "arena/segment.hpp"
+#include "cache/cache_memory.hpp"
 #include "cache/entry_store.hpp"
 #include "cache/lease_table.hpp"
 #include "cache/namespace_table.hpp"
+#include "cache/pool_growth.hpp"
 #include "cache/session_table.hpp"
 #include "cache/touch_buffer.hpp"
 #include "cache/writer_lock.hpp"
-#include "evict/prefix_policy.hpp"
 #include "index/boundary.hpp"
-#include "shim/file_lock.hpp"
 
 namespace kvo {
-
-enum class Verify : std::uint8_t {
-    adopted,  // a record that a dead process left, at its first use
-    always,   // every record, at every use
-};
-
-// Whose a cache is. Its successors are of the same domain.
-struct CacheOwner {
-    std::string domain = {};
-    std::uint64_t boot_id = 0;  // of the process that writes, as its engines know it; 0: none that anybody knows
-    std::optional<std::vector<std::uint32_t>> users = {};  // who may have it mapped; none: anybody
-};
-
-struct CacheOptions {
-    std::uint64_t pool_bytes = 0;  // rounded up to whole segments
-    std::uint64_t segment_bytes = 1ULL << 30;
-    std::uint64_t extent_bytes = 1ULL << 20;
-    EntryNumber entry_limit = 0;
-    MakePolicy policy = make_prefix_policy;
-    Verify verify = Verify::adopted;
-    HugePages huge_pages = HugePages::transparent;
-    PlacementWish placement{.placement = Placement::interleave};  // ranks of all nodes use the pool
-    PopulateTerms populate;
-    std::uint64_t step_bytes = 128ULL << 20;  // the pool's first part, and how much it grows at once
-    CacheOwner owner = {};
-    std::uint64_t former_boot_id = 0;  // of a successor: the process whose memory it takes over; 0: whoever's
-    bool is_sparse = false;            // pages come at the first touch: for tests of pools larger than the machine
-    // Of a successor: who shares the pool from then on. What others had left is nobody's. None: whoever shared it
-    // before.
-    std::optional<std::vector<TenantTerms>> tenants = {};
-};
-
-// A cache's files. Whoever holds them keeps the memory alive, and may hand it to a successor of the process that
-// writes.
-struct CacheFiles {
-    FileDescriptor lock;
-    FileDescriptor index;
-    std::vector<FileDescriptor> segments;
-};
-
-// Numbers of descriptors that the cache owns: to be sent or duplicated, not to be closed. By the lock's nobody can
-// lock.
-struct FileNumbers {
-    int lock = -1;
-    int index = -1;
-    std::vector<int> segments;
-};
 
 // One group's part of a lease: slots of blocks [first, first + addresses.size()).
 struct LeasedGroup {
@@ -191,19 +143,9 @@ struct CacheStats {
 class CacheCore {
 public:
     // Makes all segments, and takes the memory of the first step: the cache can be used, and its files handed over. The
-    // rest comes with `grow`. Blocks for about half a second per GiB of that step; `progress` may be watched and
+    // rest comes with `growth`. Blocks for about half a second per GiB of that step; `progress` may be watched and
     // cancelled by another thread. Code::unavailable: memory is short, with what was asked and what bounds it.
     static Result<std::unique_ptr<CacheCore>> create(const CacheOptions& options, PopulateProgress& progress);
-
-    // Takes the memory of the next step beside whatever others do, and then lets it be used. True: there is more to
-    // come. What it leaves to others is at least a 32nd of the machine's or the cgroup's memory. Code::unavailable: it
-    // is short; Code::failed: cancelled. Either changes nothing, and it may be called again.
-    //
-    // While a step is taken, for two seconds of it at most, nothing is evicted to make room: room is about to come, and
-    // who finds none is refused until then.
-    Result<bool> grow(PopulateProgress& progress);
-    Status grow_fully(PopulateProgress& progress);
-    void expect_room(std::uint32_t seconds);
 
     // Takes over the files of a process that has ended, as far as it had grown. Code::unavailable: it has not ended, or
     // another was faster. Of `options` what concerns the memory's files does not count. Takes the descriptors in any
@@ -211,12 +153,12 @@ public:
     static Result<std::unique_ptr<CacheCore>> adopt(CacheFiles files, const CacheOptions& options);
     const AdoptionReport& adoption() const noexcept { return adoption_; }
 
-    // The index's cannot be mapped for writing.
-    FileNumbers files() const;
+    CacheMemory& memory() noexcept { return *memory_; }
+    const CacheMemory& memory() const noexcept { return *memory_; }
+    PoolGrowth& growth() noexcept { return growth_; }
+
     // The index's, for one process that belongs to the session, see IndexFile::open_signed.
     Result<FileDescriptor> open_index(SessionId session);
-    // Before a process of this user is handed them. Successors that do not admit him do not adopt them.
-    void note_user(std::uint32_t uid);
 
     Result<std::uint32_t> open_namespace(const Fingerprint& fingerprint, const Geometry& geometry);
     // Identities without blocks are forgotten, but for these and for those that a call goes on with; which ones were.
@@ -291,11 +233,6 @@ public:
 
     CacheStats stats() const;
     std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
-    std::span<const Segment> segments() const noexcept { return segments_; }
-    std::span<std::byte> bytes_at(std::uint64_t address, std::uint64_t size);
-    std::uint64_t capacity_bytes() const noexcept { return segments_.size() * view_.header->segment_bytes; }
-    // Of the capacity, from address 0 on: what has its memory.
-    std::uint64_t ready_bytes() const noexcept { return view_.header->ready_bytes.load(std::memory_order_acquire); }
 
     // Reads a record and compares it with its digest. The caller holds a lease.
     bool verify_entry(EntryNumber entry) const;
@@ -338,13 +275,10 @@ private:
         Status status = {};
     };
 
-    CacheCore(FileLock lock, IndexFile index, std::vector<Segment> segments, const CacheOptions& options,
-              TenantTable tenants, Arena arena);
-    static Result<std::unique_ptr<CacheCore>> assemble(FileLock lock, IndexFile index, std::vector<Segment> segments,
+    CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena);
+    static Result<std::unique_ptr<CacheCore>> assemble(std::unique_ptr<CacheMemory> memory,
                                                        const CacheOptions& options);
     Status take_over();
-    Result<std::uint64_t> take_step(PopulateTerms terms, PopulateProgress& progress);
-    Result<bool> add_step(PopulateTerms terms, PopulateProgress& progress);
     void adopt_leases(SessionId session);
 
     Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose);
@@ -386,10 +320,8 @@ private:
     void end_reservation(SessionId session, EntryNumber entry);
     bool reclaim(SessionId session);
 
-    FileLock lock_;
-    IndexFile index_;
+    const std::unique_ptr<CacheMemory> memory_;
     const IndexView& view_;
-    std::vector<Segment> segments_;
     const CacheOptions options_;
     NamespaceTable namespaces_;
     SessionTable sessions_;
@@ -397,12 +329,11 @@ private:
     TouchBuffer touches_;
     AdoptionReport adoption_;
 
-    std::mutex growing_;         // taken before the writer's
-    std::mutex reclaiming_;      // likewise
-    std::mutex noting_;          // of users
+    std::mutex reclaiming_;      // taken before the writer's
     mutable WriterLock writer_;  // guards what follows
     EntryStore store_;
     std::vector<EntryNumber> known_;
+    PoolGrowth growth_;
 
     std::array<std::atomic<std::uint32_t>, kSessionLimit> reserved_by_place_{};
     std::atomic<bool> is_evicting_ = false;                       // identities

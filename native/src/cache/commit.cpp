@@ -330,7 +330,7 @@ std::size_t CacheCore::invalidate_part(Space space, std::span<const std::uint8_t
 
 std::uint64_t CacheCore::evict(std::uint64_t bytes) {
     const auto used = [this] { return store_.counts().used_bytes.load(kRelaxed); };
-    bytes = std::min(bytes, segments_.size() * view_.header->segment_bytes);
+    bytes = std::min(bytes, memory_->capacity_bytes());
     std::uint64_t evicted = 0;
     for (bool is_more = true; is_more && evicted < bytes;) {
         const std::lock_guard lock(writer_);
@@ -408,8 +408,8 @@ void CacheCore::end_reservations(SessionId session, EntryNumber begin) {
 CacheStats CacheCore::stats() const {
     CacheStats stats;
     const StoreCounts& counts = store_.counts();
-    stats.capacity_bytes = capacity_bytes();
-    stats.ready_bytes = ready_bytes();
+    stats.capacity_bytes = memory_->capacity_bytes();
+    stats.ready_bytes = memory_->ready_bytes();
     stats.used_bytes = counts.used_bytes.load(kRelaxed);
     stats.readable = counts.readable.load(kRelaxed);
     stats.reserved = counts.reserved.load(kRelaxed);
@@ -435,7 +435,7 @@ CacheStats CacheCore::stats() const {
     stats.duplicates = duplicates_.load(kRelaxed);
     stats.mismatches = mismatches_.load(kRelaxed);
     stats.lost_touches = lost_touches_.load(kRelaxed);
-    stats.index_bytes = index_.segment().held_bytes();
+    stats.index_bytes = memory_->index().segment().held_bytes();
     stats.tenants = store_.tenants().usage();
     return stats;
 }
