@@ -138,7 +138,7 @@ void AdoptionCheck::settle_leases() {
     CHECK(listed.size() <= (may_lease ? 1u : 0u));
     for (const auto& [id, lease] : listed) {
         CHECK_EQUAL(lease.session, model_.sessions[pending.session].id);
-        CHECK(core_.release(lease.session, id));
+        CHECK(core_.leases().release(lease.session, id));
     }
 }
 

@@ -145,7 +145,7 @@ void CacheCalls::abort(std::size_t place, const std::vector<RecordNumber>& numbe
 void CacheCalls::release(std::size_t place) {
     ModelLease& lease = model_.leases[place];
     model_.pending.lease = static_cast<std::uint16_t>(place);
-    CHECK(perform(Call::release, [&] { return core_.release(model_.sessions[lease.session].id, lease.id); }));
+    CHECK(perform(Call::release, [&] { return core_.leases().release(model_.sessions[lease.session].id, lease.id); }));
     model_.drop_lease(lease);
     settle();
 }

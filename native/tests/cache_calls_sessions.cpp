@@ -96,12 +96,12 @@ void CacheCalls::call_wrongly(std::size_t place) {
     const SessionId session = model_.sessions[place].id;
     for (const ModelLease& lease : model_.leases) {
         if (lease.id != 0) {
-            CHECK(lease.session == place || !core_.release(session, lease.id));
-            CHECK(!core_.release(model_.sessions[lease.session].id, lease.id + (std::uint64_t{1} << 32)));
+            CHECK(lease.session == place || !core_.leases().release(session, lease.id));
+            CHECK(!core_.leases().release(model_.sessions[lease.session].id, lease.id + (std::uint64_t{1} << 32)));
         }
     }
-    CHECK(!core_.release(session, 0));
-    CHECK(!core_.release(session, ~std::uint64_t{0}));
+    CHECK(!core_.leases().release(session, 0));
+    CHECK(!core_.leases().release(session, ~std::uint64_t{0}));
     for (std::uint32_t i = 0; i < model_.record_end; ++i) {
         const ModelRecord& record = model_.records[i];
         const bool is_own = record.state == ModelRecord::State::reserved && record.session == place;
@@ -134,8 +134,8 @@ void CacheCalls::call_wrongly(std::size_t place) {
     CHECK(commit(0, {}, {}) == Code::invalid);
     CHECK(commit(0, hash, {}) == Code::ok);
     CHECK(outcomes[0] == CommitOutcome::stale);
-    CHECK(!core_.acquire(session, {.name_space = 7777, .chain = hash, .limit = 16}, 0).ok());
-    CHECK(!core_.acquire(session, {.name_space = 0, .chain = hash, .limit = 16, .alignment = 0}, 0).ok());
+    CHECK(!core_.leases().acquire(session, {.name_space = 7777, .chain = hash, .limit = 16}, 0).ok());
+    CHECK(!core_.leases().acquire(session, {.name_space = 0, .chain = hash, .limit = 16, .alignment = 0}, 0).ok());
 }
 
 }  // namespace kvo::test

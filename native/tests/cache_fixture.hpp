@@ -231,7 +231,7 @@ public:
 
     // Leases these blocks and compares every byte of them; no value: a miss or a refusal.
     std::optional<Acquired> take(SessionId session, Space space, const Hashes& hashes) {
-        Acquired acquired = value_of(core_->acquire_entries(session, space, hashes, 0));
+        Acquired acquired = value_of(core_->leases().acquire_entries(session, space, hashes, 0));
         if (acquired.outcome != AcquireOutcome::hit) {
             return std::nullopt;
         }
@@ -252,7 +252,7 @@ public:
     // Takes, compares and gives back. False: a miss.
     bool is_served(SessionId session, Space space, std::uint64_t key) {
         const std::optional<Acquired> acquired = take(session, space, chain(key, 1));
-        return acquired && core_->release(session, acquired->lease);
+        return acquired && core_->leases().release(session, acquired->lease);
     }
 
     // What a successor needs, with a lock of its own: this process has the other one.

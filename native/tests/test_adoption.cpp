@@ -88,7 +88,7 @@ TEST(what_was_readable_is_readable_with_the_right_bytes) {
             CHECK(cache->sessions().reopen(session));
             for (const auto& [space, hash] : readable) {
                 const auto lease = cache.take(session, space, hash);
-                CHECK(lease && cache->release(session, lease->lease));
+                CHECK(lease && cache->leases().release(session, lease->lease));
             }
             CHECK_EQUAL(cache->stats().mismatches, 0u);
         }
@@ -231,7 +231,7 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     CHECK_EQUAL(cache->reclaim_ended(), 1u);
     CHECK(!cache->sessions().is_known(dead));
     CHECK_EQUAL(cache->abort(dead, lost_tickets), 0u);
-    CHECK(!cache->release(dead, lost->lease));
+    CHECK(!cache->leases().release(dead, lost->lease));
     const SessionId other = cache.session();
     for (std::uint64_t prompt = 20; prompt < 30; ++prompt) {
         CHECK(cache.put(other, space, chain(prompt, 300)) > 0);
@@ -246,8 +246,8 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
            std::vector(3, CommitOutcome::readable)));
     CHECK_EQUAL(cache->abort(living, std::span(tickets).subspan(3)), 1u);
     CHECK(cache.take(other, space, chain(5, 3)).has_value());
-    CHECK(cache->release(living, lease->lease));
-    CHECK(!cache->release(living, lease->lease));
+    CHECK(cache->leases().release(living, lease->lease));
+    CHECK(!cache->leases().release(living, lease->lease));
     CHECK_EQUAL(cache->sessions().held_bytes(living), 0u);
     CHECK_EQUAL(cache->stats().quarantined, 0u);
 }
@@ -346,7 +346,7 @@ TEST(a_leased_entry_in_quarantine_stays_until_its_lease_ends) {
     CHECK_EQUAL(cache.count_readable(space, chain(1, 2)), 1u);
     check_no_slot_lost(cache, space, 2);
     CHECK(cache.is_right(*lease, space, chain(1, 2)));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     check_no_slot_lost(cache, space, 0);
 }
 
@@ -382,7 +382,7 @@ TEST(of_two_entries_with_one_name_or_one_slot_one_remains) {
             // A lease on an entry that could not be kept is over; one on an entry without a name is not.
             CHECK_EQUAL(cache->stats().leases, is_leased && !is_slot ? 1u : 0u);
             CHECK_EQUAL(cache->stats().quarantined, is_leased && !is_slot ? 1u : 0u);
-            CHECK_EQUAL(lease && cache->release(session, lease->lease), is_leased && !is_slot);
+            CHECK_EQUAL(lease && cache->leases().release(session, lease->lease), is_leased && !is_slot);
             CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
             check_no_slot_lost(cache, space, 0);
         }
@@ -395,7 +395,7 @@ TEST(adopted_records_are_checked_at_their_first_use) {
     const SessionId session = own_session(cache);
     CHECK_EQUAL(cache.put(session, space, chain(1, 3)), 3u);
     const auto lease = cache.take(session, space, chain(1, 3));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     cache.restart();
     CHECK(cache->sessions().reopen(session));
     cache.record(space, lease->groups[0].addresses[1], 1)[999] ^= std::byte{4};
@@ -406,7 +406,7 @@ TEST(adopted_records_are_checked_at_their_first_use) {
     CHECK_EQUAL(cache->stats().used_bytes, 2u * 2000);
     // Not again: what has been checked is believed.
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
-    CHECK(value_of(cache->acquire_entries(session, space, chain(1, 1), 0)).outcome == AcquireOutcome::hit);
+    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 1), 0)).outcome == AcquireOutcome::hit);
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
     // By the next successor it is.
     CHECK_EQUAL(cache.put(session, space, chain(2, 1)), 1u);

@@ -139,9 +139,9 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
         }
         for (std::uint64_t prompt = 0; prompt < 12; ++prompt) {
             for (const Space old : victim.spaces) {
-                const auto acquired = cache->acquire_entries(session, old, chain(prompt, 8), 0);
+                const auto acquired = cache->leases().acquire_entries(session, old, chain(prompt, 8), 0);
                 if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
-                    CHECK(cache->release(session, acquired.value().lease));
+                    CHECK(cache->leases().release(session, acquired.value().lease));
                 }
             }
         }
@@ -150,7 +150,7 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
             const std::size_t readable = cache.put(session, space, hashes);
             for (std::size_t i = 0; i < readable; ++i) {
                 if (const auto lease = cache.take(session, space, chain(prompt, 1, i))) {
-                    CHECK(cache->release(session, lease->lease));
+                    CHECK(cache->leases().release(session, lease->lease));
                 }
             }
         }

@@ -224,7 +224,7 @@ TEST(release_ends_leases_of_its_own_session_alone) {
     scene.tell(express::kRelease, {numbers(leases)});
     CHECK_EQUAL(scene.cache->sessions().held_bytes(scene.session), 0u);
     CHECK_EQUAL(scene.cache->stats().leases, 1u);
-    CHECK(scene.cache->release(other, others->lease));
+    CHECK(scene.cache->leases().release(other, others->lease));
     scene.tell(express::kRelease, {numbers({})});
 }
 

@@ -103,7 +103,7 @@ TEST(the_whole_life_under_every_policy) {
         for (std::uint64_t round = 0; round < 40; ++round) {
             CHECK_EQUAL(cache.put(session, space, chain(round, 30)), 30u);
             const auto lease = cache.take(session, space, chain(round, 30));
-            CHECK(lease && cache->release(session, lease->lease));
+            CHECK(lease && cache->leases().release(session, lease->lease));
         }
         const CacheStats stats = cache->stats();
         CHECK(stats.evicted > 0);
@@ -167,6 +167,6 @@ TEST(a_forked_child_has_no_part_in_the_cache) {
     ChildProcess other([lock](const Line&) { return FileLock::adopt(FileDescriptor(lock)).ok() ? 1 : 0; });
     CHECK_EQUAL(other.wait_exit(), 0);
     CHECK(cache.is_right(*lease, space, chain(1, 1)));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     CHECK(cache.put_one(session, space, 2) && cache.is_served(session, space, 2));
 }

@@ -75,9 +75,9 @@ TEST(nothing_is_freed_while_one_process_may_copy) {
     CHECK_EQUAL(cache->reclaim_ended(), 0u);
     CHECK_EQUAL(cache->stats().leases + cache->stats().reserved, 0u);
     CHECK_EQUAL(cache->stats().sessions, 1u);
-    CHECK(!cache->release(engine.session, engine.lease.lease));
+    CHECK(!cache->leases().release(engine.session, engine.lease.lease));
     CHECK_EQUAL(cache->abort(engine.session, engine.tickets), 0u);
-    CHECK(value_of(cache->acquire_entries(engine.session, engine.space, chain(0, 1), 0)).outcome ==
+    CHECK(value_of(cache->leases().acquire_entries(engine.session, engine.space, chain(0, 1), 0)).outcome ==
           AcquireOutcome::over_limit);
     cache->evict(~0ull);
     CHECK_EQUAL(cache->stats().used_bytes, 0u);
@@ -106,7 +106,7 @@ TEST(a_quarantined_lease_on_a_forgotten_entry_ends_with_its_processes) {
     CHECK_EQUAL(cache->clear(namespace_of(engine.space)), 2u);
     CHECK_EQUAL(cache->stats().quarantined, 2u);
     CHECK(cache->sessions().quarantine(engine.session));
-    CHECK(cache->release(engine.session, engine.lease.lease));  // it may still give back
+    CHECK(cache->leases().release(engine.session, engine.lease.lease));  // it may still give back
     CHECK_EQUAL(cache->stats().quarantined, 0u);
     CHECK_EQUAL(cache->abort(engine.session, std::span(engine.tickets).first(1)), 1u);
     end(engine.first);
@@ -147,7 +147,7 @@ TEST(others_keep_theirs_when_one_session_ends) {
         CHECK_EQUAL(cache->stats().leases, 1u);
     }
     CHECK_EQUAL(cache->abort(staying, kept_tickets), 400u);
-    CHECK(cache->release(staying, kept->lease));
+    CHECK(cache->leases().release(staying, kept->lease));
     CHECK_EQUAL(cache->sessions().held_bytes(staying), 0u);
 }
 
@@ -166,7 +166,8 @@ TEST(an_acquire_does_not_touch_what_was_taken_back_from_it) {
         std::jthread acquiring([&] {
             has_begun = true;
             for (int i = 0; i < 3; ++i) {
-                if (value_of(cache->acquire_entries(session, space, hashes, 0)).outcome != AcquireOutcome::hit) {
+                if (value_of(cache->leases().acquire_entries(session, space, hashes, 0)).outcome !=
+                    AcquireOutcome::hit) {
                     break;
                 }
             }

@@ -70,7 +70,7 @@ public:
     // Everything comes back, and nobody is left behind.
     void finish() {
         for (const LeaseId lease : leases_) {
-            CHECK(stage_.cache->release(session_, lease));
+            CHECK(stage_.cache->leases().release(session_, lease));
         }
         stage_.cache->sessions().quarantine(session_);
     }
@@ -91,18 +91,18 @@ private:
             return;
         }
         CHECK(stage_.cache.is_right(*lease, space, hashes));
-        CHECK(stage_.cache->release(session_, lease->lease));
-        CHECK(!stage_.cache->release(session_, lease->lease));
+        CHECK(stage_.cache->leases().release(session_, lease->lease));
+        CHECK(!stage_.cache->leases().release(session_, lease->lease));
     }
 
     void use_prefix() {
         const std::uint64_t prompt = random_() % kPrompts;
         const Hashes request = chain(prompt, kBlocks);
-        const Acquired acquired = value_of(stage_.cache->acquire(
+        const Acquired acquired = value_of(stage_.cache->leases().acquire(
             session_, {.name_space = namespace_of(stage_.spaces[0]), .chain = request, .limit = ~0ull}, 0));
         if (acquired.outcome == AcquireOutcome::hit) {
             CHECK(stage_.cache.is_right(acquired, stage_.spaces[0], chain(prompt, acquired.boundary / 16)));
-            CHECK(stage_.cache->release(session_, acquired.lease));
+            CHECK(stage_.cache->leases().release(session_, acquired.lease));
         }
     }
 
@@ -197,7 +197,7 @@ void play(const std::string& policy, Verify verify, std::size_t operations, Grow
         for (const Space space : stage.spaces) {
             for (std::size_t block = 0; block < kBlocks; ++block) {
                 if (const auto lease = stage.cache.take(last, space, chain(prompt, 1, block))) {
-                    CHECK(stage.cache->release(last, lease->lease));
+                    CHECK(stage.cache->leases().release(last, lease->lease));
                 }
             }
         }
@@ -238,7 +238,7 @@ TEST(a_successor_under_eight_threads) {
                 for (int step = 0; step < 1000; ++step) {
                     const Hashes hashes = chain(random() % 100, 1 + random() % 20);
                     if (const auto lease = cache.take(session, space, hashes)) {
-                        CHECK(cache->release(session, lease->lease));
+                        CHECK(cache->leases().release(session, lease->lease));
                     } else {
                         cache.put(session, space, hashes);
                     }

@@ -70,7 +70,7 @@ TEST(what_is_told_of_an_entry_is_so) {
         CHECK_EQUAL(facts.tenant, is_second ? tenant : 0);
         CHECK(facts.stored_s.has_value());
     }
-    CHECK(held && cache->release(session, held->lease));
+    CHECK(held && cache->leases().release(session, held->lease));
 }
 
 TEST(what_is_not_readable_is_not_there) {
@@ -86,7 +86,7 @@ TEST(what_is_not_readable_is_not_there) {
     const std::optional<Acquired> held = cache.take(session, space, chain(1, 1));
     CHECK_EQUAL(cache->invalidate(space, chain(1, 2)), 2u);  // the first stays in quarantine for as long as it is held
     CHECK_EQUAL(survey(cache, {}).matches, 2u);
-    CHECK(held && cache->release(session, held->lease));
+    CHECK(held && cache->leases().release(session, held->lease));
 }
 
 TEST(entries_that_come_and_go_meanwhile_are_whole_or_not_there) {

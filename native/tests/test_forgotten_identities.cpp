@@ -90,8 +90,8 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     CHECK_EQUAL(cache.put(session, other, hashes), 3u);
 
     CHECK_EQUAL(cache.count_readable(former, hashes), 0u);
-    CHECK(cache->acquire(session, query, 0).fault().code() == Code::invalid);
-    CHECK(cache->acquire_entries(session, former, hashes, 0).fault().code() == Code::invalid);
+    CHECK(cache->leases().acquire(session, query, 0).fault().code() == Code::invalid);
+    CHECK(cache->leases().acquire_entries(session, former, hashes, 0).fault().code() == Code::invalid);
     std::vector<Ticket> tickets(3);
     CHECK(cache->reserve(session, 0, former, hashes, tickets).fault().code() == Code::invalid);
     const Hashes fresh = chain(2, 1);
@@ -130,7 +130,7 @@ TEST(what_is_reserved_leased_or_being_read_keeps_its_identity) {
     cache.write(session, reserved, chain(1, 1), tickets);
     CHECK(cache.commit(session, reserved, chain(1, 1), tickets)[0] == CommitOutcome::readable);
     CHECK(cache.is_right(*lease, leased, chain(1, 2)));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     CHECK(forget(cache) == std::set{namespace_of(leased)});
     CHECK(cache.is_served(session, reserved, 1));
     CHECK_EQUAL(cache->clear(namespace_of(reserved)), 1u);
@@ -176,9 +176,9 @@ TEST(identities_are_forgotten_beside_their_calls) {
                       std::ranges::all_of(tickets, [](Ticket ticket) { return ticket == 0; }));
             }
             const auto acquired =
-                cache->acquire(session, {.name_space = namespace_of(space), .chain = hashes, .limit = 64}, 0);
+                cache->leases().acquire(session, {.name_space = namespace_of(space), .chain = hashes, .limit = 64}, 0);
             if (acquired.ok() && acquired.value().lease != 0) {
-                CHECK(cache->release(session, acquired.value().lease));
+                CHECK(cache->leases().release(session, acquired.value().lease));
             }
         }
     });

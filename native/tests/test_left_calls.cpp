@@ -108,10 +108,11 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
         CHECK(core.open_namespace(fingerprint(8), plain_geometry()).ok());
         const std::vector<std::uint32_t> forgotten = core.forget_namespaces(std::vector<std::uint32_t>{});
         CHECK(std::ranges::find(forgotten, idle) != forgotten.end());
-        CHECK(core.release(scene.session, held_by_tier->lease));
+        CHECK(core.leases().release(scene.session, held_by_tier->lease));
         CHECK_EQUAL(core.reclaim_ended(), 0u);
         CHECK(!core.leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
-        CHECK(value_of(core.acquire_entries(scene.session, scene.space, chain(1, 1), 0, LeaseFor::upkeep)).lease == 0);
+        CHECK(value_of(core.leases().acquire_entries(scene.session, scene.space, chain(1, 1), 0, LeaseFor::upkeep))
+                  .lease == 0);
     });
     CHECK_EQUAL(core.stats().quarantined, 0u);
     CHECK_EQUAL(core.stats().reserved, 0u);
@@ -130,9 +131,9 @@ TEST(a_damaged_block_that_a_tier_wants_loses_its_name_without_waiting) {
     const auto acquired = cache.take(session, space, hashes);
     CHECK(acquired.has_value());
     cache.record(space, acquired->groups[0].addresses[0])[0] ^= std::byte{1};
-    CHECK(cache->release(session, acquired->lease));
+    CHECK(cache->leases().release(session, acquired->lease));
     call_beside_a_writer(*cache, [&] {
-        CHECK(value_of(cache->acquire_entries(session, space, hashes, 0, LeaseFor::upkeep)).outcome ==
+        CHECK(value_of(cache->leases().acquire_entries(session, space, hashes, 0, LeaseFor::upkeep)).outcome ==
               AcquireOutcome::miss);
     });
     CHECK(!cache.has(space, 1));
@@ -153,6 +154,6 @@ TEST(an_identity_is_evicted_with_all_that_nobody_reads) {
     CHECK_EQUAL(core.stats().evicted, kMany);
     CHECK_EQUAL(core.stats().quarantined, 1u);
     CHECK(core.forget_namespaces(std::vector<std::uint32_t>{}).empty());
-    CHECK(core.release(scene.session, read->lease));
+    CHECK(core.leases().release(scene.session, read->lease));
     CHECK_EQUAL(core.forget_namespaces(std::vector<std::uint32_t>{namespace_of(other)}).size(), 1u);
 }

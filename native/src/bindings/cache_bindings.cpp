@@ -130,7 +130,8 @@ nb::tuple acquire(const Cache& cache, SessionId session, std::uint32_t name_spac
     check_shard(shard, most_shards(cache, name_space));
     const BufferView view(chain);
     const BoundaryQuery query{name_space, view.bytes(), local, limit, alignment};
-    return describe(take(without_gil(cache, [&](CacheCore& core) { return core.acquire(session, query, shard); })));
+    return describe(
+        take(without_gil(cache, [&](CacheCore& core) { return core.leases().acquire(session, query, shard); })));
 }
 
 nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
@@ -141,7 +142,7 @@ nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t n
     const auto keys = hashes_of(view);
     const LeaseFor purpose = is_use ? LeaseFor::use : LeaseFor::upkeep;
     return describe(take(without_gil(
-        cache, [&](CacheCore& core) { return core.acquire_entries(session, space, keys, shard, purpose); })));
+        cache, [&](CacheCore& core) { return core.leases().acquire_entries(session, space, keys, shard, purpose); })));
 }
 
 nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
@@ -404,7 +405,7 @@ void bind_cache(nb::module_& module) {
         .def("find_stored", find_stored)
         .def("release",
              [](const Cache& self, SessionId session, LeaseId lease) {
-                 return without_gil(self, [&](CacheCore& core) { return core.release(session, lease); });
+                 return without_gil(self, [&](CacheCore& core) { return core.leases().release(session, lease); });
              })
         .def("reserve", reserve, nb::arg("session"), nb::arg("tenant"), nb::arg("name_space"), nb::arg("group"),
              nb::arg("count"), nb::arg("hashes").none())

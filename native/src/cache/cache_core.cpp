@@ -43,10 +43,6 @@ Status check_options(const CacheOptions& options) {
     return check_policy(options);
 }
 
-std::function<Status(const Region&, std::uint64_t)> reserve_in(IndexFile& index) {
-    return [&index](const Region& region, std::uint64_t count) { return index.ensure(region, count); };
-}
-
 }  // namespace
 
 Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options, PopulateProgress& progress) {
@@ -61,7 +57,7 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(const CacheOptions& options
     if (!core.ok()) {
         return core;
     }
-    if (Status status = core.value()->store_.start(); !status.ok()) {
+    if (Status status = core.value()->state_.store.start(); !status.ok()) {
         return status;
     }
     if (!options.is_sparse) {
@@ -118,56 +114,52 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(std::unique_ptr<CacheMemo
 
 CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena)
     : memory_(std::move(memory)),
-      view_(memory_->index().view()),
       options_(options),
-      namespaces_(view_, reserve_in(memory_->index())),
-      sessions_(view_, reserve_in(memory_->index()),
-                [this](std::uint16_t place) { return memory_->index().has_sign(place); }),
-      leases_(view_, reserve_in(memory_->index())),
-      store_(memory_->index(), memory_->segments(), namespaces_, std::move(tenants), std::move(arena)),
-      growth_(*memory_, writer_, store_, options) {}
+      state_(*memory_, std::move(tenants), std::move(arena)),
+      growth_(*memory_, state_.writer, state_.store, options),
+      leases_(state_, options.verify) {}
 
 Status CacheCore::take_over() {
-    const std::lock_guard lock(writer_);
-    namespaces_.adopt();
-    sessions_.adopt();
-    const EntryNumber entries = view_.header->entry_count.load();
+    const std::lock_guard lock(state_.writer);
+    state_.namespaces.adopt();
+    state_.sessions.adopt();
+    const EntryNumber entries = state_.view.header->entry_count.load();
     // What the entries say about their leases may be half an acquire or half a release; the lists are whole.
     std::vector<std::uint32_t> leased(entries);
-    leases_.adopt([&](std::uint32_t session, std::span<const EntryNumber> list) {
-        const bool is_sound = sessions_.is_known(session) &&
+    state_.lease_lists.adopt([&](std::uint32_t session, std::span<const EntryNumber> list) {
+        const bool is_sound = state_.sessions.is_known(session) &&
                               std::ranges::all_of(list, [&](EntryNumber entry) { return entry < entries; });
         for (const EntryNumber entry : is_sound ? list : std::span<const EntryNumber>{}) {
             ++leased[entry];
         }
         return is_sound;
     });
-    const auto report = store_.adopt([&](EntryNumber entry) { return leased[entry]; },
-                                     [&](std::uint16_t place) { return sessions_.at(place) != 0; });
+    const auto report = state_.store.adopt([&](EntryNumber entry) { return leased[entry]; },
+                                           [&](std::uint16_t place) { return state_.sessions.at(place) != 0; });
     if (!report.ok()) {
         return report.fault();
     }
     adoption_ = report.value();
     // Engines name their identities anew to a successor, so those of nobody's blocks may go before they are too many.
-    if (namespaces_.known() > kNamespaceLimit / 2) {
-        namespaces_.forget([this](std::uint32_t number) { return !has_entries(number); });
+    if (state_.namespaces.known() > kNamespaceLimit / 2) {
+        state_.namespaces.forget([this](std::uint32_t number) { return !has_entries(number); });
     }
     // Not before: by now no entry has a number that was another tenant's.
     for (const TenantTerms& tenant : options_.tenants.value_or(std::vector<TenantTerms>{})) {
-        if (const auto opened = store_.tenants().open(tenant.name, tenant.quota_bytes); !opened.ok()) {
+        if (const auto opened = state_.store.tenants().open(tenant.name, tenant.quota_bytes); !opened.ok()) {
             return opened.fault();
         }
     }
     for (EntryNumber entry = 0; entry < entries; ++entry) {
-        const EntryWord word(view_.entries[entry].word.load());
+        const EntryWord word(state_.view.entries[entry].word.load());
         if (word.state() == EntryState::reserved) {
-            const std::uint16_t place = Reservation::of(view_.entries[entry].recency.load()).session;
+            const std::uint16_t place = Reservation::of(state_.view.entries[entry].recency.load()).session;
             reserved_by_place_[place].fetch_add(1);
-            sessions_.charge_adopted(place, store_.slot_bytes(entry).size());
+            state_.sessions.charge_adopted(place, state_.store.slot_bytes(entry).size());
         }
     }
     for (std::uint16_t place = 0; place < kSessionLimit; ++place) {
-        if (const SessionId session = sessions_.at(place); session != 0) {
+        if (const SessionId session = state_.sessions.at(place); session != 0) {
             adopt_leases(session);
         }
     }
@@ -176,71 +168,68 @@ Status CacheCore::take_over() {
 
 // A lease on an entry that could not be kept is none: its number will be another entry's.
 void CacheCore::adopt_leases(SessionId session) {
-    const auto is_held = [&](EntryNumber entry) { return EntryWord(view_.entries[entry].word.load()).leases() != 0; };
-    for (const LeaseId lease : leases_.list(session)) {
+    const auto is_held = [&](EntryNumber entry) {
+        return EntryWord(state_.view.entries[entry].word.load()).leases() != 0;
+    };
+    for (const LeaseId lease : state_.lease_lists.list(session)) {
         bool is_sound = true;
-        leases_.each_entry(lease, [&](EntryNumber entry) { is_sound = is_sound && is_held(entry); });
+        state_.lease_lists.each_entry(lease, [&](EntryNumber entry) { is_sound = is_sound && is_held(entry); });
         std::vector<EntryNumber> entries;
-        if (!is_sound && leases_.close(lease, session, entries)) {
+        if (!is_sound && state_.lease_lists.close(lease, session, entries)) {
             for (const EntryNumber entry : entries) {
                 if (is_held(entry)) {
-                    view_.entries[entry].word.fetch_sub(1);
-                    store_.end_quarantine(entry);
+                    state_.view.entries[entry].word.fetch_sub(1);
+                    state_.store.end_quarantine(entry);
                 }
             }
             continue;
         }
         std::uint64_t bytes = 0;
-        leases_.each_entry(lease, [&](EntryNumber entry) { bytes += store_.slot_bytes(entry).size(); });
-        sessions_.charge_adopted(session_place(session), bytes);
+        state_.lease_lists.each_entry(lease,
+                                      [&](EntryNumber entry) { bytes += state_.store.slot_bytes(entry).size(); });
+        state_.sessions.charge_adopted(session_place(session), bytes);
     }
 }
 
 Result<FileDescriptor> CacheCore::open_index(SessionId session) {
     auto file = memory_->index().open_signed(session_place(session));
-    if (file.ok() && !sessions_.note_signs(session)) {
+    if (file.ok() && !state_.sessions.note_signs(session)) {
         return Status(Code::invalid, "no session " + std::to_string(session) + " is known");
     }
     return file;
 }
 
 Result<std::uint32_t> CacheCore::open_namespace(const Fingerprint& fingerprint, const Geometry& geometry) {
-    return namespaces_.open(fingerprint, geometry);
+    return state_.namespaces.open(fingerprint, geometry);
 }
 
 std::vector<std::uint32_t> CacheCore::forget_namespaces(std::span<const std::uint32_t> kept) {
     std::vector<std::uint32_t> sorted(kept.begin(), kept.end());
     std::ranges::sort(sorted);
     // Whoever adds an entry uses its namespace.
-    return namespaces_.forget(
+    return state_.namespaces.forget(
         [&](std::uint32_t number) { return !std::ranges::binary_search(sorted, number) && !has_entries(number); });
 }
 
 bool CacheCore::has_entries(std::uint32_t name_space) const {
-    return store_.counts().used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
+    return state_.store.counts().used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
 }
 
 Result<TenantNumber> CacheCore::open_tenant(const std::string& name, std::uint64_t quota_bytes) {
-    if (auto known = store_.tenants().set_quota(name, quota_bytes)) {
+    if (auto known = state_.store.tenants().set_quota(name, quota_bytes)) {
         return std::move(*known);
     }
-    const std::lock_guard lock(writer_);
-    return store_.tenants().open(name, quota_bytes);
+    const std::lock_guard lock(state_.writer);
+    return state_.store.tenants().open(name, quota_bytes);
 }
 
 Status CacheCore::lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
-    return find_readable(view_, space, hashes, found);
+    return find_readable(state_.view, space, hashes, found);
 }
 
 std::uint32_t CacheCore::shards_of(Space space) const {
-    const NamespaceUse name_space = use_space(space);
+    const NamespaceUse name_space = state_.use_space(space);
     return name_space ? name_space->geometry.groups[group_of(space)].shards : 0;
-}
-
-// None: there is no such group.
-NamespaceUse CacheCore::use_space(Space space) const {
-    NamespaceUse name_space = namespaces_.use(namespace_of(space));
-    return name_space && group_of(space) < name_space->groups.size() ? std::move(name_space) : NamespaceUse();
 }
 
 }  // namespace kvo

@@ -19,40 +19,11 @@
 
 #include "arena/populate.hpp"
 #include "cache/cache_memory.hpp"
-#include "cache/entry_store.hpp"
-#include "cache/lease_table.hpp"
-#include "cache/namespace_table.hpp"
+#include "cache/cache_state.hpp"
+#include "cache/leases.hpp"
 #include "cache/pool_growth.hpp"
-#include "cache/session_table.hpp"
-#include "cache/touch_buffer.hpp"
-#include "cache/writer_lock.hpp"
-#include "index/boundary.hpp"
 
 namespace kvo {
-
-// One group's part of a lease: slots of blocks [first, first + addresses.size()).
-struct LeasedGroup {
-    std::uint64_t first = 0;
-    std::vector<std::uint64_t> addresses;  // counted over all segments
-    std::vector<std::uint64_t> digests;    // of the shard that was asked for
-};
-
-enum class AcquireOutcome : std::uint8_t {
-    hit,
-    miss,
-    over_limit,  // the session is not open, or would hold more than its limit
-    no_room,     // the index cannot hold another lease
-};
-
-// What a lease is for. A tier's reading or keeping of a block says nothing of its use.
-enum class LeaseFor : std::uint8_t { use, upkeep };
-
-struct Acquired {
-    AcquireOutcome outcome = AcquireOutcome::miss;
-    std::uint64_t boundary = 0;  // tokens
-    LeaseId lease = 0;           // 0 in a hit: no block is needed up to there, and there is nothing to release
-    std::vector<LeasedGroup> groups;
-};
 
 enum class CommitOutcome : std::uint8_t {
     readable,    // the entry can be acquired now
@@ -169,7 +140,8 @@ public:
     // Records that one block of the group has; 0: no such group.
     std::uint32_t shards_of(Space space) const;
 
-    SessionTable& sessions() noexcept { return sessions_; }
+    Leases& leases() noexcept { return leases_; }
+    SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
     // time to time, and when a pidfd becomes readable. It never waits for the writer's lock: what takes longer is over
     // by one of the next calls.
@@ -178,12 +150,6 @@ public:
     // Whether each block is readable; `found` as long as there are hashes.
     Status lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
 
-    // A lease on exactly the slots that a load up to the longest boundary needs. `shard` chooses the digests.
-    Result<Acquired> acquire(SessionId session, const BoundaryQuery& query, std::uint32_t shard);
-
-    // A lease on these entries, all of them or none (then a miss); `boundary` is left 0.
-    Result<Acquired> acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
-                                     std::uint32_t shard, LeaseFor purpose = LeaseFor::use);
     // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes.
     Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
 
@@ -197,9 +163,6 @@ public:
 
     // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
     Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
-
-    // False: the session has no such lease (any more).
-    bool release(SessionId session, LeaseId lease);
 
     // One ticket for each hash that is not readable already, 0 for those that are; with no hashes, a ticket for each of
     // `tickets`. Returns how many tickets at the front were decided; the rest found no room.
@@ -232,23 +195,11 @@ public:
     std::size_t clear(std::uint32_t name_space);
 
     CacheStats stats() const;
-    std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
-
-    // Reads a record and compares it with its digest. The caller holds a lease.
-    bool verify_entry(EntryNumber entry) const;
+    std::uint64_t version() const noexcept {
+        return state_.view.header->version_counter.load(std::memory_order_acquire);
+    }
 
 private:
-    struct Pinned {
-        std::vector<EntryNumber> entries;
-        std::vector<BlockRange> ranges;  // by group
-        std::uint64_t bytes = 0;
-        bool is_request = true;  // its entries follow each other; else they are anybody's
-        LeaseFor purpose = LeaseFor::use;
-    };
-    enum class Pin : std::uint8_t { held, gone, damaged };
-    static constexpr std::size_t kPart = 128;           // items done under one hold of the lock
-    static constexpr EntryNumber kScanPart = 1u << 12;  // entries looked at under one
-
     // A reservation on its way, part by part.
     struct Reserving {
         SessionId session = 0;
@@ -257,7 +208,7 @@ private:
         std::span<const std::uint8_t> hashes = {};
         std::span<Ticket> tickets = {};
         NamespaceUse name_space = {};
-        std::array<Found, kPart> found = {};  // of the part [begin, end)
+        std::array<Found, CacheState::kPart> found = {};  // of the part [begin, end)
         std::size_t begin = 0;
         std::size_t end = 0;
         std::size_t next = 0;     // so many are decided
@@ -281,14 +232,6 @@ private:
     Status take_over();
     void adopt_leases(SessionId session);
 
-    Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose);
-    Pin pin(const Found& wanted);
-    void unpin(std::span<const EntryNumber> entries);
-    Pin check_pinned(std::span<const EntryNumber> entries, LeaseFor purpose);
-    void remove_damaged(EntryNumber entry);
-    bool is_suspect(EntryNumber entry) const;
-    AcquireOutcome lease(SessionId session, const Namespace& name_space, const Pinned& pinned, std::uint32_t shard,
-                         Acquired& acquired);
     Status begin(Reserving& reserving) const;
     void find_next(Reserving& reserving) const;
     bool reserve_next(Reserving& reserving);
@@ -303,47 +246,29 @@ private:
     void evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>& by_place, EntryNumber begin);
     void end_reservations(SessionId session, EntryNumber begin);
     std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
-    void describe(const Namespace& name_space, const Pinned& pinned, std::uint32_t shard, Acquired& acquired) const;
-    void note_touches(const Pinned& pinned);
-    void drain_touches();
     bool is_reserved_by(std::uint16_t place, Ticket ticket) const;
     CommitOutcome commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
                              const Namespace& name_space);
     EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const;
-    NamespaceUse use_space(Space space) const;
     bool has_entries(std::uint32_t name_space) const;
-    std::uint64_t make_digest(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
-    std::uint64_t digest_bytes(std::span<const std::byte> record, Space space,
-                               std::span<const std::uint8_t, kHashBytes> hash, std::uint32_t shard) const;
-    std::uint64_t digest_of(EntryNumber entry, std::uint32_t shard, const Namespace& name_space) const;
-    void set_digest(EntryNumber entry, std::uint32_t shard, const Namespace& name_space, std::uint64_t digest);
+    std::uint64_t digest_item(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
     void end_reservation(SessionId session, EntryNumber entry);
     bool reclaim(SessionId session);
 
     const std::unique_ptr<CacheMemory> memory_;
-    const IndexView& view_;
     const CacheOptions options_;
-    NamespaceTable namespaces_;
-    SessionTable sessions_;
-    LeaseTable leases_;
-    TouchBuffer touches_;
+    CacheState state_;
     AdoptionReport adoption_;
 
-    std::mutex reclaiming_;      // taken before the writer's
-    mutable WriterLock writer_;  // guards what follows
-    EntryStore store_;
-    std::vector<EntryNumber> known_;
+    std::mutex reclaiming_;  // taken before the writer's
     PoolGrowth growth_;
+    Leases leases_;
 
     std::array<std::atomic<std::uint32_t>, kSessionLimit> reserved_by_place_{};
     std::atomic<bool> is_evicting_ = false;                       // identities
     std::array<std::atomic<bool>, kSessionLimit> is_searched_{};  // for what the place's session has reserved
-    std::atomic<std::uint64_t> hits_ = 0;
-    std::atomic<std::uint64_t> misses_ = 0;
-    std::atomic<std::uint64_t> refused_ = 0;
+    std::atomic<std::uint64_t> refused_ = 0;                      // reservations
     std::atomic<std::uint64_t> duplicates_ = 0;
-    std::atomic<std::uint64_t> mismatches_ = 0;
-    std::atomic<std::uint64_t> lost_touches_ = 0;
 };
 
 }  // namespace kvo

@@ -34,14 +34,14 @@ std::shared_ptr<const LeftReservation> CacheCore::leave_reserve(SessionId sessio
         job->is_done.store(true, std::memory_order_release);
         return job;
     }
-    writer_.leave([this, job] { make_left(job); });
+    state_.writer.leave([this, job] { make_left(job); });
     return job;
 }
 
 void CacheCore::make_left(const std::shared_ptr<ReserveJob>& job) {
     find_next(job->reserving);
     if (!reserve_next(job->reserving)) {
-        writer_.leave_rest([this, job] { make_left(job); });
+        state_.writer.leave_rest([this, job] { make_left(job); });
         return;
     }
     job->status = job->reserving.status;
@@ -71,15 +71,15 @@ std::shared_ptr<const LeftCommit> CacheCore::leave_commit(SessionId session, Own
         job->is_done.store(true, std::memory_order_release);
         return job;
     }
-    writer_.leave([this, job] { make_left(job); });
+    state_.writer.leave([this, job] { make_left(job); });
     return job;
 }
 
 void CacheCore::make_left(const std::shared_ptr<CommitJob>& job) {
     Committing& committing = job->committing;
     const auto rest = std::span<const std::uint64_t>(job->owned.digests).subspan(committing.next);
-    if (!commit_next(committing, rest.first(std::min(rest.size(), kPart)))) {
-        writer_.leave_rest([this, job] { make_left(job); });
+    if (!commit_next(committing, rest.first(std::min(rest.size(), CacheState::kPart)))) {
+        state_.writer.leave_rest([this, job] { make_left(job); });
         return;
     }
     job->status = committing.status;
@@ -88,17 +88,17 @@ void CacheCore::make_left(const std::shared_ptr<CommitJob>& job) {
 }
 
 void CacheCore::leave_abort(SessionId session, const std::vector<Ticket>& tickets) {
-    for (std::size_t begin = 0; begin < tickets.size(); begin += kPart) {
-        const auto part = std::span(tickets).subspan(begin, std::min(kPart, tickets.size() - begin));
-        writer_.leave(
+    for (std::size_t begin = 0; begin < tickets.size(); begin += CacheState::kPart) {
+        const auto part = std::span(tickets).subspan(begin, std::min(CacheState::kPart, tickets.size() - begin));
+        state_.writer.leave(
             [this, session, own = std::vector<Ticket>(part.begin(), part.end())] { abort_part(session, own); });
     }
 }
 
 void CacheCore::leave_invalidate(Space space, std::span<const std::uint8_t> hashes) {
-    for (std::size_t begin = 0; begin < hashes.size(); begin += kPart * kHashBytes) {
-        const auto part = hashes.subspan(begin, std::min(kPart * kHashBytes, hashes.size() - begin));
-        writer_.leave(
+    for (std::size_t begin = 0; begin < hashes.size(); begin += CacheState::kPart * kHashBytes) {
+        const auto part = hashes.subspan(begin, std::min(CacheState::kPart * kHashBytes, hashes.size() - begin));
+        state_.writer.leave(
             [this, space, own = std::vector<std::uint8_t>(part.begin(), part.end())] { invalidate_part(space, own); });
     }
 }
@@ -111,29 +111,29 @@ bool CacheCore::leave_evict(std::span<const std::uint32_t> name_spaces) {
     for (const std::uint32_t number : name_spaces) {
         (*wanted)[place_of_namespace(number)] = number;
     }
-    writer_.leave([this, wanted = std::move(wanted)] { evict_all(wanted, 0); });
+    state_.writer.leave([this, wanted = std::move(wanted)] { evict_all(wanted, 0); });
     return !is_evicting_.load();
 }
 
 // With the writer's lock: of the entries from this one on.
 void CacheCore::evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>& by_place, EntryNumber begin) {
-    const EntryNumber count = view_.header->entry_count.load(std::memory_order_acquire);
-    const EntryNumber end = std::min(count, begin + kScanPart);
+    const EntryNumber count = state_.view.header->entry_count.load(std::memory_order_acquire);
+    const EntryNumber end = std::min(count, begin + CacheState::kScanPart);
     for (EntryNumber number = begin; number < end; ++number) {
-        const Entry& entry = view_.entries[number];
+        const Entry& entry = state_.view.entries[number];
         const std::uint32_t name_space = namespace_of(entry.space.load(std::memory_order_relaxed));
         if (EntryWord(entry.word.load(std::memory_order_relaxed)).is_readable() &&
             (*by_place)[place_of_namespace(name_space)] == name_space) {
-            store_.remove(number, Leaving::evicted);
+            state_.store.remove(number, Leaving::evicted);
         }
     }
     if (end < count) {
-        writer_.leave_rest([this, by_place, end] { evict_all(by_place, end); });
+        state_.writer.leave_rest([this, by_place, end] { evict_all(by_place, end); });
     } else {
         is_evicting_.store(false);
     }
 }
 
-std::unique_lock<WriterLock> CacheCore::hold_writer() { return std::unique_lock(writer_); }
+std::unique_lock<WriterLock> CacheCore::hold_writer() { return std::unique_lock(state_.writer); }
 
 }  // namespace kvo
