@@ -180,7 +180,7 @@ void AdoptionCheck::abort_unknown() {
         if (record.state == ModelRecord::State::reserved) {
             const SessionId session = model_.sessions[record.session].id;
             std::uint64_t address = 0;
-            CHECK(core_.locate(session, std::span(&record.ticket, 1), std::span(&address, 1)).ok());
+            CHECK(core_.reservations().locate(session, std::span(&record.ticket, 1), std::span(&address, 1)).ok());
             CHECK_EQUAL(address, record.address);
             known.push_back(record.ticket);
         }
@@ -191,7 +191,7 @@ void AdoptionCheck::abort_unknown() {
         if (word(entry).state() == EntryState::reserved && std::ranges::find(known, ticket) == known.end()) {
             const Pending& pending = model_.pending;
             CHECK(pending.call == Call::reserve || pending.call == Call::reserve_large);
-            CHECK_EQUAL(core_.abort(model_.sessions[pending.session].id, std::span(&ticket, 1)), 1u);
+            CHECK_EQUAL(core_.reservations().abort(model_.sessions[pending.session].id, std::span(&ticket, 1)), 1u);
             ++unknown;
         }
     }
@@ -350,7 +350,7 @@ void AdoptionCheck::fill(std::size_t space) {
     const std::uint64_t expected = std::min<std::uint64_t>(spans * shape.slots, world.entry_limit);
     const SessionId session = core_.sessions().open(~std::uint64_t{0}).value();
     std::vector<Ticket> tickets(world.entry_limit + 1);
-    const auto reserved = core_.reserve(session, 0, spaces_[space].space(), {}, tickets);
+    const auto reserved = core_.reservations().reserve(session, 0, spaces_[space].space(), {}, tickets);
     CHECK(reserved.ok());
     CHECK_EQUAL(reserved.value(), expected);
     CHECK(core_.sessions().quarantine(session));

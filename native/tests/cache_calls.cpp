@@ -25,7 +25,7 @@ std::vector<RecordNumber> CacheCalls::reserve(std::size_t place, TenantNumber te
     model_.pending.wanted = static_cast<std::uint32_t>(keys.size());
     model_.pending.space = static_cast<std::uint32_t>(space);
     const auto decided = perform(space == 2 ? Call::reserve_large : Call::reserve, [&] {
-        return core_.reserve(session.id, tenant, spaces_[space].space(), hashes, tickets);
+        return core_.reservations().reserve(session.id, tenant, spaces_[space].space(), hashes, tickets);
     });
     CHECK(decided.ok());
     std::vector<RecordNumber> reserved;
@@ -63,7 +63,7 @@ RecordNumber CacheCalls::take_reservation(std::size_t place, TenantNumber tenant
               .tenant = static_cast<std::uint8_t>(tenant),
               .key = key,
               .ticket = ticket};
-    CHECK(core_.locate(session.id, std::span(&ticket, 1), std::span(&record.address, 1)).ok());
+    CHECK(core_.reservations().locate(session.id, std::span(&ticket, 1), std::span(&record.address, 1)).ok());
     check_apart(number);
     return number;
 }
@@ -100,7 +100,7 @@ void CacheCalls::commit(std::size_t place, std::size_t space, std::uint32_t shar
                             .parents = parents,
                             .digests = with_digests ? digests : std::span<const std::uint64_t>{}};
     const Status status =
-        perform(Call::commit, [&] { return core_.commit(model_.sessions[place].id, batch, outcomes); });
+        perform(Call::commit, [&] { return core_.commits().commit(model_.sessions[place].id, batch, outcomes); });
     CHECK(status.ok());
     for (std::size_t i = 0; i < numbers.size(); ++i) {
         const bool is_valid = model_.sessions[place].is_open && !is_stale;
@@ -134,7 +134,8 @@ void CacheCalls::abort(std::size_t place, const std::vector<RecordNumber>& numbe
     }
     std::ranges::copy(numbers, model_.pending.records.begin());
     model_.pending.count = static_cast<std::uint32_t>(numbers.size());
-    const std::size_t aborted = perform(Call::abort, [&] { return core_.abort(model_.sessions[place].id, tickets); });
+    const std::size_t aborted =
+        perform(Call::abort, [&] { return core_.reservations().abort(model_.sessions[place].id, tickets); });
     CHECK_EQUAL(aborted, numbers.size());
     for (const RecordNumber number : numbers) {
         model_.drop_reservation(model_.records[number]);

@@ -169,12 +169,12 @@ public:
     std::vector<Ticket> reserve(SessionId session, Space space, std::span<const std::uint8_t> hashes,
                                 TenantNumber tenant = 0) {
         std::vector<Ticket> tickets(hashes.size() / kHashBytes);
-        tickets.resize(value_of(core_->reserve(session, tenant, space, hashes, tickets)));
+        tickets.resize(value_of(core_->reservations().reserve(session, tenant, space, hashes, tickets)));
         return tickets;
     }
     std::vector<std::uint64_t> locate(SessionId session, std::span<const Ticket> tickets) {
         std::vector<std::uint64_t> addresses(tickets.size());
-        const Status status = core_->locate(session, tickets, addresses);
+        const Status status = core_->reservations().locate(session, tickets, addresses);
         CHECK(status.ok());
         return addresses;
     }
@@ -191,14 +191,14 @@ public:
                                       std::span<const Ticket> tickets, std::uint32_t shard = 0,
                                       const Hashes& parents = {}) {
         std::vector<CommitOutcome> outcomes(tickets.size());
-        const Status status = core_->commit(session,
-                                            {.space = space,
-                                             .shard = shard,
-                                             .tickets = tickets,
-                                             .hashes = hashes.first(tickets.size() * kHashBytes),
-                                             .parents = parents,
-                                             .digests = {}},
-                                            outcomes);
+        const Status status = core_->commits().commit(session,
+                                                      {.space = space,
+                                                       .shard = shard,
+                                                       .tickets = tickets,
+                                                       .hashes = hashes.first(tickets.size() * kHashBytes),
+                                                       .parents = parents,
+                                                       .digests = {}},
+                                                      outcomes);
         CHECK(status.ok());
         return outcomes;
     }

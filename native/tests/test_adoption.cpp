@@ -32,7 +32,7 @@ void check_no_slot_lost(SmallCache& cache, Space space, std::size_t held) {
     CHECK_EQUAL(tickets.size() + held, kAll);
     const auto addresses = cache.locate(session, tickets);
     CHECK_EQUAL(std::set<std::uint64_t>(addresses.begin(), addresses.end()).size(), tickets.size());
-    CHECK_EQUAL(cache->abort(session, tickets), tickets.size());
+    CHECK_EQUAL(cache->reservations().abort(session, tickets), tickets.size());
 }
 
 void check_same_counts(const CacheStats& before, const CacheStats& after) {
@@ -230,7 +230,7 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     CHECK(cache.reserve(living, space, chain(7, 1)).empty());
     CHECK_EQUAL(cache->reclaim_ended(), 1u);
     CHECK(!cache->sessions().is_known(dead));
-    CHECK_EQUAL(cache->abort(dead, lost_tickets), 0u);
+    CHECK_EQUAL(cache->reservations().abort(dead, lost_tickets), 0u);
     CHECK(!cache->leases().release(dead, lost->lease));
     const SessionId other = cache.session();
     for (std::uint64_t prompt = 20; prompt < 30; ++prompt) {
@@ -244,7 +244,7 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     cache.write(living, space, chain(5, 4), tickets);
     CHECK((cache.commit(living, space, chain(5, 3), std::span(tickets).first(3)) ==
            std::vector(3, CommitOutcome::readable)));
-    CHECK_EQUAL(cache->abort(living, std::span(tickets).subspan(3)), 1u);
+    CHECK_EQUAL(cache->reservations().abort(living, std::span(tickets).subspan(3)), 1u);
     CHECK(cache.take(other, space, chain(5, 3)).has_value());
     CHECK(cache->leases().release(living, lease->lease));
     CHECK(!cache->leases().release(living, lease->lease));
@@ -466,7 +466,7 @@ TEST(blocks_of_tenants_that_are_none_any_more_are_nobodys) {
         CHECK_EQUAL(tenants[kept].quota_bytes, 2u << 20);
         CHECK_EQUAL(tenants[kept].used_bytes, 7u * 4096);
         CHECK_EQUAL(cache.count_readable(space, chain(1, 5)) + cache.count_readable(space, chain(2, 7)), 12u);
-        CHECK_EQUAL(cache->abort(session, reserved), 2u);
+        CHECK_EQUAL(cache->reservations().abort(session, reserved), 2u);
         while (cache->evict(4096) != 0) {
         }
         for (const auto& tenant : cache->stats().tenants) {

@@ -13,7 +13,7 @@ bool is_one_way(std::uint64_t op) { return op >= 32 && op < 48; }
 void return_all(ExpressScene& scene, const std::vector<Answer>& answers) {
     for (const Answer& answer : answers) {
         scene.cache->leases().release(scene.session, answer.lease);
-        scene.cache->abort(scene.session, answer.tickets);
+        scene.cache->reservations().abort(scene.session, answer.tickets);
     }
 }
 

@@ -76,7 +76,7 @@ TEST(nothing_is_freed_while_one_process_may_copy) {
     CHECK_EQUAL(cache->stats().leases + cache->stats().reserved, 0u);
     CHECK_EQUAL(cache->stats().sessions, 1u);
     CHECK(!cache->leases().release(engine.session, engine.lease.lease));
-    CHECK_EQUAL(cache->abort(engine.session, engine.tickets), 0u);
+    CHECK_EQUAL(cache->reservations().abort(engine.session, engine.tickets), 0u);
     CHECK(value_of(cache->leases().acquire_entries(engine.session, engine.space, chain(0, 1), 0)).outcome ==
           AcquireOutcome::over_limit);
     cache->evict(~0ull);
@@ -86,7 +86,7 @@ TEST(nothing_is_freed_while_one_process_may_copy) {
     const SessionId next = cache.session();
     CHECK_EQUAL(session_place(next), session_place(engine.session));
     CHECK_EQUAL(cache->sessions().held_bytes(next), 0u);
-    CHECK_EQUAL(cache->abort(next, engine.tickets), 0u);
+    CHECK_EQUAL(cache->reservations().abort(next, engine.tickets), 0u);
     CHECK_EQUAL(cache.commit(next, engine.space, chain(10, 3), engine.tickets)[0] == CommitOutcome::stale, true);
 }
 
@@ -108,7 +108,7 @@ TEST(a_quarantined_lease_on_a_forgotten_entry_ends_with_its_processes) {
     CHECK(cache->sessions().quarantine(engine.session));
     CHECK(cache->leases().release(engine.session, engine.lease.lease));  // it may still give back
     CHECK_EQUAL(cache->stats().quarantined, 0u);
-    CHECK_EQUAL(cache->abort(engine.session, std::span(engine.tickets).first(1)), 1u);
+    CHECK_EQUAL(cache->reservations().abort(engine.session, std::span(engine.tickets).first(1)), 1u);
     end(engine.first);
     end(engine.second);
     CHECK_EQUAL(cache->reclaim_ended(), 1u);
@@ -146,7 +146,7 @@ TEST(others_keep_theirs_when_one_session_ends) {
         CHECK_EQUAL(cache->stats().reserved, 400u);
         CHECK_EQUAL(cache->stats().leases, 1u);
     }
-    CHECK_EQUAL(cache->abort(staying, kept_tickets), 400u);
+    CHECK_EQUAL(cache->reservations().abort(staying, kept_tickets), 400u);
     CHECK(cache->leases().release(staying, kept->lease));
     CHECK_EQUAL(cache->sessions().held_bytes(staying), 0u);
 }
@@ -182,7 +182,7 @@ TEST(an_acquire_does_not_touch_what_was_taken_back_from_it) {
         cache->clear(namespace_of(space));
         const std::vector<Ticket> tickets = cache.reserve(other, space, chain(2, 100));
         acquiring.join();
-        CHECK_EQUAL(cache->abort(other, tickets), tickets.size());
+        CHECK_EQUAL(cache->reservations().abort(other, tickets), tickets.size());
         cache->reclaim_ended();
     }
     CHECK_EQUAL(cache->sessions().held_bytes(other), 0u);

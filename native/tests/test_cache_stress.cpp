@@ -119,9 +119,9 @@ private:
         if (random_() % 2 == 0) {
             stage_.cache.commit(session_, space, hashes, tickets, 0);  // one shard of two, perhaps
         }
-        const std::size_t aborted = stage_.cache->abort(session_, tickets);
+        const std::size_t aborted = stage_.cache->reservations().abort(session_, tickets);
         CHECK(aborted <= tickets.size());
-        CHECK_EQUAL(stage_.cache->abort(session_, tickets), 0u);
+        CHECK_EQUAL(stage_.cache->reservations().abort(session_, tickets), 0u);
     }
 
     void maintain(std::uint64_t which) {

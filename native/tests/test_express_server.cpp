@@ -209,7 +209,7 @@ TEST(no_call_is_begun_on_an_ended_channel) {
     constexpr std::uint64_t kCalls = 3000;
     const std::vector<Ticket> tickets = [&] {
         std::vector<Ticket> found(kCalls);
-        CHECK_EQUAL(value_of(scene.cache->reserve(scene.session, 0, scene.space(4), {}, found)), kCalls);
+        CHECK_EQUAL(value_of(scene.cache->reservations().reserve(scene.session, 0, scene.space(4), {}, found)), kCalls);
         return found;
     }();
     const std::vector<Ticket> told = scene.cache.reserve(scene.session, scene.space(4), chain(5, 1));
@@ -261,7 +261,7 @@ TEST(slots_that_a_process_may_write_to_stay) {
     }
     CHECK(answers.size() < 60);
     for (const Answer& answer : answers) {
-        CHECK_EQUAL(scene.cache->abort(scene.session, answer.tickets), 128u);
+        CHECK_EQUAL(scene.cache->reservations().abort(scene.session, answer.tickets), 128u);
     }
 }
 

@@ -56,7 +56,7 @@ TEST(identities_whose_blocks_have_gone_make_place_for_any_number_of_others) {
         CHECK(given.insert(namespace_of(space)).second);
         if (name % 100 == 0) {
             std::vector<Ticket> tickets(1);
-            CHECK_EQUAL(value_of(cache->reserve(session, 0, space, chain(name, 1), tickets)), 1u);
+            CHECK_EQUAL(value_of(cache->reservations().reserve(session, 0, space, chain(name, 1), tickets)), 1u);
             CHECK(cache.commit(session, space, chain(name, 1), tickets)[0] == CommitOutcome::readable);
             CHECK(cache.has(space, name));
             CHECK_EQUAL(cache->clear(namespace_of(space)), 1u);
@@ -93,13 +93,13 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     CHECK(cache->leases().acquire(session, query, 0).fault().code() == Code::invalid);
     CHECK(cache->leases().acquire_entries(session, former, hashes, 0).fault().code() == Code::invalid);
     std::vector<Ticket> tickets(3);
-    CHECK(cache->reserve(session, 0, former, hashes, tickets).fault().code() == Code::invalid);
+    CHECK(cache->reservations().reserve(session, 0, former, hashes, tickets).fault().code() == Code::invalid);
     const Hashes fresh = chain(2, 1);
     const std::vector<Ticket> others = cache.reserve(session, other, fresh);
     std::vector<CommitOutcome> outcomes(1);
     const CommitBatch late{
         .space = former, .shard = 0, .tickets = others, .hashes = fresh, .parents = {}, .digests = {}};
-    CHECK(cache->commit(session, late, outcomes).code() == Code::invalid);
+    CHECK(cache->commits().commit(session, late, outcomes).code() == Code::invalid);
     CHECK(!cache.has(other, 2) && !cache.has(former, 2));
     CHECK_EQUAL(cache->invalidate(former, hashes), 0u);
     CHECK_EQUAL(cache->clear(namespace_of(former)), 0u);
@@ -160,11 +160,12 @@ TEST(identities_are_forgotten_beside_their_calls) {
         while (!stop.stop_requested()) {
             const Space space = make_space(newest.load(), 0);
             std::vector<Ticket> tickets(2);
-            const auto decided = cache->reserve(session, 0, space, std::span(hashes).first(2 * kHashBytes), tickets);
+            const auto decided =
+                cache->reservations().reserve(session, 0, space, std::span(hashes).first(2 * kHashBytes), tickets);
             if (decided.ok()) {
                 tickets.resize(decided.value());
                 std::vector<std::uint64_t> addresses(tickets.size());
-                CHECK(cache->locate(session, tickets, addresses).ok());
+                CHECK(cache->reservations().locate(session, tickets, addresses).ok());
                 std::vector<CommitOutcome> outcomes(tickets.size());
                 const CommitBatch batch{.space = space,
                                         .shard = 0,
@@ -172,7 +173,7 @@ TEST(identities_are_forgotten_beside_their_calls) {
                                         .hashes = std::span(hashes).first(tickets.size() * kHashBytes),
                                         .parents = {},
                                         .digests = {}};
-                CHECK(cache->commit(session, batch, outcomes).ok() || tickets.empty() ||
+                CHECK(cache->commits().commit(session, batch, outcomes).ok() || tickets.empty() ||
                       std::ranges::all_of(tickets, [](Ticket ticket) { return ticket == 0; }));
             }
             const auto acquired =

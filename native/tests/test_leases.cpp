@@ -198,26 +198,6 @@ TEST(leases_hold_what_they_name_whatever_happens_to_the_rest) {
     }
 }
 
-TEST(with_everything_leased_reservations_are_refused_until_something_is_released) {
-    SmallCache cache;
-    const Space space = cache.open();
-    const SessionId session = cache.session();
-    const std::size_t all = kSegmentBytes / 4096;
-    std::vector<LeaseId> leases;
-    for (std::uint64_t key = 0; key < all; ++key) {
-        CHECK(cache.put_one(session, space, key));
-        leases.push_back(cache.take(session, space, chain(key, 1))->lease);
-    }
-    CHECK(cache.reserve(session, space, chain(9999, 5)).empty());
-    CHECK_EQUAL(cache->evict(1), 0u);
-    CHECK_EQUAL(cache->stats().refused, 1u);
-    CHECK_EQUAL(cache->stats().evicted, 0u);
-    CHECK(cache->leases().release(session, leases[17]) && cache->leases().release(session, leases[18]));
-    CHECK_EQUAL(cache.put(session, space, chain(9999, 5)), 2u);
-    CHECK(!cache.has(space, 17) && !cache.has(space, 18) && cache.has(space, 16));
-    CHECK_EQUAL(cache->stats().evicted, 2u);
-}
-
 TEST(what_was_used_goes_last) {
     SmallCache cache;
     const Space space = cache.open();

@@ -45,7 +45,7 @@ TEST(a_reservation_and_a_commit_are_made_by_who_has_the_lock) {
     CacheCore& core = *scene.cache;
     std::shared_ptr<const LeftReservation> room;
     call_beside_a_writer(core, [&] {
-        room = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
+        room = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
         CHECK(!room->is_done.load());
     });
     CHECK(room->is_done.load() && room->status.ok());
@@ -53,7 +53,7 @@ TEST(a_reservation_and_a_commit_are_made_by_who_has_the_lock) {
     OwnedBatch batch = scene.batch_of(room->tickets);
     std::shared_ptr<const LeftCommit> stored;
     call_beside_a_writer(core, [&] {
-        stored = core.leave_commit(scene.session, std::move(batch));
+        stored = core.commits().leave_commit(scene.session, std::move(batch));
         CHECK(!stored->is_done.load());
         CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), 0u);
     });
@@ -65,14 +65,14 @@ TEST(a_reservation_and_a_commit_are_made_by_who_has_the_lock) {
 TEST(where_nobody_writes_all_is_done_at_once) {
     Scene scene;
     CacheCore& core = *scene.cache;
-    const auto room = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
+    const auto room = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
     CHECK(room->is_done.load());
-    CHECK(core.leave_commit(scene.session, scene.batch_of(room->tickets))->is_done.load());
+    CHECK(core.commits().leave_commit(scene.session, scene.batch_of(room->tickets))->is_done.load());
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), kMany);
     core.leave_invalidate(scene.space, scene.hashes);
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), 0u);
-    const auto again = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
-    core.leave_abort(scene.session, again->tickets);
+    const auto again = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
+    core.reservations().leave_abort(scene.session, again->tickets);
     CHECK_EQUAL(core.stats().reserved, 0u);
     CHECK_EQUAL(core.stats().used_bytes, 0u);
 }
@@ -80,12 +80,12 @@ TEST(where_nobody_writes_all_is_done_at_once) {
 TEST(what_cannot_be_is_said_at_once) {
     Scene scene;
     CacheCore& core = *scene.cache;
-    const auto nowhere = core.leave_reserve(scene.session, 0, make_space(77, 0), scene.hashes);
+    const auto nowhere = core.reservations().leave_reserve(scene.session, 0, make_space(77, 0), scene.hashes);
     CHECK(nowhere->is_done.load() && nowhere->status.code() == Code::invalid);
-    const auto room = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
+    const auto room = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
     OwnedBatch batch = scene.batch_of(room->tickets);
     batch.digests.pop_back();
-    const auto stored = core.leave_commit(scene.session, std::move(batch));
+    const auto stored = core.commits().leave_commit(scene.session, std::move(batch));
     CHECK(stored->is_done.load() && stored->status.code() == Code::invalid);
 }
 

@@ -74,12 +74,13 @@ Timing CacheLoad::store(std::uint64_t records) {
         make_hashes(chain * kBatch, hashes);
         std::copy(hashes.begin(), hashes.end() - kHashBytes, parents.begin() + kHashBytes);
         const auto start = Clock::now();
-        const auto reserved = core_->reserve(session_, 0, space_, {}, tickets);
-        const bool is_whole = reserved.ok() && reserved.value() == kBatch &&
-                              core_->commit(session_, {space_, 0, tickets, hashes, parents, digests}, outcomes).ok();
+        const auto reserved = core_->reservations().reserve(session_, 0, space_, {}, tickets);
+        const bool is_whole =
+            reserved.ok() && reserved.value() == kBatch &&
+            core_->commits().commit(session_, {space_, 0, tickets, hashes, parents, digests}, outcomes).ok();
         timing.seconds += seconds_since(start);
         if (!is_whole) {
-            (void)core_->abort(session_, std::span(tickets).first(reserved.ok() ? reserved.value() : 0));
+            (void)core_->reservations().abort(session_, std::span(tickets).first(reserved.ok() ? reserved.value() : 0));
             break;
         }
         timing.done += static_cast<std::uint64_t>(std::ranges::count(outcomes, CommitOutcome::readable));

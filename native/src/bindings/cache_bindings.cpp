@@ -200,13 +200,14 @@ nb::tuple reserve(const Cache& cache, SessionId session, std::uint32_t tenant, s
     std::vector<Ticket> tickets(count);
     std::vector<std::uint64_t> addresses;
     raise_if_not_ok(without_gil(cache, [&](CacheCore& core) {
-        const auto decided = core.reserve(session, static_cast<TenantNumber>(tenant), space, keys, tickets);
+        const auto decided =
+            core.reservations().reserve(session, static_cast<TenantNumber>(tenant), space, keys, tickets);
         if (!decided.ok()) {
             return decided.fault();
         }
         tickets.resize(decided.value());
         addresses.resize(tickets.size());
-        return core.locate(session, tickets, addresses);
+        return core.reservations().locate(session, tickets, addresses);
     }));
     return nb::make_tuple(to_bytes(tickets), to_bytes(addresses));
 }
@@ -232,14 +233,15 @@ nb::bytes commit(const Cache& cache, SessionId session, std::uint32_t name_space
         batch.digests = numbers_of<std::uint64_t>(digest_view.emplace(digests), "digests");
     }
     std::vector<CommitOutcome> outcomes(batch.tickets.size());
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.commit(session, batch, outcomes); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.commits().commit(session, batch, outcomes); }));
     return to_bytes(outcomes);
 }
 
 std::size_t abort_tickets(const Cache& cache, SessionId session, nb::handle tickets) {
     const BufferView view(tickets);
     const auto numbers = numbers_of<Ticket>(view, "tickets");
-    return without_gil(cache, [&](CacheCore& core) { return core.abort(session, numbers); });
+    return without_gil(cache, [&](CacheCore& core) { return core.reservations().abort(session, numbers); });
 }
 
 std::size_t invalidate(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {

@@ -10,6 +10,8 @@
 namespace kvo {
 namespace {
 
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
 Status check_owner(const CacheOwner& owner) {
     if (owner.domain.size() >= kDomainBytes || owner.domain.find('\0') != std::string::npos) {
         return {Code::invalid, "a domain's name has at most " + std::to_string(kDomainBytes - 1) +
@@ -117,7 +119,9 @@ CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& op
       options_(options),
       state_(*memory_, std::move(tenants), std::move(arena)),
       growth_(*memory_, state_.writer, state_.store, options),
-      leases_(state_, options.verify) {}
+      leases_(state_, options.verify),
+      reservations_(state_),
+      commits_(state_, reservations_) {}
 
 Status CacheCore::take_over() {
     const std::lock_guard lock(state_.writer);
@@ -153,9 +157,7 @@ Status CacheCore::take_over() {
     for (EntryNumber entry = 0; entry < entries; ++entry) {
         const EntryWord word(state_.view.entries[entry].word.load());
         if (word.state() == EntryState::reserved) {
-            const std::uint16_t place = Reservation::of(state_.view.entries[entry].recency.load()).session;
-            reserved_by_place_[place].fetch_add(1);
-            state_.sessions.charge_adopted(place, state_.store.slot_bytes(entry).size());
+            reservations_.adopt(Reservation::of(state_.view.entries[entry].recency.load()).session, entry);
         }
     }
     for (std::uint16_t place = 0; place < kSessionLimit; ++place) {
@@ -230,6 +232,66 @@ Status CacheCore::lookup(Space space, std::span<const std::uint8_t> hashes, std:
 std::uint32_t CacheCore::shards_of(Space space) const {
     const NamespaceUse name_space = state_.use_space(space);
     return name_space ? name_space->geometry.groups[group_of(space)].shards : 0;
+}
+
+std::size_t CacheCore::reclaim_ended() {
+    // One thread at a time: when a place is free again, nobody may still look for what its last session left.
+    const std::unique_lock lock(reclaiming_, std::try_to_lock);
+    if (!lock) {
+        return 0;
+    }
+    // What was left when nobody had the lock any more to see it is done now.
+    state_.writer.leave([] {});
+    std::size_t reclaimed = 0;
+    for (const SessionId session : state_.sessions.take_ended()) {
+        reclaimed += reclaim(session);
+    }
+    return reclaimed;
+}
+
+// False: a call that began before the session ended goes on somewhere, or who has the writer's lock goes on with this
+// one; it is gone the next time.
+bool CacheCore::reclaim(SessionId session) {
+    for (const LeaseId lease : state_.lease_lists.list(session)) {
+        leases_.release(session, lease);
+    }
+    return reservations_.end_all(session) && state_.sessions.forget(session);
+}
+
+CacheStats CacheCore::stats() const {
+    CacheStats stats;
+    const StoreCounts& counts = state_.store.counts();
+    const LeaseCounts& leases = leases_.counts();
+    stats.capacity_bytes = memory_->capacity_bytes();
+    stats.ready_bytes = memory_->ready_bytes();
+    stats.used_bytes = counts.used_bytes.load(kRelaxed);
+    stats.readable = counts.readable.load(kRelaxed);
+    stats.reserved = counts.reserved.load(kRelaxed);
+    stats.quarantined = counts.quarantined.load(kRelaxed);
+    stats.evicted = counts.evicted.load(kRelaxed);
+    stats.evicted_unused = counts.evicted_unused.load(kRelaxed);
+    for (const std::atomic<std::uint64_t>& bucket : counts.residence) {
+        stats.residence.push_back(bucket.load(kRelaxed));
+    }
+    stats.residence_seconds = counts.residence_seconds.load(kRelaxed);
+    for (const std::uint32_t number : state_.namespaces.list()) {
+        if (const std::uint64_t bytes = counts.used_by[place_of_namespace(number)].load(kRelaxed); bytes != 0) {
+            stats.used_by.emplace_back(number, bytes);
+        }
+    }
+    stats.moved_bytes = counts.moved_bytes.load(kRelaxed);
+    stats.leases = state_.lease_lists.count();
+    stats.sessions = state_.sessions.count();
+    stats.namespaces = state_.namespaces.known();
+    stats.hits = leases.hits.load(kRelaxed);
+    stats.misses = leases.misses.load(kRelaxed);
+    stats.refused = leases.refused.load(kRelaxed) + reservations_.refused();
+    stats.duplicates = commits_.duplicates();
+    stats.mismatches = leases.mismatches.load(kRelaxed);
+    stats.lost_touches = state_.touches.lost();
+    stats.index_bytes = memory_->index().segment().held_bytes();
+    stats.tenants = state_.store.tenants().usage();
+    return stats;
 }
 
 }  // namespace kvo

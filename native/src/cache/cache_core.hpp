@@ -20,55 +20,12 @@
 #include "arena/populate.hpp"
 #include "cache/cache_memory.hpp"
 #include "cache/cache_state.hpp"
+#include "cache/commits.hpp"
 #include "cache/leases.hpp"
 #include "cache/pool_growth.hpp"
+#include "cache/reservations.hpp"
 
 namespace kvo {
-
-enum class CommitOutcome : std::uint8_t {
-    readable,    // the entry can be acquired now
-    incomplete,  // other shards are awaited
-    duplicate,   // another writer's entry was first; the slot is taken back
-    stale,       // the ticket is not valid (any more); nothing was changed
-    refused,     // the index has no room for the name; the slot is taken back
-};
-
-// One shard's records of several entries of one group. `hashes` and `parents` are 32 bytes an entry; a parent of zeros
-// is none, and no parents at all are none either. Parents lie in the same group, or, for windows and states, in the
-// first prefix group. Without digests the cache makes them itself, which reads the records once.
-struct CommitBatch {
-    Space space = 0;
-    std::uint32_t shard = 0;
-    std::span<const Ticket> tickets;
-    std::span<const std::uint8_t> hashes;
-    std::span<const std::uint8_t> parents;
-    std::span<const std::uint64_t> digests;
-    std::optional<TenantNumber> tenant = {};  // whose quota pays from here on; none: whoever reserved pays on
-};
-
-// The same, with what it points to.
-struct OwnedBatch {
-    Space space = 0;
-    std::uint32_t shard = 0;
-    std::vector<Ticket> tickets = {};
-    std::vector<std::uint8_t> hashes = {};
-    std::vector<std::uint8_t> parents = {};
-    std::vector<std::uint64_t> digests = {};
-};
-
-// What became of calls that were left at the writer's lock. All else is to be read once it is done.
-struct LeftReservation {
-    std::atomic<bool> is_done = false;
-    Status status = {};
-    std::vector<Ticket> tickets = {};  // those that were decided
-};
-struct LeftCommit {
-    std::atomic<bool> is_done = false;
-    Status status = {};
-    std::vector<CommitOutcome> outcomes = {};
-};
-
-constexpr std::uint64_t kNoAddress = UINT64_MAX;
 
 // A readable entry, as it was at some moment of the walk that found it.
 struct EntryFacts {
@@ -141,6 +98,8 @@ public:
     std::uint32_t shards_of(Space space) const;
 
     Leases& leases() noexcept { return leases_; }
+    Reservations& reservations() noexcept { return reservations_; }
+    Commits& commits() noexcept { return commits_; }
     SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
     // time to time, and when a pidfd becomes readable. It never waits for the writer's lock: what takes longer is over
@@ -164,22 +123,8 @@ public:
     // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
     Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
 
-    // One ticket for each hash that is not readable already, 0 for those that are; with no hashes, a ticket for each of
-    // `tickets`. Returns how many tickets at the front were decided; the rest found no room.
-    Result<std::size_t> reserve(SessionId session, TenantNumber tenant, Space space,
-                                std::span<const std::uint8_t> hashes, std::span<Ticket> tickets);
-    // The slots of valid tickets of this session, as addresses counted over all segments; kNoAddress for ticket 0.
-    Status locate(SessionId session, std::span<const Ticket> tickets, std::span<std::uint64_t> addresses) const;
-    Status commit(SessionId session, const CommitBatch& batch, std::span<CommitOutcome> outcomes);
-    // How many of the tickets were valid.
-    std::size_t abort(SessionId session, std::span<const Ticket> tickets);
-
-    // The same for a thread that never waits for the writer's lock: what is done under it is done at once where nobody
-    // has it, else by whoever has it, soon and in this order. Commits come with their digests.
-    std::shared_ptr<const LeftReservation> leave_reserve(SessionId session, TenantNumber tenant, Space space,
-                                                         std::vector<std::uint8_t> hashes);
-    std::shared_ptr<const LeftCommit> leave_commit(SessionId session, OwnedBatch owned);
-    void leave_abort(SessionId session, const std::vector<Ticket>& tickets);
+    // For a thread that never waits for the writer's lock: what is done under it is done at once where nobody has it,
+    // else by whoever has it, soon and in this order.
     void leave_invalidate(Space space, std::span<const std::uint8_t> hashes);
     // All readable entries of these namespaces are evicted, beside whatever others do; false: it is not over yet, and
     // these wait until it is asked for again.
@@ -200,59 +145,15 @@ public:
     }
 
 private:
-    // A reservation on its way, part by part.
-    struct Reserving {
-        SessionId session = 0;
-        TenantNumber tenant = 0;
-        Space space = 0;
-        std::span<const std::uint8_t> hashes = {};
-        std::span<Ticket> tickets = {};
-        NamespaceUse name_space = {};
-        std::array<Found, CacheState::kPart> found = {};  // of the part [begin, end)
-        std::size_t begin = 0;
-        std::size_t end = 0;
-        std::size_t next = 0;     // so many are decided
-        bool is_charged = false;  // for the next one
-        Effort effort = {};
-        Status status = {};
-    };
-    struct Committing {
-        SessionId session = 0;
-        CommitBatch batch = {};
-        std::span<CommitOutcome> outcomes = {};
-        NamespaceUse name_space = {};
-        bool is_open = false;
-        std::size_t next = 0;
-        Status status = {};
-    };
-
     CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena);
     static Result<std::unique_ptr<CacheCore>> assemble(std::unique_ptr<CacheMemory> memory,
                                                        const CacheOptions& options);
     Status take_over();
     void adopt_leases(SessionId session);
 
-    Status begin(Reserving& reserving) const;
-    void find_next(Reserving& reserving) const;
-    bool reserve_next(Reserving& reserving);
-    Status begin(Committing& committing) const;
-    bool commit_next(Committing& committing, std::span<const std::uint64_t> digests);
-    std::size_t abort_part(SessionId session, std::span<const Ticket> tickets);
     std::size_t invalidate_part(Space space, std::span<const std::uint8_t> hashes);
-    struct ReserveJob;
-    struct CommitJob;
-    void make_left(const std::shared_ptr<ReserveJob>& job);
-    void make_left(const std::shared_ptr<CommitJob>& job);
     void evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>& by_place, EntryNumber begin);
-    void end_reservations(SessionId session, EntryNumber begin);
-    std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
-    bool is_reserved_by(std::uint16_t place, Ticket ticket) const;
-    CommitOutcome commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
-                             const Namespace& name_space);
-    EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const;
     bool has_entries(std::uint32_t name_space) const;
-    std::uint64_t digest_item(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
-    void end_reservation(SessionId session, EntryNumber entry);
     bool reclaim(SessionId session);
 
     const std::unique_ptr<CacheMemory> memory_;
@@ -263,12 +164,10 @@ private:
     std::mutex reclaiming_;  // taken before the writer's
     PoolGrowth growth_;
     Leases leases_;
+    Reservations reservations_;
+    Commits commits_;
 
-    std::array<std::atomic<std::uint32_t>, kSessionLimit> reserved_by_place_{};
-    std::atomic<bool> is_evicting_ = false;                       // identities
-    std::array<std::atomic<bool>, kSessionLimit> is_searched_{};  // for what the place's session has reserved
-    std::atomic<std::uint64_t> refused_ = 0;                      // reservations
-    std::atomic<std::uint64_t> duplicates_ = 0;
+    std::atomic<bool> is_evicting_ = false;  // identities
 };
 
 }  // namespace kvo

@@ -63,7 +63,7 @@ void BlockService::settle(bool is_sent) {
         for (const LeaseId lease : unsettled_leases_) {
             core_->leases().release(rights_.cache_session, lease);
         }
-        core_->abort(rights_.cache_session, unsettled_tickets_);
+        core_->reservations().abort(rights_.cache_session, unsettled_tickets_);
     }
     unsettled_leases_.clear();
     unsettled_tickets_.clear();
