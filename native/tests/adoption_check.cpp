@@ -327,7 +327,7 @@ void AdoptionCheck::acquire_all() {
 }
 
 void AdoptionCheck::drain() {
-    core_.evict(~std::uint64_t{0});
+    core_.removals().evict(~std::uint64_t{0});
     const CacheStats stats = core_.stats();
     CHECK_EQUAL(stats.readable + stats.reserved + stats.quarantined, 0u);
     CHECK_EQUAL(stats.leases + stats.sessions, 0u);

@@ -156,7 +156,7 @@ void CacheCalls::invalidate(std::size_t space, const std::vector<KeyNumber>& key
     std::ranges::copy(keys, model_.pending.keys.begin());
     model_.pending.count = static_cast<std::uint32_t>(keys.size());
     const std::size_t removed =
-        perform(Call::invalidate, [&] { return core_.invalidate(spaces_[space].space(), hashes_of(keys)); });
+        perform(Call::invalidate, [&] { return core_.removals().invalidate(spaces_[space].space(), hashes_of(keys)); });
     std::size_t expected = 0;
     for (const KeyNumber key : keys) {
         if (model_.is_readable(key)) {
@@ -171,7 +171,7 @@ void CacheCalls::invalidate(std::size_t space, const std::vector<KeyNumber>& key
 void CacheCalls::clear(std::uint32_t name_space) {
     sync_all();
     model_.pending.space = name_space;
-    const std::size_t removed = perform(Call::clear, [&] { return core_.clear(name_space); });
+    const std::size_t removed = perform(Call::clear, [&] { return core_.removals().clear(name_space); });
     std::size_t expected = 0;
     for (KeyNumber key = 0; key < model_.world.key_count(); ++key) {
         if (model_.is_readable(key) && spaces_[model_.space_of(key)].name_space == name_space) {
@@ -186,7 +186,7 @@ void CacheCalls::clear(std::uint32_t name_space) {
 void CacheCalls::evict(std::uint64_t bytes) {
     sync_all();
     const std::uint64_t before = core_.stats().used_bytes;
-    const std::uint64_t freed = perform(Call::evict, [&] { return core_.evict(bytes); });
+    const std::uint64_t freed = perform(Call::evict, [&] { return core_.removals().evict(bytes); });
     settle();
     CHECK_EQUAL(freed, before - core_.stats().used_bytes);
     if (freed < bytes) {

@@ -92,7 +92,7 @@ TEST(what_was_readable_is_readable_with_the_right_bytes) {
             }
             CHECK_EQUAL(cache->stats().mismatches, 0u);
         }
-        cache->evict(~0ull);
+        cache->removals().evict(~0ull);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }
@@ -214,7 +214,7 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     CHECK_EQUAL(cache.put(living, space, chain(1, 200)), 200u);
     const auto lease = cache.take(living, space, chain(1, 200));
     const auto lost = cache.take(dead, space, chain(1, 3));
-    CHECK_EQUAL(cache->invalidate(space, chain(1, 2)), 2u);  // leased: in quarantine
+    CHECK_EQUAL(cache->removals().invalidate(space, chain(1, 2)), 2u);  // leased: in quarantine
     const std::vector<Ticket> tickets = cache.reserve(living, space, chain(5, 4));
     const std::vector<Ticket> lost_tickets = cache.reserve(dead, space, chain(6, 4));
     const auto addresses = cache.locate(living, tickets);
@@ -432,7 +432,7 @@ TEST(the_order_of_going_is_that_of_use_and_hints_in_a_circle_do_no_harm) {
                 view.entries[entry_with(view, space, key)].parent = entry_with(view, space, key == 12 ? 10 : key + 1);
             }
         });
-        CHECK_EQUAL(cache->evict(20 * 4096), 20u * 4096);
+        CHECK_EQUAL(cache->removals().evict(20 * 4096), 20u * 4096);
         std::size_t used = 0;
         for (std::uint64_t key = 0; key < 10; ++key) {
             used += cache.has(space, key);
@@ -440,7 +440,7 @@ TEST(the_order_of_going_is_that_of_use_and_hints_in_a_circle_do_no_harm) {
         if (policy == "lru") {
             CHECK_EQUAL(used, 10u);
         }
-        cache->evict(~0ull);
+        cache->removals().evict(~0ull);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }
@@ -467,7 +467,7 @@ TEST(blocks_of_tenants_that_are_none_any_more_are_nobodys) {
         CHECK_EQUAL(tenants[kept].used_bytes, 7u * 4096);
         CHECK_EQUAL(cache.count_readable(space, chain(1, 5)) + cache.count_readable(space, chain(2, 7)), 12u);
         CHECK_EQUAL(cache->reservations().abort(session, reserved), 2u);
-        while (cache->evict(4096) != 0) {
+        while (cache->removals().evict(4096) != 0) {
         }
         for (const auto& tenant : cache->stats().tenants) {
             CHECK_EQUAL(tenant.used_bytes, 0u);

@@ -30,7 +30,7 @@ struct Victim {
                 CHECK(cache.take(session, space, chain(i, 8, 0)).has_value());
             }
             if (i % 4 == 3) {
-                CHECK_EQUAL(cache->invalidate(space, chain(i, 2)), 2u);
+                CHECK_EQUAL(cache->removals().invalidate(space, chain(i, 2)), 2u);
             }
             CHECK_EQUAL(cache.reserve(session, space, chain(100 + i, 2)).size(), 2u);
         }
@@ -163,7 +163,7 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
             cache->sessions().quarantine(of);
         }
         cache->reclaim_ended();
-        cache->clear(namespace_of(space));
+        cache->removals().clear(namespace_of(space));
         const CacheStats stats = cache->stats();
         CHECK(stats.used_bytes <= kSegmentBytes);
         CHECK(stats.readable <= 300 && stats.reserved <= 300 && stats.quarantined <= 300);

@@ -250,7 +250,7 @@ TEST(digests_are_of_the_slots_that_are_leased) {
     std::thread writer([&] {
         const SessionId session = scene.cache.session();
         for (std::uint8_t version = 1; !is_over.load(); ++version) {
-            scene.cache->invalidate(space, hashes);
+            scene.cache->removals().invalidate(space, hashes);
             const std::vector<Ticket> tickets = scene.cache.reserve(session, space, hashes);
             const std::vector<std::uint64_t> addresses = scene.cache.locate(session, tickets);
             for (std::uint32_t shard = 0; shard < 2; ++shard) {

@@ -56,8 +56,8 @@ TEST(a_new_cache_is_empty_and_as_large_as_was_asked_for) {
     CHECK_EQUAL(cache->memory().segments().size(), 2u);
     CHECK_EQUAL(cache->memory().files().segments.size(), 2u);
     CHECK_EQUAL(cache->adoption().readable, 0u);
-    CHECK_EQUAL(cache->evict(1), 0u);
-    CHECK_EQUAL(cache->clear(0), 0u);
+    CHECK_EQUAL(cache->removals().evict(1), 0u);
+    CHECK_EQUAL(cache->removals().clear(0), 0u);
     CHECK_EQUAL(cache->reclaim_ended(), 0u);
 }
 
@@ -109,7 +109,7 @@ TEST(the_whole_life_under_every_policy) {
         CHECK(stats.evicted > 0);
         CHECK_EQUAL(stats.readable + stats.evicted, 1200u);
         CHECK_EQUAL(stats.used_bytes, stats.readable * 10000);
-        cache->evict(~0ull);
+        cache->removals().evict(~0ull);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }

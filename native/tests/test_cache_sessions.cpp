@@ -79,7 +79,7 @@ TEST(nothing_is_freed_while_one_process_may_copy) {
     CHECK_EQUAL(cache->reservations().abort(engine.session, engine.tickets), 0u);
     CHECK(value_of(cache->leases().acquire_entries(engine.session, engine.space, chain(0, 1), 0)).outcome ==
           AcquireOutcome::over_limit);
-    cache->evict(~0ull);
+    cache->removals().evict(~0ull);
     CHECK_EQUAL(cache->stats().used_bytes, 0u);
 
     // The next session in this place has nothing of it.
@@ -103,7 +103,7 @@ TEST(processes_that_end_without_a_word_are_noticed) {
 TEST(a_quarantined_lease_on_a_forgotten_entry_ends_with_its_processes) {
     SmallCache cache;
     Engine engine(cache);
-    CHECK_EQUAL(cache->clear(namespace_of(engine.space)), 2u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(engine.space)), 2u);
     CHECK_EQUAL(cache->stats().quarantined, 2u);
     CHECK(cache->sessions().quarantine(engine.session));
     CHECK(cache->leases().release(engine.session, engine.lease.lease));  // it may still give back
@@ -179,7 +179,7 @@ TEST(an_acquire_does_not_touch_what_was_taken_back_from_it) {
         }
         CHECK(cache->sessions().quarantine(session));
         cache->reclaim_ended();
-        cache->clear(namespace_of(space));
+        cache->removals().clear(namespace_of(space));
         const std::vector<Ticket> tickets = cache.reserve(other, space, chain(2, 100));
         acquiring.join();
         CHECK_EQUAL(cache->reservations().abort(other, tickets), tickets.size());

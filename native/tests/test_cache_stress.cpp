@@ -58,7 +58,7 @@ public:
             maintain(which);
         } else if (which < 90) {
             const Hashes hashes = chain(random_() % kPrompts, 1 + random_() % 3);
-            stage_.cache->invalidate(stage_.spaces[random_() % stage_.spaces.size()], hashes);
+            stage_.cache->removals().invalidate(stage_.spaces[random_() % stage_.spaces.size()], hashes);
         } else if (which < 97) {
             stage_.cache.count_readable(stage_.spaces[random_() % stage_.spaces.size()],
                                         chain(random_() % kPrompts, kBlocks));
@@ -126,11 +126,11 @@ private:
 
     void maintain(std::uint64_t which) {
         if (which == 80) {
-            stage_.cache->evict(random_() % 200000);
+            stage_.cache->removals().evict(random_() % 200000);
         } else if (which == 81) {
             stage_.cache->reclaim_ended();
         } else if (which == 82 && random_() % 20 == 0) {
-            stage_.cache->clear(namespace_of(stage_.spaces[random_() % 2]));
+            stage_.cache->removals().clear(namespace_of(stage_.spaces[random_() % 2]));
         } else {
             const CacheStats stats = stage_.cache->stats();
             CHECK(stats.used_bytes <= stats.capacity_bytes);
@@ -202,7 +202,7 @@ void play(const std::string& policy, Verify verify, std::size_t operations, Grow
             }
         }
     }
-    stage.cache->evict(~0ull);
+    stage.cache->removals().evict(~0ull);
     CHECK_EQUAL(stage.cache->stats().used_bytes, 0u);
     CHECK_EQUAL(stage.cache->stats().readable, 0u);
 }

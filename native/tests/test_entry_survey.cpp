@@ -84,7 +84,8 @@ TEST(what_is_not_readable_is_not_there) {
     cache.commit(session, space, blocks, tickets);
     CHECK_EQUAL(survey(cache, {}).matches, 4u);
     const std::optional<Acquired> held = cache.take(session, space, chain(1, 1));
-    CHECK_EQUAL(cache->invalidate(space, chain(1, 2)), 2u);  // the first stays in quarantine for as long as it is held
+    CHECK_EQUAL(cache->removals().invalidate(space, chain(1, 2)),
+                2u);  // the first stays in quarantine for as long as it is held
     CHECK_EQUAL(survey(cache, {}).matches, 2u);
     CHECK(held && cache->leases().release(session, held->lease));
 }
@@ -97,7 +98,7 @@ TEST(entries_that_come_and_go_meanwhile_are_whole_or_not_there) {
     std::thread writer([&] {
         for (std::uint64_t prompt = 0; prompt < 400; ++prompt) {
             cache.put(session, space, chain(prompt % 40, 50));
-            cache->invalidate(space, chain((prompt + 20) % 40, 50));
+            cache->removals().invalidate(space, chain((prompt + 20) % 40, 50));
         }
         is_over = true;
     });

@@ -59,7 +59,7 @@ TEST(identities_whose_blocks_have_gone_make_place_for_any_number_of_others) {
             CHECK_EQUAL(value_of(cache->reservations().reserve(session, 0, space, chain(name, 1), tickets)), 1u);
             CHECK(cache.commit(session, space, chain(name, 1), tickets)[0] == CommitOutcome::readable);
             CHECK(cache.has(space, name));
-            CHECK_EQUAL(cache->clear(namespace_of(space)), 1u);
+            CHECK_EQUAL(cache->removals().clear(namespace_of(space)), 1u);
         }
     }
     CHECK_EQUAL(given.size(), 5000u);
@@ -78,7 +78,7 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     const BoundaryQuery query{.name_space = namespace_of(former), .chain = hashes, .limit = 48};
     CHECK_EQUAL(value_of(reader->find_boundary(query)), 48u);
     fill(*cache);
-    CHECK_EQUAL(cache->clear(namespace_of(former)), 3u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(former)), 3u);
     std::vector<std::uint32_t> kept;
     for (std::uint32_t number = 1; number < kNamespaceLimit; ++number) {
         kept.push_back(number);
@@ -101,8 +101,8 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
         .space = former, .shard = 0, .tickets = others, .hashes = fresh, .parents = {}, .digests = {}};
     CHECK(cache->commits().commit(session, late, outcomes).code() == Code::invalid);
     CHECK(!cache.has(other, 2) && !cache.has(former, 2));
-    CHECK_EQUAL(cache->invalidate(former, hashes), 0u);
-    CHECK_EQUAL(cache->clear(namespace_of(former)), 0u);
+    CHECK_EQUAL(cache->removals().invalidate(former, hashes), 0u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(former)), 0u);
     CHECK_EQUAL(cache->shards_of(former), 0u);
 
     std::vector<std::uint8_t> found(3, 1);
@@ -124,7 +124,7 @@ TEST(what_is_reserved_leased_or_being_read_keeps_its_identity) {
     const std::vector<Ticket> tickets = cache.reserve(session, reserved, chain(1, 1));
     CHECK_EQUAL(cache.put(session, leased, chain(1, 2)), 2u);
     const auto lease = cache.take(session, leased, chain(1, 2));
-    CHECK_EQUAL(cache->clear(namespace_of(leased)), 2u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(leased)), 2u);
     CHECK(forget(cache) == std::set{namespace_of(plain)});
 
     cache.write(session, reserved, chain(1, 1), tickets);
@@ -133,7 +133,7 @@ TEST(what_is_reserved_leased_or_being_read_keeps_its_identity) {
     CHECK(cache->leases().release(session, lease->lease));
     CHECK(forget(cache) == std::set{namespace_of(leased)});
     CHECK(cache.is_served(session, reserved, 1));
-    CHECK_EQUAL(cache->clear(namespace_of(reserved)), 1u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(reserved)), 1u);
     CHECK(forget(cache) == std::set{namespace_of(reserved)});
 }
 
@@ -184,7 +184,7 @@ TEST(identities_are_forgotten_beside_their_calls) {
         }
     });
     for (std::uint32_t name = 0; name < 500; ++name) {
-        cache->clear(newest.load());
+        cache->removals().clear(newest.load());
         std::vector<std::uint32_t> others;
         for (std::uint32_t number = 1; number < kNamespaceLimit; ++number) {
             others.push_back(number);
@@ -192,7 +192,7 @@ TEST(identities_are_forgotten_beside_their_calls) {
         std::erase(others, newest.load());
         // Not while a call goes on with it, or has just left a block.
         while (cache->forget_namespaces(others).empty()) {
-            cache->clear(newest.load());
+            cache->removals().clear(newest.load());
             std::this_thread::yield();
         }
         newest = open(*cache, name, name % 2 ? 1024 : 4096);

@@ -38,7 +38,7 @@ TEST(a_reader_sees_what_is_readable_and_when_it_may_have_changed) {
     CHECK_EQUAL(value_of(reader->find_boundary({.name_space = namespace_of(space), .chain = hashes, .limit = 4000})),
                 4000u / 16 * 16);
     version = reader->version();
-    CHECK_EQUAL(cache->invalidate(space, hash_at(hashes, 299)), 1u);
+    CHECK_EQUAL(cache->removals().invalidate(space, hash_at(hashes, 299)), 1u);
     CHECK(reader->version() != version);
     CHECK_EQUAL(count_found(*reader, space, hashes), 299u);
 }
@@ -52,7 +52,7 @@ TEST(a_reader_sees_how_much_of_the_pool_is_given_away) {
     CHECK_EQUAL(cache.put(session, space, chain(1, 30)), 30u);
     CHECK(reader->used_bytes() != 0);
     CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
-    CHECK_EQUAL(cache->invalidate(space, hash_at(chain(1, 30), 29)), 1u);
+    CHECK_EQUAL(cache->removals().invalidate(space, hash_at(chain(1, 30), 29)), 1u);
     CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
 }
 

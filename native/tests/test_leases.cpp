@@ -42,7 +42,7 @@ TEST(what_a_group_lacks_shortens_the_boundary) {
         Hybrid model;
         model.put_all(1, 256);
         const Hashes gone = model.keys(lacking.group, 1, lacking.block, lacking.block + 1);
-        CHECK_EQUAL(model.cache->invalidate(model.space(lacking.group), gone), 1u);
+        CHECK_EQUAL(model.cache->removals().invalidate(model.space(lacking.group), gone), 1u);
         const Acquired acquired = model.acquire(1, lacking.hashes);
         if (lacking.boundary == 0) {
             CHECK(acquired.outcome == AcquireOutcome::miss);
@@ -107,11 +107,11 @@ TEST(a_lease_is_released_once_and_by_its_own_session) {
     CHECK(!cache->leases().release(other, lease->lease));
     CHECK(!cache->leases().release(session, lease->lease + 1));
     CHECK(!cache->leases().release(session, 0));
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 0u);
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);
     CHECK(cache->leases().release(session, lease->lease));
     CHECK(!cache->leases().release(session, lease->lease));
     CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 3u * 4096);
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 3u * 4096);
     CHECK(!cache.take(session, space, chain(1, 3)));  // all or none
 }
 
@@ -123,7 +123,7 @@ TEST(a_lease_for_upkeep_is_no_use) {
     std::array<std::uint8_t, 3> used{};
     const auto upkeep = value_of(cache->leases().acquire_entries(session, space, chain(1, 2), 0, LeaseFor::upkeep));
     CHECK(upkeep.outcome == AcquireOutcome::hit);
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 0u);  // it holds, as any
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);  // it holds, as any
     CHECK(cache->find_used(space, chain(1, 3), used).ok());
     CHECK((used == std::array<std::uint8_t, 3>{0, 0, 0}));
     CHECK(value_of(cache->leases().acquire_entries(session, space, chain(9, 1), 0, LeaseFor::upkeep)).outcome ==
@@ -154,7 +154,7 @@ TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {
     CHECK(value_of(cache->leases().acquire_entries(poor, space, chain(1, 1), 0)).outcome == AcquireOutcome::over_limit);
     CHECK_EQUAL(cache.reserve(poor, space, chain(9, 1)).size(), 0u);  // both count
     CHECK(cache->leases().release(poor, some->lease));
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 4u * 4096);
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 4u * 4096);
 }
 
 TEST(leases_hold_what_they_name_whatever_happens_to_the_rest) {
@@ -180,9 +180,9 @@ TEST(leases_hold_what_they_name_whatever_happens_to_the_rest) {
 
         // Forgotten at once, and kept until the last lease ends.
         const auto again = cache.take(session, small, chain(1, 1));
-        CHECK_EQUAL(cache->invalidate(small, chain(1, 1)), 1u);
-        CHECK_EQUAL(cache->invalidate(small, chain(1, 1)), 0u);
-        CHECK(cache->clear(namespace_of(small)) >= 39);
+        CHECK_EQUAL(cache->removals().invalidate(small, chain(1, 1)), 1u);
+        CHECK_EQUAL(cache->removals().invalidate(small, chain(1, 1)), 0u);
+        CHECK(cache->removals().clear(namespace_of(small)) >= 39);
         CHECK_EQUAL(cache.count_readable(small, chain(1, 40)), 0u);
         CHECK(!cache.take(session, small, chain(1, 1)));
         CHECK_EQUAL(cache->stats().quarantined, 40u);
@@ -193,7 +193,7 @@ TEST(leases_hold_what_they_name_whatever_happens_to_the_rest) {
         CHECK(cache->leases().release(session, again->lease));
         CHECK_EQUAL(cache->stats().quarantined, 0u);
         CHECK(cache->leases().release(session, held_large->lease));
-        cache->evict(kSegmentBytes);
+        cache->removals().evict(kSegmentBytes);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }
@@ -207,9 +207,9 @@ TEST(what_was_used_goes_last) {
     }
     CHECK(cache.is_served(session, space, 3));
     CHECK(cache.is_served(session, space, 0));
-    CHECK_EQUAL(cache->evict(18 * 4096), 18u * 4096);
+    CHECK_EQUAL(cache->removals().evict(18 * 4096), 18u * 4096);
     CHECK(cache.has(space, 3) && cache.has(space, 0));
-    CHECK_EQUAL(cache->evict(1), 4096u);
+    CHECK_EQUAL(cache->removals().evict(1), 4096u);
     CHECK(!cache.has(space, 3) && cache.has(space, 0));
     CHECK_EQUAL(cache->stats().lost_touches, 0u);
 }
@@ -229,7 +229,7 @@ TEST(entries_acquired_together_are_not_one_prompt) {
     CHECK(cache->leases().release(session, acquired.lease));
     const Acquired kept = value_of(cache->leases().acquire_entries(session, space, chain(2, 2), 0));
     CHECK(kept.outcome == AcquireOutcome::hit);
-    CHECK_EQUAL(cache->evict(kNoLimit), 2u * 4096);
+    CHECK_EQUAL(cache->removals().evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(space, chain(2, 2)), 2u);
 }
 
@@ -250,6 +250,6 @@ TEST(blocks_of_one_group_do_not_hang_on_those_of_another) {
     CHECK(cache->leases().release(session, acquired.lease));
     const Acquired kept = value_of(cache->leases().acquire_entries(session, second, hashes, 0));
     CHECK(kept.outcome == AcquireOutcome::hit);
-    CHECK_EQUAL(cache->evict(kNoLimit), 2u * 4096);
+    CHECK_EQUAL(cache->removals().evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(second, hashes), 2u);
 }

@@ -69,7 +69,7 @@ TEST(where_nobody_writes_all_is_done_at_once) {
     CHECK(room->is_done.load());
     CHECK(core.commits().leave_commit(scene.session, scene.batch_of(room->tickets))->is_done.load());
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), kMany);
-    core.leave_invalidate(scene.space, scene.hashes);
+    core.removals().leave_invalidate(scene.space, scene.hashes);
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), 0u);
     const auto again = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
     core.reservations().leave_abort(scene.session, again->tickets);
@@ -96,7 +96,7 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
     CHECK(core.open_tenant("known", 1 << 20).ok());
     const auto held_by_tier = scene.cache.take(scene.session, scene.space, scene.hashes);
     CHECK(held_by_tier.has_value());
-    CHECK_EQUAL(core.invalidate(scene.space, scene.hashes), kMany);
+    CHECK_EQUAL(core.removals().invalidate(scene.space, scene.hashes), kMany);
     const SessionId ended = scene.cache.session();
     CHECK_EQUAL(scene.cache.reserve(ended, scene.space, chain(2, kMany)).size(), kMany);
     core.sessions().quarantine(ended);
@@ -110,7 +110,7 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
         CHECK(std::ranges::find(forgotten, idle) != forgotten.end());
         CHECK(core.leases().release(scene.session, held_by_tier->lease));
         CHECK_EQUAL(core.reclaim_ended(), 0u);
-        CHECK(!core.leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
+        CHECK(!core.removals().leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
         CHECK(value_of(core.leases().acquire_entries(scene.session, scene.space, chain(1, 1), 0, LeaseFor::upkeep))
                   .lease == 0);
     });
@@ -148,7 +148,7 @@ TEST(an_identity_is_evicted_with_all_that_nobody_reads) {
     CHECK_EQUAL(scene.cache.put(scene.session, scene.space, scene.hashes), kMany);
     CHECK_EQUAL(scene.cache.put(scene.session, other, scene.hashes), kMany);
     const auto read = scene.cache.take(scene.session, scene.space, chain(1, 1));
-    CHECK(core.leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
+    CHECK(core.removals().leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), 0u);
     CHECK_EQUAL(scene.cache.count_readable(other, scene.hashes), kMany);
     CHECK_EQUAL(core.stats().evicted, kMany);

@@ -28,7 +28,7 @@ TEST(with_everything_leased_reservations_are_refused_until_something_is_released
         leases.push_back(cache.take(session, space, chain(key, 1))->lease);
     }
     CHECK(cache.reserve(session, space, chain(9999, 5)).empty());
-    CHECK_EQUAL(cache->evict(1), 0u);
+    CHECK_EQUAL(cache->removals().evict(1), 0u);
     CHECK_EQUAL(cache->stats().refused, 1u);
     CHECK_EQUAL(cache->stats().evicted, 0u);
     CHECK(cache->leases().release(session, leases[17]) && cache->leases().release(session, leases[18]));

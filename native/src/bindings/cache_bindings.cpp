@@ -248,7 +248,7 @@ std::size_t invalidate(const Cache& cache, std::uint32_t name_space, std::uint32
     const Space space = space_to_look_in(cache, name_space, group);
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
-    return without_gil(cache, [&](CacheCore& core) { return core.invalidate(space, keys); });
+    return without_gil(cache, [&](CacheCore& core) { return core.removals().invalidate(space, keys); });
 }
 
 // Part of the segments, for as long as the array lives.
@@ -418,11 +418,11 @@ void bind_cache(nb::module_& module) {
         .def("invalidate", invalidate)
         .def("evict",
              [](const Cache& self, std::uint64_t bytes) {
-                 return without_gil(self, [&](CacheCore& core) { return core.evict(bytes); });
+                 return without_gil(self, [&](CacheCore& core) { return core.removals().evict(bytes); });
              })
         .def("clear", [](const Cache& self, std::uint32_t name_space) {
             most_shards(self, name_space);
-            return without_gil(self, [&](CacheCore& core) { return core.clear(name_space); });
+            return without_gil(self, [&](CacheCore& core) { return core.removals().clear(name_space); });
         });
     bind_sessions(cache);
     bind_files(cache);

@@ -113,10 +113,10 @@ void bind_left(nb::module_& module, nb::class_<Cache>& cache) {
                  const Space space = space_to_look_in(self, name_space, group);
                  const BufferView view(hashes);
                  const auto keys = hashes_of(view);
-                 without_gil(self, [&](CacheCore& core) { core.leave_invalidate(space, keys); });
+                 without_gil(self, [&](CacheCore& core) { core.removals().leave_invalidate(space, keys); });
              })
         .def("leave_evict", [](const Cache& self, const std::vector<std::uint32_t>& name_spaces) {
-            return without_gil(self, [&](CacheCore& core) { return core.leave_evict(name_spaces); });
+            return without_gil(self, [&](CacheCore& core) { return core.removals().leave_evict(name_spaces); });
         });
     cache.def(
         "hold_writer", hold_writer,

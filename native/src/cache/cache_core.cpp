@@ -121,7 +121,8 @@ CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& op
       growth_(*memory_, state_.writer, state_.store, options),
       leases_(state_, options.verify),
       reservations_(state_),
-      commits_(state_, reservations_) {}
+      commits_(state_, reservations_),
+      removals_(state_, memory_->capacity_bytes()) {}
 
 Status CacheCore::take_over() {
     const std::lock_guard lock(state_.writer);
@@ -293,5 +294,7 @@ CacheStats CacheCore::stats() const {
     stats.tenants = state_.store.tenants().usage();
     return stats;
 }
+
+std::unique_lock<WriterLock> CacheCore::hold_writer() { return std::unique_lock(state_.writer); }
 
 }  // namespace kvo

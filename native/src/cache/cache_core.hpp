@@ -23,6 +23,7 @@
 #include "cache/commits.hpp"
 #include "cache/leases.hpp"
 #include "cache/pool_growth.hpp"
+#include "cache/removals.hpp"
 #include "cache/reservations.hpp"
 
 namespace kvo {
@@ -100,6 +101,7 @@ public:
     Leases& leases() noexcept { return leases_; }
     Reservations& reservations() noexcept { return reservations_; }
     Commits& commits() noexcept { return commits_; }
+    Removals& removals() noexcept { return removals_; }
     SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
     // time to time, and when a pidfd becomes readable. It never waits for the writer's lock: what takes longer is over
@@ -123,21 +125,8 @@ public:
     // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
     Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
 
-    // For a thread that never waits for the writer's lock: what is done under it is done at once where nobody has it,
-    // else by whoever has it, soon and in this order.
-    void leave_invalidate(Space space, std::span<const std::uint8_t> hashes);
-    // All readable entries of these namespaces are evicted, beside whatever others do; false: it is not over yet, and
-    // these wait until it is asked for again.
-    bool leave_evict(std::span<const std::uint32_t> name_spaces);
     // For tests of those who never wait for it.
     std::unique_lock<WriterLock> hold_writer();
-
-    // Forgets these entries, because their bytes are not to be trusted. Leases on them stay good until released.
-    std::size_t invalidate(Space space, std::span<const std::uint8_t> hashes);
-    // Evicts until this many bytes more are free of use, or nothing (found in a bounded search) can be; how many were.
-    std::uint64_t evict(std::uint64_t bytes);
-    // Forgets all readable entries of a namespace.
-    std::size_t clear(std::uint32_t name_space);
 
     CacheStats stats() const;
     std::uint64_t version() const noexcept {
@@ -151,8 +140,6 @@ private:
     Status take_over();
     void adopt_leases(SessionId session);
 
-    std::size_t invalidate_part(Space space, std::span<const std::uint8_t> hashes);
-    void evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>& by_place, EntryNumber begin);
     bool has_entries(std::uint32_t name_space) const;
     bool reclaim(SessionId session);
 
@@ -166,8 +153,7 @@ private:
     Leases leases_;
     Reservations reservations_;
     Commits commits_;
-
-    std::atomic<bool> is_evicting_ = false;  // identities
+    Removals removals_;
 };
 
 }  // namespace kvo

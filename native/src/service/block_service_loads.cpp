@@ -73,7 +73,7 @@ void BlockService::invalidate(Fields& fields) {
     fields.end();
     // The one call that names no session to the core.
     if (core_->sessions().is_open(rights_.cache_session)) {
-        core_->invalidate(space, hashes);
+        core_->removals().invalidate(space, hashes);
         log_.add({.owner = rights_.owner,
                   .group = group_of(space),
                   .hashes = {hashes.begin(), hashes.end()},

@@ -226,28 +226,9 @@ TEST(parents_outlive_their_children) {
         CHECK(made.cache.commit(made.session, made.space, hash, ticket, 0, parent)[0] == CommitOutcome::readable);
     }
     for (std::size_t left = 2; left > 0; --left) {
-        CHECK_EQUAL(made.cache->evict(1), 4096u);
+        CHECK_EQUAL(made.cache->removals().evict(1), 4096u);
         CHECK_EQUAL(made.cache.count_readable(made.space, chain(1, left)), left);
     }
-}
-
-TEST(clear_forgets_one_namespace) {
-    SmallCache cache;
-    const Space first = cache.open(hybrid_geometry(), 1);
-    const Space second = cache.open(plain_geometry(), 2);
-    const SessionId session = cache.session();
-    for (std::uint32_t group = 0; group < 5; ++group) {
-        CHECK_EQUAL(cache.put(session, first + group, chain(1, 2)), 2u);
-    }
-    CHECK_EQUAL(cache.put(session, second, chain(1, 2)), 2u);
-    const std::vector<Ticket> reserved = cache.reserve(session, first, chain(2, 1));
-    CHECK_EQUAL(cache->clear(namespace_of(first)), 10u);
-    CHECK_EQUAL(cache->clear(namespace_of(first)), 0u);
-    CHECK_EQUAL(cache->clear(77), 0u);
-    CHECK_EQUAL(cache.count_readable(first, chain(1, 2)), 0u);
-    CHECK_EQUAL(cache.count_readable(second, chain(1, 2)), 2u);
-    CHECK_EQUAL(cache->stats().reserved, 1u);
-    CHECK_EQUAL(cache->stats().evicted, 0u);
 }
 
 TEST(a_tenant_over_its_quota_loses_its_own_first) {
@@ -309,6 +290,6 @@ TEST(a_commit_may_name_who_pays) {
     const CacheStats stats = cache->stats();
     CHECK_EQUAL(stats.tenants[0].used_bytes + stats.tenants[first].used_bytes + stats.tenants[second].used_bytes,
                 stats.used_bytes);
-    CHECK_EQUAL(cache->clear(namespace_of(space)), std::size_t{stats.readable});
+    CHECK_EQUAL(cache->removals().clear(namespace_of(space)), std::size_t{stats.readable});
     CHECK_EQUAL(cache->stats().tenants[second].used_bytes, 0u);
 }
