@@ -80,7 +80,7 @@ void AdoptionCheck::settle_names() {
     for (const KeyNumber key : model_.all_keys()) {
         std::uint8_t found = 0;
         const HashBytes hash = model_.hash(key);
-        CHECK(core_.lookup(spaces_[model_.space_of(key)].space(), hash, std::span(&found, 1)).ok());
+        CHECK(core_.search().lookup(spaces_[model_.space_of(key)].space(), hash, std::span(&found, 1)).ok());
         CHECK(found == 0 || model_.is_readable(key));
         if (found == 0 && model_.is_readable(key)) {
             CHECK(may_lose(key));

@@ -202,7 +202,7 @@ void CacheCalls::sync(const std::vector<KeyNumber>& keys) {
             part.push_back(keys[begin]);
         }
         std::vector<std::uint8_t> found(part.size());
-        CHECK(core_.lookup(spaces_[space].space(), hashes_of(part), found).ok());
+        CHECK(core_.search().lookup(spaces_[space].space(), hashes_of(part), found).ok());
         for (std::size_t i = 0; i < part.size(); ++i) {
             see(part[i], found[i] != 0);
         }

@@ -113,7 +113,7 @@ void CacheCalls::call_wrongly(std::size_t place) {
     }
     const HashBytes hash = model_.hash(0);
     std::array<std::uint8_t, 2> found{};
-    CHECK(core_.lookup(spaces_[0].space(), hash, found).code() == Code::invalid);
+    CHECK(core_.search().lookup(spaces_[0].space(), hash, found).code() == Code::invalid);
     std::array<Ticket, 1> tickets{};
     CHECK(core_.reservations().reserve(session, 0, make_space(7777, 0), hash, tickets).fault().code() == Code::invalid);
     CHECK(core_.reservations().reserve(session, kTenantLimit, spaces_[0].space(), hash, tickets).fault().code() ==

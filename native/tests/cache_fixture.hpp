@@ -224,7 +224,7 @@ public:
 
     std::size_t count_readable(Space space, const Hashes& hashes) {
         std::vector<std::uint8_t> found(hashes.size() / kHashBytes);
-        CHECK(core_->lookup(space, hashes, found).ok());
+        CHECK(core_->search().lookup(space, hashes, found).ok());
         return static_cast<std::size_t>(std::count(found.begin(), found.end(), 1));
     }
     bool has(Space space, std::uint64_t key) { return count_readable(space, chain(key, 1)) == 1; }

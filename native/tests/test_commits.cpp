@@ -192,7 +192,7 @@ TEST(arguments_that_do_not_fit_are_refused_in_one_line_and_change_nothing) {
         fault(core.reservations().reserve(made.session, 0, make_space(9, 0), two, wanted)),
         fault(core.reservations().reserve(made.session, 1, made.space, two, wanted)),
         core.reservations().locate(made.session, tickets, addresses),
-        core.lookup(made.space, two, found),
+        core.search().lookup(made.space, two, found),
         core.commits().commit(made.session, good, too_few),
         with([&](CommitBatch& batch) { batch.hashes = one; }),
         with([&](CommitBatch& batch) { batch.parents = one; }),

@@ -124,15 +124,15 @@ TEST(a_lease_for_upkeep_is_no_use) {
     const auto upkeep = value_of(cache->leases().acquire_entries(session, space, chain(1, 2), 0, LeaseFor::upkeep));
     CHECK(upkeep.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);  // it holds, as any
-    CHECK(cache->find_used(space, chain(1, 3), used).ok());
+    CHECK(cache->search().find_used(space, chain(1, 3), used).ok());
     CHECK((used == std::array<std::uint8_t, 3>{0, 0, 0}));
     CHECK(value_of(cache->leases().acquire_entries(session, space, chain(9, 1), 0, LeaseFor::upkeep)).outcome ==
           AcquireOutcome::miss);
     CHECK_EQUAL(cache->stats().hits + cache->stats().misses, 0u);
     CHECK(cache.take(session, space, chain(1, 1, 1)).has_value());
-    CHECK(cache->find_used(space, chain(1, 3), used).ok());
+    CHECK(cache->search().find_used(space, chain(1, 3), used).ok());
     CHECK((used == std::array<std::uint8_t, 3>{0, 1, 0}));
-    CHECK(!cache->find_used(space, chain(1, 2), used).ok());
+    CHECK(!cache->search().find_used(space, chain(1, 2), used).ok());
 }
 
 TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {

@@ -97,8 +97,8 @@ Timing CacheLoad::look_up(std::size_t batches) {
     std::vector<std::uint8_t> found(batches * kBatch);
     const auto start = Clock::now();
     for (std::size_t i = 0; i < batches; ++i) {
-        (void)core_->lookup(space_, std::span(hashes).subspan(i * kBatchBytes, kBatchBytes),
-                            std::span(found).subspan(i * kBatch, kBatch));
+        (void)core_->search().lookup(space_, std::span(hashes).subspan(i * kBatchBytes, kBatchBytes),
+                                     std::span(found).subspan(i * kBatch, kBatch));
     }
     return {seconds_since(start), static_cast<std::uint64_t>(std::ranges::count(found, 1))};
 }

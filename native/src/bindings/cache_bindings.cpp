@@ -121,7 +121,8 @@ nb::bytes lookup(const Cache& cache, std::uint32_t name_space, std::uint32_t gro
     const Space space = space_to_look_in(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.lookup(space, view.bytes(), found); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.search().lookup(space, view.bytes(), found); }));
     return to_bytes(found);
 }
 
@@ -149,7 +150,8 @@ nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t 
     const Space space = open_space(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.find_used(space, view.bytes(), found); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.search().find_used(space, view.bytes(), found); }));
     return to_bytes(found);
 }
 
@@ -159,7 +161,7 @@ nb::list find_departed(const Cache& cache, std::uint32_t name_space, std::uint32
     const BufferView view(hashes);
     std::vector<std::optional<Departed>> found(hashes_of(view).size() / kHashBytes);
     raise_if_not_ok(
-        without_gil(cache, [&](CacheCore& core) { return core.find_departed(space, view.bytes(), found); }));
+        without_gil(cache, [&](CacheCore& core) { return core.search().find_departed(space, view.bytes(), found); }));
     nb::list told;
     for (const std::optional<Departed>& one : found) {
         told.append(one ? nb::object(nb::make_tuple(static_cast<int>(one->why), one->seconds_ago, one->missing_bytes))
@@ -173,7 +175,8 @@ nb::list find_stored(const Cache& cache, std::uint32_t name_space, std::uint32_t
     const Space space = open_space(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::optional<std::uint32_t>> found(hashes_of(view).size() / kHashBytes);
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.find_stored(space, view.bytes(), found); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.search().find_stored(space, view.bytes(), found); }));
     nb::list told;
     for (const std::optional<std::uint32_t>& seconds : found) {
         told.append(seconds ? nb::object(nb::int_(*seconds)) : nb::object(nb::none()));

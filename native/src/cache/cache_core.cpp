@@ -5,8 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "cache/index_reader.hpp"
-
 namespace kvo {
 namespace {
 
@@ -122,7 +120,8 @@ CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& op
       leases_(state_, options.verify),
       reservations_(state_),
       commits_(state_, reservations_),
-      removals_(state_, memory_->capacity_bytes()) {}
+      removals_(state_, memory_->capacity_bytes()),
+      search_(state_) {}
 
 Status CacheCore::take_over() {
     const std::lock_guard lock(state_.writer);
@@ -224,10 +223,6 @@ Result<TenantNumber> CacheCore::open_tenant(const std::string& name, std::uint64
     }
     const std::lock_guard lock(state_.writer);
     return state_.store.tenants().open(name, quota_bytes);
-}
-
-Status CacheCore::lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
-    return find_readable(state_.view, space, hashes, found);
 }
 
 std::uint32_t CacheCore::shards_of(Space space) const {

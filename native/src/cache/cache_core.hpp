@@ -21,27 +21,13 @@
 #include "cache/cache_memory.hpp"
 #include "cache/cache_state.hpp"
 #include "cache/commits.hpp"
+#include "cache/entry_search.hpp"
 #include "cache/leases.hpp"
 #include "cache/pool_growth.hpp"
 #include "cache/removals.hpp"
 #include "cache/reservations.hpp"
 
 namespace kvo {
-
-// A readable entry, as it was at some moment of the walk that found it.
-struct EntryFacts {
-    HashWords hash{};
-    Space space = 0;
-    std::uint32_t leases = 0;
-    std::optional<std::uint32_t> stored_s = {};  // for how long, if this process stored it
-    TenantNumber tenant = 0;
-    bool was_used = false;
-};
-
-struct EntrySurvey {
-    std::uint64_t matches = 0;
-    std::vector<EntryFacts> entries;  // as many of them as were wanted
-};
 
 struct CacheStats {
     std::uint64_t capacity_bytes = 0;  // of all segments, when the cache has grown fully
@@ -102,28 +88,12 @@ public:
     Reservations& reservations() noexcept { return reservations_; }
     Commits& commits() noexcept { return commits_; }
     Removals& removals() noexcept { return removals_; }
+    const EntrySearch& search() const noexcept { return search_; }
     SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
     // time to time, and when a pidfd becomes readable. It never waits for the writer's lock: what takes longer is over
     // by one of the next calls.
     std::size_t reclaim_ended();
-
-    // Whether each block is readable; `found` as long as there are hashes.
-    Status lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
-
-    // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes.
-    Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
-
-    // What became of blocks that are not there (any more), where that is remembered; as long as there are hashes.
-    Status find_departed(Space space, std::span<const std::uint8_t> hashes,
-                         std::span<std::optional<Departed>> found) const;
-
-    // For how many seconds blocks have been readable, where this process made them so; as long as there are hashes.
-    Status find_stored(Space space, std::span<const std::uint8_t> hashes,
-                       std::span<std::optional<std::uint32_t>> found) const;
-
-    // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
-    Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
 
     // For tests of those who never wait for it.
     std::unique_lock<WriterLock> hold_writer();
@@ -154,6 +124,7 @@ private:
     Reservations reservations_;
     Commits commits_;
     Removals removals_;
+    EntrySearch search_;
 };
 
 }  // namespace kvo

@@ -17,7 +17,7 @@ Hashes hash_of(const EntryFacts& facts) {
 }
 
 EntrySurvey survey(SmallCache& cache, std::span<const std::uint8_t> prefix, std::size_t limit = 100) {
-    return value_of(cache->survey(prefix, limit));
+    return value_of(cache->search().survey(prefix, limit));
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ TEST(entries_are_found_by_the_beginnings_of_their_names) {
     other.back() ^= 1;
     CHECK_EQUAL(survey(cache, other).matches, 0u);
     other.push_back(0);
-    CHECK(!cache->survey(other, 1).ok());
+    CHECK(!cache->search().survey(other, 1).ok());
 }
 
 TEST(what_is_told_of_an_entry_is_so) {

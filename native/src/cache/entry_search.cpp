@@ -1,10 +1,11 @@
-// What the cache holds, for people who look into it: a walk over all entries, without the writer's lock.
+#include "cache/entry_search.hpp"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
 
-#include "cache/cache_core.hpp"
+#include "cache/index_reader.hpp"
 #include "index/lookup.hpp"
 
 namespace kvo {
@@ -42,7 +43,12 @@ private:
 
 }  // namespace
 
-Result<EntrySurvey> CacheCore::survey(std::span<const std::uint8_t> prefix, std::size_t limit) const {
+Status EntrySearch::lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
+    return find_readable(state_.view, space, hashes, found);
+}
+
+// A walk over all entries, without the writer's lock.
+Result<EntrySurvey> EntrySearch::survey(std::span<const std::uint8_t> prefix, std::size_t limit) const {
     if (prefix.size() > kHashBytes) {
         return Status(Code::invalid, "a hash has 32 bytes, and its beginning no more");
     }
@@ -81,7 +87,7 @@ Result<EntrySurvey> CacheCore::survey(std::span<const std::uint8_t> prefix, std:
     return survey;
 }
 
-Status CacheCore::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
+Status EntrySearch::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
     if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
         return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
     }
@@ -94,8 +100,8 @@ Status CacheCore::find_used(Space space, std::span<const std::uint8_t> hashes, s
     return {};
 }
 
-Status CacheCore::find_departed(Space space, std::span<const std::uint8_t> hashes,
-                                std::span<std::optional<Departed>> found) const {
+Status EntrySearch::find_departed(Space space, std::span<const std::uint8_t> hashes,
+                                  std::span<std::optional<Departed>> found) const {
     if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
         return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
     }
@@ -106,8 +112,8 @@ Status CacheCore::find_departed(Space space, std::span<const std::uint8_t> hashe
     return {};
 }
 
-Status CacheCore::find_stored(Space space, std::span<const std::uint8_t> hashes,
-                              std::span<std::optional<std::uint32_t>> found) const {
+Status EntrySearch::find_stored(Space space, std::span<const std::uint8_t> hashes,
+                                std::span<std::optional<std::uint32_t>> found) const {
     if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
         return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
     }
