@@ -80,7 +80,7 @@ void AdoptionCheck::settle_names() {
     for (const KeyNumber key : model_.all_keys()) {
         std::uint8_t found = 0;
         const HashBytes hash = model_.hash(key);
-        CHECK(core_.lookup(spaces_[model_.space_of(key)].space(), hash, std::span(&found, 1)).ok());
+        CHECK(core_.search().lookup(spaces_[model_.space_of(key)].space(), hash, std::span(&found, 1)).ok());
         CHECK(found == 0 || model_.is_readable(key));
         if (found == 0 && model_.is_readable(key)) {
             CHECK(may_lose(key));
@@ -138,7 +138,7 @@ void AdoptionCheck::settle_leases() {
     CHECK(listed.size() <= (may_lease ? 1u : 0u));
     for (const auto& [id, lease] : listed) {
         CHECK_EQUAL(lease.session, model_.sessions[pending.session].id);
-        CHECK(core_.release(lease.session, id));
+        CHECK(core_.leases().release(lease.session, id));
     }
 }
 
@@ -180,7 +180,7 @@ void AdoptionCheck::abort_unknown() {
         if (record.state == ModelRecord::State::reserved) {
             const SessionId session = model_.sessions[record.session].id;
             std::uint64_t address = 0;
-            CHECK(core_.locate(session, std::span(&record.ticket, 1), std::span(&address, 1)).ok());
+            CHECK(core_.reservations().locate(session, std::span(&record.ticket, 1), std::span(&address, 1)).ok());
             CHECK_EQUAL(address, record.address);
             known.push_back(record.ticket);
         }
@@ -191,7 +191,7 @@ void AdoptionCheck::abort_unknown() {
         if (word(entry).state() == EntryState::reserved && std::ranges::find(known, ticket) == known.end()) {
             const Pending& pending = model_.pending;
             CHECK(pending.call == Call::reserve || pending.call == Call::reserve_large);
-            CHECK_EQUAL(core_.abort(model_.sessions[pending.session].id, std::span(&ticket, 1)), 1u);
+            CHECK_EQUAL(core_.reservations().abort(model_.sessions[pending.session].id, std::span(&ticket, 1)), 1u);
             ++unknown;
         }
     }
@@ -289,7 +289,7 @@ void AdoptionCheck::check_entries() {
         CHECK_EQUAL(find_entry(view_, {read_hash(hash.data()), space}).entry, number);
         for (std::uint32_t shard = 0; shard < plan->geometry.shards; ++shard) {
             const std::uint64_t bytes = plan->geometry.record_bytes;
-            const auto record = core_.bytes_at(address + shard * bytes, bytes);
+            const auto record = core_.memory().bytes_at(address + shard * bytes, bytes);
             CHECK(record.size() == bytes && has_pattern(record, key, shard));
         }
     }
@@ -327,7 +327,7 @@ void AdoptionCheck::acquire_all() {
 }
 
 void AdoptionCheck::drain() {
-    core_.evict(~std::uint64_t{0});
+    core_.removals().evict(~std::uint64_t{0});
     const CacheStats stats = core_.stats();
     CHECK_EQUAL(stats.readable + stats.reserved + stats.quarantined, 0u);
     CHECK_EQUAL(stats.leases + stats.sessions, 0u);
@@ -350,7 +350,7 @@ void AdoptionCheck::fill(std::size_t space) {
     const std::uint64_t expected = std::min<std::uint64_t>(spans * shape.slots, world.entry_limit);
     const SessionId session = core_.sessions().open(~std::uint64_t{0}).value();
     std::vector<Ticket> tickets(world.entry_limit + 1);
-    const auto reserved = core_.reserve(session, 0, spaces_[space].space(), {}, tickets);
+    const auto reserved = core_.reservations().reserve(session, 0, spaces_[space].space(), {}, tickets);
     CHECK(reserved.ok());
     CHECK_EQUAL(reserved.value(), expected);
     CHECK(core_.sessions().quarantine(session));

@@ -25,7 +25,7 @@ std::vector<RecordNumber> CacheCalls::reserve(std::size_t place, TenantNumber te
     model_.pending.wanted = static_cast<std::uint32_t>(keys.size());
     model_.pending.space = static_cast<std::uint32_t>(space);
     const auto decided = perform(space == 2 ? Call::reserve_large : Call::reserve, [&] {
-        return core_.reserve(session.id, tenant, spaces_[space].space(), hashes, tickets);
+        return core_.reservations().reserve(session.id, tenant, spaces_[space].space(), hashes, tickets);
     });
     CHECK(decided.ok());
     std::vector<RecordNumber> reserved;
@@ -63,7 +63,7 @@ RecordNumber CacheCalls::take_reservation(std::size_t place, TenantNumber tenant
               .tenant = static_cast<std::uint8_t>(tenant),
               .key = key,
               .ticket = ticket};
-    CHECK(core_.locate(session.id, std::span(&ticket, 1), std::span(&record.address, 1)).ok());
+    CHECK(core_.reservations().locate(session.id, std::span(&ticket, 1), std::span(&record.address, 1)).ok());
     check_apart(number);
     return number;
 }
@@ -100,7 +100,7 @@ void CacheCalls::commit(std::size_t place, std::size_t space, std::uint32_t shar
                             .parents = parents,
                             .digests = with_digests ? digests : std::span<const std::uint64_t>{}};
     const Status status =
-        perform(Call::commit, [&] { return core_.commit(model_.sessions[place].id, batch, outcomes); });
+        perform(Call::commit, [&] { return core_.commits().commit(model_.sessions[place].id, batch, outcomes); });
     CHECK(status.ok());
     for (std::size_t i = 0; i < numbers.size(); ++i) {
         const bool is_valid = model_.sessions[place].is_open && !is_stale;
@@ -134,7 +134,8 @@ void CacheCalls::abort(std::size_t place, const std::vector<RecordNumber>& numbe
     }
     std::ranges::copy(numbers, model_.pending.records.begin());
     model_.pending.count = static_cast<std::uint32_t>(numbers.size());
-    const std::size_t aborted = perform(Call::abort, [&] { return core_.abort(model_.sessions[place].id, tickets); });
+    const std::size_t aborted =
+        perform(Call::abort, [&] { return core_.reservations().abort(model_.sessions[place].id, tickets); });
     CHECK_EQUAL(aborted, numbers.size());
     for (const RecordNumber number : numbers) {
         model_.drop_reservation(model_.records[number]);
@@ -145,7 +146,7 @@ void CacheCalls::abort(std::size_t place, const std::vector<RecordNumber>& numbe
 void CacheCalls::release(std::size_t place) {
     ModelLease& lease = model_.leases[place];
     model_.pending.lease = static_cast<std::uint16_t>(place);
-    CHECK(perform(Call::release, [&] { return core_.release(model_.sessions[lease.session].id, lease.id); }));
+    CHECK(perform(Call::release, [&] { return core_.leases().release(model_.sessions[lease.session].id, lease.id); }));
     model_.drop_lease(lease);
     settle();
 }
@@ -155,7 +156,7 @@ void CacheCalls::invalidate(std::size_t space, const std::vector<KeyNumber>& key
     std::ranges::copy(keys, model_.pending.keys.begin());
     model_.pending.count = static_cast<std::uint32_t>(keys.size());
     const std::size_t removed =
-        perform(Call::invalidate, [&] { return core_.invalidate(spaces_[space].space(), hashes_of(keys)); });
+        perform(Call::invalidate, [&] { return core_.removals().invalidate(spaces_[space].space(), hashes_of(keys)); });
     std::size_t expected = 0;
     for (const KeyNumber key : keys) {
         if (model_.is_readable(key)) {
@@ -170,7 +171,7 @@ void CacheCalls::invalidate(std::size_t space, const std::vector<KeyNumber>& key
 void CacheCalls::clear(std::uint32_t name_space) {
     sync_all();
     model_.pending.space = name_space;
-    const std::size_t removed = perform(Call::clear, [&] { return core_.clear(name_space); });
+    const std::size_t removed = perform(Call::clear, [&] { return core_.removals().clear(name_space); });
     std::size_t expected = 0;
     for (KeyNumber key = 0; key < model_.world.key_count(); ++key) {
         if (model_.is_readable(key) && spaces_[model_.space_of(key)].name_space == name_space) {
@@ -185,7 +186,7 @@ void CacheCalls::clear(std::uint32_t name_space) {
 void CacheCalls::evict(std::uint64_t bytes) {
     sync_all();
     const std::uint64_t before = core_.stats().used_bytes;
-    const std::uint64_t freed = perform(Call::evict, [&] { return core_.evict(bytes); });
+    const std::uint64_t freed = perform(Call::evict, [&] { return core_.removals().evict(bytes); });
     settle();
     CHECK_EQUAL(freed, before - core_.stats().used_bytes);
     if (freed < bytes) {
@@ -201,7 +202,7 @@ void CacheCalls::sync(const std::vector<KeyNumber>& keys) {
             part.push_back(keys[begin]);
         }
         std::vector<std::uint8_t> found(part.size());
-        CHECK(core_.lookup(spaces_[space].space(), hashes_of(part), found).ok());
+        CHECK(core_.search().lookup(spaces_[space].space(), hashes_of(part), found).ok());
         for (std::size_t i = 0; i < part.size(); ++i) {
             see(part[i], found[i] != 0);
         }
@@ -300,7 +301,7 @@ void CacheCalls::append_parent(std::vector<std::uint8_t>& parents, KeyNumber key
 
 std::span<std::byte> CacheCalls::record_bytes(const ModelRecord& record, std::uint32_t shard) {
     const std::uint64_t bytes = spaces_[model_.space_of(record.key)].geometry.record_bytes;
-    const auto part = core_.bytes_at(record.address + shard * bytes, bytes);
+    const auto part = core_.memory().bytes_at(record.address + shard * bytes, bytes);
     CHECK_EQUAL(part.size(), bytes);
     return part;
 }

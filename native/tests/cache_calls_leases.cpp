@@ -56,7 +56,7 @@ void CacheCalls::acquire(std::size_t place, const BoundaryQuery& query, std::uin
     }
     model_.pending.session = static_cast<std::uint8_t>(place);
     const auto acquired =
-        perform(Call::acquire, [&] { return core_.acquire(model_.sessions[place].id, query, shard); });
+        perform(Call::acquire, [&] { return core_.leases().acquire(model_.sessions[place].id, query, shard); });
     CHECK(acquired.ok());
     std::uint64_t boundary = find_boundary(query, chain);
     keys = needed_keys(query, chain, boundary);
@@ -85,7 +85,8 @@ void CacheCalls::acquire_entries(std::size_t place, std::size_t space, const std
     }
     model_.pending.session = static_cast<std::uint8_t>(place);
     const auto acquired = perform(Call::acquire_entries, [&] {
-        return core_.acquire_entries(model_.sessions[place].id, spaces_[space].space(), hashes_of(keys), shard);
+        return core_.leases().acquire_entries(model_.sessions[place].id, spaces_[space].space(), hashes_of(keys),
+                                              shard);
     });
     CHECK(acquired.ok());
     const bool are_readable =

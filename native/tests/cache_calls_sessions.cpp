@@ -96,27 +96,28 @@ void CacheCalls::call_wrongly(std::size_t place) {
     const SessionId session = model_.sessions[place].id;
     for (const ModelLease& lease : model_.leases) {
         if (lease.id != 0) {
-            CHECK(lease.session == place || !core_.release(session, lease.id));
-            CHECK(!core_.release(model_.sessions[lease.session].id, lease.id + (std::uint64_t{1} << 32)));
+            CHECK(lease.session == place || !core_.leases().release(session, lease.id));
+            CHECK(!core_.leases().release(model_.sessions[lease.session].id, lease.id + (std::uint64_t{1} << 32)));
         }
     }
-    CHECK(!core_.release(session, 0));
-    CHECK(!core_.release(session, ~std::uint64_t{0}));
+    CHECK(!core_.leases().release(session, 0));
+    CHECK(!core_.leases().release(session, ~std::uint64_t{0}));
     for (std::uint32_t i = 0; i < model_.record_end; ++i) {
         const ModelRecord& record = model_.records[i];
         const bool is_own = record.state == ModelRecord::State::reserved && record.session == place;
         if (record.ticket != 0 && !is_own) {
             std::uint64_t address = 0;
-            CHECK(!core_.locate(session, std::span(&record.ticket, 1), std::span(&address, 1)).ok());
-            CHECK_EQUAL(core_.abort(session, std::span(&record.ticket, 1)), 0u);
+            CHECK(!core_.reservations().locate(session, std::span(&record.ticket, 1), std::span(&address, 1)).ok());
+            CHECK_EQUAL(core_.reservations().abort(session, std::span(&record.ticket, 1)), 0u);
         }
     }
     const HashBytes hash = model_.hash(0);
     std::array<std::uint8_t, 2> found{};
-    CHECK(core_.lookup(spaces_[0].space(), hash, found).code() == Code::invalid);
+    CHECK(core_.search().lookup(spaces_[0].space(), hash, found).code() == Code::invalid);
     std::array<Ticket, 1> tickets{};
-    CHECK(core_.reserve(session, 0, make_space(7777, 0), hash, tickets).fault().code() == Code::invalid);
-    CHECK(core_.reserve(session, kTenantLimit, spaces_[0].space(), hash, tickets).fault().code() == Code::invalid);
+    CHECK(core_.reservations().reserve(session, 0, make_space(7777, 0), hash, tickets).fault().code() == Code::invalid);
+    CHECK(core_.reservations().reserve(session, kTenantLimit, spaces_[0].space(), hash, tickets).fault().code() ==
+          Code::invalid);
     std::array<CommitOutcome, 1> outcomes{};
     const std::array<std::uint64_t, 1> no_digest{kNoDigest};
     const auto commit = [&](std::uint32_t shard, std::span<const std::uint8_t> hashes,
@@ -127,15 +128,15 @@ void CacheCalls::call_wrongly(std::size_t place) {
                                 .hashes = hashes,
                                 .parents = {},
                                 .digests = digests};
-        return core_.commit(session, batch, outcomes).code();
+        return core_.commits().commit(session, batch, outcomes).code();
     };
     CHECK(commit(0, hash, no_digest) == Code::invalid);
     CHECK(commit(9, hash, {}) == Code::invalid);
     CHECK(commit(0, {}, {}) == Code::invalid);
     CHECK(commit(0, hash, {}) == Code::ok);
     CHECK(outcomes[0] == CommitOutcome::stale);
-    CHECK(!core_.acquire(session, {.name_space = 7777, .chain = hash, .limit = 16}, 0).ok());
-    CHECK(!core_.acquire(session, {.name_space = 0, .chain = hash, .limit = 16, .alignment = 0}, 0).ok());
+    CHECK(!core_.leases().acquire(session, {.name_space = 7777, .chain = hash, .limit = 16}, 0).ok());
+    CHECK(!core_.leases().acquire(session, {.name_space = 0, .chain = hash, .limit = 16, .alignment = 0}, 0).ok());
 }
 
 }  // namespace kvo::test

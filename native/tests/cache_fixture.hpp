@@ -141,7 +141,7 @@ public:
         PopulateProgress progress;
         core_ = value_of(CacheCore::create(options_, progress));
         if (growth == Growth::full) {
-            CHECK_EQUAL(core_->grow_fully(progress).message(), "");
+            CHECK_EQUAL(core_->growth().grow_fully(progress).message(), "");
         }
     }
 
@@ -162,19 +162,19 @@ public:
 
     std::span<std::byte> record(Space space, std::uint64_t address, std::uint32_t shard = 0) {
         const std::uint64_t bytes = group(space).record_bytes;
-        return core_->bytes_at(address + shard * bytes, bytes);
+        return core_->memory().bytes_at(address + shard * bytes, bytes);
     }
 
     // As many tickets as were decided.
     std::vector<Ticket> reserve(SessionId session, Space space, std::span<const std::uint8_t> hashes,
                                 TenantNumber tenant = 0) {
         std::vector<Ticket> tickets(hashes.size() / kHashBytes);
-        tickets.resize(value_of(core_->reserve(session, tenant, space, hashes, tickets)));
+        tickets.resize(value_of(core_->reservations().reserve(session, tenant, space, hashes, tickets)));
         return tickets;
     }
     std::vector<std::uint64_t> locate(SessionId session, std::span<const Ticket> tickets) {
         std::vector<std::uint64_t> addresses(tickets.size());
-        const Status status = core_->locate(session, tickets, addresses);
+        const Status status = core_->reservations().locate(session, tickets, addresses);
         CHECK(status.ok());
         return addresses;
     }
@@ -191,14 +191,14 @@ public:
                                       std::span<const Ticket> tickets, std::uint32_t shard = 0,
                                       const Hashes& parents = {}) {
         std::vector<CommitOutcome> outcomes(tickets.size());
-        const Status status = core_->commit(session,
-                                            {.space = space,
-                                             .shard = shard,
-                                             .tickets = tickets,
-                                             .hashes = hashes.first(tickets.size() * kHashBytes),
-                                             .parents = parents,
-                                             .digests = {}},
-                                            outcomes);
+        const Status status = core_->commits().commit(session,
+                                                      {.space = space,
+                                                       .shard = shard,
+                                                       .tickets = tickets,
+                                                       .hashes = hashes.first(tickets.size() * kHashBytes),
+                                                       .parents = parents,
+                                                       .digests = {}},
+                                                      outcomes);
         CHECK(status.ok());
         return outcomes;
     }
@@ -224,14 +224,14 @@ public:
 
     std::size_t count_readable(Space space, const Hashes& hashes) {
         std::vector<std::uint8_t> found(hashes.size() / kHashBytes);
-        CHECK(core_->lookup(space, hashes, found).ok());
+        CHECK(core_->search().lookup(space, hashes, found).ok());
         return static_cast<std::size_t>(std::count(found.begin(), found.end(), 1));
     }
     bool has(Space space, std::uint64_t key) { return count_readable(space, chain(key, 1)) == 1; }
 
     // Leases these blocks and compares every byte of them; no value: a miss or a refusal.
     std::optional<Acquired> take(SessionId session, Space space, const Hashes& hashes) {
-        Acquired acquired = value_of(core_->acquire_entries(session, space, hashes, 0));
+        Acquired acquired = value_of(core_->leases().acquire_entries(session, space, hashes, 0));
         if (acquired.outcome != AcquireOutcome::hit) {
             return std::nullopt;
         }
@@ -252,12 +252,12 @@ public:
     // Takes, compares and gives back. False: a miss.
     bool is_served(SessionId session, Space space, std::uint64_t key) {
         const std::optional<Acquired> acquired = take(session, space, chain(key, 1));
-        return acquired && core_->release(session, acquired->lease);
+        return acquired && core_->leases().release(session, acquired->lease);
     }
 
     // What a successor needs, with a lock of its own: this process has the other one.
     CacheFiles duplicate_files() const {
-        const FileNumbers numbers = core_->files();
+        const FileNumbers numbers = core_->memory().files();
         CacheFiles files{.lock = value_of(make_lock_file()), .index = duplicate(numbers.index), .segments = {}};
         open_index().view().header->lock_mark = value_of(mark_file(files.lock.number()));
         for (const int segment : numbers.segments) {
@@ -266,7 +266,7 @@ public:
         return files;
     }
     // The index file, to be read and changed behind the cache's back.
-    IndexFile open_index() const { return value_of(IndexFile::adopt(duplicate(core_->files().index))); }
+    IndexFile open_index() const { return value_of(IndexFile::adopt(duplicate(core_->memory().files().index))); }
 
     // This process's cache ends and another one takes over; if it refuses, there is none. `change(view)` in between.
     template <typename Change>

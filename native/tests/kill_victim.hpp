@@ -88,7 +88,7 @@ private:
     void serve(CacheCore& core) {
         CacheCalls calls(core, stage_.model, *this);
         calls_ = &calls;
-        const IndexReader reader(core.files().index, plan_regions(stage_.model.world.entry_limit).file_bytes);
+        const IndexReader reader(core.memory().files().index, plan_regions(stage_.model.world.entry_limit).file_bytes);
         AdoptionCheck check(calls, reader.view());
         CacheOperations operations(calls, stage_.keeper);
         if (stage_.model.namespaces == 0) {

@@ -32,7 +32,7 @@ void check_no_slot_lost(SmallCache& cache, Space space, std::size_t held) {
     CHECK_EQUAL(tickets.size() + held, kAll);
     const auto addresses = cache.locate(session, tickets);
     CHECK_EQUAL(std::set<std::uint64_t>(addresses.begin(), addresses.end()).size(), tickets.size());
-    CHECK_EQUAL(cache->abort(session, tickets), tickets.size());
+    CHECK_EQUAL(cache->reservations().abort(session, tickets), tickets.size());
 }
 
 void check_same_counts(const CacheStats& before, const CacheStats& after) {
@@ -88,11 +88,11 @@ TEST(what_was_readable_is_readable_with_the_right_bytes) {
             CHECK(cache->sessions().reopen(session));
             for (const auto& [space, hash] : readable) {
                 const auto lease = cache.take(session, space, hash);
-                CHECK(lease && cache->release(session, lease->lease));
+                CHECK(lease && cache->leases().release(session, lease->lease));
             }
             CHECK_EQUAL(cache->stats().mismatches, 0u);
         }
-        cache->evict(~0ull);
+        cache->removals().evict(~0ull);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }
@@ -103,18 +103,18 @@ TEST(a_cache_that_had_grown_in_part_is_taken_over_and_grows_on) {
     SmallCache cache(options, Growth::first_step);
     const Space space = cache.open();
     PopulateProgress progress;
-    CHECK(value_of(cache->grow(progress)));
-    CHECK(value_of(cache->grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
     const std::size_t half = kAll + kAll / 2;
     CHECK_EQUAL(cache.put(cache.session(), space, chain(1, half)), half);
     cache.restart();
     CHECK_EQUAL(cache->adoption().readable, half);
-    CHECK_EQUAL(cache->ready_bytes(), kSegmentBytes * 3 / 2);
-    CHECK_EQUAL(cache->capacity_bytes(), 3 * kSegmentBytes);
+    CHECK_EQUAL(cache->memory().ready_bytes(), kSegmentBytes * 3 / 2);
+    CHECK_EQUAL(cache->memory().capacity_bytes(), 3 * kSegmentBytes);
     const SessionId session = cache.session();
-    CHECK(value_of(cache->grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
     CHECK_EQUAL(cache.put(session, space, chain(2, kAll / 2)), kAll / 2);
-    CHECK(cache->grow_fully(progress).ok());
+    CHECK(cache->growth().grow_fully(progress).ok());
     CHECK_EQUAL(cache.put(session, space, chain(3, kAll)), kAll);
     CHECK_EQUAL(cache->stats().evicted, 0u);
     CHECK_EQUAL(cache.count_readable(space, chain(1, half)), half);
@@ -150,7 +150,7 @@ TEST(memory_is_adopted_by_successors_of_its_domain_alone) {
     const Space space = cache.open();
     CHECK_EQUAL(cache.put(cache.session(), space, chain(1, 10)), 10u);
     for (const std::uint32_t user : {2u, 1u, 2u}) {
-        cache->note_user(user);
+        cache->memory().note_user(user);
     }
     const auto try_as = [&](const CacheOwner& owner, std::uint64_t former_boot_id = 0) {
         CacheOptions others = options;
@@ -178,7 +178,7 @@ TEST(memory_that_more_users_had_than_are_noted_is_for_domains_of_everybody) {
     SmallCache cache;
     std::vector<std::uint32_t> users;
     for (std::uint32_t user = 0; user <= kUserLimit; ++user) {
-        cache->note_user(user);
+        cache->memory().note_user(user);
         users.push_back(user);
     }
     CacheOptions options = small_options();
@@ -214,7 +214,7 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     CHECK_EQUAL(cache.put(living, space, chain(1, 200)), 200u);
     const auto lease = cache.take(living, space, chain(1, 200));
     const auto lost = cache.take(dead, space, chain(1, 3));
-    CHECK_EQUAL(cache->invalidate(space, chain(1, 2)), 2u);  // leased: in quarantine
+    CHECK_EQUAL(cache->removals().invalidate(space, chain(1, 2)), 2u);  // leased: in quarantine
     const std::vector<Ticket> tickets = cache.reserve(living, space, chain(5, 4));
     const std::vector<Ticket> lost_tickets = cache.reserve(dead, space, chain(6, 4));
     const auto addresses = cache.locate(living, tickets);
@@ -230,8 +230,8 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     CHECK(cache.reserve(living, space, chain(7, 1)).empty());
     CHECK_EQUAL(cache->reclaim_ended(), 1u);
     CHECK(!cache->sessions().is_known(dead));
-    CHECK_EQUAL(cache->abort(dead, lost_tickets), 0u);
-    CHECK(!cache->release(dead, lost->lease));
+    CHECK_EQUAL(cache->reservations().abort(dead, lost_tickets), 0u);
+    CHECK(!cache->leases().release(dead, lost->lease));
     const SessionId other = cache.session();
     for (std::uint64_t prompt = 20; prompt < 30; ++prompt) {
         CHECK(cache.put(other, space, chain(prompt, 300)) > 0);
@@ -244,10 +244,10 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     cache.write(living, space, chain(5, 4), tickets);
     CHECK((cache.commit(living, space, chain(5, 3), std::span(tickets).first(3)) ==
            std::vector(3, CommitOutcome::readable)));
-    CHECK_EQUAL(cache->abort(living, std::span(tickets).subspan(3)), 1u);
+    CHECK_EQUAL(cache->reservations().abort(living, std::span(tickets).subspan(3)), 1u);
     CHECK(cache.take(other, space, chain(5, 3)).has_value());
-    CHECK(cache->release(living, lease->lease));
-    CHECK(!cache->release(living, lease->lease));
+    CHECK(cache->leases().release(living, lease->lease));
+    CHECK(!cache->leases().release(living, lease->lease));
     CHECK_EQUAL(cache->sessions().held_bytes(living), 0u);
     CHECK_EQUAL(cache->stats().quarantined, 0u);
 }
@@ -346,7 +346,7 @@ TEST(a_leased_entry_in_quarantine_stays_until_its_lease_ends) {
     CHECK_EQUAL(cache.count_readable(space, chain(1, 2)), 1u);
     check_no_slot_lost(cache, space, 2);
     CHECK(cache.is_right(*lease, space, chain(1, 2)));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     check_no_slot_lost(cache, space, 0);
 }
 
@@ -382,7 +382,7 @@ TEST(of_two_entries_with_one_name_or_one_slot_one_remains) {
             // A lease on an entry that could not be kept is over; one on an entry without a name is not.
             CHECK_EQUAL(cache->stats().leases, is_leased && !is_slot ? 1u : 0u);
             CHECK_EQUAL(cache->stats().quarantined, is_leased && !is_slot ? 1u : 0u);
-            CHECK_EQUAL(lease && cache->release(session, lease->lease), is_leased && !is_slot);
+            CHECK_EQUAL(lease && cache->leases().release(session, lease->lease), is_leased && !is_slot);
             CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
             check_no_slot_lost(cache, space, 0);
         }
@@ -395,7 +395,7 @@ TEST(adopted_records_are_checked_at_their_first_use) {
     const SessionId session = own_session(cache);
     CHECK_EQUAL(cache.put(session, space, chain(1, 3)), 3u);
     const auto lease = cache.take(session, space, chain(1, 3));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     cache.restart();
     CHECK(cache->sessions().reopen(session));
     cache.record(space, lease->groups[0].addresses[1], 1)[999] ^= std::byte{4};
@@ -406,7 +406,7 @@ TEST(adopted_records_are_checked_at_their_first_use) {
     CHECK_EQUAL(cache->stats().used_bytes, 2u * 2000);
     // Not again: what has been checked is believed.
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
-    CHECK(value_of(cache->acquire_entries(session, space, chain(1, 1), 0)).outcome == AcquireOutcome::hit);
+    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 1), 0)).outcome == AcquireOutcome::hit);
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
     // By the next successor it is.
     CHECK_EQUAL(cache.put(session, space, chain(2, 1)), 1u);
@@ -432,7 +432,7 @@ TEST(the_order_of_going_is_that_of_use_and_hints_in_a_circle_do_no_harm) {
                 view.entries[entry_with(view, space, key)].parent = entry_with(view, space, key == 12 ? 10 : key + 1);
             }
         });
-        CHECK_EQUAL(cache->evict(20 * 4096), 20u * 4096);
+        CHECK_EQUAL(cache->removals().evict(20 * 4096), 20u * 4096);
         std::size_t used = 0;
         for (std::uint64_t key = 0; key < 10; ++key) {
             used += cache.has(space, key);
@@ -440,7 +440,7 @@ TEST(the_order_of_going_is_that_of_use_and_hints_in_a_circle_do_no_harm) {
         if (policy == "lru") {
             CHECK_EQUAL(used, 10u);
         }
-        cache->evict(~0ull);
+        cache->removals().evict(~0ull);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }
@@ -466,8 +466,8 @@ TEST(blocks_of_tenants_that_are_none_any_more_are_nobodys) {
         CHECK_EQUAL(tenants[kept].quota_bytes, 2u << 20);
         CHECK_EQUAL(tenants[kept].used_bytes, 7u * 4096);
         CHECK_EQUAL(cache.count_readable(space, chain(1, 5)) + cache.count_readable(space, chain(2, 7)), 12u);
-        CHECK_EQUAL(cache->abort(session, reserved), 2u);
-        while (cache->evict(4096) != 0) {
+        CHECK_EQUAL(cache->reservations().abort(session, reserved), 2u);
+        while (cache->removals().evict(4096) != 0) {
         }
         for (const auto& tenant : cache->stats().tenants) {
             CHECK_EQUAL(tenant.used_bytes, 0u);

@@ -30,7 +30,7 @@ struct Victim {
                 CHECK(cache.take(session, space, chain(i, 8, 0)).has_value());
             }
             if (i % 4 == 3) {
-                CHECK_EQUAL(cache->invalidate(space, chain(i, 2)), 2u);
+                CHECK_EQUAL(cache->removals().invalidate(space, chain(i, 2)), 2u);
             }
             CHECK_EQUAL(cache.reserve(session, space, chain(100 + i, 2)).size(), 2u);
         }
@@ -139,9 +139,9 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
         }
         for (std::uint64_t prompt = 0; prompt < 12; ++prompt) {
             for (const Space old : victim.spaces) {
-                const auto acquired = cache->acquire_entries(session, old, chain(prompt, 8), 0);
+                const auto acquired = cache->leases().acquire_entries(session, old, chain(prompt, 8), 0);
                 if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
-                    CHECK(cache->release(session, acquired.value().lease));
+                    CHECK(cache->leases().release(session, acquired.value().lease));
                 }
             }
         }
@@ -150,7 +150,7 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
             const std::size_t readable = cache.put(session, space, hashes);
             for (std::size_t i = 0; i < readable; ++i) {
                 if (const auto lease = cache.take(session, space, chain(prompt, 1, i))) {
-                    CHECK(cache->release(session, lease->lease));
+                    CHECK(cache->leases().release(session, lease->lease));
                 }
             }
         }
@@ -163,7 +163,7 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
             cache->sessions().quarantine(of);
         }
         cache->reclaim_ended();
-        cache->clear(namespace_of(space));
+        cache->removals().clear(namespace_of(space));
         const CacheStats stats = cache->stats();
         CHECK(stats.used_bytes <= kSegmentBytes);
         CHECK(stats.readable <= 300 && stats.reserved <= 300 && stats.quarantined <= 300);

@@ -182,7 +182,7 @@ private:
             return KillVictim(*stage_).run([&]() -> CacheCore& {
                 PopulateProgress progress;
                 core_ = std::move(CacheCore::create(stage_->model.world.options(), progress).value());
-                send_files(theirs.number(), core_->files());
+                send_files(theirs.number(), core_->memory().files());
                 return *core_;
             });
         });

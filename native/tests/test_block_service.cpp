@@ -12,8 +12,8 @@ bool is_one_way(std::uint64_t op) { return op >= 32 && op < 48; }
 // Gives back what an answer brought. Whatever was held beyond that is seen at the end.
 void return_all(ExpressScene& scene, const std::vector<Answer>& answers) {
     for (const Answer& answer : answers) {
-        scene.cache->release(scene.session, answer.lease);
-        scene.cache->abort(scene.session, answer.tickets);
+        scene.cache->leases().release(scene.session, answer.lease);
+        scene.cache->reservations().abort(scene.session, answer.tickets);
     }
 }
 
@@ -65,7 +65,7 @@ TEST(another_session_ends_the_channel) {
             CHECK_EQUAL(answers[0].about_op, op);
         }
         CHECK_EQUAL(scene.cache->stats().leases, 1u);
-        CHECK(scene.cache->release(scene.session, held.lease));
+        CHECK(scene.cache->leases().release(scene.session, held.lease));
         scene.check_nothing_held();
     }
 }

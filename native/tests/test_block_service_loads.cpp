@@ -224,7 +224,7 @@ TEST(release_ends_leases_of_its_own_session_alone) {
     scene.tell(express::kRelease, {numbers(leases)});
     CHECK_EQUAL(scene.cache->sessions().held_bytes(scene.session), 0u);
     CHECK_EQUAL(scene.cache->stats().leases, 1u);
-    CHECK(scene.cache->release(other, others->lease));
+    CHECK(scene.cache->leases().release(other, others->lease));
     scene.tell(express::kRelease, {numbers({})});
 }
 
@@ -250,7 +250,7 @@ TEST(digests_are_of_the_slots_that_are_leased) {
     std::thread writer([&] {
         const SessionId session = scene.cache.session();
         for (std::uint8_t version = 1; !is_over.load(); ++version) {
-            scene.cache->invalidate(space, hashes);
+            scene.cache->removals().invalidate(space, hashes);
             const std::vector<Ticket> tickets = scene.cache.reserve(session, space, hashes);
             const std::vector<std::uint64_t> addresses = scene.cache.locate(session, tickets);
             for (std::uint32_t shard = 0; shard < 2; ++shard) {

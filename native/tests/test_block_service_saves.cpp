@@ -194,7 +194,7 @@ TEST(parents_are_the_blocks_before) {
                            scene.publish_fields(0, shard, tickets, one, has_parents ? before : Hashes()));
             }
         }
-        scene.cache->evict(1);
+        scene.cache->removals().evict(1);
         // Whatever hangs on another block goes before it.
         CHECK_EQUAL(scene.cache.count_readable(scene.space(0), chain(1, 1, has_parents ? 0 : 1)), 1u);
         CHECK_EQUAL(scene.cache.count_readable(scene.space(0), hashes), 1u);

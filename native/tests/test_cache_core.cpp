@@ -1,7 +1,5 @@
 #include "cache/cache_core.hpp"
 
-#include <algorithm>
-
 #include "cache_fixture.hpp"
 #include "child_process.hpp"
 #include "made_up_files.hpp"
@@ -55,102 +53,12 @@ TEST(a_new_cache_is_empty_and_as_large_as_was_asked_for) {
     CHECK_EQUAL(stats.used_bytes + stats.readable + stats.reserved + stats.quarantined + stats.leases, 0u);
     CHECK_EQUAL(stats.tenants.size(), 1u);
     CHECK(stats.index_bytes > 0 && stats.index_bytes < 4u << 20);
-    CHECK_EQUAL(cache->segments().size(), 2u);
-    CHECK_EQUAL(cache->files().segments.size(), 2u);
+    CHECK_EQUAL(cache->memory().segments().size(), 2u);
+    CHECK_EQUAL(cache->memory().files().segments.size(), 2u);
     CHECK_EQUAL(cache->adoption().readable, 0u);
-    CHECK_EQUAL(cache->evict(1), 0u);
-    CHECK_EQUAL(cache->clear(0), 0u);
+    CHECK_EQUAL(cache->removals().evict(1), 0u);
+    CHECK_EQUAL(cache->removals().clear(0), 0u);
     CHECK_EQUAL(cache->reclaim_ended(), 0u);
-}
-
-TEST(a_cache_serves_from_its_first_step_on_and_grows_beside_what_is_done) {
-    CacheOptions options = small_options(3);
-    options.step_bytes = kSegmentBytes / 2 + 1;  // whole extents of it
-    PopulateProgress progress;
-    const auto core = value_of(CacheCore::create(options, progress));
-    const std::uint64_t step = kSegmentBytes / 2;
-    CHECK_EQUAL(core->capacity_bytes(), 3 * kSegmentBytes);
-    CHECK_EQUAL(core->files().segments.size(), 3u);
-    CHECK_EQUAL(core->ready_bytes(), step);
-    std::uint64_t held = 0;
-    for (const Segment& segment : core->segments()) {
-        held += segment.held_bytes();
-    }
-    CHECK_EQUAL(held, step);
-    for (std::uint64_t ready = 2 * step; ready < 3 * kSegmentBytes; ready += step) {
-        CHECK(value_of(core->grow(progress)));
-        CHECK_EQUAL(core->ready_bytes(), ready);
-        CHECK_EQUAL(core->stats().ready_bytes, ready);
-        CHECK_EQUAL(core->stats().capacity_bytes, 3 * kSegmentBytes);
-    }
-    CHECK(!value_of(core->grow(progress)));
-    CHECK(!value_of(core->grow(progress)));
-    CHECK_EQUAL(core->ready_bytes(), 3 * kSegmentBytes);
-    CHECK_EQUAL(progress.done_bytes.load(), 3 * kSegmentBytes);
-}
-
-TEST(a_step_may_reach_over_segments) {
-    CacheOptions options = small_options(5);
-    options.step_bytes = 2 * kSegmentBytes + kExtentBytes;
-    PopulateProgress progress;
-    const auto core = value_of(CacheCore::create(options, progress));
-    CHECK_EQUAL(core->ready_bytes(), options.step_bytes);
-    CHECK(core->grow_fully(progress).ok());
-    CHECK_EQUAL(core->ready_bytes(), 5 * kSegmentBytes);
-}
-
-TEST(nothing_is_evicted_for_room_that_is_about_to_come) {
-    CacheOptions options = small_options(2);
-    options.step_bytes = kSegmentBytes;
-    SmallCache cache(options, Growth::first_step);
-    const Space space = cache.open();
-    const SessionId session = cache.session();
-    constexpr std::size_t kStep = kSegmentBytes / 4096;
-    PopulateProgress cancelled;
-    cancelled.is_cancelled = true;
-    // A step that fails is no room to wait for: whoever comes evicts as ever.
-    CHECK(cache->grow(cancelled).fault().code() == Code::failed);
-    CHECK_EQUAL(cache.put(session, space, chain(1, kStep)), kStep);
-    CHECK_EQUAL(cache.put(session, space, chain(2, 10)), 10u);
-    CHECK_EQUAL(cache->stats().evicted, 10u);
-    cache->expect_room(60);
-    CHECK_EQUAL(cache.put(session, space, chain(3, 10)), 0u);
-    CHECK_EQUAL(cache->stats().evicted, 10u);
-    PopulateProgress progress;
-    CHECK(!value_of(cache->grow(progress)));
-    CHECK_EQUAL(cache.put(session, space, chain(3, kStep)), kStep);
-    CHECK_EQUAL(cache->stats().evicted, 10u);
-    CHECK_EQUAL(cache.put(session, space, chain(4, 7)), 7u);
-    CHECK_EQUAL(cache->stats().evicted, 17u);
-}
-
-TEST(a_shortage_on_the_way_leaves_a_smaller_cache_that_may_grow_later) {
-    const MadeUpFiles proc("cache_short");
-    CacheOptions options = small_options(4);
-    options.step_bytes = kSegmentBytes;
-    options.populate.proc = proc.root();
-    // One part in 32 of it all is left to others.
-    const std::uint64_t reserve = 99999999ull * 1024 / 32;
-    proc.write_available(reserve + kSegmentBytes + 4096);
-    SmallCache cache(options, Growth::first_step);
-    PopulateProgress progress;
-    CHECK(value_of(cache->grow(progress)));
-    proc.write_available(reserve + kSegmentBytes - 4096);
-    for (int times = 0; times < 2; ++times) {
-        const Status status = cache->grow_fully(progress);
-        CHECK(status.code() == Code::unavailable);
-        CHECK(status.message().find("MemAvailable") != std::string::npos);
-        CHECK_EQUAL(cache->ready_bytes(), 2 * kSegmentBytes);
-    }
-    const Space space = cache.open();
-    const SessionId session = cache.session();
-    for (std::uint64_t prompt = 0; prompt < 3; ++prompt) {
-        CHECK_EQUAL(cache.put(session, space, chain(prompt, kSegmentBytes / 4096)), kSegmentBytes / 4096);
-    }
-    CHECK_EQUAL(cache->stats().used_bytes, 2 * kSegmentBytes);
-    proc.write_available(reserve + 2 * kSegmentBytes);
-    CHECK(cache->grow_fully(progress).ok());
-    CHECK_EQUAL(cache->ready_bytes(), 4 * kSegmentBytes);
 }
 
 TEST(what_no_waiting_brings_is_refused_at_once_and_what_others_have_is_not) {
@@ -175,26 +83,16 @@ TEST(a_sparse_cache_may_be_larger_than_the_machine) {
     options.is_sparse = true;
     SmallCache cache(options);
     CHECK_EQUAL(cache->stats().capacity_bytes, 4 * kSegmentBytes);
-    CHECK_EQUAL(cache->ready_bytes(), 4 * kSegmentBytes);
+    CHECK_EQUAL(cache->memory().ready_bytes(), 4 * kSegmentBytes);
     const SessionId session = cache.session();
     const Space space = cache.open();
     CHECK(cache.put_one(session, space, 1));
     CHECK(cache.is_served(session, space, 1));
     std::uint64_t held = 0;
-    for (const Segment& segment : cache->segments()) {
+    for (const Segment& segment : cache->memory().segments()) {
         held += segment.held_bytes();
     }
     CHECK(held > 0 && held < kSegmentBytes);
-}
-
-TEST(addresses_count_over_all_segments) {
-    SmallCache cache(small_options(2));
-    CHECK_EQUAL(cache->bytes_at(0, kSegmentBytes).size(), kSegmentBytes);
-    CHECK(cache->bytes_at(kSegmentBytes, 1).data() == cache->segments()[1].bytes().data());
-    CHECK(cache->bytes_at(kSegmentBytes - 1, 2).empty());
-    CHECK(cache->bytes_at(2 * kSegmentBytes, 1).empty());
-    CHECK(cache->bytes_at(~0ull, 1).empty());
-    CHECK(cache->bytes_at(1, ~0ull).empty());
 }
 
 TEST(the_whole_life_under_every_policy) {
@@ -205,13 +103,13 @@ TEST(the_whole_life_under_every_policy) {
         for (std::uint64_t round = 0; round < 40; ++round) {
             CHECK_EQUAL(cache.put(session, space, chain(round, 30)), 30u);
             const auto lease = cache.take(session, space, chain(round, 30));
-            CHECK(lease && cache->release(session, lease->lease));
+            CHECK(lease && cache->leases().release(session, lease->lease));
         }
         const CacheStats stats = cache->stats();
         CHECK(stats.evicted > 0);
         CHECK_EQUAL(stats.readable + stats.evicted, 1200u);
         CHECK_EQUAL(stats.used_bytes, stats.readable * 10000);
-        cache->evict(~0ull);
+        cache->removals().evict(~0ull);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
 }
@@ -245,40 +143,6 @@ TEST(records_from_the_smallest_to_a_whole_segment) {
     }
 }
 
-TEST(files_of_a_living_owner_are_refused) {
-    SmallCache cache;
-    CacheFiles files = cache.duplicate_files();
-    ChildProcess owner([&files](const Line& line) {
-        const auto lock = FileLock::adopt(files.lock);
-        line.tell(lock.ok() ? 'y' : 'n');
-        line.await();
-        return 0;
-    });
-    CHECK_EQUAL(owner.line().await(), 'y');
-    const auto refused = CacheCore::adopt(std::move(files), small_options());
-    CHECK(refused.fault().code() == Code::unavailable);
-    CHECK(refused.fault().message().find(std::to_string(owner.pid())) != std::string::npos);
-}
-
-TEST(files_that_do_not_belong_together_are_refused) {
-    SmallCache cache(small_options(2));
-    CacheFiles fewer = cache.duplicate_files();
-    fewer.segments.pop_back();
-    CHECK(CacheCore::adopt(std::move(fewer), small_options()).fault().code() == Code::invalid);
-    CacheFiles exchanged = cache.duplicate_files();
-    std::swap(exchanged.index, exchanged.segments[0]);
-    CHECK(CacheCore::adopt(std::move(exchanged), small_options()).fault().code() == Code::invalid);
-    CHECK(!CacheCore::adopt(CacheFiles(), small_options()).ok());
-    CacheOptions without_policy = small_options(2);
-    without_policy.policy = nullptr;
-    CHECK(CacheCore::adopt(cache.duplicate_files(), without_policy).fault().code() == Code::invalid);
-}
-
-TEST(readers_of_the_index_cannot_write_to_it) {
-    SmallCache cache;
-    CHECK_EQUAL(fcntl(cache->files().index, F_GETFL) & O_ACCMODE, O_RDONLY);
-}
-
 TEST(a_forked_child_has_no_part_in_the_cache) {
     SmallCache cache;
     const Space space = cache.open();
@@ -299,10 +163,10 @@ TEST(a_forked_child_has_no_part_in_the_cache) {
     CHECK_EQUAL(destroying.wait_exit(), 0);
 
     // The parent goes on, and is the owner still.
-    const int lock = cache->files().lock;
+    const int lock = cache->memory().files().lock;
     ChildProcess other([lock](const Line&) { return FileLock::adopt(FileDescriptor(lock)).ok() ? 1 : 0; });
     CHECK_EQUAL(other.wait_exit(), 0);
     CHECK(cache.is_right(*lease, space, chain(1, 1)));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     CHECK(cache.put_one(session, space, 2) && cache.is_served(session, space, 2));
 }

@@ -75,18 +75,18 @@ TEST(nothing_is_freed_while_one_process_may_copy) {
     CHECK_EQUAL(cache->reclaim_ended(), 0u);
     CHECK_EQUAL(cache->stats().leases + cache->stats().reserved, 0u);
     CHECK_EQUAL(cache->stats().sessions, 1u);
-    CHECK(!cache->release(engine.session, engine.lease.lease));
-    CHECK_EQUAL(cache->abort(engine.session, engine.tickets), 0u);
-    CHECK(value_of(cache->acquire_entries(engine.session, engine.space, chain(0, 1), 0)).outcome ==
+    CHECK(!cache->leases().release(engine.session, engine.lease.lease));
+    CHECK_EQUAL(cache->reservations().abort(engine.session, engine.tickets), 0u);
+    CHECK(value_of(cache->leases().acquire_entries(engine.session, engine.space, chain(0, 1), 0)).outcome ==
           AcquireOutcome::over_limit);
-    cache->evict(~0ull);
+    cache->removals().evict(~0ull);
     CHECK_EQUAL(cache->stats().used_bytes, 0u);
 
     // The next session in this place has nothing of it.
     const SessionId next = cache.session();
     CHECK_EQUAL(session_place(next), session_place(engine.session));
     CHECK_EQUAL(cache->sessions().held_bytes(next), 0u);
-    CHECK_EQUAL(cache->abort(next, engine.tickets), 0u);
+    CHECK_EQUAL(cache->reservations().abort(next, engine.tickets), 0u);
     CHECK_EQUAL(cache.commit(next, engine.space, chain(10, 3), engine.tickets)[0] == CommitOutcome::stale, true);
 }
 
@@ -103,12 +103,12 @@ TEST(processes_that_end_without_a_word_are_noticed) {
 TEST(a_quarantined_lease_on_a_forgotten_entry_ends_with_its_processes) {
     SmallCache cache;
     Engine engine(cache);
-    CHECK_EQUAL(cache->clear(namespace_of(engine.space)), 2u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(engine.space)), 2u);
     CHECK_EQUAL(cache->stats().quarantined, 2u);
     CHECK(cache->sessions().quarantine(engine.session));
-    CHECK(cache->release(engine.session, engine.lease.lease));  // it may still give back
+    CHECK(cache->leases().release(engine.session, engine.lease.lease));  // it may still give back
     CHECK_EQUAL(cache->stats().quarantined, 0u);
-    CHECK_EQUAL(cache->abort(engine.session, std::span(engine.tickets).first(1)), 1u);
+    CHECK_EQUAL(cache->reservations().abort(engine.session, std::span(engine.tickets).first(1)), 1u);
     end(engine.first);
     end(engine.second);
     CHECK_EQUAL(cache->reclaim_ended(), 1u);
@@ -146,8 +146,8 @@ TEST(others_keep_theirs_when_one_session_ends) {
         CHECK_EQUAL(cache->stats().reserved, 400u);
         CHECK_EQUAL(cache->stats().leases, 1u);
     }
-    CHECK_EQUAL(cache->abort(staying, kept_tickets), 400u);
-    CHECK(cache->release(staying, kept->lease));
+    CHECK_EQUAL(cache->reservations().abort(staying, kept_tickets), 400u);
+    CHECK(cache->leases().release(staying, kept->lease));
     CHECK_EQUAL(cache->sessions().held_bytes(staying), 0u);
 }
 
@@ -166,7 +166,8 @@ TEST(an_acquire_does_not_touch_what_was_taken_back_from_it) {
         std::jthread acquiring([&] {
             has_begun = true;
             for (int i = 0; i < 3; ++i) {
-                if (value_of(cache->acquire_entries(session, space, hashes, 0)).outcome != AcquireOutcome::hit) {
+                if (value_of(cache->leases().acquire_entries(session, space, hashes, 0)).outcome !=
+                    AcquireOutcome::hit) {
                     break;
                 }
             }
@@ -178,10 +179,10 @@ TEST(an_acquire_does_not_touch_what_was_taken_back_from_it) {
         }
         CHECK(cache->sessions().quarantine(session));
         cache->reclaim_ended();
-        cache->clear(namespace_of(space));
+        cache->removals().clear(namespace_of(space));
         const std::vector<Ticket> tickets = cache.reserve(other, space, chain(2, 100));
         acquiring.join();
-        CHECK_EQUAL(cache->abort(other, tickets), tickets.size());
+        CHECK_EQUAL(cache->reservations().abort(other, tickets), tickets.size());
         cache->reclaim_ended();
     }
     CHECK_EQUAL(cache->sessions().held_bytes(other), 0u);

@@ -58,7 +58,7 @@ public:
             maintain(which);
         } else if (which < 90) {
             const Hashes hashes = chain(random_() % kPrompts, 1 + random_() % 3);
-            stage_.cache->invalidate(stage_.spaces[random_() % stage_.spaces.size()], hashes);
+            stage_.cache->removals().invalidate(stage_.spaces[random_() % stage_.spaces.size()], hashes);
         } else if (which < 97) {
             stage_.cache.count_readable(stage_.spaces[random_() % stage_.spaces.size()],
                                         chain(random_() % kPrompts, kBlocks));
@@ -70,7 +70,7 @@ public:
     // Everything comes back, and nobody is left behind.
     void finish() {
         for (const LeaseId lease : leases_) {
-            CHECK(stage_.cache->release(session_, lease));
+            CHECK(stage_.cache->leases().release(session_, lease));
         }
         stage_.cache->sessions().quarantine(session_);
     }
@@ -91,18 +91,18 @@ private:
             return;
         }
         CHECK(stage_.cache.is_right(*lease, space, hashes));
-        CHECK(stage_.cache->release(session_, lease->lease));
-        CHECK(!stage_.cache->release(session_, lease->lease));
+        CHECK(stage_.cache->leases().release(session_, lease->lease));
+        CHECK(!stage_.cache->leases().release(session_, lease->lease));
     }
 
     void use_prefix() {
         const std::uint64_t prompt = random_() % kPrompts;
         const Hashes request = chain(prompt, kBlocks);
-        const Acquired acquired = value_of(stage_.cache->acquire(
+        const Acquired acquired = value_of(stage_.cache->leases().acquire(
             session_, {.name_space = namespace_of(stage_.spaces[0]), .chain = request, .limit = ~0ull}, 0));
         if (acquired.outcome == AcquireOutcome::hit) {
             CHECK(stage_.cache.is_right(acquired, stage_.spaces[0], chain(prompt, acquired.boundary / 16)));
-            CHECK(stage_.cache->release(session_, acquired.lease));
+            CHECK(stage_.cache->leases().release(session_, acquired.lease));
         }
     }
 
@@ -119,18 +119,18 @@ private:
         if (random_() % 2 == 0) {
             stage_.cache.commit(session_, space, hashes, tickets, 0);  // one shard of two, perhaps
         }
-        const std::size_t aborted = stage_.cache->abort(session_, tickets);
+        const std::size_t aborted = stage_.cache->reservations().abort(session_, tickets);
         CHECK(aborted <= tickets.size());
-        CHECK_EQUAL(stage_.cache->abort(session_, tickets), 0u);
+        CHECK_EQUAL(stage_.cache->reservations().abort(session_, tickets), 0u);
     }
 
     void maintain(std::uint64_t which) {
         if (which == 80) {
-            stage_.cache->evict(random_() % 200000);
+            stage_.cache->removals().evict(random_() % 200000);
         } else if (which == 81) {
             stage_.cache->reclaim_ended();
         } else if (which == 82 && random_() % 20 == 0) {
-            stage_.cache->clear(namespace_of(stage_.spaces[random_() % 2]));
+            stage_.cache->removals().clear(namespace_of(stage_.spaces[random_() % 2]));
         } else {
             const CacheStats stats = stage_.cache->stats();
             CHECK(stats.used_bytes <= stats.capacity_bytes);
@@ -159,7 +159,7 @@ void play(const std::string& policy, Verify verify, std::size_t operations, Grow
     std::vector<std::thread> threads;
     threads.emplace_back([&] {
         PopulateProgress progress;
-        if (const Status status = stage.cache->grow_fully(progress); !status.ok()) {
+        if (const Status status = stage.cache->growth().grow_fully(progress); !status.ok()) {
             const std::lock_guard lock(mutex);
             failure = status.message();
         }
@@ -197,12 +197,12 @@ void play(const std::string& policy, Verify verify, std::size_t operations, Grow
         for (const Space space : stage.spaces) {
             for (std::size_t block = 0; block < kBlocks; ++block) {
                 if (const auto lease = stage.cache.take(last, space, chain(prompt, 1, block))) {
-                    CHECK(stage.cache->release(last, lease->lease));
+                    CHECK(stage.cache->leases().release(last, lease->lease));
                 }
             }
         }
     }
-    stage.cache->evict(~0ull);
+    stage.cache->removals().evict(~0ull);
     CHECK_EQUAL(stage.cache->stats().used_bytes, 0u);
     CHECK_EQUAL(stage.cache->stats().readable, 0u);
 }
@@ -238,7 +238,7 @@ TEST(a_successor_under_eight_threads) {
                 for (int step = 0; step < 1000; ++step) {
                     const Hashes hashes = chain(random() % 100, 1 + random() % 20);
                     if (const auto lease = cache.take(session, space, hashes)) {
-                        CHECK(cache->release(session, lease->lease));
+                        CHECK(cache->leases().release(session, lease->lease));
                     } else {
                         cache.put(session, space, hashes);
                     }

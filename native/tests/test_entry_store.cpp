@@ -369,9 +369,8 @@ TEST(touches_reach_only_those_that_are_still_there) {
     const EntryNumber gone = made.add(space, 4);
     const EntryNumber reserved = made.reserve(space);
     CHECK(made.store->remove(gone, Leaving::untrusted));
-    std::vector<EntryNumber> known;
     const std::vector<EntryNumber> touched = {gone, a, b, reserved, a};
-    made.store->touch(touched, known);
+    made.store->touch(touched);
     // Now `c` is the oldest of its policy.
     made.index.view().entries[b].recency = 5;
     made.index.view().header->clock = 5;

@@ -129,7 +129,7 @@ TEST(a_process_that_goes_ends_its_channel_wherever_that_is) {
         const Answer answer = next_answer(peer);
         CHECK_EQUAL(shutdown(peer.file(), SHUT_WR), 0);
         CHECK(!peer.read_frame());
-        CHECK(scene.cache->release(scene.session, answer.lease));  // which it had
+        CHECK(scene.cache->leases().release(scene.session, answer.lease));  // which it had
     }
     Peer peer = scene.open();
     CHECK(peer.send(call.substr(0, 9)));
@@ -209,7 +209,7 @@ TEST(no_call_is_begun_on_an_ended_channel) {
     constexpr std::uint64_t kCalls = 3000;
     const std::vector<Ticket> tickets = [&] {
         std::vector<Ticket> found(kCalls);
-        CHECK_EQUAL(value_of(scene.cache->reserve(scene.session, 0, scene.space(4), {}, found)), kCalls);
+        CHECK_EQUAL(value_of(scene.cache->reservations().reserve(scene.session, 0, scene.space(4), {}, found)), kCalls);
         return found;
     }();
     const std::vector<Ticket> told = scene.cache.reserve(scene.session, scene.space(4), chain(5, 1));
@@ -243,7 +243,7 @@ TEST(leases_that_a_process_may_have_read_of_stay) {
     CHECK(answers.size() < 40);
     for (const Answer& answer : answers) {
         CHECK(answer.is_hit());
-        CHECK(scene.cache->release(scene.session, answer.lease));
+        CHECK(scene.cache->leases().release(scene.session, answer.lease));
     }
 }
 
@@ -261,7 +261,7 @@ TEST(slots_that_a_process_may_write_to_stay) {
     }
     CHECK(answers.size() < 60);
     for (const Answer& answer : answers) {
-        CHECK_EQUAL(scene.cache->abort(scene.session, answer.tickets), 128u);
+        CHECK_EQUAL(scene.cache->reservations().abort(scene.session, answer.tickets), 128u);
     }
 }
 
@@ -295,7 +295,7 @@ TEST(nothing_is_sent_behind_an_answer_that_was_cut_off) {
         for (const Answer& answer : read_whole_answers(came)) {
             CHECK_EQUAL(answer.number, ++number);
             CHECK(answer.is_hit());
-            CHECK(scene.cache->release(scene.session, answer.lease));
+            CHECK(scene.cache->leases().release(scene.session, answer.lease));
         }
         scene.end_session();
     }

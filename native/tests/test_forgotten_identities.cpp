@@ -56,10 +56,10 @@ TEST(identities_whose_blocks_have_gone_make_place_for_any_number_of_others) {
         CHECK(given.insert(namespace_of(space)).second);
         if (name % 100 == 0) {
             std::vector<Ticket> tickets(1);
-            CHECK_EQUAL(value_of(cache->reserve(session, 0, space, chain(name, 1), tickets)), 1u);
+            CHECK_EQUAL(value_of(cache->reservations().reserve(session, 0, space, chain(name, 1), tickets)), 1u);
             CHECK(cache.commit(session, space, chain(name, 1), tickets)[0] == CommitOutcome::readable);
             CHECK(cache.has(space, name));
-            CHECK_EQUAL(cache->clear(namespace_of(space)), 1u);
+            CHECK_EQUAL(cache->removals().clear(namespace_of(space)), 1u);
         }
     }
     CHECK_EQUAL(given.size(), 5000u);
@@ -74,11 +74,11 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     const Hashes hashes = chain(1, 3);
     const Space former = cache.open(plain_geometry(), 1);
     CHECK_EQUAL(cache.put(session, former, hashes), 3u);
-    const std::unique_ptr<IndexReader> reader = value_of(IndexReader::open(duplicate(cache->files().index)));
+    const std::unique_ptr<IndexReader> reader = value_of(IndexReader::open(duplicate(cache->memory().files().index)));
     const BoundaryQuery query{.name_space = namespace_of(former), .chain = hashes, .limit = 48};
     CHECK_EQUAL(value_of(reader->find_boundary(query)), 48u);
     fill(*cache);
-    CHECK_EQUAL(cache->clear(namespace_of(former)), 3u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(former)), 3u);
     std::vector<std::uint32_t> kept;
     for (std::uint32_t number = 1; number < kNamespaceLimit; ++number) {
         kept.push_back(number);
@@ -90,19 +90,19 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     CHECK_EQUAL(cache.put(session, other, hashes), 3u);
 
     CHECK_EQUAL(cache.count_readable(former, hashes), 0u);
-    CHECK(cache->acquire(session, query, 0).fault().code() == Code::invalid);
-    CHECK(cache->acquire_entries(session, former, hashes, 0).fault().code() == Code::invalid);
+    CHECK(cache->leases().acquire(session, query, 0).fault().code() == Code::invalid);
+    CHECK(cache->leases().acquire_entries(session, former, hashes, 0).fault().code() == Code::invalid);
     std::vector<Ticket> tickets(3);
-    CHECK(cache->reserve(session, 0, former, hashes, tickets).fault().code() == Code::invalid);
+    CHECK(cache->reservations().reserve(session, 0, former, hashes, tickets).fault().code() == Code::invalid);
     const Hashes fresh = chain(2, 1);
     const std::vector<Ticket> others = cache.reserve(session, other, fresh);
     std::vector<CommitOutcome> outcomes(1);
     const CommitBatch late{
         .space = former, .shard = 0, .tickets = others, .hashes = fresh, .parents = {}, .digests = {}};
-    CHECK(cache->commit(session, late, outcomes).code() == Code::invalid);
+    CHECK(cache->commits().commit(session, late, outcomes).code() == Code::invalid);
     CHECK(!cache.has(other, 2) && !cache.has(former, 2));
-    CHECK_EQUAL(cache->invalidate(former, hashes), 0u);
-    CHECK_EQUAL(cache->clear(namespace_of(former)), 0u);
+    CHECK_EQUAL(cache->removals().invalidate(former, hashes), 0u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(former)), 0u);
     CHECK_EQUAL(cache->shards_of(former), 0u);
 
     std::vector<std::uint8_t> found(3, 1);
@@ -124,16 +124,16 @@ TEST(what_is_reserved_leased_or_being_read_keeps_its_identity) {
     const std::vector<Ticket> tickets = cache.reserve(session, reserved, chain(1, 1));
     CHECK_EQUAL(cache.put(session, leased, chain(1, 2)), 2u);
     const auto lease = cache.take(session, leased, chain(1, 2));
-    CHECK_EQUAL(cache->clear(namespace_of(leased)), 2u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(leased)), 2u);
     CHECK(forget(cache) == std::set{namespace_of(plain)});
 
     cache.write(session, reserved, chain(1, 1), tickets);
     CHECK(cache.commit(session, reserved, chain(1, 1), tickets)[0] == CommitOutcome::readable);
     CHECK(cache.is_right(*lease, leased, chain(1, 2)));
-    CHECK(cache->release(session, lease->lease));
+    CHECK(cache->leases().release(session, lease->lease));
     CHECK(forget(cache) == std::set{namespace_of(leased)});
     CHECK(cache.is_served(session, reserved, 1));
-    CHECK_EQUAL(cache->clear(namespace_of(reserved)), 1u);
+    CHECK_EQUAL(cache->removals().clear(namespace_of(reserved)), 1u);
     CHECK(forget(cache) == std::set{namespace_of(reserved)});
 }
 
@@ -147,7 +147,8 @@ TEST(identities_are_forgotten_beside_their_calls) {
     fill(*cache);
     std::atomic<std::uint32_t> newest = 1;
     std::jthread reader([&](const std::stop_token& stop) {
-        const std::unique_ptr<IndexReader> index = value_of(IndexReader::open(duplicate(cache->files().index)));
+        const std::unique_ptr<IndexReader> index =
+            value_of(IndexReader::open(duplicate(cache->memory().files().index)));
         while (!stop.stop_requested()) {
             CHECK_EQUAL(
                 value_of(index->find_boundary({.name_space = namespace_of(kept), .chain = hashes, .limit = 64})), 64u);
@@ -159,11 +160,12 @@ TEST(identities_are_forgotten_beside_their_calls) {
         while (!stop.stop_requested()) {
             const Space space = make_space(newest.load(), 0);
             std::vector<Ticket> tickets(2);
-            const auto decided = cache->reserve(session, 0, space, std::span(hashes).first(2 * kHashBytes), tickets);
+            const auto decided =
+                cache->reservations().reserve(session, 0, space, std::span(hashes).first(2 * kHashBytes), tickets);
             if (decided.ok()) {
                 tickets.resize(decided.value());
                 std::vector<std::uint64_t> addresses(tickets.size());
-                CHECK(cache->locate(session, tickets, addresses).ok());
+                CHECK(cache->reservations().locate(session, tickets, addresses).ok());
                 std::vector<CommitOutcome> outcomes(tickets.size());
                 const CommitBatch batch{.space = space,
                                         .shard = 0,
@@ -171,18 +173,18 @@ TEST(identities_are_forgotten_beside_their_calls) {
                                         .hashes = std::span(hashes).first(tickets.size() * kHashBytes),
                                         .parents = {},
                                         .digests = {}};
-                CHECK(cache->commit(session, batch, outcomes).ok() || tickets.empty() ||
+                CHECK(cache->commits().commit(session, batch, outcomes).ok() || tickets.empty() ||
                       std::ranges::all_of(tickets, [](Ticket ticket) { return ticket == 0; }));
             }
             const auto acquired =
-                cache->acquire(session, {.name_space = namespace_of(space), .chain = hashes, .limit = 64}, 0);
+                cache->leases().acquire(session, {.name_space = namespace_of(space), .chain = hashes, .limit = 64}, 0);
             if (acquired.ok() && acquired.value().lease != 0) {
-                CHECK(cache->release(session, acquired.value().lease));
+                CHECK(cache->leases().release(session, acquired.value().lease));
             }
         }
     });
     for (std::uint32_t name = 0; name < 500; ++name) {
-        cache->clear(newest.load());
+        cache->removals().clear(newest.load());
         std::vector<std::uint32_t> others;
         for (std::uint32_t number = 1; number < kNamespaceLimit; ++number) {
             others.push_back(number);
@@ -190,7 +192,7 @@ TEST(identities_are_forgotten_beside_their_calls) {
         std::erase(others, newest.load());
         // Not while a call goes on with it, or has just left a block.
         while (cache->forget_namespaces(others).empty()) {
-            cache->clear(newest.load());
+            cache->removals().clear(newest.load());
             std::this_thread::yield();
         }
         newest = open(*cache, name, name % 2 ? 1024 : 4096);

@@ -13,7 +13,7 @@ using namespace kvo::test;
 namespace {
 
 std::unique_ptr<IndexReader> open_reader(SmallCache& cache) {
-    return value_of(IndexReader::open(duplicate(cache->files().index)));
+    return value_of(IndexReader::open(duplicate(cache->memory().files().index)));
 }
 
 std::size_t count_found(const IndexReader& reader, Space space, const Hashes& hashes) {
@@ -38,7 +38,7 @@ TEST(a_reader_sees_what_is_readable_and_when_it_may_have_changed) {
     CHECK_EQUAL(value_of(reader->find_boundary({.name_space = namespace_of(space), .chain = hashes, .limit = 4000})),
                 4000u / 16 * 16);
     version = reader->version();
-    CHECK_EQUAL(cache->invalidate(space, hash_at(hashes, 299)), 1u);
+    CHECK_EQUAL(cache->removals().invalidate(space, hash_at(hashes, 299)), 1u);
     CHECK(reader->version() != version);
     CHECK_EQUAL(count_found(*reader, space, hashes), 299u);
 }
@@ -52,7 +52,7 @@ TEST(a_reader_sees_how_much_of_the_pool_is_given_away) {
     CHECK_EQUAL(cache.put(session, space, chain(1, 30)), 30u);
     CHECK(reader->used_bytes() != 0);
     CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
-    CHECK_EQUAL(cache->invalidate(space, hash_at(chain(1, 30), 29)), 1u);
+    CHECK_EQUAL(cache->removals().invalidate(space, hash_at(chain(1, 30), 29)), 1u);
     CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
 }
 
@@ -74,9 +74,9 @@ TEST(what_is_no_index_is_refused) {
     const auto refuses = [](FileDescriptor file) {
         return IndexReader::open(std::move(file)).fault().code() == Code::invalid;
     };
-    CHECK(refuses(duplicate(cache->files().lock)));
+    CHECK(refuses(duplicate(cache->memory().files().lock)));
     CHECK(refuses(FileDescriptor(memfd_create("empty", MFD_CLOEXEC))));
-    CHECK(!IndexReader::open(duplicate(cache->files().segments.front())).ok());
+    CHECK(!IndexReader::open(duplicate(cache->memory().files().segments.front())).ok());
 }
 
 // Its table grows and its entries come and go while they are read; what stays is always found.
@@ -118,8 +118,8 @@ TEST(a_reader_knows_how_much_of_the_memory_is_there) {
     const std::unique_ptr<IndexReader> reader = open_reader(cache);
     CHECK_EQUAL(reader->ready_bytes(), kSegmentBytes / 2);
     PopulateProgress progress;
-    CHECK(value_of(cache->grow(progress)));
+    CHECK(value_of(cache->growth().grow(progress)));
     CHECK_EQUAL(reader->ready_bytes(), kSegmentBytes);
-    CHECK(cache->grow_fully(progress).ok());
+    CHECK(cache->growth().grow_fully(progress).ok());
     CHECK_EQUAL(reader->ready_bytes(), 2 * kSegmentBytes);
 }

@@ -20,7 +20,7 @@ Entries entries_from(EntryNumber first, std::size_t count) {
     return entries;
 }
 
-struct Leases {
+struct LeaseFile {
     IndexFile index = small_index();
     LeaseTable table{index.view(), reserve_in(index)};
 
@@ -49,7 +49,7 @@ struct Adopted {
     std::vector<std::pair<std::uint32_t, Entries>> leases;
     std::uint32_t free_nodes = 0;
 };
-Adopted adopt(Leases& leases) {
+Adopted adopt(LeaseFile& leases) {
     Adopted adopted;
     LeaseTable successor(leases.index.view(), reserve_in(leases.index));
     successor.adopt([&](std::uint32_t session, std::span<const EntryNumber> entries) {
@@ -66,7 +66,7 @@ Adopted adopt(Leases& leases) {
 
 TEST(a_lease_ends_once_and_by_its_own_session) {
     for (const std::size_t count : {1u, 2u, 57u, 58u, 59u, 116u, 117u, 1000u}) {
-        Leases leases;
+        LeaseFile leases;
         const Entries wanted = entries_from(5, count);
         const LeaseId id = value_of(leases.table.open(7, wanted));
         CHECK(id != 0);
@@ -94,7 +94,7 @@ TEST(a_lease_ends_once_and_by_its_own_session) {
 }
 
 TEST(leases_are_listed_by_session) {
-    Leases leases;
+    LeaseFile leases;
     const LeaseId a = value_of(leases.table.open(1, entries_from(0, 100)));
     const LeaseId b = value_of(leases.table.open(2, entries_from(0, 1)));
     const LeaseId c = value_of(leases.table.open(1, entries_from(0, 1)));
@@ -108,7 +108,7 @@ TEST(leases_are_listed_by_session) {
 }
 
 TEST(no_room_is_a_fault_that_keeps_nothing) {
-    Leases leases;
+    LeaseFile leases;
     const LeaseId large = value_of(leases.table.open(1, entries_from(0, 580)));  // 10 nodes
     std::set<LeaseId> ids;
     CHECK_EQUAL(fill(leases.table, ids), leases.node_limit() - 10);
@@ -122,7 +122,7 @@ TEST(no_room_is_a_fault_that_keeps_nothing) {
 }
 
 TEST(a_successor_keeps_what_it_is_told_to) {
-    Leases leases;
+    LeaseFile leases;
     const Entries many = entries_from(3, 200);
     const LeaseId kept = value_of(leases.table.open(1, many));
     const LeaseId dropped = value_of(leases.table.open(2, entries_from(9, 120)));
@@ -164,7 +164,7 @@ TEST(lists_that_make_no_sense_are_dropped_whole) {
         {1, [](LeaseNode& first, LeaseNode&, LeaseNode& other) { other.next = first.next; }},  // they share a node
     };
     for (const Case& made_up : cases) {
-        Leases leases;
+        LeaseFile leases;
         const LeaseId two = value_of(leases.table.open(1, entries_from(0, 59)));
         const LeaseId one = value_of(leases.table.open(1, entries_from(100, 2)));
         made_up.damage(leases.node(two), leases.node(leases.node(two).next), leases.node(one));
@@ -181,7 +181,7 @@ TEST(lists_that_make_no_sense_are_dropped_whole) {
 TEST(damaged_nodes_lose_no_node_and_share_none) {
     std::mt19937_64 random(11);
     for (int round = 0; round < 300; ++round) {
-        Leases leases;
+        LeaseFile leases;
         std::vector<LeaseId> ids;
         for (std::uint32_t i = 0; i < 20; ++i) {
             ids.push_back(value_of(leases.table.open(i % 3, entries_from(i, 1 + random() % 150))));

@@ -45,7 +45,7 @@ TEST(a_reservation_and_a_commit_are_made_by_who_has_the_lock) {
     CacheCore& core = *scene.cache;
     std::shared_ptr<const LeftReservation> room;
     call_beside_a_writer(core, [&] {
-        room = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
+        room = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
         CHECK(!room->is_done.load());
     });
     CHECK(room->is_done.load() && room->status.ok());
@@ -53,7 +53,7 @@ TEST(a_reservation_and_a_commit_are_made_by_who_has_the_lock) {
     OwnedBatch batch = scene.batch_of(room->tickets);
     std::shared_ptr<const LeftCommit> stored;
     call_beside_a_writer(core, [&] {
-        stored = core.leave_commit(scene.session, std::move(batch));
+        stored = core.commits().leave_commit(scene.session, std::move(batch));
         CHECK(!stored->is_done.load());
         CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), 0u);
     });
@@ -65,14 +65,14 @@ TEST(a_reservation_and_a_commit_are_made_by_who_has_the_lock) {
 TEST(where_nobody_writes_all_is_done_at_once) {
     Scene scene;
     CacheCore& core = *scene.cache;
-    const auto room = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
+    const auto room = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
     CHECK(room->is_done.load());
-    CHECK(core.leave_commit(scene.session, scene.batch_of(room->tickets))->is_done.load());
+    CHECK(core.commits().leave_commit(scene.session, scene.batch_of(room->tickets))->is_done.load());
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), kMany);
-    core.leave_invalidate(scene.space, scene.hashes);
+    core.removals().leave_invalidate(scene.space, scene.hashes);
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), 0u);
-    const auto again = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
-    core.leave_abort(scene.session, again->tickets);
+    const auto again = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
+    core.reservations().leave_abort(scene.session, again->tickets);
     CHECK_EQUAL(core.stats().reserved, 0u);
     CHECK_EQUAL(core.stats().used_bytes, 0u);
 }
@@ -80,12 +80,12 @@ TEST(where_nobody_writes_all_is_done_at_once) {
 TEST(what_cannot_be_is_said_at_once) {
     Scene scene;
     CacheCore& core = *scene.cache;
-    const auto nowhere = core.leave_reserve(scene.session, 0, make_space(77, 0), scene.hashes);
+    const auto nowhere = core.reservations().leave_reserve(scene.session, 0, make_space(77, 0), scene.hashes);
     CHECK(nowhere->is_done.load() && nowhere->status.code() == Code::invalid);
-    const auto room = core.leave_reserve(scene.session, 0, scene.space, scene.hashes);
+    const auto room = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
     OwnedBatch batch = scene.batch_of(room->tickets);
     batch.digests.pop_back();
-    const auto stored = core.leave_commit(scene.session, std::move(batch));
+    const auto stored = core.commits().leave_commit(scene.session, std::move(batch));
     CHECK(stored->is_done.load() && stored->status.code() == Code::invalid);
 }
 
@@ -96,7 +96,7 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
     CHECK(core.open_tenant("known", 1 << 20).ok());
     const auto held_by_tier = scene.cache.take(scene.session, scene.space, scene.hashes);
     CHECK(held_by_tier.has_value());
-    CHECK_EQUAL(core.invalidate(scene.space, scene.hashes), kMany);
+    CHECK_EQUAL(core.removals().invalidate(scene.space, scene.hashes), kMany);
     const SessionId ended = scene.cache.session();
     CHECK_EQUAL(scene.cache.reserve(ended, scene.space, chain(2, kMany)).size(), kMany);
     core.sessions().quarantine(ended);
@@ -104,14 +104,15 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
     call_beside_a_writer(core, [&] {
         CHECK_EQUAL(core.stats().tenants.size(), 2u);
         CHECK(core.open_tenant("known", 1 << 21).ok());
-        core.note_user(1234);
+        core.memory().note_user(1234);
         CHECK(core.open_namespace(fingerprint(8), plain_geometry()).ok());
         const std::vector<std::uint32_t> forgotten = core.forget_namespaces(std::vector<std::uint32_t>{});
         CHECK(std::ranges::find(forgotten, idle) != forgotten.end());
-        CHECK(core.release(scene.session, held_by_tier->lease));
+        CHECK(core.leases().release(scene.session, held_by_tier->lease));
         CHECK_EQUAL(core.reclaim_ended(), 0u);
-        CHECK(!core.leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
-        CHECK(value_of(core.acquire_entries(scene.session, scene.space, chain(1, 1), 0, LeaseFor::upkeep)).lease == 0);
+        CHECK(!core.removals().leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
+        CHECK(value_of(core.leases().acquire_entries(scene.session, scene.space, chain(1, 1), 0, LeaseFor::upkeep))
+                  .lease == 0);
     });
     CHECK_EQUAL(core.stats().quarantined, 0u);
     CHECK_EQUAL(core.stats().reserved, 0u);
@@ -130,9 +131,9 @@ TEST(a_damaged_block_that_a_tier_wants_loses_its_name_without_waiting) {
     const auto acquired = cache.take(session, space, hashes);
     CHECK(acquired.has_value());
     cache.record(space, acquired->groups[0].addresses[0])[0] ^= std::byte{1};
-    CHECK(cache->release(session, acquired->lease));
+    CHECK(cache->leases().release(session, acquired->lease));
     call_beside_a_writer(*cache, [&] {
-        CHECK(value_of(cache->acquire_entries(session, space, hashes, 0, LeaseFor::upkeep)).outcome ==
+        CHECK(value_of(cache->leases().acquire_entries(session, space, hashes, 0, LeaseFor::upkeep)).outcome ==
               AcquireOutcome::miss);
     });
     CHECK(!cache.has(space, 1));
@@ -147,12 +148,12 @@ TEST(an_identity_is_evicted_with_all_that_nobody_reads) {
     CHECK_EQUAL(scene.cache.put(scene.session, scene.space, scene.hashes), kMany);
     CHECK_EQUAL(scene.cache.put(scene.session, other, scene.hashes), kMany);
     const auto read = scene.cache.take(scene.session, scene.space, chain(1, 1));
-    CHECK(core.leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
+    CHECK(core.removals().leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
     CHECK_EQUAL(scene.cache.count_readable(scene.space, scene.hashes), 0u);
     CHECK_EQUAL(scene.cache.count_readable(other, scene.hashes), kMany);
     CHECK_EQUAL(core.stats().evicted, kMany);
     CHECK_EQUAL(core.stats().quarantined, 1u);
     CHECK(core.forget_namespaces(std::vector<std::uint32_t>{}).empty());
-    CHECK(core.release(scene.session, read->lease));
+    CHECK(core.leases().release(scene.session, read->lease));
     CHECK_EQUAL(core.forget_namespaces(std::vector<std::uint32_t>{namespace_of(other)}).size(), 1u);
 }

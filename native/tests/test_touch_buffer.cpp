@@ -47,6 +47,7 @@ TEST(what_comes_beyond_the_bound_is_refused_and_the_rest_kept) {
         CHECK(added <= TouchBuffer::kStripeLimit);
     }
     CHECK(added + some.size() > TouchBuffer::kStripeLimit);
+    CHECK_EQUAL(buffer.lost(), some.size());
     CHECK(buffer.is_filling());
     std::size_t drained = 0;
     for (const auto& entries : drain(buffer)) {

@@ -67,7 +67,7 @@ def test_what_does_not_exist_is_found() -> None:
     assert find_missing(["`cache/index_reader.py` `IndexReader.find_it`: never"]) == [
         "cache/index_reader.py IndexReader.find_it"
     ]
-    assert find_missing(["`native/src/cache/acquire.cpp` `CacheCore::find_it`"]) == [
-        "native/src/cache/acquire.cpp CacheCore::find_it"
+    assert find_missing(["`native/src/cache/leases.cpp` `Leases::find_it`"]) == [
+        "native/src/cache/leases.cpp Leases::find_it"
     ]
     assert find_missing(["nobody does it"]) == ["no function: nobody does it"]

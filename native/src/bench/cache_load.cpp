@@ -39,7 +39,7 @@ Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
     if (!core.ok()) {
         return core.fault();
     }
-    if (Status status = core.value()->grow_fully(progress); !status.ok()) {
+    if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
         return status;
     }
     const auto name_space = core.value()->open_namespace(
@@ -74,12 +74,13 @@ Timing CacheLoad::store(std::uint64_t records) {
         make_hashes(chain * kBatch, hashes);
         std::copy(hashes.begin(), hashes.end() - kHashBytes, parents.begin() + kHashBytes);
         const auto start = Clock::now();
-        const auto reserved = core_->reserve(session_, 0, space_, {}, tickets);
-        const bool is_whole = reserved.ok() && reserved.value() == kBatch &&
-                              core_->commit(session_, {space_, 0, tickets, hashes, parents, digests}, outcomes).ok();
+        const auto reserved = core_->reservations().reserve(session_, 0, space_, {}, tickets);
+        const bool is_whole =
+            reserved.ok() && reserved.value() == kBatch &&
+            core_->commits().commit(session_, {space_, 0, tickets, hashes, parents, digests}, outcomes).ok();
         timing.seconds += seconds_since(start);
         if (!is_whole) {
-            (void)core_->abort(session_, std::span(tickets).first(reserved.ok() ? reserved.value() : 0));
+            (void)core_->reservations().abort(session_, std::span(tickets).first(reserved.ok() ? reserved.value() : 0));
             break;
         }
         timing.done += static_cast<std::uint64_t>(std::ranges::count(outcomes, CommitOutcome::readable));
@@ -96,8 +97,8 @@ Timing CacheLoad::look_up(std::size_t batches) {
     std::vector<std::uint8_t> found(batches * kBatch);
     const auto start = Clock::now();
     for (std::size_t i = 0; i < batches; ++i) {
-        (void)core_->lookup(space_, std::span(hashes).subspan(i * kBatchBytes, kBatchBytes),
-                            std::span(found).subspan(i * kBatch, kBatch));
+        (void)core_->search().lookup(space_, std::span(hashes).subspan(i * kBatchBytes, kBatchBytes),
+                                     std::span(found).subspan(i * kBatch, kBatch));
     }
     return {seconds_since(start), static_cast<std::uint64_t>(std::ranges::count(found, 1))};
 }
@@ -120,11 +121,11 @@ Timing CacheLoad::acquire_chain(std::uint64_t number, std::size_t blocks) {
     make_hashes(number * kBatch, chain);
     const BoundaryQuery query{.name_space = namespace_of(space_), .chain = chain, .limit = blocks * kBlockTokens};
     const auto start = Clock::now();
-    const auto acquired = core_->acquire(session_, query, 0);
+    const auto acquired = core_->leases().acquire(session_, query, 0);
     Timing timing{seconds_since(start), 0};
     if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
         timing.done = acquired.value().boundary / kBlockTokens;
-        core_->release(session_, acquired.value().lease);
+        core_->leases().release(session_, acquired.value().lease);
     }
     return timing;
 }

@@ -55,7 +55,7 @@ Result<std::unique_ptr<TurnoverLoad>> TurnoverLoad::create(const TurnoverShape& 
     if (!core.ok()) {
         return core.fault();
     }
-    if (Status status = core.value()->grow_fully(progress); !status.ok()) {
+    if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
         return status;
     }
     const auto name_space = core.value()->open_namespace({}, make_geometry(shape.record_bytes));
@@ -108,7 +108,7 @@ TurnoverOutcome TurnoverLoad::run(double turnovers) {
 bool TurnoverLoad::store(std::size_t group) {
     const Space space = make_space(name_space_, static_cast<std::uint32_t>(group));
     std::array<Ticket, 1> ticket{};
-    const auto reserved = core_->reserve(session_, 0, space, {}, ticket);
+    const auto reserved = core_->reservations().reserve(session_, 0, space, {}, ticket);
     if (!reserved.ok() || reserved.value() != 1) {
         return false;
     }
@@ -117,7 +117,7 @@ bool TurnoverLoad::store(std::size_t group) {
     const Hash parent = choose_parent(group);
     const std::array<std::uint64_t, 1> digest{kAnyDigest};
     std::array<CommitOutcome, 1> outcome{CommitOutcome::stale};
-    (void)core_->commit(session_, {space, 0, ticket, hash, parent, digest}, outcome);
+    (void)core_->commits().commit(session_, {space, 0, ticket, hash, parent, digest}, outcome);
     newest_[group] = hash;
     if (stored_.size() < kStoredLimit) {
         stored_.push_back({next_number_, group});
@@ -144,9 +144,9 @@ void TurnoverLoad::use_one_again() {
     Hash hash;
     make_hashes(one.number, hash);
     const Space space = make_space(name_space_, static_cast<std::uint32_t>(one.group));
-    const auto acquired = core_->acquire_entries(session_, space, hash, 0);
+    const auto acquired = core_->leases().acquire_entries(session_, space, hash, 0);
     if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
-        core_->release(session_, acquired.value().lease);
+        core_->leases().release(session_, acquired.value().lease);
     }
 }
 

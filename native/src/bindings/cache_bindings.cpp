@@ -121,7 +121,8 @@ nb::bytes lookup(const Cache& cache, std::uint32_t name_space, std::uint32_t gro
     const Space space = space_to_look_in(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.lookup(space, view.bytes(), found); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.search().lookup(space, view.bytes(), found); }));
     return to_bytes(found);
 }
 
@@ -130,7 +131,8 @@ nb::tuple acquire(const Cache& cache, SessionId session, std::uint32_t name_spac
     check_shard(shard, most_shards(cache, name_space));
     const BufferView view(chain);
     const BoundaryQuery query{name_space, view.bytes(), local, limit, alignment};
-    return describe(take(without_gil(cache, [&](CacheCore& core) { return core.acquire(session, query, shard); })));
+    return describe(
+        take(without_gil(cache, [&](CacheCore& core) { return core.leases().acquire(session, query, shard); })));
 }
 
 nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
@@ -141,14 +143,15 @@ nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t n
     const auto keys = hashes_of(view);
     const LeaseFor purpose = is_use ? LeaseFor::use : LeaseFor::upkeep;
     return describe(take(without_gil(
-        cache, [&](CacheCore& core) { return core.acquire_entries(session, space, keys, shard, purpose); })));
+        cache, [&](CacheCore& core) { return core.leases().acquire_entries(session, space, keys, shard, purpose); })));
 }
 
 nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
     const Space space = open_space(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.find_used(space, view.bytes(), found); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.search().find_used(space, view.bytes(), found); }));
     return to_bytes(found);
 }
 
@@ -158,7 +161,7 @@ nb::list find_departed(const Cache& cache, std::uint32_t name_space, std::uint32
     const BufferView view(hashes);
     std::vector<std::optional<Departed>> found(hashes_of(view).size() / kHashBytes);
     raise_if_not_ok(
-        without_gil(cache, [&](CacheCore& core) { return core.find_departed(space, view.bytes(), found); }));
+        without_gil(cache, [&](CacheCore& core) { return core.search().find_departed(space, view.bytes(), found); }));
     nb::list told;
     for (const std::optional<Departed>& one : found) {
         told.append(one ? nb::object(nb::make_tuple(static_cast<int>(one->why), one->seconds_ago, one->missing_bytes))
@@ -172,7 +175,8 @@ nb::list find_stored(const Cache& cache, std::uint32_t name_space, std::uint32_t
     const Space space = open_space(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::optional<std::uint32_t>> found(hashes_of(view).size() / kHashBytes);
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.find_stored(space, view.bytes(), found); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.search().find_stored(space, view.bytes(), found); }));
     nb::list told;
     for (const std::optional<std::uint32_t>& seconds : found) {
         told.append(seconds ? nb::object(nb::int_(*seconds)) : nb::object(nb::none()));
@@ -199,13 +203,14 @@ nb::tuple reserve(const Cache& cache, SessionId session, std::uint32_t tenant, s
     std::vector<Ticket> tickets(count);
     std::vector<std::uint64_t> addresses;
     raise_if_not_ok(without_gil(cache, [&](CacheCore& core) {
-        const auto decided = core.reserve(session, static_cast<TenantNumber>(tenant), space, keys, tickets);
+        const auto decided =
+            core.reservations().reserve(session, static_cast<TenantNumber>(tenant), space, keys, tickets);
         if (!decided.ok()) {
             return decided.fault();
         }
         tickets.resize(decided.value());
         addresses.resize(tickets.size());
-        return core.locate(session, tickets, addresses);
+        return core.reservations().locate(session, tickets, addresses);
     }));
     return nb::make_tuple(to_bytes(tickets), to_bytes(addresses));
 }
@@ -231,28 +236,29 @@ nb::bytes commit(const Cache& cache, SessionId session, std::uint32_t name_space
         batch.digests = numbers_of<std::uint64_t>(digest_view.emplace(digests), "digests");
     }
     std::vector<CommitOutcome> outcomes(batch.tickets.size());
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.commit(session, batch, outcomes); }));
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.commits().commit(session, batch, outcomes); }));
     return to_bytes(outcomes);
 }
 
 std::size_t abort_tickets(const Cache& cache, SessionId session, nb::handle tickets) {
     const BufferView view(tickets);
     const auto numbers = numbers_of<Ticket>(view, "tickets");
-    return without_gil(cache, [&](CacheCore& core) { return core.abort(session, numbers); });
+    return without_gil(cache, [&](CacheCore& core) { return core.reservations().abort(session, numbers); });
 }
 
 std::size_t invalidate(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
     const Space space = space_to_look_in(cache, name_space, group);
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
-    return without_gil(cache, [&](CacheCore& core) { return core.invalidate(space, keys); });
+    return without_gil(cache, [&](CacheCore& core) { return core.removals().invalidate(space, keys); });
 }
 
 // Part of the segments, for as long as the array lives.
 nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> view_bytes(const Cache& cache, std::uint64_t address,
                                                              std::uint64_t size) {
     const std::shared_ptr<CacheCore> core = cache.core();
-    const std::span<std::byte> bytes = core->bytes_at(address, size);
+    const std::span<std::byte> bytes = core->memory().bytes_at(address, size);
     if (bytes.size() != size) {
         throw nb::value_error("no slot lies there");
     }
@@ -340,21 +346,23 @@ void bind_files(nb::class_<Cache>& cache) {
     cache
         .def("grow",
              [](const Cache& self, PopulateProgress& progress) {
-                 return take(without_gil(self, [&](CacheCore& core) { return core.grow(progress); }));
+                 return take(without_gil(self, [&](CacheCore& core) { return core.growth().grow(progress); }));
              })
-        .def("capacity_bytes", [](const Cache& self) { return self.core()->capacity_bytes(); })
-        .def("ready_bytes", [](const Cache& self) { return self.core()->ready_bytes(); })
+        .def("capacity_bytes", [](const Cache& self) { return self.core()->memory().capacity_bytes(); })
+        .def("ready_bytes", [](const Cache& self) { return self.core()->memory().ready_bytes(); })
         .def("files",
              [](const Cache& self) {
-                 const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.files(); });
+                 const FileNumbers files = without_gil(self, [](CacheCore& core) { return core.memory().files(); });
                  return nb::make_tuple(files.lock, files.index, files.segments);
              })
         .def("open_index",
              [](const Cache& self, SessionId session) {
                  return take(without_gil(self, [&](CacheCore& core) { return core.open_index(session); })).release();
              })
-        .def("note_user", [](const Cache& self,
-                             std::uint32_t uid) { without_gil(self, [&](CacheCore& core) { core.note_user(uid); }); })
+        .def("note_user",
+             [](const Cache& self, std::uint32_t uid) {
+                 without_gil(self, [&](CacheCore& core) { core.memory().note_user(uid); });
+             })
         .def("adoption",
              [](const Cache& self) {
                  const AdoptionReport& report = self.core()->adoption();
@@ -402,7 +410,7 @@ void bind_cache(nb::module_& module) {
         .def("find_stored", find_stored)
         .def("release",
              [](const Cache& self, SessionId session, LeaseId lease) {
-                 return without_gil(self, [&](CacheCore& core) { return core.release(session, lease); });
+                 return without_gil(self, [&](CacheCore& core) { return core.leases().release(session, lease); });
              })
         .def("reserve", reserve, nb::arg("session"), nb::arg("tenant"), nb::arg("name_space"), nb::arg("group"),
              nb::arg("count"), nb::arg("hashes").none())
@@ -413,11 +421,11 @@ void bind_cache(nb::module_& module) {
         .def("invalidate", invalidate)
         .def("evict",
              [](const Cache& self, std::uint64_t bytes) {
-                 return without_gil(self, [&](CacheCore& core) { return core.evict(bytes); });
+                 return without_gil(self, [&](CacheCore& core) { return core.removals().evict(bytes); });
              })
         .def("clear", [](const Cache& self, std::uint32_t name_space) {
             most_shards(self, name_space);
-            return without_gil(self, [&](CacheCore& core) { return core.clear(name_space); });
+            return without_gil(self, [&](CacheCore& core) { return core.removals().clear(name_space); });
         });
     bind_sessions(cache);
     bind_files(cache);

@@ -44,7 +44,8 @@ LeftHandle<LeftReservation> leave_reserve(const Cache& cache, SessionId session,
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
     return {without_gil(cache, [&](CacheCore& core) {
-        return core.leave_reserve(session, 0, space, std::vector<std::uint8_t>(keys.begin(), keys.end()));
+        return core.reservations().leave_reserve(session, 0, space,
+                                                 std::vector<std::uint8_t>(keys.begin(), keys.end()));
     })};
 }
 
@@ -56,7 +57,8 @@ nb::object take_reserved(const Cache& cache, SessionId session, const LeftHandle
     }
     raise_if_not_ok(left.status);
     std::vector<std::uint64_t> addresses(left.tickets.size());
-    raise_if_not_ok(without_gil(cache, [&](CacheCore& core) { return core.locate(session, left.tickets, addresses); }));
+    raise_if_not_ok(without_gil(
+        cache, [&](CacheCore& core) { return core.reservations().locate(session, left.tickets, addresses); }));
     return nb::make_tuple(to_bytes(left.tickets), to_bytes(addresses));
 }
 
@@ -69,7 +71,8 @@ LeftHandle<LeftCommit> leave_commit(const Cache& cache, SessionId session, std::
                      .hashes = copy_of<std::uint8_t>(hashes),
                      .parents = copy_of<std::uint8_t>(parents),
                      .digests = copy_of<std::uint64_t>(digests)};
-    return {without_gil(cache, [&](CacheCore& core) { return core.leave_commit(session, std::move(batch)); })};
+    return {
+        without_gil(cache, [&](CacheCore& core) { return core.commits().leave_commit(session, std::move(batch)); })};
 }
 
 nb::object take_committed(const LeftHandle<LeftCommit>& handle) {
@@ -103,17 +106,17 @@ void bind_left(nb::module_& module, nb::class_<Cache>& cache) {
         .def("leave_abort",
              [](const Cache& self, SessionId session, nb::handle tickets) {
                  const auto numbers = copy_of<Ticket>(tickets);
-                 without_gil(self, [&](CacheCore& core) { core.leave_abort(session, numbers); });
+                 without_gil(self, [&](CacheCore& core) { core.reservations().leave_abort(session, numbers); });
              })
         .def("leave_invalidate",
              [](const Cache& self, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
                  const Space space = space_to_look_in(self, name_space, group);
                  const BufferView view(hashes);
                  const auto keys = hashes_of(view);
-                 without_gil(self, [&](CacheCore& core) { core.leave_invalidate(space, keys); });
+                 without_gil(self, [&](CacheCore& core) { core.removals().leave_invalidate(space, keys); });
              })
         .def("leave_evict", [](const Cache& self, const std::vector<std::uint32_t>& name_spaces) {
-            return without_gil(self, [&](CacheCore& core) { return core.leave_evict(name_spaces); });
+            return without_gil(self, [&](CacheCore& core) { return core.removals().leave_evict(name_spaces); });
         });
     cache.def(
         "hold_writer", hold_writer,

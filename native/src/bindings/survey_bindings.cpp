@@ -17,7 +17,7 @@ constexpr std::uint64_t kUnknown = UINT64_MAX;
 nb::tuple survey(const Cache& cache, nb::handle prefix, std::size_t limit) {
     const BufferView view(prefix);
     const EntrySurvey found =
-        take(without_gil(cache, [&](CacheCore& core) { return core.survey(view.bytes(), limit); }));
+        take(without_gil(cache, [&](CacheCore& core) { return core.search().survey(view.bytes(), limit); }));
     std::vector<std::uint64_t> hashes;
     std::vector<std::uint64_t> name_spaces;
     std::vector<std::uint64_t> groups;

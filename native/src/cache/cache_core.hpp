@@ -18,149 +18,16 @@
 #include <vector>
 
 #include "arena/populate.hpp"
-#include "arena/segment.hpp"
-#include "cache/entry_store.hpp"
-#include "cache/lease_table.hpp"
-#include "cache/namespace_table.hpp"
-#include "cache/session_table.hpp"
-#include "cache/touch_buffer.hpp"
-#include "cache/writer_lock.hpp"
-#include "evict/prefix_policy.hpp"
-#include "index/boundary.hpp"
-#include "shim/file_lock.hpp"
+#include "cache/cache_memory.hpp"
+#include "cache/cache_state.hpp"
+#include "cache/commits.hpp"
+#include "cache/entry_search.hpp"
+#include "cache/leases.hpp"
+#include "cache/pool_growth.hpp"
+#include "cache/removals.hpp"
+#include "cache/reservations.hpp"
 
 namespace kvo {
-
-enum class Verify : std::uint8_t {
-    adopted,  // a record that a dead process left, at its first use
-    always,   // every record, at every use
-};
-
-// Whose a cache is. Its successors are of the same domain.
-struct CacheOwner {
-    std::string domain = {};
-    std::uint64_t boot_id = 0;  // of the process that writes, as its engines know it; 0: none that anybody knows
-    std::optional<std::vector<std::uint32_t>> users = {};  // who may have it mapped; none: anybody
-};
-
-struct CacheOptions {
-    std::uint64_t pool_bytes = 0;  // rounded up to whole segments
-    std::uint64_t segment_bytes = 1ULL << 30;
-    std::uint64_t extent_bytes = 1ULL << 20;
-    EntryNumber entry_limit = 0;
-    MakePolicy policy = make_prefix_policy;
-    Verify verify = Verify::adopted;
-    HugePages huge_pages = HugePages::transparent;
-    PlacementWish placement{.placement = Placement::interleave};  // ranks of all nodes use the pool
-    PopulateTerms populate;
-    std::uint64_t step_bytes = 128ULL << 20;  // the pool's first part, and how much it grows at once
-    CacheOwner owner = {};
-    std::uint64_t former_boot_id = 0;  // of a successor: the process whose memory it takes over; 0: whoever's
-    bool is_sparse = false;            // pages come at the first touch: for tests of pools larger than the machine
-    // Of a successor: who shares the pool from then on. What others had left is nobody's. None: whoever shared it
-    // before.
-    std::optional<std::vector<TenantTerms>> tenants = {};
-};
-
-// A cache's files. Whoever holds them keeps the memory alive, and may hand it to a successor of the process that
-// writes.
-struct CacheFiles {
-    FileDescriptor lock;
-    FileDescriptor index;
-    std::vector<FileDescriptor> segments;
-};
-
-// Numbers of descriptors that the cache owns: to be sent or duplicated, not to be closed. By the lock's nobody can
-// lock.
-struct FileNumbers {
-    int lock = -1;
-    int index = -1;
-    std::vector<int> segments;
-};
-
-// One group's part of a lease: slots of blocks [first, first + addresses.size()).
-struct LeasedGroup {
-    std::uint64_t first = 0;
-    std::vector<std::uint64_t> addresses;  // counted over all segments
-    std::vector<std::uint64_t> digests;    // of the shard that was asked for
-};
-
-enum class AcquireOutcome : std::uint8_t {
-    hit,
-    miss,
-    over_limit,  // the session is not open, or would hold more than its limit
-    no_room,     // the index cannot hold another lease
-};
-
-// What a lease is for. A tier's reading or keeping of a block says nothing of its use.
-enum class LeaseFor : std::uint8_t { use, upkeep };
-
-struct Acquired {
-    AcquireOutcome outcome = AcquireOutcome::miss;
-    std::uint64_t boundary = 0;  // tokens
-    LeaseId lease = 0;           // 0 in a hit: no block is needed up to there, and there is nothing to release
-    std::vector<LeasedGroup> groups;
-};
-
-enum class CommitOutcome : std::uint8_t {
-    readable,    // the entry can be acquired now
-    incomplete,  // other shards are awaited
-    duplicate,   // another writer's entry was first; the slot is taken back
-    stale,       // the ticket is not valid (any more); nothing was changed
-    refused,     // the index has no room for the name; the slot is taken back
-};
-
-// One shard's records of several entries of one group. `hashes` and `parents` are 32 bytes an entry; a parent of zeros
-// is none, and no parents at all are none either. Parents lie in the same group, or, for windows and states, in the
-// first prefix group. Without digests the cache makes them itself, which reads the records once.
-struct CommitBatch {
-    Space space = 0;
-    std::uint32_t shard = 0;
-    std::span<const Ticket> tickets;
-    std::span<const std::uint8_t> hashes;
-    std::span<const std::uint8_t> parents;
-    std::span<const std::uint64_t> digests;
-    std::optional<TenantNumber> tenant = {};  // whose quota pays from here on; none: whoever reserved pays on
-};
-
-// The same, with what it points to.
-struct OwnedBatch {
-    Space space = 0;
-    std::uint32_t shard = 0;
-    std::vector<Ticket> tickets = {};
-    std::vector<std::uint8_t> hashes = {};
-    std::vector<std::uint8_t> parents = {};
-    std::vector<std::uint64_t> digests = {};
-};
-
-// What became of calls that were left at the writer's lock. All else is to be read once it is done.
-struct LeftReservation {
-    std::atomic<bool> is_done = false;
-    Status status = {};
-    std::vector<Ticket> tickets = {};  // those that were decided
-};
-struct LeftCommit {
-    std::atomic<bool> is_done = false;
-    Status status = {};
-    std::vector<CommitOutcome> outcomes = {};
-};
-
-constexpr std::uint64_t kNoAddress = UINT64_MAX;
-
-// A readable entry, as it was at some moment of the walk that found it.
-struct EntryFacts {
-    HashWords hash{};
-    Space space = 0;
-    std::uint32_t leases = 0;
-    std::optional<std::uint32_t> stored_s = {};  // for how long, if this process stored it
-    TenantNumber tenant = 0;
-    bool was_used = false;
-};
-
-struct EntrySurvey {
-    std::uint64_t matches = 0;
-    std::vector<EntryFacts> entries;  // as many of them as were wanted
-};
 
 struct CacheStats {
     std::uint64_t capacity_bytes = 0;  // of all segments, when the cache has grown fully
@@ -191,19 +58,9 @@ struct CacheStats {
 class CacheCore {
 public:
     // Makes all segments, and takes the memory of the first step: the cache can be used, and its files handed over. The
-    // rest comes with `grow`. Blocks for about half a second per GiB of that step; `progress` may be watched and
+    // rest comes with `growth`. Blocks for about half a second per GiB of that step; `progress` may be watched and
     // cancelled by another thread. Code::unavailable: memory is short, with what was asked and what bounds it.
     static Result<std::unique_ptr<CacheCore>> create(const CacheOptions& options, PopulateProgress& progress);
-
-    // Takes the memory of the next step beside whatever others do, and then lets it be used. True: there is more to
-    // come. What it leaves to others is at least a 32nd of the machine's or the cgroup's memory. Code::unavailable: it
-    // is short; Code::failed: cancelled. Either changes nothing, and it may be called again.
-    //
-    // While a step is taken, for two seconds of it at most, nothing is evicted to make room: room is about to come, and
-    // who finds none is refused until then.
-    Result<bool> grow(PopulateProgress& progress);
-    Status grow_fully(PopulateProgress& progress);
-    void expect_room(std::uint32_t seconds);
 
     // Takes over the files of a process that has ended, as far as it had grown. Code::unavailable: it has not ended, or
     // another was faster. Of `options` what concerns the memory's files does not count. Takes the descriptors in any
@@ -211,12 +68,12 @@ public:
     static Result<std::unique_ptr<CacheCore>> adopt(CacheFiles files, const CacheOptions& options);
     const AdoptionReport& adoption() const noexcept { return adoption_; }
 
-    // The index's cannot be mapped for writing.
-    FileNumbers files() const;
+    CacheMemory& memory() noexcept { return *memory_; }
+    const CacheMemory& memory() const noexcept { return *memory_; }
+    PoolGrowth& growth() noexcept { return growth_; }
+
     // The index's, for one process that belongs to the session, see IndexFile::open_signed.
     Result<FileDescriptor> open_index(SessionId session);
-    // Before a process of this user is handed them. Successors that do not admit him do not adopt them.
-    void note_user(std::uint32_t uid);
 
     Result<std::uint32_t> open_namespace(const Fingerprint& fingerprint, const Geometry& geometry);
     // Identities without blocks are forgotten, but for these and for those that a call goes on with; which ones were.
@@ -227,192 +84,47 @@ public:
     // Records that one block of the group has; 0: no such group.
     std::uint32_t shards_of(Space space) const;
 
-    SessionTable& sessions() noexcept { return sessions_; }
+    Leases& leases() noexcept { return leases_; }
+    Reservations& reservations() noexcept { return reservations_; }
+    Commits& commits() noexcept { return commits_; }
+    Removals& removals() noexcept { return removals_; }
+    const EntrySearch& search() const noexcept { return search_; }
+    SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
     // time to time, and when a pidfd becomes readable. It never waits for the writer's lock: what takes longer is over
     // by one of the next calls.
     std::size_t reclaim_ended();
 
-    // Whether each block is readable; `found` as long as there are hashes.
-    Status lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
-
-    // A lease on exactly the slots that a load up to the longest boundary needs. `shard` chooses the digests.
-    Result<Acquired> acquire(SessionId session, const BoundaryQuery& query, std::uint32_t shard);
-
-    // A lease on these entries, all of them or none (then a miss); `boundary` is left 0.
-    Result<Acquired> acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
-                                     std::uint32_t shard, LeaseFor purpose = LeaseFor::use);
-    // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes.
-    Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
-
-    // What became of blocks that are not there (any more), where that is remembered; as long as there are hashes.
-    Status find_departed(Space space, std::span<const std::uint8_t> hashes,
-                         std::span<std::optional<Departed>> found) const;
-
-    // For how many seconds blocks have been readable, where this process made them so; as long as there are hashes.
-    Status find_stored(Space space, std::span<const std::uint8_t> hashes,
-                       std::span<std::optional<std::uint32_t>> found) const;
-
-    // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
-    Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
-
-    // False: the session has no such lease (any more).
-    bool release(SessionId session, LeaseId lease);
-
-    // One ticket for each hash that is not readable already, 0 for those that are; with no hashes, a ticket for each of
-    // `tickets`. Returns how many tickets at the front were decided; the rest found no room.
-    Result<std::size_t> reserve(SessionId session, TenantNumber tenant, Space space,
-                                std::span<const std::uint8_t> hashes, std::span<Ticket> tickets);
-    // The slots of valid tickets of this session, as addresses counted over all segments; kNoAddress for ticket 0.
-    Status locate(SessionId session, std::span<const Ticket> tickets, std::span<std::uint64_t> addresses) const;
-    Status commit(SessionId session, const CommitBatch& batch, std::span<CommitOutcome> outcomes);
-    // How many of the tickets were valid.
-    std::size_t abort(SessionId session, std::span<const Ticket> tickets);
-
-    // The same for a thread that never waits for the writer's lock: what is done under it is done at once where nobody
-    // has it, else by whoever has it, soon and in this order. Commits come with their digests.
-    std::shared_ptr<const LeftReservation> leave_reserve(SessionId session, TenantNumber tenant, Space space,
-                                                         std::vector<std::uint8_t> hashes);
-    std::shared_ptr<const LeftCommit> leave_commit(SessionId session, OwnedBatch owned);
-    void leave_abort(SessionId session, const std::vector<Ticket>& tickets);
-    void leave_invalidate(Space space, std::span<const std::uint8_t> hashes);
-    // All readable entries of these namespaces are evicted, beside whatever others do; false: it is not over yet, and
-    // these wait until it is asked for again.
-    bool leave_evict(std::span<const std::uint32_t> name_spaces);
     // For tests of those who never wait for it.
     std::unique_lock<WriterLock> hold_writer();
 
-    // Forgets these entries, because their bytes are not to be trusted. Leases on them stay good until released.
-    std::size_t invalidate(Space space, std::span<const std::uint8_t> hashes);
-    // Evicts until this many bytes more are free of use, or nothing (found in a bounded search) can be; how many were.
-    std::uint64_t evict(std::uint64_t bytes);
-    // Forgets all readable entries of a namespace.
-    std::size_t clear(std::uint32_t name_space);
-
     CacheStats stats() const;
-    std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
-    std::span<const Segment> segments() const noexcept { return segments_; }
-    std::span<std::byte> bytes_at(std::uint64_t address, std::uint64_t size);
-    std::uint64_t capacity_bytes() const noexcept { return segments_.size() * view_.header->segment_bytes; }
-    // Of the capacity, from address 0 on: what has its memory.
-    std::uint64_t ready_bytes() const noexcept { return view_.header->ready_bytes.load(std::memory_order_acquire); }
-
-    // Reads a record and compares it with its digest. The caller holds a lease.
-    bool verify_entry(EntryNumber entry) const;
+    std::uint64_t version() const noexcept {
+        return state_.view.header->version_counter.load(std::memory_order_acquire);
+    }
 
 private:
-    struct Pinned {
-        std::vector<EntryNumber> entries;
-        std::vector<BlockRange> ranges;  // by group
-        std::uint64_t bytes = 0;
-        bool is_request = true;  // its entries follow each other; else they are anybody's
-        LeaseFor purpose = LeaseFor::use;
-    };
-    enum class Pin : std::uint8_t { held, gone, damaged };
-    static constexpr std::size_t kPart = 128;           // items done under one hold of the lock
-    static constexpr EntryNumber kScanPart = 1u << 12;  // entries looked at under one
-
-    // A reservation on its way, part by part.
-    struct Reserving {
-        SessionId session = 0;
-        TenantNumber tenant = 0;
-        Space space = 0;
-        std::span<const std::uint8_t> hashes = {};
-        std::span<Ticket> tickets = {};
-        NamespaceUse name_space = {};
-        std::array<Found, kPart> found = {};  // of the part [begin, end)
-        std::size_t begin = 0;
-        std::size_t end = 0;
-        std::size_t next = 0;     // so many are decided
-        bool is_charged = false;  // for the next one
-        Effort effort = {};
-        Status status = {};
-    };
-    struct Committing {
-        SessionId session = 0;
-        CommitBatch batch = {};
-        std::span<CommitOutcome> outcomes = {};
-        NamespaceUse name_space = {};
-        bool is_open = false;
-        std::size_t next = 0;
-        Status status = {};
-    };
-
-    CacheCore(FileLock lock, IndexFile index, std::vector<Segment> segments, const CacheOptions& options,
-              TenantTable tenants, Arena arena);
-    static Result<std::unique_ptr<CacheCore>> assemble(FileLock lock, IndexFile index, std::vector<Segment> segments,
+    CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena);
+    static Result<std::unique_ptr<CacheCore>> assemble(std::unique_ptr<CacheMemory> memory,
                                                        const CacheOptions& options);
     Status take_over();
-    Result<std::uint64_t> take_step(PopulateTerms terms, PopulateProgress& progress);
-    Result<bool> add_step(PopulateTerms terms, PopulateProgress& progress);
     void adopt_leases(SessionId session);
 
-    Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose);
-    Pin pin(const Found& wanted);
-    void unpin(std::span<const EntryNumber> entries);
-    Pin check_pinned(std::span<const EntryNumber> entries, LeaseFor purpose);
-    void remove_damaged(EntryNumber entry);
-    bool is_suspect(EntryNumber entry) const;
-    AcquireOutcome lease(SessionId session, const Namespace& name_space, const Pinned& pinned, std::uint32_t shard,
-                         Acquired& acquired);
-    Status begin(Reserving& reserving) const;
-    void find_next(Reserving& reserving) const;
-    bool reserve_next(Reserving& reserving);
-    Status begin(Committing& committing) const;
-    bool commit_next(Committing& committing, std::span<const std::uint64_t> digests);
-    std::size_t abort_part(SessionId session, std::span<const Ticket> tickets);
-    std::size_t invalidate_part(Space space, std::span<const std::uint8_t> hashes);
-    struct ReserveJob;
-    struct CommitJob;
-    void make_left(const std::shared_ptr<ReserveJob>& job);
-    void make_left(const std::shared_ptr<CommitJob>& job);
-    void evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>& by_place, EntryNumber begin);
-    void end_reservations(SessionId session, EntryNumber begin);
-    std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
-    void describe(const Namespace& name_space, const Pinned& pinned, std::uint32_t shard, Acquired& acquired) const;
-    void note_touches(const Pinned& pinned);
-    void drain_touches();
-    bool is_reserved_by(std::uint16_t place, Ticket ticket) const;
-    CommitOutcome commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
-                             const Namespace& name_space);
-    EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const;
-    NamespaceUse use_space(Space space) const;
     bool has_entries(std::uint32_t name_space) const;
-    std::uint64_t make_digest(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
-    std::uint64_t digest_bytes(std::span<const std::byte> record, Space space,
-                               std::span<const std::uint8_t, kHashBytes> hash, std::uint32_t shard) const;
-    std::uint64_t digest_of(EntryNumber entry, std::uint32_t shard, const Namespace& name_space) const;
-    void set_digest(EntryNumber entry, std::uint32_t shard, const Namespace& name_space, std::uint64_t digest);
-    void end_reservation(SessionId session, EntryNumber entry);
     bool reclaim(SessionId session);
 
-    FileLock lock_;
-    IndexFile index_;
-    const IndexView& view_;
-    std::vector<Segment> segments_;
+    const std::unique_ptr<CacheMemory> memory_;
     const CacheOptions options_;
-    NamespaceTable namespaces_;
-    SessionTable sessions_;
-    LeaseTable leases_;
-    TouchBuffer touches_;
+    CacheState state_;
     AdoptionReport adoption_;
 
-    std::mutex growing_;         // taken before the writer's
-    std::mutex reclaiming_;      // likewise
-    std::mutex noting_;          // of users
-    mutable WriterLock writer_;  // guards what follows
-    EntryStore store_;
-    std::vector<EntryNumber> known_;
-
-    std::array<std::atomic<std::uint32_t>, kSessionLimit> reserved_by_place_{};
-    std::atomic<bool> is_evicting_ = false;                       // identities
-    std::array<std::atomic<bool>, kSessionLimit> is_searched_{};  // for what the place's session has reserved
-    std::atomic<std::uint64_t> hits_ = 0;
-    std::atomic<std::uint64_t> misses_ = 0;
-    std::atomic<std::uint64_t> refused_ = 0;
-    std::atomic<std::uint64_t> duplicates_ = 0;
-    std::atomic<std::uint64_t> mismatches_ = 0;
-    std::atomic<std::uint64_t> lost_touches_ = 0;
+    std::mutex reclaiming_;  // taken before the writer's
+    PoolGrowth growth_;
+    Leases leases_;
+    Reservations reservations_;
+    Commits commits_;
+    Removals removals_;
+    EntrySearch search_;
 };
 
 }  // namespace kvo

@@ -156,13 +156,13 @@ void EntryStore::end_quarantine(EntryNumber number) {
     give_back(number);
 }
 
-void EntryStore::touch(std::span<const EntryNumber> entries, std::vector<EntryNumber>& known) {
+void EntryStore::touch(std::span<const EntryNumber> entries) {
     EvictionPolicy* policy = nullptr;
-    known.clear();
+    known_.clear();
     const auto tell = [&] {
-        if (!known.empty()) {
-            policy->touch(known);
-            known.clear();
+        if (!known_.empty()) {
+            policy->touch(known_);
+            known_.clear();
         }
     };
     for (const EntryNumber entry : entries) {
@@ -176,7 +176,7 @@ void EntryStore::touch(std::span<const EntryNumber> entries, std::vector<EntryNu
             tell();
             policy = &own;
         }
-        known.push_back(entry);
+        known_.push_back(entry);
     }
     tell();
 }

@@ -143,7 +143,7 @@ public:
     // its own. False: nobody can, or none of the many that were tried.
     bool evict_one(TenantNumber wanting = 0);
 
-    void touch(std::span<const EntryNumber> entries, std::vector<EntryNumber>& known);
+    void touch(std::span<const EntryNumber> entries);
 
     // Makes everything anew from what a dead process left. `leases(entry)` is how often it is leased by right;
     // `may_write(session)` says whether somebody of that session may still write to what it reserved.
@@ -210,6 +210,7 @@ private:
     Arena arena_;
     Table table_;
     EntryNumber first_free_ = kNoEntry;
+    std::vector<EntryNumber> known_;  // of those that are touched, while they are told
     std::uint32_t room_until_s_ = 0;
     StoreCounts counts_;
     Departures departures_;

@@ -25,6 +25,7 @@ bool TouchBuffer::add(std::span<const EntryNumber> entries) {
     Stripe& stripe = stripes_[own_stripe()];
     const std::lock_guard lock(stripe.mutex);
     if (stripe.entries.size() + entries.size() > kStripeLimit && !stripe.entries.empty()) {
+        lost_.fetch_add(entries.size(), std::memory_order_relaxed);
         return false;
     }
     stripe.entries.insert(stripe.entries.end(), entries.begin(), entries.end());

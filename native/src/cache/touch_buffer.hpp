@@ -21,6 +21,9 @@ public:
     // False if the stripe is full and these touches are lost: it costs order, not bytes.
     bool add(std::span<const EntryNumber> entries);
 
+    // Entries whose touches were lost.
+    std::uint64_t lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
+
     // Whether somebody should drain before long.
     bool is_filling() const noexcept { return is_filling_.load(std::memory_order_relaxed); }
 
@@ -55,6 +58,7 @@ private:
 
     std::array<Stripe, kStripes> stripes_;
     std::atomic<bool> is_filling_ = false;
+    std::atomic<std::uint64_t> lost_ = 0;
     void take_stripe();
 
     std::vector<EntryNumber> drained_entries_;  // of the stripe before `stripe_`

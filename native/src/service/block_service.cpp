@@ -61,9 +61,9 @@ bool BlockService::serve(std::span<const std::uint8_t> frame, std::uint64_t now_
 void BlockService::settle(bool is_sent) {
     if (!is_sent) {
         for (const LeaseId lease : unsettled_leases_) {
-            core_->release(rights_.cache_session, lease);
+            core_->leases().release(rights_.cache_session, lease);
         }
-        core_->abort(rights_.cache_session, unsettled_tickets_);
+        core_->reservations().abort(rights_.cache_session, unsettled_tickets_);
     }
     unsettled_leases_.clear();
     unsettled_tickets_.clear();

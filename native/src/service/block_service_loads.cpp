@@ -38,7 +38,7 @@ void BlockService::acquire(const Call& call, Fields& fields, std::string& out) {
     check_shards(shards, most);
     answer_acquire(call, shards, kGroupLimit, out, [&](std::uint32_t shard, std::uint64_t limit) {
         query.limit = std::min(query.limit, limit);
-        return core_->acquire(rights_.cache_session, query, shard);
+        return core_->leases().acquire(rights_.cache_session, query, shard);
     });
 }
 
@@ -52,7 +52,7 @@ void BlockService::acquire_entries(const Call& call, Fields& fields, std::string
     fields.end();
     check_shards(shards, core_->shards_of(space));
     answer_acquire(call, shards, group_of(space), out, [&](std::uint32_t shard, std::uint64_t) {
-        return core_->acquire_entries(rights_.cache_session, space, hashes, shard);
+        return core_->leases().acquire_entries(rights_.cache_session, space, hashes, shard);
     });
 }
 
@@ -61,7 +61,7 @@ void BlockService::release(Fields& fields) {
     const std::vector<LeaseId> leases = fields.numbers(terms_.leases);
     fields.end();
     for (const LeaseId lease : leases) {
-        core_->release(rights_.cache_session, lease);
+        core_->leases().release(rights_.cache_session, lease);
     }
 }
 
@@ -73,7 +73,7 @@ void BlockService::invalidate(Fields& fields) {
     fields.end();
     // The one call that names no session to the core.
     if (core_->sessions().is_open(rights_.cache_session)) {
-        core_->invalidate(space, hashes);
+        core_->removals().invalidate(space, hashes);
         log_.add({.owner = rights_.owner,
                   .group = group_of(space),
                   .hashes = {hashes.begin(), hashes.end()},
@@ -102,7 +102,7 @@ void BlockService::answer_acquire(const Call& call, std::span<const std::uint32_
     const std::size_t size =
         kAcquiredBytes + found.groups.size() * kLeasedSlotsBytes + blocks * sizeof(std::uint64_t) * (1 + shards.size());
     if (size > terms_.frame_bytes) {
-        core_->release(rights_.cache_session, found.lease);
+        core_->leases().release(rights_.cache_session, found.lease);
         throw Refusal{express::kTooLarge, "the answer has " + std::to_string(size) + " bytes, allowed are " +
                                               std::to_string(terms_.frame_bytes) + ": ask for fewer blocks or shards"};
     }
@@ -145,7 +145,7 @@ void BlockService::add_digests(Acquired& found, std::uint32_t shard, Ask ask) {
         }
     }
     if (is_hit) {
-        core_->release(rights_.cache_session, other.value().lease);
+        core_->leases().release(rights_.cache_session, other.value().lease);
     }
 }
 

@@ -24,12 +24,13 @@ void BlockService::grant_credits(const Call& call, Fields& fields, std::string& 
         throw Refusal{express::kMalformed, "count and hashes at once"};
     }
     std::vector<Ticket> tickets(hashes.empty() ? static_cast<std::size_t>(count) : hashes.size() / kHashBytes);
-    const Result<std::size_t> decided = core_->reserve(rights_.cache_session, rights_.tenant, space, hashes, tickets);
+    const Result<std::size_t> decided =
+        core_->reservations().reserve(rights_.cache_session, rights_.tenant, space, hashes, tickets);
     tickets.resize(decided.ok() ? decided.value() : 0);
     std::vector<std::uint64_t> addresses(tickets.size());
-    const Status located = core_->locate(rights_.cache_session, tickets, addresses);
+    const Status located = core_->reservations().locate(rights_.cache_session, tickets, addresses);
     if (!decided.ok() || !located.ok()) {
-        core_->abort(rights_.cache_session, tickets);
+        core_->reservations().abort(rights_.cache_session, tickets);
         throw Refusal{express::kInternal, decided.ok() ? located.message() : decided.fault().message()};
     }
     std::ranges::copy_if(tickets, std::back_inserter(unsettled_tickets_), [](Ticket ticket) { return ticket != 0; });
@@ -79,7 +80,7 @@ void BlockService::publish(Fields& fields) {
         if (!digests.empty()) {
             batch.digests = std::span(digests).subspan((batch.shard - shard) * records, records);
         }
-        const Status committed = core_->commit(rights_.cache_session, batch, outcomes);
+        const Status committed = core_->commits().commit(rights_.cache_session, batch, outcomes);
         if (!committed.ok()) {
             throw Refusal{express::kInternal, committed.message()};
         }
@@ -110,7 +111,7 @@ void BlockService::abort(Fields& fields) {
     fields.take(1);
     const std::vector<Ticket> tickets = fields.numbers(terms_.batch);
     fields.end();
-    core_->abort(rights_.cache_session, tickets);
+    core_->reservations().abort(rights_.cache_session, tickets);
 }
 
 }  // namespace kvo

@@ -17,7 +17,7 @@ Hashes hash_of(const EntryFacts& facts) {
 }
 
 EntrySurvey survey(SmallCache& cache, std::span<const std::uint8_t> prefix, std::size_t limit = 100) {
-    return value_of(cache->survey(prefix, limit));
+    return value_of(cache->search().survey(prefix, limit));
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ TEST(entries_are_found_by_the_beginnings_of_their_names) {
     other.back() ^= 1;
     CHECK_EQUAL(survey(cache, other).matches, 0u);
     other.push_back(0);
-    CHECK(!cache->survey(other, 1).ok());
+    CHECK(!cache->search().survey(other, 1).ok());
 }
 
 TEST(what_is_told_of_an_entry_is_so) {
@@ -70,7 +70,7 @@ TEST(what_is_told_of_an_entry_is_so) {
         CHECK_EQUAL(facts.tenant, is_second ? tenant : 0);
         CHECK(facts.stored_s.has_value());
     }
-    CHECK(held && cache->release(session, held->lease));
+    CHECK(held && cache->leases().release(session, held->lease));
 }
 
 TEST(what_is_not_readable_is_not_there) {
@@ -84,9 +84,10 @@ TEST(what_is_not_readable_is_not_there) {
     cache.commit(session, space, blocks, tickets);
     CHECK_EQUAL(survey(cache, {}).matches, 4u);
     const std::optional<Acquired> held = cache.take(session, space, chain(1, 1));
-    CHECK_EQUAL(cache->invalidate(space, chain(1, 2)), 2u);  // the first stays in quarantine for as long as it is held
+    CHECK_EQUAL(cache->removals().invalidate(space, chain(1, 2)),
+                2u);  // the first stays in quarantine for as long as it is held
     CHECK_EQUAL(survey(cache, {}).matches, 2u);
-    CHECK(held && cache->release(session, held->lease));
+    CHECK(held && cache->leases().release(session, held->lease));
 }
 
 TEST(entries_that_come_and_go_meanwhile_are_whole_or_not_there) {
@@ -97,7 +98,7 @@ TEST(entries_that_come_and_go_meanwhile_are_whole_or_not_there) {
     std::thread writer([&] {
         for (std::uint64_t prompt = 0; prompt < 400; ++prompt) {
             cache.put(session, space, chain(prompt % 40, 50));
-            cache->invalidate(space, chain((prompt + 20) % 40, 50));
+            cache->removals().invalidate(space, chain((prompt + 20) % 40, 50));
         }
         is_over = true;
     });

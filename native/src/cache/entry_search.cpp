@@ -1,10 +1,12 @@
-// What the cache holds, for people who look into it: a walk over all entries, without the writer's lock.
+#include "cache/entry_search.hpp"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
 
-#include "cache/cache_core.hpp"
+#include "cache/index_reader.hpp"
+#include "index/lookup.hpp"
 
 namespace kvo {
 namespace {
@@ -41,16 +43,21 @@ private:
 
 }  // namespace
 
-Result<EntrySurvey> CacheCore::survey(std::span<const std::uint8_t> prefix, std::size_t limit) const {
+Status EntrySearch::lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
+    return find_readable(state_.view, space, hashes, found);
+}
+
+// A walk over all entries, without the writer's lock.
+Result<EntrySurvey> EntrySearch::survey(std::span<const std::uint8_t> prefix, std::size_t limit) const {
     if (prefix.size() > kHashBytes) {
         return Status(Code::invalid, "a hash has 32 bytes, and its beginning no more");
     }
     const HashPrefix wanted(prefix);
     EntrySurvey survey;
     std::vector<std::pair<EntryNumber, std::uint32_t>> found;  // with their generations
-    const EntryNumber count = view_.header->entry_count.load(kAcquire);
+    const EntryNumber count = state_.view.header->entry_count.load(kAcquire);
     for (EntryNumber number = 0; number < count; ++number) {
-        const Entry& entry = view_.entries[number];
+        const Entry& entry = state_.view.entries[number];
         if (!wanted.may_begin(entry.hash[0].load(kRelaxed))) {
             continue;
         }
@@ -70,14 +77,52 @@ Result<EntrySurvey> CacheCore::survey(std::span<const std::uint8_t> prefix, std:
             found.emplace_back(number, word.generation());
         }
     }
-    const std::lock_guard lock(writer_);
+    const std::lock_guard lock(state_.writer);
     for (std::size_t i = 0; i < found.size(); ++i) {
         const auto [number, generation] = found[i];
-        if (EntryWord(view_.entries[number].word.load(kRelaxed)).generation() == generation) {
-            survey.entries[i].stored_s = store_.stored_for(number);
+        if (EntryWord(state_.view.entries[number].word.load(kRelaxed)).generation() == generation) {
+            survey.entries[i].stored_s = state_.store.stored_for(number);
         }
     }
     return survey;
+}
+
+Status EntrySearch::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
+    if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
+        return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
+    }
+    std::vector<Found> entries(found.size());
+    find_entries(state_.view, space, hashes, 1, entries);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const EntryNumber entry = entries[i].entry;
+        found[i] = entry != kNoEntry && (state_.view.entries[entry].tiers.load(kRelaxed) & kWasUsed) != 0 ? 1 : 0;
+    }
+    return {};
+}
+
+Status EntrySearch::find_departed(Space space, std::span<const std::uint8_t> hashes,
+                                  std::span<std::optional<Departed>> found) const {
+    if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
+        return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
+    }
+    const std::lock_guard lock(state_.writer);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        found[i] = state_.store.find_departed(space, read_hash(hashes.data() + i * kHashBytes)[0]);
+    }
+    return {};
+}
+
+Status EntrySearch::find_stored(Space space, std::span<const std::uint8_t> hashes,
+                                std::span<std::optional<std::uint32_t>> found) const {
+    if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
+        return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
+    }
+    const std::lock_guard lock(state_.writer);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const EntryNumber entry = find_entry(state_.view, {read_hash(hashes.data() + i * kHashBytes), space}).entry;
+        found[i] = entry == kNoEntry ? std::nullopt : state_.store.stored_for(entry);
+    }
+    return {};
 }
 
 }  // namespace kvo

@@ -1,7 +1,5 @@
-#include <algorithm>
 #include <array>
 #include <random>
-#include <set>
 
 #include "hybrid_fixture.hpp"
 
@@ -44,34 +42,13 @@ TEST(what_a_group_lacks_shortens_the_boundary) {
         Hybrid model;
         model.put_all(1, 256);
         const Hashes gone = model.keys(lacking.group, 1, lacking.block, lacking.block + 1);
-        CHECK_EQUAL(model.cache->invalidate(model.space(lacking.group), gone), 1u);
+        CHECK_EQUAL(model.cache->removals().invalidate(model.space(lacking.group), gone), 1u);
         const Acquired acquired = model.acquire(1, lacking.hashes);
         if (lacking.boundary == 0) {
             CHECK(acquired.outcome == AcquireOutcome::miss);
         } else {
             model.check_hit(acquired, 1, 0, lacking.boundary);
         }
-    }
-}
-
-TEST(digests_are_those_of_the_shard_that_was_asked_for) {
-    Hybrid model;
-    model.put_all(1, 64);
-    for (const std::uint32_t shard : {0u, 1u, 2u}) {
-        const Acquired acquired = model.acquire(1, 4, 0, ~0ull, 1, shard);
-        model.check_hit(acquired, 1, 0, 64);
-        for (std::uint32_t group = 0; group < 4; ++group) {
-            const LeasedGroup& leased = acquired.groups[group];
-            const Hashes keys = model.keys(group, 1, leased.first, leased.first + leased.addresses.size());
-            CHECK_EQUAL(leased.digests.size(), leased.addresses.size());
-            for (std::size_t i = 0; i < leased.digests.size(); ++i) {
-                const bool has_shard = shard < model.cache.group(model.space(group)).shards;
-                CHECK_EQUAL(leased.digests[i], has_shard ? digest_by_hand(model.cache, model.space(group),
-                                                                          leased.addresses[i], hash_at(keys, i), shard)
-                                                         : kNoDigest);
-            }
-        }
-        CHECK(model.cache->release(model.session, acquired.lease));
     }
 }
 
@@ -83,13 +60,13 @@ TEST(a_boundary_that_needs_nothing_leases_nothing) {
     const Space space = cache.open(chunks);
     const SessionId session = cache.session();
     const Hashes request = chain(1, 8);
-    const Acquired acquired =
-        value_of(cache->acquire(session, {.name_space = namespace_of(space), .chain = request, .limit = ~0ull}, 0));
+    const Acquired acquired = value_of(
+        cache->leases().acquire(session, {.name_space = namespace_of(space), .chain = request, .limit = ~0ull}, 0));
     CHECK(acquired.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(acquired.boundary, 128u);  // a chunk begins there
     CHECK_EQUAL(acquired.lease, 0u);
     CHECK(acquired.groups[0].addresses.empty());
-    CHECK(!cache->release(session, acquired.lease));
+    CHECK(!cache->leases().release(session, acquired.lease));
     CHECK_EQUAL(cache->stats().leases, 0u);
 }
 
@@ -101,19 +78,19 @@ TEST(questions_that_are_none_are_refused_in_one_line) {
     const std::span<const std::uint8_t> torn = std::span(hashes).first(33);
     const std::uint32_t number = namespace_of(space);
     const std::vector<Result<Acquired>> refused = {
-        cache->acquire(session, {.name_space = number + 1, .chain = hashes, .limit = 64}, 0),
-        cache->acquire(session, {.name_space = ~0u, .chain = hashes, .limit = 64}, 0),
-        cache->acquire(session, {.name_space = number, .chain = torn, .limit = 64}, 0),
-        cache->acquire(session, {.name_space = number, .chain = hashes, .limit = 64, .alignment = 0}, 0),
-        cache->acquire_entries(session, space, torn, 0),
-        cache->acquire_entries(session, space + 1, hashes, 0),
-        cache->acquire_entries(session, make_space(4000, 0), hashes, 0),
+        cache->leases().acquire(session, {.name_space = number + 1, .chain = hashes, .limit = 64}, 0),
+        cache->leases().acquire(session, {.name_space = ~0u, .chain = hashes, .limit = 64}, 0),
+        cache->leases().acquire(session, {.name_space = number, .chain = torn, .limit = 64}, 0),
+        cache->leases().acquire(session, {.name_space = number, .chain = hashes, .limit = 64, .alignment = 0}, 0),
+        cache->leases().acquire_entries(session, space, torn, 0),
+        cache->leases().acquire_entries(session, space + 1, hashes, 0),
+        cache->leases().acquire_entries(session, make_space(4000, 0), hashes, 0),
     };
     for (const auto& result : refused) {
         CHECK(!result.ok() && result.fault().code() == Code::invalid);
         CHECK(!result.fault().message().empty() && result.fault().message().find('\n') == std::string::npos);
     }
-    CHECK(value_of(cache->acquire_entries(session, space, {}, 0)).outcome == AcquireOutcome::miss);
+    CHECK(value_of(cache->leases().acquire_entries(session, space, {}, 0)).outcome == AcquireOutcome::miss);
     CHECK_EQUAL(cache->stats().leases, 0u);
     CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
 }
@@ -127,14 +104,14 @@ TEST(a_lease_is_released_once_and_by_its_own_session) {
     const auto lease = cache.take(session, space, chain(1, 3));
     CHECK(lease.has_value());
     CHECK_EQUAL(cache->sessions().held_bytes(session), 3u * 4096);
-    CHECK(!cache->release(other, lease->lease));
-    CHECK(!cache->release(session, lease->lease + 1));
-    CHECK(!cache->release(session, 0));
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 0u);
-    CHECK(cache->release(session, lease->lease));
-    CHECK(!cache->release(session, lease->lease));
+    CHECK(!cache->leases().release(other, lease->lease));
+    CHECK(!cache->leases().release(session, lease->lease + 1));
+    CHECK(!cache->leases().release(session, 0));
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);
+    CHECK(cache->leases().release(session, lease->lease));
+    CHECK(!cache->leases().release(session, lease->lease));
     CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 3u * 4096);
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 3u * 4096);
     CHECK(!cache.take(session, space, chain(1, 3)));  // all or none
 }
 
@@ -144,18 +121,18 @@ TEST(a_lease_for_upkeep_is_no_use) {
     const SessionId session = cache.session();
     CHECK_EQUAL(cache.put(session, space, chain(1, 2)), 2u);
     std::array<std::uint8_t, 3> used{};
-    const auto upkeep = value_of(cache->acquire_entries(session, space, chain(1, 2), 0, LeaseFor::upkeep));
+    const auto upkeep = value_of(cache->leases().acquire_entries(session, space, chain(1, 2), 0, LeaseFor::upkeep));
     CHECK(upkeep.outcome == AcquireOutcome::hit);
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 0u);  // it holds, as any
-    CHECK(cache->find_used(space, chain(1, 3), used).ok());
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);  // it holds, as any
+    CHECK(cache->search().find_used(space, chain(1, 3), used).ok());
     CHECK((used == std::array<std::uint8_t, 3>{0, 0, 0}));
-    CHECK(value_of(cache->acquire_entries(session, space, chain(9, 1), 0, LeaseFor::upkeep)).outcome ==
+    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(9, 1), 0, LeaseFor::upkeep)).outcome ==
           AcquireOutcome::miss);
     CHECK_EQUAL(cache->stats().hits + cache->stats().misses, 0u);
     CHECK(cache.take(session, space, chain(1, 1, 1)).has_value());
-    CHECK(cache->find_used(space, chain(1, 3), used).ok());
+    CHECK(cache->search().find_used(space, chain(1, 3), used).ok());
     CHECK((used == std::array<std::uint8_t, 3>{0, 1, 0}));
-    CHECK(!cache->find_used(space, chain(1, 2), used).ok());
+    CHECK(!cache->search().find_used(space, chain(1, 2), used).ok());
 }
 
 TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {
@@ -166,17 +143,18 @@ TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {
     const SessionId poor = cache.session(3 * 4096);
     const SessionId none = 0;
     for (const SessionId session : {poor, none}) {
-        CHECK(value_of(cache->acquire_entries(session, space, chain(1, 4), 0)).outcome == AcquireOutcome::over_limit);
+        CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 4), 0)).outcome ==
+              AcquireOutcome::over_limit);
     }
     CHECK_EQUAL(cache->stats().refused, 2u);
     CHECK_EQUAL(cache->stats().leases, 0u);
     CHECK_EQUAL(cache->sessions().held_bytes(poor), 0u);
     const auto some = cache.take(poor, space, chain(1, 3));
     CHECK(some.has_value());
-    CHECK(value_of(cache->acquire_entries(poor, space, chain(1, 1), 0)).outcome == AcquireOutcome::over_limit);
+    CHECK(value_of(cache->leases().acquire_entries(poor, space, chain(1, 1), 0)).outcome == AcquireOutcome::over_limit);
     CHECK_EQUAL(cache.reserve(poor, space, chain(9, 1)).size(), 0u);  // both count
-    CHECK(cache->release(poor, some->lease));
-    CHECK_EQUAL(cache->evict(kSegmentBytes), 4u * 4096);
+    CHECK(cache->leases().release(poor, some->lease));
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 4u * 4096);
 }
 
 TEST(leases_hold_what_they_name_whatever_happens_to_the_rest) {
@@ -202,72 +180,22 @@ TEST(leases_hold_what_they_name_whatever_happens_to_the_rest) {
 
         // Forgotten at once, and kept until the last lease ends.
         const auto again = cache.take(session, small, chain(1, 1));
-        CHECK_EQUAL(cache->invalidate(small, chain(1, 1)), 1u);
-        CHECK_EQUAL(cache->invalidate(small, chain(1, 1)), 0u);
-        CHECK(cache->clear(namespace_of(small)) >= 39);
+        CHECK_EQUAL(cache->removals().invalidate(small, chain(1, 1)), 1u);
+        CHECK_EQUAL(cache->removals().invalidate(small, chain(1, 1)), 0u);
+        CHECK(cache->removals().clear(namespace_of(small)) >= 39);
         CHECK_EQUAL(cache.count_readable(small, chain(1, 40)), 0u);
         CHECK(!cache.take(session, small, chain(1, 1)));
         CHECK_EQUAL(cache->stats().quarantined, 40u);
         CHECK(cache.put(session, small, chain(1, 1)) == 1);  // the same name, another slot
         CHECK(cache.is_right(*held, small, chain(1, 40)));
-        CHECK(cache->release(session, held->lease));
+        CHECK(cache->leases().release(session, held->lease));
         CHECK_EQUAL(cache->stats().quarantined, 1u);
-        CHECK(cache->release(session, again->lease));
+        CHECK(cache->leases().release(session, again->lease));
         CHECK_EQUAL(cache->stats().quarantined, 0u);
-        CHECK(cache->release(session, held_large->lease));
-        cache->evict(kSegmentBytes);
+        CHECK(cache->leases().release(session, held_large->lease));
+        cache->removals().evict(kSegmentBytes);
         CHECK_EQUAL(cache->stats().used_bytes, 0u);
     }
-}
-
-TEST(with_everything_leased_reservations_are_refused_until_something_is_released) {
-    SmallCache cache;
-    const Space space = cache.open();
-    const SessionId session = cache.session();
-    const std::size_t all = kSegmentBytes / 4096;
-    std::vector<LeaseId> leases;
-    for (std::uint64_t key = 0; key < all; ++key) {
-        CHECK(cache.put_one(session, space, key));
-        leases.push_back(cache.take(session, space, chain(key, 1))->lease);
-    }
-    CHECK(cache.reserve(session, space, chain(9999, 5)).empty());
-    CHECK_EQUAL(cache->evict(1), 0u);
-    CHECK_EQUAL(cache->stats().refused, 1u);
-    CHECK_EQUAL(cache->stats().evicted, 0u);
-    CHECK(cache->release(session, leases[17]) && cache->release(session, leases[18]));
-    CHECK_EQUAL(cache.put(session, space, chain(9999, 5)), 2u);
-    CHECK(!cache.has(space, 17) && !cache.has(space, 18) && cache.has(space, 16));
-    CHECK_EQUAL(cache->stats().evicted, 2u);
-}
-
-TEST(a_changed_byte_is_a_miss_where_every_use_is_checked) {
-    CacheOptions options = small_options();
-    options.verify = Verify::always;
-    Hybrid model(options);
-    model.put_all(1, 128);
-    const Acquired before = model.acquire(1, 8);
-    model.check_hit(before, 1, 0, 128);
-    const std::uint64_t damaged = before.groups[0].addresses[5];
-    std::byte& changed = model.cache.record(model.space(0), damaged, 1)[2999];
-    changed ^= std::byte{1};
-    model.check_hit(model.acquire(1, 8), 1, 0, 64);  // block 5 of the prefix is gone
-    CHECK_EQUAL(model.cache->stats().mismatches, 1u);
-    CHECK_EQUAL(model.cache.count_readable(model.space(0), chain(1, 8)), 7u);
-    CHECK_EQUAL(model.cache->stats().quarantined, 1u);
-    changed ^= std::byte{1};
-    CHECK(model.cache->release(model.session, before.lease));
-    CHECK_EQUAL(model.cache->stats().quarantined, 0u);
-    model.put(0, 1, 5, 6);
-    model.check_hit(model.acquire(1, 8), 1, 0, 128);
-
-    // Without the wish the cache trusts what it saw written itself.
-    SmallCache trusting;
-    const Space space = trusting.open();
-    const SessionId session = trusting.session();
-    CHECK(trusting.put_one(session, space, 1));
-    const auto lease = trusting.take(session, space, chain(1, 1));
-    trusting.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{1};
-    CHECK(value_of(trusting->acquire_entries(session, space, chain(1, 1), 0)).outcome == AcquireOutcome::hit);
 }
 
 TEST(what_was_used_goes_last) {
@@ -279,9 +207,9 @@ TEST(what_was_used_goes_last) {
     }
     CHECK(cache.is_served(session, space, 3));
     CHECK(cache.is_served(session, space, 0));
-    CHECK_EQUAL(cache->evict(18 * 4096), 18u * 4096);
+    CHECK_EQUAL(cache->removals().evict(18 * 4096), 18u * 4096);
     CHECK(cache.has(space, 3) && cache.has(space, 0));
-    CHECK_EQUAL(cache->evict(1), 4096u);
+    CHECK_EQUAL(cache->removals().evict(1), 4096u);
     CHECK(!cache.has(space, 3) && cache.has(space, 0));
     CHECK_EQUAL(cache->stats().lost_touches, 0u);
 }
@@ -296,12 +224,12 @@ TEST(entries_acquired_together_are_not_one_prompt) {
     Hashes both = chain(1, 2);
     const Hashes second_prompt = chain(2, 2);
     both.insert(both.end(), second_prompt.begin(), second_prompt.end());
-    const Acquired acquired = value_of(cache->acquire_entries(session, space, both, 0));
+    const Acquired acquired = value_of(cache->leases().acquire_entries(session, space, both, 0));
     CHECK(acquired.outcome == AcquireOutcome::hit);
-    CHECK(cache->release(session, acquired.lease));
-    const Acquired kept = value_of(cache->acquire_entries(session, space, chain(2, 2), 0));
+    CHECK(cache->leases().release(session, acquired.lease));
+    const Acquired kept = value_of(cache->leases().acquire_entries(session, space, chain(2, 2), 0));
     CHECK(kept.outcome == AcquireOutcome::hit);
-    CHECK_EQUAL(cache->evict(kNoLimit), 2u * 4096);
+    CHECK_EQUAL(cache->removals().evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(space, chain(2, 2)), 2u);
 }
 
@@ -317,11 +245,11 @@ TEST(blocks_of_one_group_do_not_hang_on_those_of_another) {
     CHECK_EQUAL(cache.put(session, first, hashes), 2u);
     CHECK_EQUAL(cache.put(session, second, hashes), 2u);
     const BoundaryQuery query{.name_space = namespace_of(first), .chain = hashes, .limit = 32};
-    const Acquired acquired = value_of(cache->acquire(session, query, 0));
+    const Acquired acquired = value_of(cache->leases().acquire(session, query, 0));
     CHECK(acquired.outcome == AcquireOutcome::hit);
-    CHECK(cache->release(session, acquired.lease));
-    const Acquired kept = value_of(cache->acquire_entries(session, second, hashes, 0));
+    CHECK(cache->leases().release(session, acquired.lease));
+    const Acquired kept = value_of(cache->leases().acquire_entries(session, second, hashes, 0));
     CHECK(kept.outcome == AcquireOutcome::hit);
-    CHECK_EQUAL(cache->evict(kNoLimit), 2u * 4096);
+    CHECK_EQUAL(cache->removals().evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(second, hashes), 2u);
 }

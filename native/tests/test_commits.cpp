@@ -59,7 +59,7 @@ TEST(a_record_is_found_once_it_is_committed) {
     const auto located = made.cache.locate(made.session, again);
     CHECK(located[0] == kNoAddress && located[300] != kNoAddress);
     std::vector<Ticket> unnamed(7);
-    CHECK_EQUAL(value_of(made.cache->reserve(made.session, 0, made.space, {}, unnamed)), 7u);
+    CHECK_EQUAL(value_of(made.cache->reservations().reserve(made.session, 0, made.space, {}, unnamed)), 7u);
     CHECK_EQUAL(std::ranges::count(unnamed, Ticket{0}), 0);
     CHECK_EQUAL(made.cache->stats().reserved, 9u);
 }
@@ -81,10 +81,10 @@ TEST(readable_only_with_all_shards) {
     Outcomes outcomes(2);
     const CommitBatch fourth{
         .space = space, .shard = 3, .tickets = tickets, .hashes = hashes, .parents = {}, .digests = {}};
-    CHECK(cache->commit(session, fourth, outcomes).code() == Code::invalid);
+    CHECK(cache->commits().commit(session, fourth, outcomes).code() == Code::invalid);
     CHECK((cache.commit(session, space, hashes, tickets, 1) == Outcomes(2, CommitOutcome::readable)));
     for (std::uint32_t shard = 0; shard < 3; ++shard) {
-        const Acquired acquired = value_of(cache->acquire_entries(session, space, hashes, shard));
+        const Acquired acquired = value_of(cache->leases().acquire_entries(session, space, hashes, shard));
         CHECK(cache.is_right(acquired, space, hashes));
         for (std::size_t i = 0; i < 2; ++i) {
             const auto record = cache.record(space, acquired.groups[0].addresses[i], shard);
@@ -119,7 +119,7 @@ TEST(tickets_that_are_not_valid_change_nothing) {
     const Ticket used = made.reserve(1, made.session);
     CHECK(made.commit(1, made.session, used) == CommitOutcome::readable);
     const Ticket aborted = made.reserve(2, made.session);
-    CHECK_EQUAL(made.cache->abort(made.session, std::vector{aborted, aborted}), 1u);
+    CHECK_EQUAL(made.cache->reservations().abort(made.session, std::vector{aborted, aborted}), 1u);
     const Ticket others = made.reserve(3, other);
     const SessionId ended = made.cache.session();
     const Ticket of_ended = made.reserve(4, ended);
@@ -131,12 +131,13 @@ TEST(tickets_that_are_not_valid_change_nothing) {
     const CacheStats before = made.cache->stats();
     for (const Ticket ticket : stale) {
         CHECK(made.commit(6, made.session, ticket) == CommitOutcome::stale);
-        CHECK_EQUAL(made.cache->abort(made.session, std::vector{ticket}), 0u);
+        CHECK_EQUAL(made.cache->reservations().abort(made.session, std::vector{ticket}), 0u);
         std::uint64_t address = 0;
-        CHECK_EQUAL(made.cache->locate(made.session, std::vector{ticket}, std::span(&address, 1)).ok(), ticket == 0);
+        CHECK_EQUAL(made.cache->reservations().locate(made.session, std::vector{ticket}, std::span(&address, 1)).ok(),
+                    ticket == 0);
     }
     CHECK(made.commit(4, ended, of_ended) == CommitOutcome::stale);
-    CHECK_EQUAL(made.cache->abort(ended, std::vector{of_ended}), 0u);
+    CHECK_EQUAL(made.cache->reservations().abort(ended, std::vector{of_ended}), 0u);
     const CacheStats after = made.cache->stats();
     CHECK(after.reserved == before.reserved && after.readable == before.readable &&
           after.used_bytes == before.used_bytes);
@@ -163,7 +164,7 @@ TEST(a_quarantined_session_commits_nothing_and_may_abort) {
     CHECK(made.cache->sessions().quarantine(made.session));
     CHECK(made.commit(1, made.session, ticket) == CommitOutcome::stale);
     CHECK(made.cache.reserve(made.session, made.space, chain(2, 1)).empty());
-    CHECK_EQUAL(made.cache->abort(made.session, std::vector{ticket}), 1u);
+    CHECK_EQUAL(made.cache->reservations().abort(made.session, std::vector{ticket}), 1u);
 }
 
 TEST(arguments_that_do_not_fit_are_refused_in_one_line_and_change_nothing) {
@@ -182,17 +183,17 @@ TEST(arguments_that_do_not_fit_are_refused_in_one_line_and_change_nothing) {
     const auto with = [&](auto change) {
         CommitBatch batch = good;
         change(batch);
-        return core.commit(made.session, batch, outcomes);
+        return core.commits().commit(made.session, batch, outcomes);
     };
     const auto fault = [](const auto& result) { return result.ok() ? Status() : result.fault(); };
     const std::vector<Status> refused = {
-        fault(core.reserve(made.session, 0, made.space, one, wanted)),
-        fault(core.reserve(made.session, 0, made.space + 1, two, wanted)),
-        fault(core.reserve(made.session, 0, make_space(9, 0), two, wanted)),
-        fault(core.reserve(made.session, 1, made.space, two, wanted)),
-        core.locate(made.session, tickets, addresses),
-        core.lookup(made.space, two, found),
-        core.commit(made.session, good, too_few),
+        fault(core.reservations().reserve(made.session, 0, made.space, one, wanted)),
+        fault(core.reservations().reserve(made.session, 0, made.space + 1, two, wanted)),
+        fault(core.reservations().reserve(made.session, 0, make_space(9, 0), two, wanted)),
+        fault(core.reservations().reserve(made.session, 1, made.space, two, wanted)),
+        core.reservations().locate(made.session, tickets, addresses),
+        core.search().lookup(made.space, two, found),
+        core.commits().commit(made.session, good, too_few),
         with([&](CommitBatch& batch) { batch.hashes = one; }),
         with([&](CommitBatch& batch) { batch.parents = one; }),
         with([&](CommitBatch& batch) { batch.digests = std::span(digests).first(1); }),
@@ -210,19 +211,7 @@ TEST(arguments_that_do_not_fit_are_refused_in_one_line_and_change_nothing) {
     digests[1] = 7;
     CHECK(with([&](CommitBatch& batch) { batch.digests = digests; }).ok());
     CHECK((outcomes == Outcomes(2, CommitOutcome::readable)));
-    CHECK_EQUAL(value_of(core.acquire_entries(made.session, made.space, two, 0)).groups[0].digests[1], 7u);
-}
-
-TEST(a_session_reserves_at_most_its_limit) {
-    SmallCache cache;
-    const Space space = cache.open();
-    const SessionId session = cache.session(5 * 4096);
-    const std::vector<Ticket> tickets = cache.reserve(session, space, chain(1, 8));
-    CHECK_EQUAL(tickets.size(), 5u);
-    CHECK_EQUAL(cache->stats().refused, 1u);
-    CHECK_EQUAL(cache->abort(session, std::span(tickets).first(2)), 2u);
-    CHECK_EQUAL(cache.reserve(session, space, chain(2, 8)).size(), 2u);
-    CHECK(cache.reserve(0, space, chain(2, 8)).empty());
+    CHECK_EQUAL(value_of(core.leases().acquire_entries(made.session, made.space, two, 0)).groups[0].digests[1], 7u);
 }
 
 TEST(parents_outlive_their_children) {
@@ -237,28 +226,9 @@ TEST(parents_outlive_their_children) {
         CHECK(made.cache.commit(made.session, made.space, hash, ticket, 0, parent)[0] == CommitOutcome::readable);
     }
     for (std::size_t left = 2; left > 0; --left) {
-        CHECK_EQUAL(made.cache->evict(1), 4096u);
+        CHECK_EQUAL(made.cache->removals().evict(1), 4096u);
         CHECK_EQUAL(made.cache.count_readable(made.space, chain(1, left)), left);
     }
-}
-
-TEST(clear_forgets_one_namespace) {
-    SmallCache cache;
-    const Space first = cache.open(hybrid_geometry(), 1);
-    const Space second = cache.open(plain_geometry(), 2);
-    const SessionId session = cache.session();
-    for (std::uint32_t group = 0; group < 5; ++group) {
-        CHECK_EQUAL(cache.put(session, first + group, chain(1, 2)), 2u);
-    }
-    CHECK_EQUAL(cache.put(session, second, chain(1, 2)), 2u);
-    const std::vector<Ticket> reserved = cache.reserve(session, first, chain(2, 1));
-    CHECK_EQUAL(cache->clear(namespace_of(first)), 10u);
-    CHECK_EQUAL(cache->clear(namespace_of(first)), 0u);
-    CHECK_EQUAL(cache->clear(77), 0u);
-    CHECK_EQUAL(cache.count_readable(first, chain(1, 2)), 0u);
-    CHECK_EQUAL(cache.count_readable(second, chain(1, 2)), 2u);
-    CHECK_EQUAL(cache->stats().reserved, 1u);
-    CHECK_EQUAL(cache->stats().evicted, 0u);
 }
 
 TEST(a_tenant_over_its_quota_loses_its_own_first) {
@@ -304,10 +274,10 @@ TEST(a_commit_may_name_who_pays) {
     CHECK_EQUAL(cache->stats().tenants[first].used_bytes, 10u * 4096);
     std::vector<CommitOutcome> outcomes(tickets.size());
     CommitBatch batch{.space = space, .tickets = tickets, .hashes = hashes, .parents = {}, .digests = {}, .tenant = 9};
-    CHECK_EQUAL(cache->commit(session, batch, outcomes).message(), "no tenant has number 9");
+    CHECK_EQUAL(cache->commits().commit(session, batch, outcomes).message(), "no tenant has number 9");
     CHECK_EQUAL(cache.count_readable(space, hashes), 0u);
     batch.tenant = second;
-    CHECK(cache->commit(session, batch, outcomes).ok());
+    CHECK(cache->commits().commit(session, batch, outcomes).ok());
     CHECK_EQUAL(cache.count_readable(space, hashes), 10u);
     CHECK_EQUAL(cache->stats().tenants[first].used_bytes, 0u);
     CHECK_EQUAL(cache->stats().tenants[second].used_bytes, 10u * 4096);
@@ -320,6 +290,6 @@ TEST(a_commit_may_name_who_pays) {
     const CacheStats stats = cache->stats();
     CHECK_EQUAL(stats.tenants[0].used_bytes + stats.tenants[first].used_bytes + stats.tenants[second].used_bytes,
                 stats.used_bytes);
-    CHECK_EQUAL(cache->clear(namespace_of(space)), std::size_t{stats.readable});
+    CHECK_EQUAL(cache->removals().clear(namespace_of(space)), std::size_t{stats.readable});
     CHECK_EQUAL(cache->stats().tenants[second].used_bytes, 0u);
 }

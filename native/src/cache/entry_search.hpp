@@ -1,0 +1,56 @@
+// What there is to know of blocks without a lease on them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/cache_state.hpp"
+
+namespace kvo {
+
+// A readable entry, as it was at some moment of the walk that found it.
+struct EntryFacts {
+    HashWords hash{};
+    Space space = 0;
+    std::uint32_t leases = 0;
+    std::optional<std::uint32_t> stored_s = {};  // for how long, if this process stored it
+    TenantNumber tenant = 0;
+    bool was_used = false;
+};
+
+struct EntrySurvey {
+    std::uint64_t matches = 0;
+    std::vector<EntryFacts> entries;  // as many of them as were wanted
+};
+
+// Safe to call from any thread. What was stored and what departed is the store's to say, under the writer's lock.
+class EntrySearch {
+public:
+    // `state` outlives it.
+    explicit EntrySearch(const CacheState& state) : state_(state) {}
+
+    // Whether each block is readable; `found` as long as there are hashes.
+    Status lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
+
+    // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes.
+    Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
+
+    // What became of blocks that are not there (any more), where that is remembered; as long as there are hashes.
+    Status find_departed(Space space, std::span<const std::uint8_t> hashes,
+                         std::span<std::optional<Departed>> found) const;
+
+    // For how many seconds blocks have been readable, where this process made them so; as long as there are hashes.
+    Status find_stored(Space space, std::span<const std::uint8_t> hashes,
+                       std::span<std::optional<std::uint32_t>> found) const;
+
+    // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
+    Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
+
+private:
+    const CacheState& state_;
+};
+
+}  // namespace kvo

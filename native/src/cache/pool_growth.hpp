@@ -1,0 +1,44 @@
+// How a cache's memory is taken step by step, beside whatever else is done.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+
+#include "arena/populate.hpp"
+#include "cache/cache_memory.hpp"
+#include "cache/entry_store.hpp"
+#include "cache/writer_lock.hpp"
+
+namespace kvo {
+
+// Safe to call from any thread. What it is made with outlives it.
+class PoolGrowth {
+public:
+    PoolGrowth(CacheMemory& memory, WriterLock& writer, EntryStore& store, const CacheOptions& options);
+
+    // Takes the memory of the first step, of which nothing is left to others but what the options say.
+    Status take_first(PopulateProgress& progress);
+
+    // Takes the memory of the next step beside whatever others do, and then lets it be used. True: there is more to
+    // come. What it leaves to others is at least a 32nd of the machine's or the cgroup's memory. Code::unavailable: it
+    // is short; Code::failed: cancelled. Either changes nothing, and it may be called again.
+    //
+    // While a step is taken, for two seconds of it at most, nothing is evicted to make room: room is about to come, and
+    // who finds none is refused until then.
+    Result<bool> grow(PopulateProgress& progress);
+    Status grow_fully(PopulateProgress& progress);
+    void expect_room(std::uint32_t seconds);
+
+private:
+    Result<bool> add_step(PopulateTerms terms, PopulateProgress& progress);
+    Result<std::uint64_t> take_step(PopulateTerms terms, PopulateProgress& progress);
+
+    CacheMemory& memory_;
+    WriterLock& writer_;
+    EntryStore& store_;  // under the writer's lock
+    const PopulateTerms populate_;
+    const std::uint64_t step_bytes_;
+    std::mutex growing_;  // taken before the writer's
+};
+
+}  // namespace kvo

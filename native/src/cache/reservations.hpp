@@ -1,0 +1,96 @@
+// Reservations: slots that a session may write to, told by tickets, until they are committed or aborted.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/cache_state.hpp"
+#include "index/lookup.hpp"
+
+namespace kvo {
+
+constexpr std::uint64_t kNoAddress = UINT64_MAX;
+
+// What became of a call that was left at the writer's lock. All else is to be read once it is done.
+struct LeftReservation {
+    std::atomic<bool> is_done = false;
+    Status status = {};
+    std::vector<Ticket> tickets = {};  // those that were decided
+};
+
+// Safe to call from any thread. Slots are taken and given back under the writer's lock, in parts short enough for
+// others to get in between; what says whether a ticket is valid takes none.
+class Reservations {
+public:
+    // `state` outlives it.
+    explicit Reservations(CacheState& state) : state_(state) {}
+
+    // One ticket for each hash that is not readable already, 0 for those that are; with no hashes, a ticket for each of
+    // `tickets`. Returns how many tickets at the front were decided; the rest found no room.
+    Result<std::size_t> reserve(SessionId session, TenantNumber tenant, Space space,
+                                std::span<const std::uint8_t> hashes, std::span<Ticket> tickets);
+    // The slots of valid tickets of this session, as addresses counted over all segments; kNoAddress for ticket 0.
+    Status locate(SessionId session, std::span<const Ticket> tickets, std::span<std::uint64_t> addresses) const;
+    // How many of the tickets were valid.
+    std::size_t abort(SessionId session, std::span<const Ticket> tickets);
+
+    // The same for a thread that never waits for the writer's lock: what is done under it is done at once where nobody
+    // has it, else by whoever has it, soon and in this order.
+    std::shared_ptr<const LeftReservation> leave_reserve(SessionId session, TenantNumber tenant, Space space,
+                                                         std::vector<std::uint8_t> hashes);
+    void leave_abort(SessionId session, const std::vector<Ticket>& tickets);
+
+    // Whether the ticket is one of the session at this place.
+    bool is_valid(std::uint16_t place, Ticket ticket) const;
+    // The slot of a valid ticket, and the space of its entry.
+    std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
+    // With the writer's lock: an entry of this space that the session had reserved is reserved no more.
+    void note_end(SessionId session, std::uint64_t slot_bytes);
+
+    // What a dead process left: another entry that is reserved for the session at this place.
+    void adopt(std::uint16_t place, EntryNumber entry);
+    // All reservations of a session whose processes have exited end; false: not yet, and it is to be called again.
+    bool end_all(SessionId session);
+
+    // Those that found everything in use, since this process has the cache.
+    std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
+
+private:
+    struct LeftJob;
+    // A reservation on its way, part by part.
+    struct Reserving {
+        SessionId session = 0;
+        TenantNumber tenant = 0;
+        Space space = 0;
+        std::span<const std::uint8_t> hashes = {};
+        std::span<Ticket> tickets = {};
+        NamespaceUse name_space = {};
+        std::array<Found, CacheState::kPart> found = {};  // of the part [begin, end)
+        std::size_t begin = 0;
+        std::size_t end = 0;
+        std::size_t next = 0;     // so many are decided
+        bool is_charged = false;  // for the next one
+        Effort effort = {};
+        Status status = {};
+    };
+
+    Status begin(Reserving& reserving) const;
+    void find_next(Reserving& reserving) const;
+    bool reserve_next(Reserving& reserving);
+    void make_left(const std::shared_ptr<LeftJob>& job);
+    std::size_t abort_part(SessionId session, std::span<const Ticket> tickets);
+    void end_one(SessionId session, EntryNumber entry);
+    void end_from(SessionId session, EntryNumber begin);
+
+    CacheState& state_;
+    std::array<std::atomic<std::uint32_t>, kSessionLimit> count_by_place_{};
+    std::array<std::atomic<bool>, kSessionLimit> is_searched_{};  // for what the place's session has reserved
+    std::atomic<std::uint64_t> refused_ = 0;
+};
+
+}  // namespace kvo
