@@ -37,6 +37,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path
 
 
 class TestValkey(TierContract):
+    drops_the_oldest = False
+
     @pytest.fixture
     def tier(self, server: Server) -> Iterator[Tier]:
         ask(server, "flushall")
@@ -47,6 +49,7 @@ class TestValkey(TierContract):
 
 class TestValkeyOfCodedRecords(TierContract):
     has_numbers = True
+    drops_the_oldest = False
 
     @pytest.fixture
     def tier(self, server: Server) -> Iterator[Tier]:
@@ -57,6 +60,8 @@ class TestValkeyOfCodedRecords(TierContract):
 
 
 class TestValkeyCluster(TierContract):
+    drops_the_oldest = False
+
     @pytest.fixture
     def tier(self, cluster: list[Server]) -> Iterator[Tier]:
         for one in cluster:
@@ -67,6 +72,8 @@ class TestValkeyCluster(TierContract):
 
 
 class TestValkeyBehindTls(TierContract):
+    drops_the_oldest = False
+
     @pytest.fixture
     def tier(self, tls: tuple[Server, Path]) -> Iterator[Tier]:
         server, certificate = tls
