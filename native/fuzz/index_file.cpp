@@ -30,7 +30,7 @@ struct Victim {
             CHECK_EQUAL(cache.put(session, space, chain(prompt, 4), prompt < 2 ? tenant : TenantNumber{0}), 4u);
         }
         CHECK(cache.take(session, spaces[0], chain(0, 4)).has_value());
-        CHECK_EQUAL(cache->invalidate(spaces[0], chain(0, 1)), 1u);
+        CHECK_EQUAL(cache->removals().invalidate(spaces[0], chain(0, 1)), 1u);
         CHECK_EQUAL(cache.reserve(session, spaces[1], chain(100, 2)).size(), 2u);
     }
     SmallCache cache;
@@ -102,12 +102,12 @@ void use(SmallCache& cache, const Victim& victim) {
     const SessionId session = cache.session();
     for (std::uint64_t prompt = 0; prompt < 4; ++prompt) {
         for (const Space space : victim.spaces) {
-            const auto acquired = cache->acquire_entries(session, space, chain(prompt, 4), 0);
+            const auto acquired = cache->leases().acquire_entries(session, space, chain(prompt, 4), 0);
             if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
-                CHECK(cache->release(session, acquired.value().lease));
+                CHECK(cache->leases().release(session, acquired.value().lease));
             }
             const Hashes hashes = chain(prompt, 8);
-            static_cast<void>(cache->acquire(
+            static_cast<void>(cache->leases().acquire(
                 session,
                 {.name_space = namespace_of(space), .chain = hashes, .local = 0, .limit = 1000, .alignment = 1}, 0));
         }
@@ -119,7 +119,7 @@ void use(SmallCache& cache, const Victim& victim) {
         const std::size_t readable = cache.put(session, space, hashes);
         for (std::size_t i = 0; i < readable; ++i) {
             if (const auto lease = cache.take(session, space, chain(200, 1, i))) {
-                CHECK(cache->release(session, lease->lease));
+                CHECK(cache->leases().release(session, lease->lease));
             }
         }
     }
@@ -153,7 +153,7 @@ void fuzz::run(std::span<const std::uint8_t> bytes) {
     Input input(bytes);
     Victim victim;
     SmallCache& cache = victim.cache;
-    FileDescriptor index = duplicate(cache->files().index);
+    FileDescriptor index = duplicate(cache->memory().files().index);
     const Status status = cache.try_restart([&](const IndexView& view) {
         for (int changes = 0; changes < 64 && !input.is_empty(); ++changes) {
             apply(read_change(input), view);
