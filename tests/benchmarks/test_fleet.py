@@ -191,7 +191,7 @@ def test_reads_go_before_writes_and_both_take_their_time() -> None:
 
 
 def test_a_place_that_is_too_slow_is_not_read_and_its_queue_drops_writes() -> None:
-    slow = dataclasses.replace(costs().places["s3"], name="slow", node_bytes_per_s=1e8, place_bytes_per_s=math.inf)
+    slow = dataclasses.replace(costs().places["s3"], name="slow", node_bytes_per_s=3e8, place_bytes_per_s=math.inf)
     fleet = Fleet(nodes=2, engine_blocks=10, memory_blocks=50, kind=Kind.STORE, place="slow", store_blocks=900)
     terms = dataclasses.replace(costs(), places=costs().places | {"slow": slow})
     tally = FleetRun(work(), fleet, terms).run()
