@@ -236,8 +236,11 @@ def test_a_frame_that_is_too_long_ends_its_connection_alone(server: CacheServer,
     red, blue = connect(server, RED), connect(server, BLUE)
     red.hello()
     blue.hello()
+    while red.events.poll(0):
+        red.events.recv_multipart()
     red.socket.send(bytes(FRAME_BYTES + 1))
-    # It connects anew, as another: the server does not know it any more.
+    # It connects anew, as another: the server does not know it any more. What is sent before is lost.
+    red.wait(lambda: bool(red.events.poll(0)))
     count_until_memory(blue)
     answer = red.ask(Stats())
     assert isinstance(answer, Error)
