@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from kvoffload.cache import AcquireOutcome
 from kvoffload.client import AsyncClient, Client
+from kvoffload.server.loop import CacheServer
 from tests.kit.cache.offload_contract import (
     CHAIN,
     TOKENS,
@@ -32,15 +34,29 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+async def save_below(client: AsyncClient, server: CacheServer) -> None:
+    """Until the disk has it, too."""
+    await save(client)
+    await_that(lambda: counts_of(server)["written"] == 16 + 8 + 4)
+
+
+async def until_open(client: AsyncClient) -> None:
+    """A disk knows nothing of what it has while it opens."""
+    async with asyncio.timeout(WAIT_S):
+        while [place.state for place in (await client.stats()).places] != ["ready"]:
+            await asyncio.sleep(0)
+
+
 async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}):
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as first:
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             assert client.has_tiers
-            await save(client)
+            await save_below(client, first)
     with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
+            await until_open(client)
             assert (await client.acquire(CHAIN)).outcome is AcquireOutcome.MISS
             found = await client.acquire(CHAIN, far=FAR)
             assert found.boundary == TOKENS
@@ -56,21 +72,22 @@ async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: P
             assert client.acquire(bytes(32 * 8), far=FAR).outcome is AcquireOutcome.MISS
             # Of a window and a state only what the boundary needs; and it was read once.
             assert counts_of(server)["promoted"] == 16 + 2 + 1
-    del server
+    del first, server
     count_open_files()
-    assert not [file for file in Path("/proc/self/fd").iterdir() if str(folder) in str(file.resolve())]
+    await_that(lambda: not [file for file in Path("/proc/self/fd").iterdir() if str(folder) in str(file.resolve())])
 
 
 async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}):
+    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
-            await save(client)
+            await save_below(client, server)
     with (
         serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
         Client(make_terms(tmp_path / "s", name=NAME)) as client,
     ):
         assert client.wait_until_served(WAIT_S)
+        await_that(lambda: [place.state for place in client.stats().places] == ["ready"])
         client.prefetch(CHAIN)
         await_that(lambda: client.find_boundary(CHAIN) == TOKENS)
 
