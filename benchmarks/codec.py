@@ -28,7 +28,7 @@ from kvoffload.units import MIB, SIZE_UNITS
 
 ROUNDS = 5
 SAMPLE_BYTES = 32 * MIB
-"""Of each kind, in records that are spread over its files."""
+"""So much is taken of each kind, in records that are spread over its files."""
 KINDS: Mapping[str, Sequence[str]] = {
     "text_bf16": [f"{text}_bf16" for text in TEXTS],
     "text_fp8": [f"{text}_fp8" for text in TEXTS],
@@ -50,7 +50,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one code made of the records of one kind. `decode`: None where all are kept as they are."""
+    """This is what one code made of one kind of records. `decode_bytes_s` is None where all are kept as they are."""
 
     ratio: float
     encode_bytes_s: float
@@ -66,7 +66,7 @@ class Figures:
 
 
 def make_codes() -> dict[str, Code]:
-    """By name; `copy` is the limit."""
+    """Returns the codes by name; `copy` is the limit."""
     unpack = zstandard.ZstdDecompressor()
 
     def fill(data: bytes, target: memoryview) -> None:
@@ -87,7 +87,7 @@ def make_codes() -> dict[str, Code]:
 
 
 def measure(records: Sequence[memoryview], codes: Mapping[str, Code], *, rounds: int = ROUNDS) -> dict[str, Figures]:
-    """By the code's name. What does not come back as it was is a RuntimeError."""
+    """Returns figures by the code's name. What does not come back as it was is a RuntimeError."""
     before = sum(map(len, records))
     after: dict[str, int] = {}
     coded_bytes: dict[str, int] = {}
@@ -122,7 +122,7 @@ def measure(records: Sequence[memoryview], codes: Mapping[str, Code], *, rounds:
 
 
 def read_records(folder: Path, kind: str, *, sample_bytes: int = SAMPLE_BYTES) -> list[memoryview]:
-    """Of all files of a kind, about so many bytes."""
+    """Returns about so many bytes of records, from all files of a kind."""
     listing = json.loads((folder / "records.json").read_text(encoding="utf-8"))
     records: list[memoryview] = []
     for name in KINDS[kind]:

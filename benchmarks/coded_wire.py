@@ -49,7 +49,7 @@ def run(*words: str) -> None:
 
 @contextmanager
 def wire(rate: str) -> Iterator[tuple[str, ...]]:
-    """What begins a command that runs at its other end, which has the second address; this end has the first."""
+    """Yields the words that make a command run at the other end, which has the second of the addresses."""
     mark = f"kvw{os.getpid()}"
     other, devices = ("ip", "netns", "exec", mark), (f"{mark}a", f"{mark}b")
     run("ip", "netns", "add", mark)
@@ -147,7 +147,7 @@ def finish(tier: RemoteTier, submit: Callable[..., Ticket | None], wanted: Recor
 
 
 def measure(records: Sequence[memoryview], rate: str, *, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """By what a tier does: medians of seconds to send and to read all records, and the share of them that was coded."""
+    """Returns for each coding the median milliseconds to send and to read all records, and the share coded."""
     moved = Wanted(records)
     times: Mapping[Coding, dict[str, list[float]]] = {coding: {"send": [], "read": []} for coding in Coding}
     address = ValkeyAddress(host=ADDRESSES[1], port=PORT)

@@ -70,7 +70,7 @@ def write_records(path: Path, records: list[torch.Tensor]) -> dict[str, object]:
 
 
 def write_all(folder: Path, source: Path | None) -> dict[str, dict[str, object]]:
-    """What was written, by name, as records.json has it. `source`: the model's folder; None: it is built."""
+    """Returns what was written, by name, as records.json has it. The model is that of `source`, or is built."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
