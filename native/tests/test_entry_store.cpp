@@ -146,6 +146,51 @@ TEST(what_is_leased_is_hidden_but_kept_until_its_lease_ends) {
     CHECK(made.state(other) == EntryState::readable);
 }
 
+// Where slots are short, a state comes before its block, which nobody could foresee.
+TEST(a_state_that_came_before_its_block_is_worth_as_much_as_one_that_came_behind_it) {
+    Store made(1000, "prefix");
+    Geometry hybrid = plain_geometry();
+    hybrid.groups.push_back(hybrid.groups[0]);
+    hybrid.groups[1].rule = BoundaryRule::exact;
+    const Space blocks = made.open(hybrid);
+    const Space states = make_space(namespace_of(blocks), 1);
+    const auto add_pairs = [&](std::uint64_t begin, std::uint64_t end) {
+        for (std::uint64_t key = begin; key < end; ++key) {
+            made.add(states, key, 0, made.add(blocks, key));
+        }
+    };
+    add_pairs(1, 100);
+    made.add(states, 100);
+    made.add(blocks, 100);
+    made.add(states, 101);  // its block never comes
+    add_pairs(102, 200);
+    const std::uint64_t before = made.store->counts().evicted.load();
+    CHECK(made.store->evict_one());
+    CHECK_EQUAL(made.find(states, 101), kNoEntry);
+    for (int i = 0; i < 150; ++i) {
+        CHECK(made.store->evict_one());
+    }
+    CHECK_EQUAL(made.find(states, 1), kNoEntry);
+    CHECK(made.find(states, 100) != kNoEntry);
+    CHECK_EQUAL(made.store->counts().evicted.load() - before, 151u);
+}
+
+// As a hybrid model's groups have them, in a pool that is full: any slot is of use for either.
+TEST(records_of_nearly_one_size_leave_no_holes) {
+    Store made;
+    Geometry hybrid = plain_geometry(128'000);
+    hybrid.groups.push_back(hybrid.groups[0]);
+    hybrid.groups[1].record_bytes = 131'072;
+    const Space states = made.open(hybrid);
+    const Space blocks = make_space(namespace_of(states), 1);
+    std::mt19937_64 random(5);
+    for (std::uint64_t key = 1; key <= 400; ++key) {
+        CHECK(made.add(random() % 3 == 0 ? blocks : states, key) != kNoEntry);
+    }
+    CHECK_EQUAL(made.store->counts().readable.load(), kSegmentBytes / 131'072);
+    CHECK_EQUAL(made.store->arena().stats().moved_records, 0u);
+}
+
 TEST(numbers_run_out_before_memory_does) {
     Store made(10);
     const Space space = made.open(plain_geometry(64));

@@ -56,6 +56,29 @@ TEST(a_reader_sees_how_much_of_the_pool_is_given_away) {
     CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
 }
 
+// Holes between records of two sizes are free, and of no use to anybody.
+TEST(a_reader_is_told_that_all_is_given_away_from_the_first_eviction_on_until_much_is_free) {
+    SmallCache cache;
+    const std::unique_ptr<IndexReader> reader = open_reader(cache);
+    const Space large = cache.open(plain_geometry(700'000), 1);
+    const Space small = cache.open(plain_geometry(30'000), 2);
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, large, chain(1, 4)), 4u);
+    CHECK_EQUAL(cache.put(session, small, chain(2, 20)), 20u);
+    CHECK_EQUAL(cache->stats().evicted, 0u);
+    CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
+    CHECK_EQUAL(cache.put(session, large, chain(3, 2)), 2u);
+    CHECK(cache->stats().evicted != 0);
+    CHECK(cache->stats().used_bytes < reader->ready_bytes() * 31 / 32);
+    CHECK_EQUAL(reader->used_bytes(), reader->ready_bytes());
+    for (bool is_told = false; !is_told;) {
+        CHECK(cache->removals().evict(30'000) != 0);
+        const std::uint64_t used = cache->stats().used_bytes;
+        is_told = used <= reader->ready_bytes() / 4 * 3;
+        CHECK_EQUAL(reader->used_bytes(), is_told ? used : reader->ready_bytes());
+    }
+}
+
 TEST(questions_that_make_no_sense_are_refused) {
     SmallCache cache;
     const std::unique_ptr<IndexReader> reader = open_reader(cache);

@@ -63,6 +63,7 @@ TEST(what_follows_from_a_geometry) {
     for (std::size_t i = 0; i < hybrid.groups.size(); ++i) {
         CHECK(hybrid.groups[i].reuse == reuse[i]);
         CHECK_EQUAL(hybrid.groups[i].slot_bytes, slot_bytes[i]);
+        CHECK_EQUAL(hybrid.groups[i].class_bytes, slot_bytes[i]);
         CHECK_EQUAL(hybrid.groups[i].anchor, 0u);
         CHECK_EQUAL(hybrid.groups[i].window_blocks, windows[i]);
     }
@@ -72,6 +73,22 @@ TEST(what_follows_from_a_geometry) {
     CHECK(namespaces.table.open(fingerprint(2), states).ok());
     CHECK_EQUAL(namespaces.table.find(1)->groups[1].anchor, 1u);  // no prefix group: itself
     CHECK(!namespaces.table.find(1)->has_shards);
+}
+
+TEST(records_of_nearly_one_size_have_slots_of_the_largest) {
+    Namespaces namespaces;
+    Geometry several = plain_geometry();
+    for (const std::uint64_t bytes : {32'000u, 33'000u, 33'001u, 34'000u, 500'000u}) {
+        several.groups.push_back(several.groups[0]);
+        several.groups.back().record_bytes = bytes;
+    }
+    CHECK(namespaces.table.open(fingerprint(1), several).ok());
+    const std::vector<GroupFacts>& groups = namespaces.table.find(0)->groups;
+    const std::vector<std::uint64_t> class_bytes = {4096, 33'000, 34'000, 34'000, 34'000, 500'000};
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        CHECK_EQUAL(groups[i].slot_bytes, several.groups[i].slot_bytes());
+        CHECK_EQUAL(groups[i].class_bytes, class_bytes[i]);
+    }
 }
 
 TEST(there_is_a_bound_of_identities) {

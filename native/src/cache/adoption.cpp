@@ -55,8 +55,8 @@ bool EntryStore::adopt_entry(EntryNumber number, std::uint32_t leases,
         group_of(space) >= name_space->groups.size()) {
         return false;
     }
-    const std::uint64_t bytes = name_space->groups[group_of(space)].slot_bytes;
-    const Result<ClassNumber> size_class = arena_.class_for(bytes);
+    const GroupFacts& facts = name_space->groups[group_of(space)];
+    const Result<ClassNumber> size_class = arena_.class_for(facts.class_bytes);
     if (!size_class.ok() ||
         arena_.claim(size_class.value(), unpack_slot(entry.slot.load(kRelaxed)), number) != Claim::granted) {
         return false;
@@ -64,8 +64,8 @@ bool EntryStore::adopt_entry(EntryNumber number, std::uint32_t leases,
     if (!tenants_.is_known(entry.tenant.load(kRelaxed))) {
         entry.tenant.store(0, kRelease);
     }
-    tenants_.add_bytes(entry.tenant.load(kRelaxed), bytes);
-    count_used(space, bytes);
+    tenants_.add_bytes(entry.tenant.load(kRelaxed), facts.slot_bytes);
+    count_used(space, facts.slot_bytes);
     counts_.readable.fetch_add(is_readable, kRelaxed);
     counts_.reserved.fetch_add(is_reserved, kRelaxed);
     counts_.quarantined.fetch_add(is_quarantined, kRelaxed);

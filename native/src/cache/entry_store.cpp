@@ -48,7 +48,7 @@ void EntryStore::expect_room(std::uint32_t seconds) { room_until_s_ = seconds ==
 
 bool EntryStore::is_room_coming() const { return room_until_s_ != 0 && now_s() < room_until_s_; }
 
-Result<ClassNumber> EntryStore::open_class(Space space) { return arena_.class_for(facts_of(space).slot_bytes); }
+Result<ClassNumber> EntryStore::open_class(Space space) { return arena_.class_for(facts_of(space).class_bytes); }
 
 EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
                                 Effort& effort) {
@@ -78,6 +78,7 @@ EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumbe
     entry.tenant.store(tenant, kRelease);
     entry.recency.store(Reservation{session, 0}.bits(), kRelease);
     entry.word.store(word(number).next(EntryState::reserved).bits(), kRelease);
+    is_full_ = is_full_ || effort.evicted_bytes != 0;
     count_used(space, bytes);
     counts_.reserved.fetch_add(1, kRelaxed);
     return number;
@@ -102,6 +103,9 @@ Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumbe
     counts_.readable.fetch_add(1, kRelaxed);
     stored_at_.grow_to(number) = StoredAt(now_s());
     admit(number);
+    if (orphans_ != 0) {
+        find_orphans(number, hash);
+    }
     return {};
 }
 
@@ -195,7 +199,7 @@ std::uint64_t EntryStore::slot_address(EntryNumber number) const {
 
 // Not asked of the arena, which only the writer may look into.
 std::uint64_t EntryStore::address_of(Space space, Slot slot) const {
-    return kvo::slot_address(slot, view_.header->extent_bytes, slot_bytes_for(facts_of(space).slot_bytes));
+    return kvo::slot_address(slot, view_.header->extent_bytes, slot_bytes_for(facts_of(space).class_bytes));
 }
 
 std::span<std::byte> EntryStore::bytes_at(Space space, Slot slot) const {
@@ -244,13 +248,24 @@ void EntryStore::free_number(EntryNumber entry) {
 
 // Negative numbers wrap.
 void EntryStore::count_used(Space space, std::uint64_t bytes) {
-    view_.header->used_bytes.store(counts_.used_bytes.fetch_add(bytes, kRelaxed) + bytes, kRelaxed);
+    counts_.used_bytes.fetch_add(bytes, kRelaxed);
     counts_.used_by[place_of_namespace(namespace_of(space))].fetch_add(bytes, kRelaxed);
+    tell_used();
+}
+
+// Holes between records of several sizes are no room: where one entry had to go for another, readers are told that all
+// of the memory is in use.
+void EntryStore::tell_used() {
+    const std::uint64_t used = counts_.used_bytes.load(kRelaxed);
+    const std::uint64_t ready = view_.header->ready_bytes.load(kRelaxed);
+    is_full_ = is_full_ && used > ready - ready / kRoomShare;
+    view_.header->used_bytes.store(is_full_ ? std::max(used, ready) : used, kRelaxed);
 }
 
 // Out of the table and its policy; the word says already that it cannot be acquired.
 void EntryStore::unlink(EntryNumber number, bool was_evicted) {
     table_.prefetch(number);
+    orphans_ -= is_orphan(number);
     tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed)).remove(number, was_evicted);
     table_.erase(number);
     view_.header->version_counter.fetch_add(1, kRelease);
@@ -319,19 +334,49 @@ EntryNumber EntryStore::usable_parent(EntryNumber number) const {
     return is_known && parent != number && view_.entries[parent].space.load(kRelaxed) == anchor ? parent : kNoEntry;
 }
 
-void EntryStore::admit(EntryNumber number) {
+// A window or a state whose block is not here: no policy can tell what it is worth.
+bool EntryStore::is_orphan(EntryNumber number) const {
     const Entry& entry = view_.entries[number];
     const Space space = entry.space.load(kRelaxed);
+    return facts_of(space).anchor != group_of(space) && entry.parent.load(kRelaxed) == kNoEntry;
+}
+
+void EntryStore::admit(EntryNumber number) {
+    Entry& entry = view_.entries[number];
+    const Space space = entry.space.load(kRelaxed);
     const GroupFacts& facts = facts_of(space);
-    tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed))
+    const EntryNumber parent = usable_parent(number);
+    if (facts.anchor != group_of(space)) {
+        entry.parent.store(parent, kRelease);
+    }
+    orphans_ += is_orphan(number);
+    tenants_.policy_of(entry.tenant.load(kRelaxed))
         .admit({.entry = number,
-                .parent = usable_parent(number),
+                .parent = parent,
                 .name = name_of(space, entry.hash[0].load(kRelaxed)),
                 .size_bytes = facts.slot_bytes,
                 .reuse = facts.reuse,
                 .needs_state = namespaces_.find(namespace_of(space))->needs_state,
                 .window_blocks = facts.window_blocks,
                 .group = group_of(space)});
+}
+
+// Where slots are short, a block may come later than what hangs on it. Its windows and states have its name.
+void EntryStore::find_orphans(EntryNumber block, const HashWords& hash) {
+    const Space space = view_.entries[block].space.load(kRelaxed);
+    const std::vector<GroupFacts>& groups = namespaces_.find(namespace_of(space))->groups;
+    for (std::uint32_t group = 0; group < groups.size(); ++group) {
+        if (groups[group].anchor != group_of(space) || group == group_of(space)) {
+            continue;
+        }
+        const EntryNumber found = find_entry(view_, {hash, make_space(namespace_of(space), group)}).entry;
+        if (found != kNoEntry && is_orphan(found)) {
+            orphans_ -= 1;
+            tenants_.policy_of(view_.entries[found].tenant.load(kRelaxed)).remove(found, false);
+            view_.entries[found].parent.store(block, kRelease);
+            admit(found);
+        }
+    }
 }
 
 }  // namespace kvo

@@ -172,6 +172,8 @@ private:
     static constexpr std::uint64_t kEvictedShare = 32;
     static constexpr std::uint64_t kEvictedSpans = 4;
     static constexpr int kEvictedAtOnce = 512;
+    // Memory that was once too small for all has room again when this share of it is free.
+    static constexpr std::uint64_t kRoomShare = 4;
 
     struct Survivor {
         EntryNumber entry;
@@ -192,12 +194,15 @@ private:
     bool try_evict(EntryNumber victim);
     bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age, TenantNumber wanting);
     void count_used(Space space, std::uint64_t bytes);
+    void tell_used();
     void unlink(EntryNumber entry, bool was_evicted);
     void note_departure(EntryNumber entry, Leaving why);
     void note_residence(EntryNumber entry, std::uint32_t now_s);
     void give_back(EntryNumber entry);
     EntryNumber usable_parent(EntryNumber entry) const;
+    bool is_orphan(EntryNumber entry) const;
     void admit(EntryNumber entry);
+    void find_orphans(EntryNumber block, const HashWords& hash);
     void admit_in_order(const std::vector<Survivor>& survivors, std::vector<bool>& is_waiting);
     bool adopt_entry(EntryNumber entry, std::uint32_t leases, const std::function<bool(std::uint16_t)>& may_write);
     void adopt_survivors(std::vector<Survivor>& survivors, AdoptionReport& report);
@@ -212,6 +217,8 @@ private:
     EntryNumber first_free_ = kNoEntry;
     std::vector<EntryNumber> known_;  // of those that are touched, while they are told
     std::uint32_t room_until_s_ = 0;
+    std::uint64_t orphans_ = 0;
+    bool is_full_ = false;  // what is reserved takes the room of others
     StoreCounts counts_;
     Departures departures_;
     ChunkedArray<StoredAt> stored_at_;  // by entry

@@ -9,6 +9,8 @@
 namespace kvo {
 namespace {
 
+constexpr std::uint64_t kRoundedShare = 32;
+
 Reuse reuse_of(BoundaryRule rule) {
     switch (rule) {
         case BoundaryRule::window:
@@ -27,6 +29,18 @@ Number load(Number& field) {
     return std::atomic_ref(field).load(std::memory_order_acquire);
 }
 
+// Records of nearly one size share slots of the largest of them: what a hybrid model's groups then lose by rounding is
+// less than what holes between several sizes take of a full pool.
+std::uint64_t class_bytes_for(std::uint64_t slot_bytes, const std::vector<GroupGeometry>& groups) {
+    std::uint64_t largest = slot_bytes;
+    for (const GroupGeometry& group : groups) {
+        if (group.slot_bytes() > largest && group.slot_bytes() - slot_bytes <= slot_bytes / kRoundedShare) {
+            largest = group.slot_bytes();
+        }
+    }
+    return largest;
+}
+
 std::unique_ptr<Namespace> derive(std::uint32_t number, const Fingerprint& fingerprint, Geometry geometry) {
     auto derived = std::make_unique<Namespace>();
     derived->number = number;
@@ -37,6 +51,7 @@ std::unique_ptr<Namespace> derive(std::uint32_t number, const Fingerprint& finge
         GroupFacts facts;
         facts.reuse = reuse_of(groups[i].rule);
         facts.slot_bytes = groups[i].slot_bytes();
+        facts.class_bytes = class_bytes_for(facts.slot_bytes, groups);
         const bool is_anchored = groups[i].rule != BoundaryRule::prefix && anchor != groups.end();
         facts.anchor = static_cast<std::uint32_t>(is_anchored ? static_cast<std::size_t>(anchor - groups.begin()) : i);
         if (groups[i].window != 0) {

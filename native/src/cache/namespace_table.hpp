@@ -26,6 +26,7 @@ struct GroupFacts {
     std::uint32_t window_blocks = 0;
     std::uint32_t anchor = 0;  // the group that an entry's parent is in
     std::uint64_t slot_bytes = 0;
+    std::uint64_t class_bytes = 0;  // of the slots that such records are given
 };
 
 struct Namespace {

@@ -25,7 +25,7 @@
 namespace kvo {
 
 constexpr std::uint64_t kIndexMagic = 0x3158444e494f564b;  // "KVOINDX1"
-constexpr std::uint32_t kIndexVersion = 5;
+constexpr std::uint32_t kIndexVersion = 6;
 constexpr std::size_t kHashBytes = 32;
 constexpr EntryNumber kEntryLimitMax = 1u << 30;
 
@@ -228,7 +228,8 @@ struct IndexHeader {
     std::atomic<std::uint32_t> segment_count;
     std::atomic<std::uint32_t> clock;        // counts acquires
     std::atomic<std::uint64_t> ready_bytes;  // of the segments, from the first on: what has its pages, for good
-    std::atomic<std::uint64_t> used_bytes;   // of the segments, in slots that are given away
+    // Of the segments, in slots that are given away; all of them once a slot took the room of others.
+    std::atomic<std::uint64_t> used_bytes;
     // Who was ever handed the files, and may have them mapped still: each once. More than there are places: anybody.
     std::atomic<std::uint32_t> user_count;
     std::array<std::atomic<std::uint32_t>, kUserLimit> users;
