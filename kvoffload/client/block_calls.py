@@ -262,6 +262,7 @@ class BlockCalls:
             count = stock.missing(now_ns)
             if count:
                 stock.is_asking = True
+                stock.lacking = 0
                 message = Credits(name_space=self._blocks.mapped[1], group=stock.group, count=count)
                 request = self._link.ask(message, now_ns, self._call_ns)
                 request.when_over(partial(self._put, stock, request))

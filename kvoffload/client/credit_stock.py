@@ -27,7 +27,10 @@ class CreditStock:
     def __init__(self, group: int, wanted: int, *, slot_bytes: int = 1, whole: int = 1) -> None:
         self.group = group
         self.whole = whole
-        self.high = self.wanted = min(wanted, MAX_SLOTS)
+        self.high = self.most = self.wanted = min(wanted, MAX_SLOTS)
+        self.lacking = 0
+        """So many more were wanted than there were. They are asked for once, up to `most` in all: a prompt that is saved
+        in pieces, in a full pool, is partly evicted before its end is there."""
         self.slot_bytes = max(slot_bytes, 1)
         self._tickets = self._addresses = _NONE
         self.is_asking = False
@@ -39,9 +42,12 @@ class CreditStock:
 
     def missing(self, now_ns: int) -> int:
         """How many to ask for now; 0: enough are there or on their way."""
-        if self.is_asking or now_ns < self.not_before_ns or 2 * len(self._tickets) >= self.high:
+        if self.is_asking or now_ns < self.not_before_ns:
             return 0
-        return self.high - len(self._tickets)
+        ready = len(self._tickets)
+        if ready < self.lacking:
+            return max(min(self.high + self.lacking, max(self.high, self.most)) - ready, 0)
+        return self.high - ready if 2 * ready < self.high else 0
 
     def put(self, tickets: npt.NDArray[np.uint64], addresses: npt.NDArray[np.uint64]) -> None:
         granted = tickets != 0
@@ -49,7 +55,8 @@ class CreditStock:
         self._addresses = np.concatenate([self._addresses, addresses[granted]])
 
     def take(self, memory_id: int, session: int, count: int) -> ReservedSlots:
-        """As many as are there."""
+        """As many as are there. What is lacking is asked for next."""
+        self.lacking = max(self.lacking, count - len(self))
         taken = ReservedSlots(memory_id, session, self.group, self._tickets[:count], self._addresses[:count])
         self._tickets, self._addresses = self._tickets[count:], self._addresses[count:]
         return taken
@@ -58,6 +65,7 @@ class CreditStock:
         """They are not ours any more."""
         self._tickets = self._addresses = _NONE
         self.is_asking = False
+        self.lacking = 0
 
 
 def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool = False) -> None:
@@ -67,5 +75,6 @@ def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool 
     share = min(1.0, pool_bytes / FULL_POOL_SHARE / wanted_bytes) if is_full else most
     for stock in stocks:
         # It is filled up below half: a whole one is there even then.
-        whole = min(2 * stock.whole, int(stock.wanted * most))
+        stock.most = int(stock.wanted * most)
+        whole = min(2 * stock.whole, stock.most)
         stock.high = min(stock.wanted, max(int(stock.wanted * share), whole, _LEAST))
