@@ -14,12 +14,11 @@ Device::Device(DeviceTerms terms, std::unique_ptr<IoEngine> engine, AlignedMemor
       runner_(std::move(engine), terms_.write_depth),
       read_pool_(std::move(read_memory), terms_.read_piece_bytes),
       write_pool_(std::move(write_memory), terms_.write_buffer_bytes),
-      segments_(terms_.capacity_bytes / terms_.segment_bytes),
+      condition_(terms_),
+      files_(terms_, counts_),
       index_(static_cast<std::uint32_t>(terms_.capacity_bytes / terms_.segment_bytes)),
-      budget_(terms_.daily_bytes, terms_.now(), false),
       moves_allowed_(terms_.move_share, terms_.segment_bytes),
-      coding_(terms_.coding),
-      next_probe_(terms_.now()) {}
+      coding_(terms_.coding) {}
 
 Device::~Device() {
     if (!runner_.close(0)) {
@@ -63,16 +62,11 @@ bool Device::contains(const KeyMark& mark) {
     return index_.index.find(mark).has_value();
 }
 
-DeviceHealth Device::health() {
-    const std::lock_guard hold(health_lock_);
-    return health_;
-}
-
 void Device::add(DevicePart part) {
     const bool is_get = part.batch->verb == DiskVerb::get;
-    if (is_get && can_read()) {
+    if (is_get && condition_.can_read()) {
         reader_->add(part.batch, part.items);
-    } else if (!is_get && can_write()) {
+    } else if (!is_get && condition_.can_write()) {
         (part.batch->is_move ? moves_ : puts_).parts.push_back(std::move(part));
     } else {
         for (const std::uint32_t item : part.items) {
@@ -109,7 +103,7 @@ Instant Device::step() {
     if (has_ended || coded_in_step_ >= kCodedBytesAStep) {
         return now;
     }
-    Instant wake = std::min(next_probe_, runner_.queue().next_deadline());
+    Instant wake = std::min(condition_.next_probe(), runner_.queue().next_deadline());
     wake = std::min(wake, writer_ ? writer_->next_wake() : Instant::max());
     for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
         wake = std::min(wake, writer->next_wake());
@@ -120,10 +114,10 @@ Instant Device::step() {
 bool Device::close(int timeout_ms) {
     const Instant end = terms_.now() + std::chrono::milliseconds(timeout_ms);
     // What came last is written, too, as far as there are buffers; coding it may take more than a step.
-    while (coded_in_step_ >= kCodedBytesAStep && can_write() && terms_.now() < end) {
+    while (coded_in_step_ >= kCodedBytesAStep && condition_.can_write() && terms_.now() < end) {
         pump_writes();
     }
-    can_read_ = can_write_ = false;
+    condition_.end();
     give_up(puts_, DiskOutcome::unavailable);
     give_up(moves_, DiskOutcome::unavailable);
     mover_.reset();
@@ -151,17 +145,17 @@ bool Device::close(int timeout_ms) {
         writer->give_up(DiskOutcome::failed);
     }
     if (is_over) {
-        folder_.reset();
+        files_.close();
     }
     return is_over;
 }
 
 std::vector<FooterEntry> Device::list_segment(std::uint32_t number) {
-    if (!can_read() || number >= segments_.size()) {
+    if (!condition_.can_read() || number >= segment_count()) {
         return {};
     }
     std::vector<FooterEntry> entries;
-    const SegmentFile& segment = segments_[number];
+    const SegmentFile& segment = files_[number];
     if (segment.state == SegmentState::writing) {
         if (writer_ && writer_->segment() == number) {
             entries = writer_->entries();

@@ -1,10 +1,8 @@
 // One device of the disk tier: a folder of segments, an index, an I/O engine, and what is done when they fail.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,17 +12,16 @@
 #include "codec/record_codec.hpp"
 #include "disk/buffer_pool.hpp"
 #include "disk/coding_choice.hpp"
+#include "disk/device_condition.hpp"
 #include "disk/device_reader.hpp"
 #include "disk/device_terms.hpp"
 #include "disk/disk_batch.hpp"
-#include "disk/disk_folder.hpp"
 #include "disk/io_runner.hpp"
 #include "disk/mover.hpp"
 #include "disk/recovery.hpp"
-#include "disk/segment_table.hpp"
+#include "disk/segment_files.hpp"
 #include "disk/segment_writer.hpp"
 #include "disk/victim.hpp"
-#include "disk/write_budget.hpp"
 
 namespace kvo {
 
@@ -47,9 +44,9 @@ public:
 
     // By any thread.
     bool contains(const KeyMark& mark);
-    bool can_read() const noexcept { return can_read_.load(); }
-    bool can_write() const noexcept { return can_write_.load(); }
-    DeviceHealth health();
+    bool can_read() const noexcept { return condition_.can_read(); }
+    bool can_write() const noexcept { return condition_.can_write(); }
+    DeviceHealth health() { return condition_.health(); }
 
     // Takes the part. What of it cannot be done ends at once.
     void add(DevicePart part);
@@ -64,7 +61,7 @@ public:
 
     // The records of the segment with this number, for `scan`; none if there are none or they cannot be read.
     std::vector<FooterEntry> list_segment(std::uint32_t number);
-    std::uint32_t segment_count() const noexcept { return static_cast<std::uint32_t>(segments_.size()); }
+    std::uint32_t segment_count() const noexcept { return files_.count(); }
 
 private:
     Device(DeviceTerms terms, std::unique_ptr<IoEngine> engine, AlignedMemory read_memory, AlignedMemory write_memory);
@@ -86,13 +83,10 @@ private:
     int read_exactly(int file, std::uint64_t offset, std::span<std::byte> target);
     bool write_footer(std::uint32_t number, const FoundSegment& found);
     int do_now(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory);
-    void set_state(DeviceState state, const std::string& reason);
     void become_read_only(const std::string& reason);
     void become_absent(const std::string& reason);
-    void begin_waiting();
     void told_read(std::uint32_t segment, int error);
     void count_failed_read(std::uint32_t segment, int error);
-    bool is_reading() const { return can_read() && read_problem_.empty(); }
     void publish();
 
     // device_losses.cpp
@@ -123,7 +117,6 @@ private:
 
     // device_eviction.cpp
     void pump_eviction();
-    std::size_t empty_count() const;
     void begin_eviction();
     std::vector<FooterEntry> choose_moves(std::uint32_t number);
     void end_eviction();
@@ -132,20 +125,16 @@ private:
     IoRunner runner_;
     BufferPool read_pool_;
     BufferPool write_pool_;
-    SegmentTable segments_;
-    SharedIndex index_;
+    DeviceCondition condition_;
     DeviceCounts counts_;
-    WriteBudget budget_;
+    SegmentFiles files_;
+    SharedIndex index_;
     MoveAllowance moves_allowed_;
 
     CodingChoice coding_;
     RecordEncoder encoder_;
     std::uint64_t coded_in_step_ = 0;  // bytes of records that were tried
 
-    std::optional<DiskFolder> folder_;
-    std::uint64_t store_ = 0;  // once it is known no other is taken
-    std::uint64_t generation_ = 0;
-    std::uint64_t file_count_ = 0;
     std::unique_ptr<DeviceReader> reader_;
     std::unique_ptr<SegmentWriter> writer_;
     std::vector<std::unique_ptr<SegmentWriter>> sealing_;  // and those that have failed and still have I/O under way
@@ -156,23 +145,8 @@ private:
     std::vector<LostRecord> suspected_;
     bool is_asking_ = false;  // whether they are the only ones
     std::vector<LostRecord> lost_;
-    BatchPointer loss_batch_;  // of the first of `lost_`
-
-    DeviceState state_ = DeviceState::opening;
-    std::string reason_;
-    std::string write_problem_;  // noticed on the way, acted upon at the next step
-    std::string read_problem_;
-    Instant next_probe_;
-    Instant ready_since_;
-    std::chrono::milliseconds delay_{0};  // of the first probe after it has failed
-    std::uint32_t failed_reads_ = 0;      // in a row
-    Instant full_since_;
-    bool is_full_ = false;  // the file system gave no room for a segment that the capacity allows
-
-    std::atomic<bool> can_read_ = false;
-    std::atomic<bool> can_write_ = false;
-    std::mutex health_lock_;
-    DeviceHealth health_;
+    BatchPointer loss_batch_;         // of the first of `lost_`
+    std::uint32_t failed_reads_ = 0;  // in a row
 };
 
 }  // namespace kvo

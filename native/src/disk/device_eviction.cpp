@@ -12,12 +12,6 @@ constexpr std::chrono::seconds kMoveTimeout{60};
 
 }  // namespace
 
-std::size_t Device::empty_count() const {
-    return static_cast<std::size_t>(std::ranges::count_if(segments_, [this](const SegmentFile& segment) {
-        return segment.state == SegmentState::empty || (segment.state == SegmentState::none && !is_full_);
-    }));
-}
-
 void Device::pump_eviction() {
     if (mover_ && mover_->step()) {
         mover_.reset();
@@ -25,7 +19,7 @@ void Device::pump_eviction() {
     if (leaving_ && !mover_) {
         end_eviction();
     }
-    if (!leaving_ && can_write() && empty_count() < kSpareSegments) {
+    if (!leaving_ && condition_.can_write() && files_.empty_count() < kSpareSegments) {
         begin_eviction();
     }
 }
@@ -34,10 +28,10 @@ void Device::begin_eviction() {
     std::vector<Candidate> candidates;
     {
         const std::lock_guard hold(index_.lock);
-        for (std::uint32_t number = 0; number < segments_.size(); ++number) {
-            if (segments_[number].state == SegmentState::full) {
+        for (std::uint32_t number = 0; number < files_.table().size(); ++number) {
+            if (files_[number].state == SegmentState::full) {
                 const SegmentUse& use = index_.index.use(number);
-                candidates.push_back({number, segments_[number].life.generation, use.live_bytes, use.hot_bytes});
+                candidates.push_back({number, files_[number].life.generation, use.live_bytes, use.hot_bytes});
             }
         }
     }
@@ -46,7 +40,7 @@ void Device::begin_eviction() {
         return;
     }
     leaving_ = victim->segment;
-    SegmentFile& segment = segments_[victim->segment];
+    SegmentFile& segment = files_[victim->segment];
     segment.state = SegmentState::leaving;
     std::vector<FooterEntry> kept;
     if (segment.has_footer && (victim->hot_bytes > 0 || segment.removals > 0)) {
@@ -63,16 +57,16 @@ void Device::begin_eviction() {
 // Of a segment's records those that were read since they were written, as far as they may be written again; and what
 // says that records of older segments are gone.
 std::vector<FooterEntry> Device::choose_moves(std::uint32_t number) {
-    const SegmentFile& segment = segments_[number];
+    const SegmentFile& segment = files_[number];
     const int file = segment.file.number();
     const auto read = [this, file](std::uint64_t offset, std::span<std::byte> target) {
         return read_exactly(file, offset, target) == 0;
     };
     std::optional<std::vector<FooterEntry>> entries = find_footer(read, segment.life, terms_.segment_bytes);
-    if (!entries || !can_write()) {
+    if (!entries || !condition_.can_write()) {
         return {};
     }
-    const bool has_older = std::ranges::any_of(segments_, [&segment](const SegmentFile& other) {
+    const bool has_older = std::ranges::any_of(files_.table(), [&segment](const SegmentFile& other) {
         return other.state == SegmentState::full && other.life.generation < segment.life.generation;
     });
     std::vector<FooterEntry> kept;
@@ -96,7 +90,7 @@ std::vector<FooterEntry> Device::choose_moves(std::uint32_t number) {
 
 // The segment is empty when the last read of it has ended.
 void Device::end_eviction() {
-    SegmentFile& segment = segments_[*leaving_];
+    SegmentFile& segment = files_[*leaving_];
     {
         const std::lock_guard hold(index_.lock);
         const std::uint64_t dropped = index_.index.drop_segment(*leaving_);

@@ -22,7 +22,7 @@ void Device::told_lost(const LostRecord& record, int error) {
         ++counts_.damaged_records;
         forget_lost(record);
         note_lost(record);
-    } else if (is_reading() && suspected_.size() < kMostLost) {
+    } else if (condition_.is_reading() && suspected_.size() < kMostLost) {
         forget_lost(record);
         suspected_.push_back(record);
         read_something_else(record.place.segment);
@@ -43,13 +43,13 @@ void Device::read_something_else(std::uint32_t segment) {
     }
     is_asking_ = true;
     const auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
-    const int file = segments_[segment].file.number();
+    const int file = files_[segment].file.number();
     static_cast<void>(posix_fadvise(file, 0, kHeadBytes, POSIX_FADV_DONTNEED));  // of the device, not of a cache
     runner_.run(
         {IoKind::read, file, 0, memory->start(), kHeadBytes, 0}, terms_.now() + terms_.io_timeout,
         [this, segment, suspects = suspected_.size()](int error) {
             is_asking_ = false;
-            if (!is_reading()) {
+            if (!condition_.is_reading()) {
                 return;
             }
             told_read(segment, error);
@@ -59,7 +59,7 @@ void Device::read_something_else(std::uint32_t segment) {
                 count_failed_read(segment, error);
             }
             const bool says_nothing = error == ENODATA;  // that file is cut short
-            if (!says_nothing && !suspected_.empty() && is_reading()) {
+            if (!says_nothing && !suspected_.empty() && condition_.is_reading()) {
                 read_something_else(segment);
             }
         },
@@ -75,7 +75,7 @@ void Device::confirm_lost(std::size_t count) {
 }
 
 void Device::forget_lost(const LostRecord& record) {
-    if (segments_[record.place.segment].life.generation == record.generation) {
+    if (files_[record.place.segment].life.generation == record.generation) {
         const std::lock_guard hold(index_.lock);
         index_.index.erase_at(mark_of(record.key), record.place);
     }
@@ -96,7 +96,7 @@ void Device::pump_losses() {
         lost_ = std::move(left);
         return;
     }
-    if (lost_.empty() || !can_write()) {
+    if (lost_.empty() || !condition_.can_write()) {
         return;
     }
     loss_batch_ = std::make_shared<DiskBatch>(DiskVerb::remove, lost_.size(), terms_.now() + kTimeout);

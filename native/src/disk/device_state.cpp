@@ -10,37 +10,33 @@
 namespace kvo {
 namespace {
 
-constexpr std::chrono::seconds kFullRetry{60};
 constexpr std::uint32_t kFailedReadLimit = 8;  // in a row, until the device is taken for gone
 constexpr std::uint32_t kUnreadableLimit = 8;  // segments, likewise
-constexpr std::chrono::seconds kLongestDelay{60};
 
 }  // namespace
 
 void Device::look_after(Instant now) {
-    if (!read_problem_.empty()) {
-        become_absent(std::exchange(read_problem_, {}));
+    if (const std::string problem = condition_.take_read_problem(); !problem.empty()) {
+        become_absent(problem);
     }
-    if (!write_problem_.empty()) {
-        become_read_only(std::exchange(write_problem_, {}));
+    if (const std::string problem = condition_.take_write_problem(); !problem.empty()) {
+        become_read_only(problem);
     }
-    if (now < next_probe_) {
+    if (now < condition_.next_probe()) {
         return;
     }
-    if (state_ == DeviceState::opening || state_ == DeviceState::absent) {
+    const DeviceState state = condition_.state();
+    if (state == DeviceState::opening || state == DeviceState::absent) {
         open();
-    } else if (const Status status = folder_->check(); !status.ok()) {
+    } else if (const Status status = files_.check(); !status.ok()) {
         become_absent(status.message());
-    } else if (state_ == DeviceState::read_only) {
-        const Status probed = folder_->try_writing();
-        counts_.written_bytes += kIoAlignment;
-        budget_.charge(kIoAlignment);
-        is_full_ = false;
-        set_state(probed.ok() ? DeviceState::ready : DeviceState::read_only, probed.message());
-    } else if (is_full_ && now >= full_since_ + kFullRetry) {
-        is_full_ = false;  // somebody may have made room
+    } else if (state == DeviceState::read_only) {
+        const Status probed = files_.try_writing();
+        condition_.set(probed.ok() ? DeviceState::ready : DeviceState::read_only, probed.message());
+    } else {
+        files_.expect_room(now);
     }
-    next_probe_ = terms_.now() + terms_.probe_interval;
+    condition_.probe_next();
 }
 
 void Device::open() {
@@ -48,41 +44,29 @@ void Device::open() {
     if (!is_quiet) {
         return;  // the files stay open under what is still to be done with them
     }
-    const bool is_first = store_ == 0;
     if (reader_) {
         reader_->give_up(DiskOutcome::unavailable);
     }
     reader_.reset();
-    folder_.reset();
-    segments_ = SegmentTable(segments_.size());
-    file_count_ = 0;
-    Result<DiskFolder> folder =
-        DiskFolder::open({terms_.path, terms_.segment_bytes, terms_.may_create && is_first, store_});
-    if (!folder.ok()) {
-        set_state(DeviceState::absent, folder.fault().message());
+    if (const Status status = files_.open(); !status.ok()) {
+        condition_.set(DeviceState::absent, status.message());
         return;
-    }
-    store_ = folder.value().store();
-    folder_.emplace(std::move(folder.value()));
-    if (is_first) {
-        budget_ = WriteBudget(terms_.daily_bytes, terms_.now(), folder_->is_new());
     }
     if (const Status status = recover(); !status.ok()) {
         become_absent(status.message());
         return;
     }
     failed_reads_ = 0;
-    is_full_ = false;
     reader_ = std::make_unique<DeviceReader>(
         ReaderSeat{[this](std::uint32_t segment, int error) { told_read(segment, error); },
                    [this](const LostRecord& record, int error) { told_lost(record, error); }},
-        terms_, runner_, read_pool_, segments_, index_, counts_, coding_);
-    set_state(DeviceState::ready, {});
+        terms_, runner_, read_pool_, files_.table(), index_, counts_, coding_);
+    condition_.set(DeviceState::ready, {});
 }
 
 Status Device::recover() {
     const Instant begun = terms_.now();
-    const Result<std::vector<std::uint32_t>> numbers = folder_->list_segments();
+    const Result<std::vector<std::uint32_t>> numbers = files_.list();
     if (!numbers.ok()) {
         return numbers.fault();
     }
@@ -90,25 +74,18 @@ Status Device::recover() {
     std::vector<std::uint32_t> unreadable;
     std::uint32_t dropped = 0;
     for (const std::uint32_t number : numbers.value()) {
-        Result<FileDescriptor> file = number < segments_.size() ? folder_->open_segment(number)
-                                                                : Result<FileDescriptor>(Status(Code::unavailable, ""));
-        if (!file.ok() && file.fault().code() != Code::unavailable) {
-            return file.fault();
-        }
-        if (!file.ok()) {
-            // Beyond the capacity, or not a whole file of ours in our own folder.
+        if (const Status opened = files_.open_file(number); !opened.ok()) {
+            if (opened.code() != Code::unavailable) {
+                return opened;
+            }
             ++dropped;
-            if (const Status status = folder_->remove_segment(number); !status.ok()) {
-                return status;
+            if (const Status removed = files_.remove_file(number); !removed.ok()) {
+                return removed;
             }
             continue;
         }
-        SegmentFile& segment = segments_[number];
-        segment.file = std::move(file.value());
-        segment.state = SegmentState::empty;
-        ++file_count_;
         int error = 0;
-        auto one = find_readable(segment.file.number(), error);
+        auto one = find_readable(files_[number].file.number(), error);
         if (error != 0 && !one) {
             unreadable.push_back(number);
         }
@@ -130,10 +107,7 @@ Status Device::recover() {
     }
     for (const std::uint32_t number : unreadable) {
         // Else what is removed meanwhile could be back, should it be readable again. It may not be possible now.
-        if (folder_->remove_segment(number).ok()) {
-            segments_[number] = SegmentFile();
-            --file_count_;
-        }
+        static_cast<void>(files_.remove_file(number));
     }
     counts_.dropped_segments += dropped;
     counts_.recovery_us =
@@ -148,7 +122,7 @@ std::optional<FoundSegment> Device::find_readable(int file, int& error) {
         error = now == ETIMEDOUT || error == 0 ? now : error;
         return now == 0;
     };
-    auto found = find_segment(read, store_, terms_.segment_bytes, terms_.record_limit_bytes);
+    auto found = find_segment(read, files_.store(), terms_.segment_bytes, terms_.record_limit_bytes);
     if (found) {
         found->is_whole = error == 0;
     }
@@ -156,12 +130,10 @@ std::optional<FoundSegment> Device::find_readable(int file, int& error) {
 }
 
 void Device::adopt_segment(std::uint32_t number, FoundSegment found) {
-    SegmentFile& segment = segments_[number];
-    segment.state = SegmentState::full;
-    segment.life = found.life;
+    files_.go_on_with_life(number, found.life);
+    SegmentFile& segment = files_[number];
     // One that could not be read everywhere gets none: there may be more in it.
     segment.has_footer = found.has_footer || (found.is_whole && write_footer(number, found));
-    generation_ = std::max(generation_, found.life.generation);
     ++counts_.recovered_segments;
     counts_.scanned_segments += found.has_footer ? 0 : 1;
     const std::lock_guard hold(index_.lock);
@@ -189,9 +161,8 @@ bool Device::write_footer(std::uint32_t number, const FoundSegment& found) {
     const FooterTail tail = make_footer_tail(found.life, found.entries.size(), terms_.segment_bytes,
                                              memory->span().first(bytes - sizeof(FooterTail)));
     std::memcpy(memory->start() + bytes - sizeof tail, &tail, sizeof tail);
-    const int file = segments_[number].file.number();
-    counts_.written_bytes += bytes;
-    budget_.charge(bytes);
+    const int file = files_[number].file.number();
+    files_.spend(bytes);
     return do_now(IoKind::write, file, terms_.segment_bytes - bytes, memory) == 0 &&
            do_now(IoKind::sync, file, 0, memory) == 0;
 }
@@ -224,24 +195,16 @@ int Device::do_now(IoKind kind, int file, std::uint64_t offset, const std::share
     return **outcome;
 }
 
-void Device::set_state(DeviceState state, const std::string& reason) {
-    ready_since_ = state == DeviceState::ready && state_ != state ? terms_.now() : ready_since_;
-    state_ = state;
-    reason_ = reason;
-    can_read_ = state == DeviceState::ready || state == DeviceState::read_only;
-    can_write_ = state == DeviceState::ready;
-}
-
 void Device::become_read_only(const std::string& reason) {
-    if (state_ == DeviceState::ready) {
-        set_state(DeviceState::read_only, reason);
+    if (condition_.state() == DeviceState::ready) {
+        condition_.set(DeviceState::read_only, reason);
         drop_writers(DiskOutcome::failed);
-        begin_waiting();
+        condition_.probe_later();
     }
 }
 
 void Device::become_absent(const std::string& reason) {
-    set_state(DeviceState::absent, reason);
+    condition_.set(DeviceState::absent, reason);
     drop_writers(DiskOutcome::unavailable);
     if (reader_) {
         reader_->give_up(DiskOutcome::unavailable);
@@ -249,21 +212,12 @@ void Device::become_absent(const std::string& reason) {
     const std::lock_guard hold(index_.lock);
     index_.index.clear();
     suspected_.clear();  // it was not they
-    begin_waiting();
-}
-
-// What a probe does not see fails again and again: each time it is left alone for longer.
-void Device::begin_waiting() {
-    const Instant now = terms_.now();
-    const bool is_again = now - ready_since_ < kLongestDelay;
-    const std::chrono::milliseconds longest = std::max<std::chrono::milliseconds>(kLongestDelay, terms_.probe_interval);
-    delay_ = is_again ? std::clamp(2 * delay_, terms_.probe_interval, longest) : terms_.probe_interval;
-    next_probe_ = now + delay_;
+    condition_.probe_later();
 }
 
 void Device::told_read(std::uint32_t segment, int error) {
     counts_.io_errors += error == 0 ? 0 : 1;
-    if (!is_reading()) {
+    if (!condition_.is_reading()) {
         return;
     }
     if (error == 0) {
@@ -278,24 +232,21 @@ void Device::told_read(std::uint32_t segment, int error) {
 
 void Device::count_failed_read(std::uint32_t segment, int error) {
     if (++failed_reads_ >= kFailedReadLimit) {
-        read_problem_ =
-            "disk folder " + terms_.path + ": reads fail: " + system_fault(segment_file_name(segment), error).message();
+        condition_.note_read_problem("disk folder " + terms_.path +
+                                     ": reads fail: " + system_fault(segment_file_name(segment), error).message());
     }
 }
 
 void Device::publish() {
     DeviceHealth health;
-    health.state = state_;
-    health.reason = reason_;
     health.io_engine = runner_.queue().engine_name();
-    health.capacity_bytes = segments_.size() * terms_.segment_bytes;
+    health.capacity_bytes = segment_count() * terms_.segment_bytes;
     health.counts = counts_;
-    health.segments = file_count_;
+    health.segments = files_.file_count();
     health.live_bytes = index_.index.live_bytes();
     health.records = index_.index.size();
     health.index_bytes = index_.index.memory_bytes();
-    const std::lock_guard hold(health_lock_);
-    health_ = std::move(health);
+    condition_.publish(std::move(health));
 }
 
 }  // namespace kvo

@@ -19,7 +19,7 @@ void Device::pump_writes() {
 
 // Until something must wait: for a buffer, or for a segment to be empty.
 void Device::pump(WriteQueue& queue) {
-    while (!queue.parts.empty() && can_write() && write_problem_.empty()) {
+    while (!queue.parts.empty() && condition_.is_writing()) {
         const DevicePart& part = queue.parts.front();
         for (; queue.next < part.items.size(); ++queue.next) {
             if (coded_in_step_ >= kCodedBytesAStep) {
@@ -72,7 +72,7 @@ bool Device::write_item(const BatchPointer& batch, std::uint32_t number) {
     if (!batch->is_move && place && place->length == item.length) {
         return end_present(batch, number, *place);
     }
-    if (!batch->is_move && !budget_.allows(footprint, terms_.now())) {
+    if (!batch->is_move && !files_.may_spend(footprint)) {
         ++counts_.over_budget_records;
         batch->end(number, DiskOutcome::over_budget);
         return true;
@@ -160,7 +160,7 @@ bool Device::write_removal(const BatchPointer& batch, std::uint32_t number) {
 
 // False: there is room, and it must wait for a buffer.
 bool Device::end_without_room(const BatchPointer& batch, std::uint32_t item) {
-    const bool has_no_room = !writer_ && empty_count() == 0;
+    const bool has_no_room = !writer_ && files_.empty_count() == 0;
     if (has_no_room) {
         batch->end(item, DiskOutcome::failed);  // it goes with its segment, rather than hold it
     }
@@ -176,7 +176,7 @@ bool Device::is_appended(const KeyMark& mark) const {
 
 bool Device::has_writer_for(std::uint64_t length, bool is_move) {
     // What is left of the last segment is for the moves by which there will be another.
-    if (!is_move && mover_ && empty_count() == 0) {
+    if (!is_move && mover_ && files_.empty_count() == 0) {
         return false;
     }
     if (writer_ && !writer_->has_room(length)) {
@@ -191,40 +191,23 @@ bool Device::has_writer_for(std::uint64_t length, bool is_move) {
 
 // The last empty segment is for moves, by which the others get theirs.
 bool Device::begin_segment(bool is_move) {
-    if (sealing_.size() >= kSealingLimit || empty_count() < (is_move ? 1 : 2) || write_pool_.free_count() == 0) {
+    if (sealing_.size() >= kSealingLimit || files_.empty_count() < (is_move ? 1 : 2) || write_pool_.free_count() == 0) {
         return false;
     }
-    const auto is_in = [](SegmentState state) {
-        return [state](const SegmentFile& segment) { return segment.state == state; };
-    };
-    auto chosen = std::ranges::find_if(segments_, is_in(SegmentState::empty));
-    if (chosen == segments_.end()) {
-        chosen = std::ranges::find_if(segments_, is_in(SegmentState::none));
-        const auto number = static_cast<std::uint32_t>(chosen - segments_.begin());
-        Result<FileDescriptor> file = folder_->create_segment(number);
-        if (!file.ok()) {
-            is_full_ = file.fault().code() == Code::unavailable;
-            full_since_ = terms_.now();
-            const bool has_segments = std::ranges::any_of(segments_, is_in(SegmentState::full));
-            if (!is_full_ || !has_segments) {
-                write_problem_ = file.fault().message();
-            }
-            return false;
+    const Result<std::uint32_t> empty = files_.find_empty();
+    if (!empty.ok()) {
+        if (empty.fault().code() != Code::unavailable) {
+            condition_.note_write_problem(empty.fault().message());
         }
-        chosen->file = std::move(file.value());
-        chosen->state = SegmentState::empty;
-        ++file_count_;
+        return false;
     }
-    begin_writer(static_cast<std::uint32_t>(chosen - segments_.begin()));
+    begin_writer(empty.value());
     return true;
 }
 
 void Device::begin_writer(std::uint32_t number) {
-    SegmentFile& segment = segments_[number];
-    segment.state = SegmentState::writing;
-    segment.life = {store_, ++generation_};
-    segment.removals = 0;
-    segment.has_footer = false;
+    files_.begin_life(number);
+    const SegmentFile& segment = files_[number];
     WriterSeat seat;
     seat.segment = number;
     seat.file = segment.file.number();
@@ -236,10 +219,7 @@ void Device::begin_writer(std::uint32_t number) {
                               record.flag == RecordFlag::removal ? DiskOutcome::removed : DiskOutcome::durable);
         }
     };
-    seat.spent = [this](std::uint64_t bytes) {
-        counts_.written_bytes += bytes;
-        budget_.charge(bytes);
-    };
+    seat.spent = [this](std::uint64_t bytes) { files_.spend(bytes); };
     seat.failed = [this, number](const std::string& what) { told_failed(number, what); };
     writer_ = std::make_unique<SegmentWriter>(std::move(seat), terms_, runner_, write_pool_);
 }
@@ -256,7 +236,7 @@ void Device::told_written(const AppendedRecord& record) {
             index_.index.put(record.mark, record.place);
         }
     }
-    segments_[record.place.segment].removals += record.flag == RecordFlag::removal ? 1 : 0;
+    files_[record.place.segment].removals += record.flag == RecordFlag::removal ? 1 : 0;
     if (!record.batch->wants_durable) {
         record.batch->end(record.item,
                           record.flag == RecordFlag::removal ? DiskOutcome::removed : DiskOutcome::written);
@@ -274,7 +254,7 @@ void Device::told_failed(std::uint32_t segment, const std::string& what) {
         const std::lock_guard hold(index_.lock);
         index_.index.drop_segment(segment, writer.durable_end());
     }
-    write_problem_ = "disk folder " + terms_.path + ": " + segment_file_name(segment) + ": " + what;
+    condition_.note_write_problem("disk folder " + terms_.path + ": " + segment_file_name(segment) + ": " + what);
 }
 
 // Nothing is written any more. What is not durable yet goes with its writer; what is stays readable.
@@ -283,7 +263,7 @@ void Device::drop_writers(DiskOutcome outcome) {
     give_up(moves_, DiskOutcome::unavailable);
     mover_.reset();
     if (leaving_) {
-        segments_[*std::exchange(leaving_, std::nullopt)].state = SegmentState::full;
+        files_[*std::exchange(leaving_, std::nullopt)].state = SegmentState::full;
     }
     if (writer_) {
         sealing_.push_back(std::move(writer_));
@@ -300,7 +280,7 @@ void Device::end_writers() {
         if (!writer->is_done()) {
             return false;
         }
-        SegmentFile& segment = segments_[writer->segment()];
+        SegmentFile& segment = files_[writer->segment()];
         segment.state = SegmentState::full;
         segment.has_footer = writer->has_footer() && !writer->has_failed();
         return true;
