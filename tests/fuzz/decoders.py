@@ -47,7 +47,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
 NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "disk_folder": (
         "native/src/disk/disk_folder.cpp",
-        "native/src/disk/device_state.cpp",
+        "native/src/disk/device_recovery.cpp",
         "native/src/disk/device_reader.cpp",
         "native/src/disk/record_index.cpp",
     ),

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "disk/segment_io.hpp"
 #include "io/make_engine.hpp"
 
 namespace kvo {
@@ -164,9 +165,8 @@ std::vector<FooterEntry> Device::list_segment(std::uint32_t number) {
             entries = writer->segment() == number ? writer->entries() : entries;
         }
     } else if (segment.state == SegmentState::full || segment.state == SegmentState::leaving) {
-        const int number_of_file = segment.file.number();
         int error = 0;
-        if (auto found = find_readable(number_of_file, error)) {
+        if (auto found = SegmentIo(terms_, runner_, files_, counts_).find(number, error)) {
             entries = std::move(found->entries);
         }
     }

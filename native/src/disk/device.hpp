@@ -18,7 +18,6 @@
 #include "disk/disk_batch.hpp"
 #include "disk/io_runner.hpp"
 #include "disk/mover.hpp"
-#include "disk/recovery.hpp"
 #include "disk/segment_files.hpp"
 #include "disk/segment_writer.hpp"
 #include "disk/victim.hpp"
@@ -77,12 +76,6 @@ private:
     // device_state.cpp
     void look_after(Instant now);
     void open();
-    Status recover();
-    std::optional<FoundSegment> find_readable(int file, int& error);
-    void adopt_segment(std::uint32_t number, FoundSegment found);
-    int read_exactly(int file, std::uint64_t offset, std::span<std::byte> target);
-    bool write_footer(std::uint32_t number, const FoundSegment& found);
-    int do_now(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory);
     void become_read_only(const std::string& reason);
     void become_absent(const std::string& reason);
     void told_read(std::uint32_t segment, int error);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "disk/device.hpp"
+#include "disk/segment_io.hpp"
 
 namespace kvo {
 namespace {
@@ -58,11 +59,8 @@ void Device::begin_eviction() {
 // says that records of older segments are gone.
 std::vector<FooterEntry> Device::choose_moves(std::uint32_t number) {
     const SegmentFile& segment = files_[number];
-    const int file = segment.file.number();
-    const auto read = [this, file](std::uint64_t offset, std::span<std::byte> target) {
-        return read_exactly(file, offset, target) == 0;
-    };
-    std::optional<std::vector<FooterEntry>> entries = find_footer(read, segment.life, terms_.segment_bytes);
+    const std::optional<std::vector<FooterEntry>> entries =
+        SegmentIo(terms_, runner_, files_, counts_).find_entries(number);
     if (!entries || !condition_.can_write()) {
         return {};
     }

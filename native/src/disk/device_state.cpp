@@ -1,17 +1,17 @@
 // Device: its folder's coming and going.
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "disk/device.hpp"
+#include "disk/device_recovery.hpp"
+#include "disk/segment_io.hpp"
 #include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {
 
 constexpr std::uint32_t kFailedReadLimit = 8;  // in a row, until the device is taken for gone
-constexpr std::uint32_t kUnreadableLimit = 8;  // segments, likewise
 
 }  // namespace
 
@@ -52,7 +52,8 @@ void Device::open() {
         condition_.set(DeviceState::absent, status.message());
         return;
     }
-    if (const Status status = recover(); !status.ok()) {
+    const SegmentIo io(terms_, runner_, files_, counts_);
+    if (const Status status = DeviceRecovery(terms_, files_, io, index_, counts_).run(); !status.ok()) {
         become_absent(status.message());
         return;
     }
@@ -62,137 +63,6 @@ void Device::open() {
                    [this](const LostRecord& record, int error) { told_lost(record, error); }},
         terms_, runner_, read_pool_, files_.table(), index_, counts_, coding_);
     condition_.set(DeviceState::ready, {});
-}
-
-Status Device::recover() {
-    const Instant begun = terms_.now();
-    const Result<std::vector<std::uint32_t>> numbers = files_.list();
-    if (!numbers.ok()) {
-        return numbers.fault();
-    }
-    std::vector<std::pair<std::uint32_t, FoundSegment>> found;
-    std::vector<std::uint32_t> unreadable;
-    std::uint32_t dropped = 0;
-    for (const std::uint32_t number : numbers.value()) {
-        if (const Status opened = files_.open_file(number); !opened.ok()) {
-            if (opened.code() != Code::unavailable) {
-                return opened;
-            }
-            ++dropped;
-            if (const Status removed = files_.remove_file(number); !removed.ok()) {
-                return removed;
-            }
-            continue;
-        }
-        int error = 0;
-        auto one = find_readable(files_[number].file.number(), error);
-        if (error != 0 && !one) {
-            unreadable.push_back(number);
-        }
-        const bool has_gone = error == ETIMEDOUT || error == ENOMEM || unreadable.size() == kUnreadableLimit;
-        if (has_gone || (!unreadable.empty() && unreadable.size() == numbers.value().size())) {
-            return {Code::failed, "disk folder " + terms_.path +
-                                      ": reads fail: " + system_fault(segment_file_name(number), error).message()};
-        }
-        if (one && !one->entries.empty()) {
-            found.emplace_back(number, std::move(*one));
-        } else {
-            dropped += one ? 0 : 1;
-        }
-    }
-    // What was written later counts.
-    std::ranges::sort(found, {}, [](const auto& one) { return one.second.life.generation; });
-    for (auto& [number, segment] : found) {
-        adopt_segment(number, std::move(segment));
-    }
-    for (const std::uint32_t number : unreadable) {
-        // Else what is removed meanwhile could be back, should it be readable again. It may not be possible now.
-        static_cast<void>(files_.remove_file(number));
-    }
-    counts_.dropped_segments += dropped;
-    counts_.recovery_us =
-        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(terms_.now() - begun).count());
-    return {};
-}
-
-// The first error, 0 if there was none. A device that does not answer is asked once.
-std::optional<FoundSegment> Device::find_readable(int file, int& error) {
-    const ReadExactly read = [&](std::uint64_t offset, std::span<std::byte> target) {
-        const int now = error == ETIMEDOUT ? error : read_exactly(file, offset, target);
-        error = now == ETIMEDOUT || error == 0 ? now : error;
-        return now == 0;
-    };
-    auto found = find_segment(read, files_.store(), terms_.segment_bytes, terms_.record_limit_bytes);
-    if (found) {
-        found->is_whole = error == 0;
-    }
-    return found;
-}
-
-void Device::adopt_segment(std::uint32_t number, FoundSegment found) {
-    files_.go_on_with_life(number, found.life);
-    SegmentFile& segment = files_[number];
-    // One that could not be read everywhere gets none: there may be more in it.
-    segment.has_footer = found.has_footer || (found.is_whole && write_footer(number, found));
-    ++counts_.recovered_segments;
-    counts_.scanned_segments += found.has_footer ? 0 : 1;
-    const std::lock_guard hold(index_.lock);
-    for (const FooterEntry& entry : found.entries) {
-        if (entry.flag == RecordFlag::removal) {
-            ++segment.removals;
-            index_.index.erase(mark_of(entry.key));
-        } else {
-            ++counts_.recovered_records;
-            index_.index.put(mark_of(entry.key), place_of(number, entry));
-        }
-    }
-}
-
-// Of a segment whose writer ended without one. Its room was kept free.
-bool Device::write_footer(std::uint32_t number, const FoundSegment& found) {
-    const std::uint64_t bytes = footer_bytes(found.entries.size());
-    Result<AlignedMemory> made = AlignedMemory::create(bytes);
-    const FooterEntry& last = found.entries.back();
-    if (!made.ok() || last.offset + record_footprint(stored_length(last)) > terms_.segment_bytes - bytes) {
-        return false;
-    }
-    auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
-    std::memcpy(memory->start(), found.entries.data(), found.entries.size() * sizeof(FooterEntry));
-    const FooterTail tail = make_footer_tail(found.life, found.entries.size(), terms_.segment_bytes,
-                                             memory->span().first(bytes - sizeof(FooterTail)));
-    std::memcpy(memory->start() + bytes - sizeof tail, &tail, sizeof tail);
-    const int file = files_[number].file.number();
-    files_.spend(bytes);
-    return do_now(IoKind::write, file, terms_.segment_bytes - bytes, memory) == 0 &&
-           do_now(IoKind::sync, file, 0, memory) == 0;
-}
-
-// An errno, 0 if all is there.
-int Device::read_exactly(int file, std::uint64_t offset, std::span<std::byte> target) {
-    Result<AlignedMemory> made = AlignedMemory::create(target.size());
-    if (!made.ok()) {
-        return ENOMEM;
-    }
-    const auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
-    if (const int error = do_now(IoKind::read, file, offset, memory); error != 0) {
-        return error;
-    }
-    counts_.read_bytes += target.size();
-    std::memcpy(target.data(), memory->start(), target.size());
-    return 0;
-}
-
-// Waits for the end, or the timeout of all I/O. An errno.
-int Device::do_now(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory) {
-    auto outcome = std::make_shared<std::optional<int>>();
-    runner_.run(
-        {kind, file, offset, memory->start(), static_cast<std::uint32_t>(memory->bytes()), 0},
-        terms_.now() + terms_.io_timeout, [outcome](int error) { *outcome = error; }, [memory] {});
-    for (runner_.poll(terms_.now()); !outcome->has_value(); runner_.poll(terms_.now())) {
-        wait_readable(this->file(), 10);
-    }
-    counts_.io_errors += **outcome == 0 ? 0 : 1;
-    return **outcome;
 }
 
 void Device::become_read_only(const std::string& reason) {
