@@ -95,11 +95,6 @@ Result<std::unique_ptr<Device>> Device::create(DeviceTerms terms) {
                                               std::move(write_memory.value())));
 }
 
-bool Device::contains(const KeyMark& mark) {
-    const std::lock_guard hold(index_.lock);
-    return index_.index.find(mark).has_value();
-}
-
 void Device::add(DevicePart part) {
     const bool is_get = part.batch->verb == DiskVerb::get;
     if (is_get && can_read()) {

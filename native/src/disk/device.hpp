@@ -35,7 +35,7 @@ public:
     Device& operator=(const Device&) = delete;
 
     // By any thread.
-    bool contains(const KeyMark& mark);
+    bool contains(const KeyMark& mark) { return index_.find(mark).has_value(); }
     bool can_read() const noexcept { return condition_.can_read(); }
     bool can_write() const noexcept { return condition_.can_write(); }
     DeviceHealth health() { return condition_.health(); }

@@ -27,8 +27,8 @@ void DeviceLosses::told_read(std::uint32_t segment, int error) {
     if (error == 0) {
         failed_reads_ = 0;
     } else if (error == ENODATA) {
-        const std::lock_guard hold(
-            seat_.index.lock);  // it was cut short by somebody else: nothing in it is to be trusted
+        // It was cut short by somebody else: nothing in it is to be trusted.
+        const std::lock_guard hold(seat_.index.lock);
         seat_.index.index.drop_segment(segment);
     } else if (!is_of_the_medium(error)) {
         count_failed_read(segment, error);

@@ -24,9 +24,7 @@ void DeviceReader::add(const BatchPointer& batch, const std::vector<std::uint32_
     for (const std::uint32_t number : items) {
         const DiskItem& item = batch->item(number);
         const KeyMark mark = mark_of(item.key);
-        std::unique_lock hold(seat_.index.lock);
-        const std::optional<RecordPlace> place = seat_.index.index.find(mark);
-        hold.unlock();
+        const std::optional<RecordPlace> place = seat_.index.find(mark);
         if (!place || place->length != item.length) {
             batch->end(number, DiskOutcome::missing);
             continue;

@@ -65,9 +65,7 @@ bool DeviceWriter::write_item(const BatchPointer& batch, std::uint32_t number) {
         batch->end(number, is_too_large ? DiskOutcome::too_large : DiskOutcome::late);
         return true;
     }
-    std::unique_lock hold(seat_.index.lock);
-    const std::optional<RecordPlace> place = seat_.index.index.find(mark_of(item.key));
-    hold.unlock();
+    const std::optional<RecordPlace> place = seat_.index.find(mark_of(item.key));
     if (batch->is_move && !place) {
         batch->end(number, DiskOutcome::missing);  // removed while it was on its way
         return true;
@@ -103,9 +101,7 @@ bool DeviceWriter::write_item(const BatchPointer& batch, std::uint32_t number) {
 
 bool DeviceWriter::write_removal(const BatchPointer& batch, std::uint32_t number) {
     const KeyMark mark = mark_of(batch->item(number).key);
-    std::unique_lock hold(seat_.index.lock);
-    const bool is_there = seat_.index.index.find(mark).has_value();
-    hold.unlock();
+    const bool is_there = seat_.index.find(mark).has_value();
     const bool is_written_again = is_there || seat_.open.has_appended(mark);
     if (batch->is_move ? is_written_again : !is_there) {
         batch->end(number, batch->is_move ? DiskOutcome::removed : DiskOutcome::missing);
@@ -118,9 +114,10 @@ bool DeviceWriter::write_removal(const BatchPointer& batch, std::uint32_t number
         }
         return is_over;
     }
-    hold.lock();
-    seat_.index.index.erase(mark);
-    hold.unlock();
+    {
+        const std::lock_guard hold(seat_.index.lock);
+        seat_.index.index.erase(mark);
+    }
     seat_.open.append_removal(batch, number);
     return true;
 }
