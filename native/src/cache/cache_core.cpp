@@ -120,7 +120,6 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(std::unique_ptr<CacheMemo
 
 CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena)
     : memory_(std::move(memory)),
-      options_(options),
       state_(*memory_, std::move(tenants), std::move(arena)),
       growth_(*memory_, state_.writer, state_.store, options),
       leases_(state_, options.verify),

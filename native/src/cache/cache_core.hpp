@@ -103,7 +103,6 @@ private:
     bool reclaim(SessionId session);
 
     const std::unique_ptr<CacheMemory> memory_;
-    const CacheOptions options_;
     CacheState state_;
     AdoptionReport adoption_;
 
