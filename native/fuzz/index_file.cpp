@@ -112,7 +112,7 @@ void use(SmallCache& cache, const Victim& victim) {
                 {.name_space = namespace_of(space), .chain = hashes, .local = 0, .limit = 1000, .alignment = 1}, 0));
         }
     }
-    const auto fresh = cache->open_namespace(fingerprint(99), plain_geometry(5000));
+    const auto fresh = cache->namespaces().open(fingerprint(99), plain_geometry(5000));
     if (fresh.ok()) {
         const Space space = cache.open(plain_geometry(5000), 99);
         const Hashes hashes = chain(200, 60);

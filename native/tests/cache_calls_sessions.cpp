@@ -82,13 +82,13 @@ void CacheCalls::open_tenant(std::uint32_t number, std::uint64_t quota_bytes) {
 void CacheCalls::open_namespace(std::uint32_t number) {
     const Geometry geometry = model_.world.geometry_of(number < kNamespaces ? number : 0);
     const auto opened =
-        perform(Call::open_namespace, [&] { return core_.open_namespace(fingerprint_of(number), geometry); });
+        perform(Call::open_namespace, [&] { return core_.namespaces().open(fingerprint_of(number), geometry); });
     CHECK(opened.ok());
     CHECK_EQUAL(opened.value(), number);
     model_.namespaces = std::max(model_.namespaces, number + 1);
     settle();
     const Geometry other = model_.world.geometry_of(number == 1 ? 0 : 1);
-    CHECK(core_.open_namespace(fingerprint_of(number), other).fault().code() == Code::invalid);
+    CHECK(core_.namespaces().open(fingerprint_of(number), other).fault().code() == Code::invalid);
 }
 
 // Calls that break the contract, or come too late: each has its answer, and changes nothing.

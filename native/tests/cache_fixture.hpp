@@ -151,7 +151,7 @@ public:
     std::unique_ptr<CacheCore>& owner() { return core_; }
 
     Space open(const Geometry& geometry = plain_geometry(), std::uint8_t name = 1) {
-        const std::uint32_t number = value_of(core_->open_namespace(fingerprint(name), geometry));
+        const std::uint32_t number = value_of(core_->namespaces().open(fingerprint(name), geometry));
         geometries_[number] = geometry;
         return make_space(number, 0);
     }

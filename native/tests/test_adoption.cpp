@@ -528,7 +528,7 @@ TEST(identities_without_blocks_make_place_for_others_at_adoption) {
     const auto open = [&](std::uint32_t name) {
         Fingerprint bytes{};
         std::memcpy(bytes.data(), &name, sizeof(name));
-        return cache->open_namespace(bytes, plain_geometry());
+        return cache->namespaces().open(bytes, plain_geometry());
     };
     const Space kept = cache.open(plain_geometry(), 200);
     for (std::uint32_t name = 1; name < kNamespaceLimit; ++name) {
@@ -540,7 +540,7 @@ TEST(identities_without_blocks_make_place_for_others_at_adoption) {
 
     CHECK_EQUAL(cache->stats().namespaces, 1u);
     CHECK_EQUAL(cache.count_readable(kept, chain(1, 3)), 3u);
-    CHECK_EQUAL(cache->shards_of(make_space(7, 0)), 0u);
+    CHECK_EQUAL(cache->namespaces().shards_of(make_space(7, 0)), 0u);
     std::set<std::uint32_t> numbers;
     for (std::uint32_t name = 10'000; name < 10'000 + kNamespaceLimit - 1; ++name) {
         numbers.insert(value_of(open(name)));
@@ -553,5 +553,5 @@ TEST(identities_without_blocks_make_place_for_others_at_adoption) {
     cache.open(plain_geometry(), 200);
     cache.restart();
     CHECK_EQUAL(cache.count_readable(kept, chain(1, 3)), 3u);
-    CHECK_EQUAL(cache->shards_of(reused), 0u);
+    CHECK_EQUAL(cache->namespaces().shards_of(reused), 0u);
 }

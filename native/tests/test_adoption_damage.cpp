@@ -119,7 +119,7 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
         std::map<Space, std::size_t> places;
         for (std::uint8_t i = 0; i < 3; ++i) {
             const std::vector<Geometry> geometries = {plain_geometry(), plain_geometry(3000, 2), hybrid_geometry()};
-            const auto number = cache->open_namespace(fingerprint(i), geometries[i]);
+            const auto number = cache->namespaces().open(fingerprint(i), geometries[i]);
             for (std::uint32_t group = 0; number.ok() && group < geometries[i].groups.size(); ++group) {
                 places[make_space(number.value(), group)] = slot_bytes.size();
                 slot_bytes.push_back(geometries[i].groups[group].slot_bytes());
@@ -131,7 +131,7 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
         }
 
         // Everything is used: nothing may be handed out twice, and no use may end badly.
-        const Space space = make_space(value_of(cache->open_namespace(fingerprint(99), plain_geometry())), 0);
+        const Space space = make_space(value_of(cache->namespaces().open(fingerprint(99), plain_geometry())), 0);
         cache.open(plain_geometry(), 99);
         const SessionId session = cache.session();
         for (const SessionId of : victim.sessions) {

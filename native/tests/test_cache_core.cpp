@@ -120,14 +120,14 @@ TEST(two_namespaces_do_not_see_each_other) {
     const Space second = cache.open(plain_geometry(), 2);
     CHECK(first != second);
     CHECK_EQUAL(cache.open(plain_geometry(), 1), first);
-    CHECK(!cache->open_namespace(fingerprint(1), plain_geometry(5000)).ok());
+    CHECK(!cache->namespaces().open(fingerprint(1), plain_geometry(5000)).ok());
     const SessionId session = cache.session();
     CHECK(cache.put_one(session, first, 1));
     CHECK(cache.has(first, 1) && !cache.has(second, 1));
     CHECK(cache.put_one(session, second, 1));
     CHECK(cache.is_served(session, first, 1) && cache.is_served(session, second, 1));
     CHECK_EQUAL(cache.count_readable(make_space(4000, 63), chain(1, 3)), 0u);
-    CHECK(!cache->open_namespace(fingerprint(3), plain_geometry(kSegmentBytes, 2)).ok());
+    CHECK(!cache->namespaces().open(fingerprint(3), plain_geometry(kSegmentBytes, 2)).ok());
 }
 
 TEST(records_from_the_smallest_to_a_whole_segment) {

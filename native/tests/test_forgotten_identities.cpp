@@ -21,7 +21,7 @@ Fingerprint name_of(std::uint32_t number) {
 }
 
 std::uint32_t open(CacheCore& core, std::uint32_t name, std::uint64_t record_bytes = 4096) {
-    return value_of(core.open_namespace(name_of(name), plain_geometry(record_bytes)));
+    return value_of(core.namespaces().open(name_of(name), plain_geometry(record_bytes)));
 }
 
 // Until there is no place.
@@ -32,7 +32,7 @@ void fill(CacheCore& core) {
 }
 
 std::set<std::uint32_t> forget(SmallCache& cache, const std::vector<std::uint32_t>& kept = {}) {
-    const std::vector<std::uint32_t> forgotten = cache->forget_namespaces(kept);
+    const std::vector<std::uint32_t> forgotten = cache->removals().forget_namespaces(kept);
     return {forgotten.begin(), forgotten.end()};
 }
 
@@ -46,11 +46,11 @@ TEST(identities_whose_blocks_have_gone_make_place_for_any_number_of_others) {
     CHECK_EQUAL(cache.put(session, kept, chain(1, 3)), 3u);
     std::set<std::uint32_t> given;
     for (std::uint32_t name = 0; name < 5000; ++name) {
-        auto number = cache->open_namespace(name_of(name), plain_geometry());
+        auto number = cache->namespaces().open(name_of(name), plain_geometry());
         if (!number.ok()) {
             CHECK(number.fault().code() == Code::failed);
             CHECK_EQUAL(forget(cache, {empty}).size(), kNamespaceLimit - 2);
-            number = cache->open_namespace(name_of(name), plain_geometry());
+            number = cache->namespaces().open(name_of(name), plain_geometry());
         }
         const Space space = make_space(value_of(std::move(number)), 0);
         CHECK(given.insert(namespace_of(space)).second);
@@ -103,7 +103,7 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     CHECK(!cache.has(other, 2) && !cache.has(former, 2));
     CHECK_EQUAL(cache->removals().invalidate(former, hashes), 0u);
     CHECK_EQUAL(cache->removals().clear(namespace_of(former)), 0u);
-    CHECK_EQUAL(cache->shards_of(former), 0u);
+    CHECK_EQUAL(cache->namespaces().shards_of(former), 0u);
 
     std::vector<std::uint8_t> found(3, 1);
     CHECK(reader->lookup(former, hashes, found).ok());
@@ -191,7 +191,7 @@ TEST(identities_are_forgotten_beside_their_calls) {
         }
         std::erase(others, newest.load());
         // Not while a call goes on with it, or has just left a block.
-        while (cache->forget_namespaces(others).empty()) {
+        while (cache->removals().forget_namespaces(others).empty()) {
             cache->removals().clear(newest.load());
             std::this_thread::yield();
         }

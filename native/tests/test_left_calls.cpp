@@ -105,8 +105,8 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
         CHECK_EQUAL(core.stats().tenants.size(), 2u);
         CHECK(core.open_tenant("known", 1 << 21).ok());
         core.memory().note_user(1234);
-        CHECK(core.open_namespace(fingerprint(8), plain_geometry()).ok());
-        const std::vector<std::uint32_t> forgotten = core.forget_namespaces(std::vector<std::uint32_t>{});
+        CHECK(core.namespaces().open(fingerprint(8), plain_geometry()).ok());
+        const std::vector<std::uint32_t> forgotten = core.removals().forget_namespaces(std::vector<std::uint32_t>{});
         CHECK(std::ranges::find(forgotten, idle) != forgotten.end());
         CHECK(core.leases().release(scene.session, held_by_tier->lease));
         CHECK_EQUAL(core.reclaim_ended(), 0u);
@@ -153,7 +153,7 @@ TEST(an_identity_is_evicted_with_all_that_nobody_reads) {
     CHECK_EQUAL(scene.cache.count_readable(other, scene.hashes), kMany);
     CHECK_EQUAL(core.stats().evicted, kMany);
     CHECK_EQUAL(core.stats().quarantined, 1u);
-    CHECK(core.forget_namespaces(std::vector<std::uint32_t>{}).empty());
+    CHECK(core.removals().forget_namespaces(std::vector<std::uint32_t>{}).empty());
     CHECK(core.leases().release(scene.session, read->lease));
-    CHECK_EQUAL(core.forget_namespaces(std::vector<std::uint32_t>{namespace_of(other)}).size(), 1u);
+    CHECK_EQUAL(core.removals().forget_namespaces(std::vector<std::uint32_t>{namespace_of(other)}).size(), 1u);
 }

@@ -47,7 +47,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
 NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "disk_folder": (
         "native/src/disk/disk_folder.cpp",
-        "native/src/disk/device_state.cpp",
+        "native/src/disk/device_recovery.cpp",
         "native/src/disk/device_reader.cpp",
         "native/src/disk/record_index.cpp",
     ),
@@ -60,6 +60,7 @@ NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "index_file": (
         "native/src/index/index_file.cpp",
         "native/src/cache/adoption.cpp",
+        "native/src/cache/entry_store_adoption.cpp",
         "native/src/cache/index_reader.cpp",
     ),
     "record_codec": ("native/src/codec/record_codec_decode.cpp", "native/src/codec/symbol_table.cpp"),

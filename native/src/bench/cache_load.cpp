@@ -42,7 +42,7 @@ Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
     if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
         return status;
     }
-    const auto name_space = core.value()->open_namespace(
+    const auto name_space = core.value()->namespaces().open(
         {}, {.hash_block_size = kBlockTokens,
              .groups = {{.record_bytes = shape.record_bytes, .block_size = kBlockTokens}}});
     if (!name_space.ok()) {

@@ -58,7 +58,7 @@ Result<std::unique_ptr<TurnoverLoad>> TurnoverLoad::create(const TurnoverShape& 
     if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
         return status;
     }
-    const auto name_space = core.value()->open_namespace({}, make_geometry(shape.record_bytes));
+    const auto name_space = core.value()->namespaces().open({}, make_geometry(shape.record_bytes));
     if (!name_space.ok()) {
         return name_space.fault();
     }

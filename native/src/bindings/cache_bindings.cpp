@@ -138,7 +138,7 @@ nb::tuple acquire(const Cache& cache, SessionId session, std::uint32_t name_spac
 nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
                           nb::handle hashes, std::uint32_t shard, bool is_use) {
     const Space space = open_space(cache, name_space, group);
-    check_shard(shard, cache.core()->shards_of(space));
+    check_shard(shard, cache.core()->namespaces().shards_of(space));
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
     const LeaseFor purpose = is_use ? LeaseFor::use : LeaseFor::upkeep;
@@ -383,20 +383,21 @@ void bind_cache(nb::module_& module) {
 
     nb::class_<Cache> cache(module, "Cache", "The cache core; kvoffload.cache.LocalCache is its face.");
     cache
-        .def("open_namespace",
-             [](const Cache& self, const nb::bytes& fingerprint, std::uint32_t hash_block_size,
-                const std::vector<GroupTuple>& groups) {
-                 Fingerprint name{};
-                 if (fingerprint.size() != name.size()) {
-                     throw nb::value_error("a fingerprint has 32 bytes");
-                 }
-                 std::memcpy(name.data(), fingerprint.data(), name.size());
-                 const Geometry geometry = geometry_of(hash_block_size, groups);
-                 return take(without_gil(self, [&](CacheCore& core) { return core.open_namespace(name, geometry); }));
-             })
+        .def(
+            "open_namespace",
+            [](const Cache& self, const nb::bytes& fingerprint, std::uint32_t hash_block_size,
+               const std::vector<GroupTuple>& groups) {
+                Fingerprint name{};
+                if (fingerprint.size() != name.size()) {
+                    throw nb::value_error("a fingerprint has 32 bytes");
+                }
+                std::memcpy(name.data(), fingerprint.data(), name.size());
+                const Geometry geometry = geometry_of(hash_block_size, groups);
+                return take(without_gil(self, [&](CacheCore& core) { return core.namespaces().open(name, geometry); }));
+            })
         .def("forget_namespaces",
              [](const Cache& self, const std::vector<std::uint32_t>& kept) {
-                 return without_gil(self, [&](CacheCore& core) { return core.forget_namespaces(kept); });
+                 return without_gil(self, [&](CacheCore& core) { return core.removals().forget_namespaces(kept); });
              })
         .def("open_tenant",
              [](const Cache& self, const std::string& name, std::uint64_t quota_bytes) {

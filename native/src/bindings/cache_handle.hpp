@@ -69,7 +69,7 @@ inline std::span<const std::uint8_t> hashes_of(const BufferView& buffer) {
 // A space that exists.
 inline Space open_space(const Cache& cache, std::uint32_t name_space, std::uint32_t group) {
     const Space space = space_of(name_space, group);
-    if (cache.core()->shards_of(space) == 0) {
+    if (cache.core()->namespaces().shards_of(space) == 0) {
         throw nanobind::value_error("no such group");
     }
     return space;
@@ -78,7 +78,8 @@ inline Space open_space(const Cache& cache, std::uint32_t name_space, std::uint3
 // The same, or one of an identity that is not known (any more): nothing lies there.
 inline Space space_to_look_in(const Cache& cache, std::uint32_t name_space, std::uint32_t group) {
     const Space space = space_of(name_space, group);
-    return cache.core()->shards_of(make_space(name_space, 0)) == 0 ? space : open_space(cache, name_space, group);
+    return cache.core()->namespaces().shards_of(make_space(name_space, 0)) == 0 ? space
+                                                                                : open_space(cache, name_space, group);
 }
 
 // Of the group with the most; ValueError if there is no such namespace.
@@ -86,7 +87,7 @@ inline std::uint32_t most_shards(const Cache& cache, std::uint32_t name_space) {
     const std::shared_ptr<CacheCore> core = cache.core();
     std::uint32_t most = 0;
     for (std::uint32_t group = 0; name_space < kNamespaceNumbers && group < kGroupLimit; ++group) {
-        const std::uint32_t shards = core->shards_of(make_space(name_space, group));
+        const std::uint32_t shards = core->namespaces().shards_of(make_space(name_space, group));
         if (shards == 0) {
             break;
         }

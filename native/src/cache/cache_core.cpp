@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "cache/adoption.hpp"
+
 namespace kvo {
 namespace {
 
@@ -80,9 +82,13 @@ Result<std::unique_ptr<CacheCore>> CacheCore::adopt(CacheFiles files, const Cach
     if (!core.ok()) {
         return core;
     }
-    if (Status status = core.value()->take_over(); !status.ok()) {
-        return status;
+    CacheCore& made = *core.value();
+    const auto report =
+        Adoption(made.state_, made.reservations_).run(options.tenants.value_or(std::vector<TenantTerms>{}));
+    if (!report.ok()) {
+        return report.fault();
     }
+    made.adoption_ = report.value();
     return core;
 }
 
@@ -114,7 +120,6 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(std::unique_ptr<CacheMemo
 
 CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena)
     : memory_(std::move(memory)),
-      options_(options),
       state_(*memory_, std::move(tenants), std::move(arena)),
       growth_(*memory_, state_.writer, state_.store, options),
       leases_(state_, options.verify),
@@ -122,76 +127,6 @@ CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& op
       commits_(state_, reservations_),
       removals_(state_, memory_->capacity_bytes()),
       search_(state_) {}
-
-Status CacheCore::take_over() {
-    const std::lock_guard lock(state_.writer);
-    state_.namespaces.adopt();
-    state_.sessions.adopt();
-    const EntryNumber entries = state_.view.header->entry_count.load();
-    // What the entries say about their leases may be half an acquire or half a release; the lists are whole.
-    std::vector<std::uint32_t> leased(entries);
-    state_.lease_lists.adopt([&](std::uint32_t session, std::span<const EntryNumber> list) {
-        const bool is_sound = state_.sessions.is_known(session) &&
-                              std::ranges::all_of(list, [&](EntryNumber entry) { return entry < entries; });
-        for (const EntryNumber entry : is_sound ? list : std::span<const EntryNumber>{}) {
-            ++leased[entry];
-        }
-        return is_sound;
-    });
-    const auto report = state_.store.adopt([&](EntryNumber entry) { return leased[entry]; },
-                                           [&](std::uint16_t place) { return state_.sessions.at(place) != 0; });
-    if (!report.ok()) {
-        return report.fault();
-    }
-    adoption_ = report.value();
-    // Engines name their identities anew to a successor, so those of nobody's blocks may go before they are too many.
-    if (state_.namespaces.known() > kNamespaceLimit / 2) {
-        state_.namespaces.forget([this](std::uint32_t number) { return !has_entries(number); });
-    }
-    // Not before: by now no entry has a number that was another tenant's.
-    for (const TenantTerms& tenant : options_.tenants.value_or(std::vector<TenantTerms>{})) {
-        if (const auto opened = state_.store.tenants().open(tenant.name, tenant.quota_bytes); !opened.ok()) {
-            return opened.fault();
-        }
-    }
-    for (EntryNumber entry = 0; entry < entries; ++entry) {
-        const EntryWord word(state_.view.entries[entry].word.load());
-        if (word.state() == EntryState::reserved) {
-            reservations_.adopt(Reservation::of(state_.view.entries[entry].recency.load()).session, entry);
-        }
-    }
-    for (std::uint16_t place = 0; place < kSessionLimit; ++place) {
-        if (const SessionId session = state_.sessions.at(place); session != 0) {
-            adopt_leases(session);
-        }
-    }
-    return {};
-}
-
-// A lease on an entry that could not be kept is none: its number will be another entry's.
-void CacheCore::adopt_leases(SessionId session) {
-    const auto is_held = [&](EntryNumber entry) {
-        return EntryWord(state_.view.entries[entry].word.load()).leases() != 0;
-    };
-    for (const LeaseId lease : state_.lease_lists.list(session)) {
-        bool is_sound = true;
-        state_.lease_lists.each_entry(lease, [&](EntryNumber entry) { is_sound = is_sound && is_held(entry); });
-        std::vector<EntryNumber> entries;
-        if (!is_sound && state_.lease_lists.close(lease, session, entries)) {
-            for (const EntryNumber entry : entries) {
-                if (is_held(entry)) {
-                    state_.view.entries[entry].word.fetch_sub(1);
-                    state_.store.end_quarantine(entry);
-                }
-            }
-            continue;
-        }
-        std::uint64_t bytes = 0;
-        state_.lease_lists.each_entry(lease,
-                                      [&](EntryNumber entry) { bytes += state_.store.slot_bytes(entry).size(); });
-        state_.sessions.charge_adopted(session_place(session), bytes);
-    }
-}
 
 Result<FileDescriptor> CacheCore::open_index(SessionId session) {
     auto file = memory_->index().open_signed(session_place(session));
@@ -201,33 +136,12 @@ Result<FileDescriptor> CacheCore::open_index(SessionId session) {
     return file;
 }
 
-Result<std::uint32_t> CacheCore::open_namespace(const Fingerprint& fingerprint, const Geometry& geometry) {
-    return state_.namespaces.open(fingerprint, geometry);
-}
-
-std::vector<std::uint32_t> CacheCore::forget_namespaces(std::span<const std::uint32_t> kept) {
-    std::vector<std::uint32_t> sorted(kept.begin(), kept.end());
-    std::ranges::sort(sorted);
-    // Whoever adds an entry uses its namespace.
-    return state_.namespaces.forget(
-        [&](std::uint32_t number) { return !std::ranges::binary_search(sorted, number) && !has_entries(number); });
-}
-
-bool CacheCore::has_entries(std::uint32_t name_space) const {
-    return state_.store.counts().used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
-}
-
 Result<TenantNumber> CacheCore::open_tenant(const std::string& name, std::uint64_t quota_bytes) {
     if (auto known = state_.store.tenants().set_quota(name, quota_bytes)) {
         return std::move(*known);
     }
     const std::lock_guard lock(state_.writer);
     return state_.store.tenants().open(name, quota_bytes);
-}
-
-std::uint32_t CacheCore::shards_of(Space space) const {
-    const NamespaceUse name_space = state_.use_space(space);
-    return name_space ? name_space->geometry.groups[group_of(space)].shards : 0;
 }
 
 std::size_t CacheCore::reclaim_ended() {

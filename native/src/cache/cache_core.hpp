@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -75,15 +74,9 @@ public:
     // The index's, for one process that belongs to the session, see IndexFile::open_signed.
     Result<FileDescriptor> open_index(SessionId session);
 
-    Result<std::uint32_t> open_namespace(const Fingerprint& fingerprint, const Geometry& geometry);
-    // Identities without blocks are forgotten, but for these and for those that a call goes on with; which ones were.
-    // Their numbers are nobody's from then on: whoever still says one finds nothing, and leaves nothing.
-    std::vector<std::uint32_t> forget_namespaces(std::span<const std::uint32_t> kept);
     Result<TenantNumber> open_tenant(const std::string& name, std::uint64_t quota_bytes);
 
-    // Records that one block of the group has; 0: no such group.
-    std::uint32_t shards_of(Space space) const;
-
+    NamespaceTable& namespaces() noexcept { return state_.namespaces; }
     Leases& leases() noexcept { return leases_; }
     Reservations& reservations() noexcept { return reservations_; }
     Commits& commits() noexcept { return commits_; }
@@ -107,14 +100,9 @@ private:
     CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena);
     static Result<std::unique_ptr<CacheCore>> assemble(std::unique_ptr<CacheMemory> memory,
                                                        const CacheOptions& options);
-    Status take_over();
-    void adopt_leases(SessionId session);
-
-    bool has_entries(std::uint32_t name_space) const;
     bool reclaim(SessionId session);
 
     const std::unique_ptr<CacheMemory> memory_;
-    const CacheOptions options_;
     CacheState state_;
     AdoptionReport adoption_;
 

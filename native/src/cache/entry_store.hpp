@@ -154,6 +154,9 @@ public:
     const TenantTable& tenants() const noexcept { return tenants_; }
     const Arena& arena() const noexcept { return arena_; }
     const StoreCounts& counts() const noexcept { return counts_; }
+    bool has_entries(std::uint32_t name_space) const noexcept {
+        return counts_.used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
+    }
 
     // The bytes of an entry's slot, all shards' records. The caller has a lease, a reservation or the writer lock.
     std::span<std::byte> slot_bytes(EntryNumber entry) const;

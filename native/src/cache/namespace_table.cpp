@@ -198,6 +198,11 @@ void NamespaceTable::leave(std::uint32_t place) {
     known_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+std::uint32_t NamespaceTable::shards_of(Space space) const noexcept {
+    const NamespaceUse used = use(namespace_of(space));
+    return used && group_of(space) < used->groups.size() ? used->geometry.groups[group_of(space)].shards : 0;
+}
+
 std::vector<std::uint32_t> NamespaceTable::forget(const IsIt& is_it) {
     const std::lock_guard lock(mutex_);
     std::vector<std::uint32_t> forgotten;

@@ -82,6 +82,9 @@ public:
     // False: no namespace has this number (any more).
     NamespaceUse use(std::uint32_t number) const noexcept;
 
+    // Records that one block of the group has; 0: no such group.
+    std::uint32_t shards_of(Space space) const noexcept;
+
     // The same without keeping it, for whoever has something that does: an entry of it, or a use. nullptr: none has it.
     const Namespace* find(std::uint32_t number) const noexcept;
 

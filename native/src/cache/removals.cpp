@@ -102,4 +102,13 @@ void Removals::evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>
     }
 }
 
+std::vector<std::uint32_t> Removals::forget_namespaces(std::span<const std::uint32_t> kept) {
+    std::vector<std::uint32_t> sorted(kept.begin(), kept.end());
+    std::ranges::sort(sorted);
+    // Whoever adds an entry uses its namespace.
+    return state_.namespaces.forget([&](std::uint32_t number) {
+        return !std::ranges::binary_search(sorted, number) && !state_.store.has_entries(number);
+    });
+}
+
 }  // namespace kvo

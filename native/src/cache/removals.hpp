@@ -1,5 +1,5 @@
 // Removals: readable entries lose their names because memory is wanted, or because somebody says so. Those that are
-// leased stay until they are released.
+// leased stay until they are released. Identities that have none left are forgotten.
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,9 @@ public:
     std::uint64_t evict(std::uint64_t bytes);
     // Forgets all readable entries of a namespace.
     std::size_t clear(std::uint32_t name_space);
+    // Identities without blocks are forgotten, but for these and for those that a call goes on with; which ones were.
+    // Their numbers are nobody's from then on: whoever still says one finds nothing, and leaves nothing.
+    std::vector<std::uint32_t> forget_namespaces(std::span<const std::uint32_t> kept);
 
     // For a thread that never waits for the writer's lock: what is done under it is done at once where nobody has it,
     // else by whoever has it, soon and in this order.

@@ -92,7 +92,7 @@ CudaEngine::CudaEngine(std::unique_ptr<CudaGround> ground)
     : ground_(std::move(ground)),
       save_(std::make_unique<CudaLane>(*ground_)),
       load_(std::make_unique<CudaLane>(*ground_)) {
-    ground_->lanes = {save_.get(), load_.get()};
+    ground_->lanes = {&save_->queue(), &load_->queue()};
 }
 
 CudaEngine::~CudaEngine() {
@@ -297,7 +297,7 @@ Result<CopyTicket> CudaEngine::take(CopyPlan plan, SharedEvent point, std::optio
         ground_->tickets.forget(ticket.value());
         throw;
     }
-    lane(direction).submit(std::move(job));
+    lane(direction).queue().submit(std::move(job));
     return ticket;
 }
 
@@ -359,10 +359,10 @@ Status CudaEngine::close(int timeout_ms) {
 }
 
 Status CudaEngine::close_parts(const Deadline& deadline) {
-    save_->begin_close();
-    load_->begin_close();
-    const bool is_save_closed = save_->wait_closed(deadline.left_ms());
-    const bool is_load_closed = load_->wait_closed(deadline.left_ms());
+    save_->queue().begin_close();
+    load_->queue().begin_close();
+    const bool is_save_closed = save_->queue().wait_closed(deadline.left_ms());
+    const bool is_load_closed = load_->queue().wait_closed(deadline.left_ms());
     if (!is_save_closed || !is_load_closed) {
         return {Code::failed, "copies still run; the memory of every plan that was not polled must stay"};
     }

@@ -1,19 +1,10 @@
-// A lane's calls to the driver for one part of a plan.
-//
-//     staged save    kernels:   fetch, [staging free] gather ──crossed──┐
-//                    transfers:                                         └─► DMA ──ended
-//     staged load    transfers: [staging free] DMA ──crossed──┐
-//                    kernels:   fetch                         └─► scatter ──ended
-//     mapped         kernels:   fetch, gather or scatter ──ended
-//     batch          transfers: DMA ──ended
-//
-// A kernel fetches the lists of the next. By DMA they would wait behind whatever the other lane sends to the device.
+#include "copy/cuda_issue.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "copy/copy_runs.hpp"
-#include "copy/cuda_lane.hpp"
 
 namespace kvo {
 namespace {
@@ -24,8 +15,7 @@ constexpr std::uint32_t kShortRunTeam = 32;
 
 }  // namespace
 
-CudaStatus CudaLane::issue(const CudaJob& job, const CopyPart& part, const Place& place, const Staging* staging,
-                           const char*& function) {
+CudaStatus CudaIssue::issue(const CudaJob& job, const CopyPart& part, const CudaPlace& place, const char*& function) {
     CudaStatus status = kCudaSuccess;
     const auto call = [&](const char* name, auto driver, auto... arguments) {
         if (status == kCudaSuccess) {
@@ -46,11 +36,12 @@ CudaStatus CudaLane::issue(const CudaJob& job, const CopyPart& part, const Place
     };
 
     const bool is_save = job.plan->direction == CopyDirection::save;
-    if (uses_kernels(job)) {
+    if (job.uses_kernels()) {
         fetch();
     }
-    if (staging != nullptr && staging->last != nullptr) {
-        call("cuStreamWaitEvent", api_.cuStreamWaitEvent, is_save ? kernels_ : transfers_, staging->last->ended, 0u);
+    if (place.staging != nullptr && place.staging->last != nullptr) {
+        call("cuStreamWaitEvent", api_.cuStreamWaitEvent, is_save ? device_.kernels() : device_.transfers(),
+             place.staging->last->ended, 0u);
     }
     if (job.way == CopyWay::batch) {
         transfer();
@@ -58,19 +49,19 @@ CudaStatus CudaLane::issue(const CudaJob& job, const CopyPart& part, const Place
         launch();
     } else if (is_save) {
         launch();
-        cross(kernels_, transfers_);
+        cross(device_.kernels(), device_.transfers());
         transfer();
     } else {
         transfer();
-        cross(transfers_, kernels_);
+        cross(device_.transfers(), device_.kernels());
         launch();
     }
     call("cuEventRecord", api_.cuEventRecord, place.ended, last_stream(job));
     return status;
 }
 
-CudaStatus CudaLane::issue_transfers(CopyDirection direction, std::span<const PartEntry> entries,
-                                     const char*& function) {
+CudaStatus CudaIssue::issue_transfers(CopyDirection direction, std::span<const PartEntry> entries,
+                                      const char*& function) {
     const bool is_save = direction == CopyDirection::save;
     while (has_batches_ && !entries.empty()) {
         const std::size_t count = std::min<std::size_t>(entries.size(), ground_.settings.batch_entries);
@@ -88,7 +79,7 @@ CudaStatus CudaLane::issue_transfers(CopyDirection direction, std::span<const Pa
         function = "cuMemcpyBatchAsync";
         const CudaStatus status =
             api_.cuMemcpyBatchAsync(is_save ? others.data() : devices.data(), is_save ? devices.data() : others.data(),
-                                    lengths.data(), count, &attributes, &start, 1, &failed, transfers_);
+                                    lengths.data(), count, &attributes, &start, 1, &failed, device_.transfers());
         if (status == kCudaNotSupported) {
             has_batches_ = false;  // not of this device; from here on one by one
         } else if (status != kCudaSuccess) {
@@ -100,13 +91,13 @@ CudaStatus CudaLane::issue_transfers(CopyDirection direction, std::span<const Pa
     return issue_one_by_one(direction, entries, function);
 }
 
-CudaStatus CudaLane::issue_one_by_one(CopyDirection direction, std::span<const PartEntry> entries,
-                                      const char*& function) {
+CudaStatus CudaIssue::issue_one_by_one(CopyDirection direction, std::span<const PartEntry> entries,
+                                       const char*& function) {
     const bool is_save = direction == CopyDirection::save;
     for (const auto& [device, other, length] : entries) {
         function = "cuMemcpyAsync";
         const CudaStatus status =
-            api_.cuMemcpyAsync(is_save ? other : device, is_save ? device : other, length, transfers_);
+            api_.cuMemcpyAsync(is_save ? other : device, is_save ? device : other, length, device_.transfers());
         if (status != kCudaSuccess) {
             return status;
         }
@@ -114,12 +105,12 @@ CudaStatus CudaLane::issue_one_by_one(CopyDirection direction, std::span<const P
     return kCudaSuccess;
 }
 
-CudaStatus CudaLane::issue_fetch(CopyDirection direction, const std::vector<PartEntry>& entries, const Place& place,
-                                 const char*& function) {
+CudaStatus CudaIssue::issue_fetch(CopyDirection direction, const std::vector<PartEntry>& entries,
+                                  const CudaPlace& place, const char*& function) {
     const std::size_t count = entries.size();
     const bool is_save = direction == CopyDirection::save;
-    const std::uint64_t offset = lists_.offset_of(place.lists_begin);
-    auto* const sources = reinterpret_cast<std::uint64_t*>(host_lists_ + offset);
+    const std::uint64_t offset = place.lists_offset;
+    auto* const sources = reinterpret_cast<std::uint64_t*>(device_.host_lists() + offset);
     std::uint64_t* const destinations = sources + count;
     std::uint64_t* const lengths = destinations + count;
     touch_host(sources, count * kListEntryBytes, true);
@@ -128,18 +119,20 @@ CudaStatus CudaLane::issue_fetch(CopyDirection direction, const std::vector<Part
         destinations[i] = is_save ? entries[i].other : entries[i].device;
         lengths[i] = entries[i].length;
     }
-    std::array<std::uint64_t, 3> parameters = {mapped_lists_ + offset, device_lists_ + offset, count * kListEntryBytes};
+    std::array<std::uint64_t, 3> parameters = {device_.mapped_lists() + offset, device_.device_lists() + offset,
+                                               count * kListEntryBytes};
     std::array<void*, 3> places = {&parameters[0], &parameters[1], &parameters[2]};
-    return launch(fetch_, places.data(), function);
+    return launch(device_.fetch(), places.data(), function);
 }
 
-CudaStatus CudaLane::issue_kernel(const std::vector<PartEntry>& entries, const Place& place, const char*& function) {
+CudaStatus CudaIssue::issue_kernel(const std::vector<PartEntry>& entries, const CudaPlace& place,
+                                   const char*& function) {
     const std::size_t count = entries.size();
     std::uint64_t bytes = 0;
     for (const PartEntry& entry : entries) {
         bytes += entry.length;
     }
-    const CudaAddress sources = device_lists_ + lists_.offset_of(place.lists_begin);
+    const CudaAddress sources = device_.device_lists() + place.lists_offset;
     const std::uint64_t each = count * sizeof(std::uint64_t);
     // CopyRuns as the kernel takes it: its pointers are the device's.
     std::array<std::uint64_t, 4> runs = {sources, sources + each, sources + 2 * each, count};
@@ -147,16 +140,16 @@ CudaStatus CudaLane::issue_kernel(const std::vector<PartEntry>& entries, const P
     const std::uint32_t threads = ground_.settings.kernel_threads;
     std::uint32_t team_size = bytes / count >= kLongRunBytes ? threads : kShortRunTeam;
     std::array<void*, 2> parameters = {runs.data(), &team_size};
-    return launch(copy_runs_, parameters.data(), function);
+    return launch(device_.copy_runs(), parameters.data(), function);
 }
 
-CudaStatus CudaLane::launch(CudaFunction kernel, void** parameters, const char*& function) {
+CudaStatus CudaIssue::launch(CudaFunction kernel, void** parameters, const char*& function) {
     function = "cuLaunchKernel";
-    return api_.cuLaunchKernel(kernel, ground_.kernel_blocks, 1, 1, ground_.settings.kernel_threads, 1, 1, 0, kernels_,
-                               parameters, nullptr);
+    return api_.cuLaunchKernel(kernel, ground_.kernel_blocks, 1, 1, ground_.settings.kernel_threads, 1, 1, 0,
+                               device_.kernels(), parameters, nullptr);
 }
 
-void CudaLane::copy_bounced(const CudaJob& job, const Place& place) const {
+void CudaIssue::copy_bounced(const CudaJob& job, const CudaPlace& place) const {
     const bool is_save = job.plan->direction == CopyDirection::save;
     job.runs->visit_slots(place.begin, place.end, [&](const SlotRun& run) {
         auto* const slot = reinterpret_cast<std::uint8_t*>(run.slot);
@@ -169,7 +162,7 @@ void CudaLane::copy_bounced(const CudaJob& job, const Place& place) const {
     });
 }
 
-void CudaLane::touch_host(const void* address, std::uint64_t length, bool is_written) const {
+void CudaIssue::touch_host(const void* address, std::uint64_t length, bool is_written) const {
     if (ground_.settings.on_host_access) {
         ground_.settings.on_host_access(address, length, is_written);
     }

@@ -1,7 +1,6 @@
-// What a lane takes from its device and gives back, on its own thread.
-#include <utility>
+#include "copy/cuda_lane_device.hpp"
 
-#include "copy/cuda_lane.hpp"
+#include <utility>
 
 namespace kvo {
 namespace {
@@ -30,7 +29,7 @@ private:
 
 }  // namespace
 
-Status CudaLane::open_device() {
+Status CudaLaneDevice::open() {
     Calls calls(api_);
     int mode = kCudaCaptureModeRelaxed;
     int least = 0;
@@ -45,43 +44,28 @@ Status CudaLane::open_device() {
                    api_.cuStreamCreateWithPriority(&transfers_, kCudaStreamNonBlocking, least))) {
         return calls.fault();
     }
-    has_batches_ = api_.cuMemcpyBatchAsync != nullptr;
-    if (Status status = open_places(); !status.ok()) {
-        return status;
-    }
-    Result<std::unique_ptr<CudaWatch>> watch = CudaWatch::start(api_, ground_.context, [this] { wake(); });
-    if (!watch.ok()) {
-        return watch.fault();
-    }
-    watch_ = std::move(watch.value());
-    if (Status status = open_kernels(); !status.ok()) {
-        // An engine without kernels is slow with small pages, and right.
+    return open_places();
+}
+
+void CudaLaneDevice::open_kernels() {
+    if (Status status = load_kernels(); !status.ok()) {
         close_kernels();
         const std::lock_guard lock(ground_.mutex);
         ground_.kernel_problem = status.message();
     }
-    return {};
 }
 
-Status CudaLane::open_places() {
+Status CudaLaneDevice::open_places() {
     const CudaSettings& settings = ground_.settings;
     Calls calls(api_);
     const std::uint64_t each = aligned(settings.buffer_bytes);
-    CudaAddress mapped = 0;
     if (!calls.did("cuMemAllocHost",
                    api_.cuMemAllocHost(&host_memory_, each * settings.buffers + settings.list_bytes)) ||
-        !calls.did("cuMemHostGetDevicePointer", api_.cuMemHostGetDevicePointer(&mapped, host_memory_, 0))) {
+        !calls.did("cuMemHostGetDevicePointer", api_.cuMemHostGetDevicePointer(&mapped_memory_, host_memory_, 0))) {
         return calls.fault();
     }
-    auto* const host = static_cast<std::uint8_t*>(host_memory_);
-    for (std::uint32_t i = 0; i < settings.buffers; ++i) {
-        bounces_.push_back({host + i * each, mapped + i * each});
-    }
-    host_lists_ = host + settings.buffers * each;
-    mapped_lists_ = mapped + settings.buffers * each;
-    lists_.size_bytes = settings.list_bytes;
     places_.resize(settings.parts);
-    for (Place& place : places_) {
+    for (CudaPlace& place : places_) {
         if (!calls.did("cuEventCreate", api_.cuEventCreate(&place.crossed, kCudaEventDisableTiming)) ||
             !calls.did("cuEventCreate", api_.cuEventCreate(&place.ended, kCudaEventDisableTiming))) {
             return calls.fault();
@@ -90,7 +74,7 @@ Status CudaLane::open_places() {
     return {};
 }
 
-Status CudaLane::open_kernels() {
+Status CudaLaneDevice::load_kernels() {
     const CudaSettings& settings = ground_.settings;
     Calls calls(api_);
     const std::uint64_t each = aligned(settings.buffer_bytes);
@@ -103,15 +87,40 @@ Status CudaLane::open_kernels() {
         !calls.did("cuModuleGetFunction", api_.cuModuleGetFunction(&fetch_, module_, "kvo_fetch"))) {
         return calls.fault();
     }
-    for (std::uint32_t i = 0; i < settings.buffers; ++i) {
-        stagings_.push_back({device_memory_ + i * each});
-    }
-    device_lists_ = device_memory_ + settings.buffers * each;
     return {};
 }
 
+std::uint64_t CudaLaneDevice::buffers_bytes() const {
+    return aligned(ground_.settings.buffer_bytes) * ground_.settings.buffers;
+}
+
+std::vector<CudaBounce> CudaLaneDevice::bounces() const {
+    const std::uint64_t each = aligned(ground_.settings.buffer_bytes);
+    auto* const host = static_cast<std::uint8_t*>(host_memory_);
+    std::vector<CudaBounce> bounces;
+    for (std::uint32_t i = 0; i < ground_.settings.buffers; ++i) {
+        bounces.push_back({host + i * each, mapped_memory_ + i * each});
+    }
+    return bounces;
+}
+
+std::vector<CudaStaging> CudaLaneDevice::stagings() const {
+    const std::uint64_t each = aligned(ground_.settings.buffer_bytes);
+    std::vector<CudaStaging> stagings;
+    for (std::uint32_t i = 0; device_memory_ != 0 && i < ground_.settings.buffers; ++i) {
+        stagings.push_back({device_memory_ + i * each});
+    }
+    return stagings;
+}
+
+std::uint8_t* CudaLaneDevice::host_lists() const { return static_cast<std::uint8_t*>(host_memory_) + buffers_bytes(); }
+
+CudaAddress CudaLaneDevice::mapped_lists() const { return mapped_memory_ + buffers_bytes(); }
+
+CudaAddress CudaLaneDevice::device_lists() const { return device_memory_ + buffers_bytes(); }
+
 // What a call here and below reports is of earlier work, and everything is given back all the same.
-void CudaLane::close_kernels() {
+void CudaLaneDevice::close_kernels() {
     if (device_memory_ != 0) {
         api_.cuMemFree(device_memory_);
     }
@@ -123,9 +132,8 @@ void CudaLane::close_kernels() {
     copy_runs_ = nullptr;
 }
 
-void CudaLane::close_device() {
-    watch_.reset();
-    for (const Place& place : places_) {
+void CudaLaneDevice::close() {
+    for (const CudaPlace& place : places_) {
         for (const CudaEvent event : {place.crossed, place.ended}) {
             if (event != nullptr) {
                 api_.cuEventDestroy(event);

@@ -1,4 +1,4 @@
-// The part of a plan that is handed to the device at once. Decided here, done by cuda_lane.
+// The part of a plan that is handed to the device at once. Decided here, done by cuda_issue.
 #pragma once
 
 #include <cstdint>

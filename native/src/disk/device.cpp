@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "disk/device_recovery.hpp"
+#include "disk/segment_io.hpp"
 #include "io/make_engine.hpp"
 
 namespace kvo {
@@ -12,19 +14,54 @@ Device::Device(DeviceTerms terms, std::unique_ptr<IoEngine> engine, AlignedMemor
                AlignedMemory write_memory)
     : terms_(std::move(terms)),
       runner_(std::move(engine), terms_.write_depth),
-      read_pool_(std::move(read_memory), terms_.read_piece_bytes),
-      write_pool_(std::move(write_memory), terms_.write_buffer_bytes),
-      segments_(terms_.capacity_bytes / terms_.segment_bytes),
-      index_(static_cast<std::uint32_t>(terms_.capacity_bytes / terms_.segment_bytes)),
-      budget_(terms_.daily_bytes, terms_.now(), false),
-      moves_allowed_(terms_.move_share, terms_.segment_bytes),
+      condition_(terms_),
+      files_(terms_, counts_),
+      index_(files_.count()),
       coding_(terms_.coding),
-      next_probe_(terms_.now()) {}
+      losses_({.terms = terms_,
+               .runner = runner_,
+               .files = files_,
+               .index = index_,
+               .counts = counts_,
+               .condition = condition_,
+               .give = [this](const BatchPointer& batch) { add_all(batch); }}),
+      reader_({.terms = terms_,
+               .runner = runner_,
+               .segments = files_.table(),
+               .index = index_,
+               .counts = counts_,
+               .coding = coding_,
+               .told = [this](std::uint32_t segment, int error) { losses_.told_read(segment, error); },
+               .lost = [this](const LostRecord& record, int error) { losses_.told_lost(record, error); }},
+              std::move(read_memory)),
+      evictor_({.terms = terms_,
+                .files = files_,
+                .io = SegmentIo(terms_, runner_, files_, counts_),
+                .index = index_,
+                .counts = counts_,
+                .condition = condition_,
+                .give = [this](const BatchPointer& batch) { add_all(batch); }}),
+      open_segments_({.terms = terms_,
+                      .runner = runner_,
+                      .files = files_,
+                      .index = index_,
+                      .counts = counts_,
+                      .condition = condition_},
+                     std::move(write_memory)),
+      writer_({.terms = terms_,
+               .files = files_,
+               .index = index_,
+               .counts = counts_,
+               .condition = condition_,
+               .evictor = evictor_,
+               .losses = losses_,
+               .open = open_segments_,
+               .coding = coding_}) {}
 
 Device::~Device() {
     if (!runner_.close(0)) {
-        read_pool_.abandon();
-        write_pool_.abandon();
+        reader_.abandon_memory();
+        open_segments_.abandon_memory();
     }
 }
 
@@ -58,22 +95,12 @@ Result<std::unique_ptr<Device>> Device::create(DeviceTerms terms) {
                                               std::move(write_memory.value())));
 }
 
-bool Device::contains(const KeyMark& mark) {
-    const std::lock_guard hold(index_.lock);
-    return index_.index.find(mark).has_value();
-}
-
-DeviceHealth Device::health() {
-    const std::lock_guard hold(health_lock_);
-    return health_;
-}
-
 void Device::add(DevicePart part) {
     const bool is_get = part.batch->verb == DiskVerb::get;
     if (is_get && can_read()) {
-        reader_->add(part.batch, part.items);
+        reader_.add(part.batch, part.items);
     } else if (!is_get && can_write()) {
-        (part.batch->is_move ? moves_ : puts_).parts.push_back(std::move(part));
+        writer_.add(std::move(part));
     } else {
         for (const std::uint32_t item : part.items) {
             part.batch->end(item, DiskOutcome::unavailable);
@@ -91,88 +118,141 @@ Instant Device::step() {
     const Instant now = terms_.now();
     runner_.poll(now);
     look_after(now);
-    if (reader_) {
-        reader_->pump();
-    }
-    pump_losses();
-    pump_eviction();
-    pump_writes();
-    for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
-        writer->maintain(now);
-    }
-    if (writer_) {
-        writer_->maintain(now);
-    }
-    end_writers();
+    reader_.pump();
+    losses_.pump();
+    evictor_.pump();
+    writer_.pump();
+    open_segments_.maintain(now);
     const bool has_ended = runner_.poll(now) > 0;  // and what was asked for in this step begins in this step
     publish();
-    if (has_ended || coded_in_step_ >= kCodedBytesAStep) {
+    if (has_ended || writer_.has_coded_enough()) {
         return now;
     }
-    Instant wake = std::min(next_probe_, runner_.queue().next_deadline());
-    wake = std::min(wake, writer_ ? writer_->next_wake() : Instant::max());
-    for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
-        wake = std::min(wake, writer->next_wake());
+    const Instant wake =
+        std::min({condition_.next_probe(), runner_.queue().next_deadline(), open_segments_.next_wake()});
+    return evictor_.is_under_way() ? std::min(wake, now + std::chrono::milliseconds(1)) : wake;
+}
+
+void Device::look_after(Instant now) {
+    if (const std::string problem = condition_.take_read_problem(); !problem.empty()) {
+        become_absent(problem);
     }
-    return mover_ || leaving_ ? std::min(wake, now + std::chrono::milliseconds(1)) : wake;
+    if (const std::string problem = condition_.take_write_problem(); !problem.empty()) {
+        become_read_only(problem);
+    }
+    if (now < condition_.next_probe()) {
+        return;
+    }
+    const DeviceState state = condition_.state();
+    if (state == DeviceState::opening || state == DeviceState::absent) {
+        open();
+    } else if (const Status status = files_.check(); !status.ok()) {
+        become_absent(status.message());
+    } else if (state == DeviceState::read_only) {
+        const Status probed = files_.try_writing();
+        condition_.set(probed.ok() ? DeviceState::ready : DeviceState::read_only, probed.message());
+    } else {
+        files_.expect_room(now);
+    }
+    condition_.probe_next();
+}
+
+void Device::open() {
+    const bool is_quiet = runner_.queue().pending() == runner_.queue().held() && open_segments_.are_sealed();
+    if (!is_quiet) {
+        return;  // the files stay open under what is still to be done with them
+    }
+    reader_.give_up(DiskOutcome::unavailable);
+    if (const Status status = files_.open(); !status.ok()) {
+        condition_.set(DeviceState::absent, status.message());
+        return;
+    }
+    const SegmentIo io(terms_, runner_, files_, counts_);
+    if (const Status status = DeviceRecovery(terms_, files_, io, index_, counts_).run(); !status.ok()) {
+        become_absent(status.message());
+        return;
+    }
+    losses_.begin();
+    reader_.begin();
+    condition_.set(DeviceState::ready, {});
+}
+
+void Device::become_read_only(const std::string& reason) {
+    if (condition_.state() == DeviceState::ready) {
+        condition_.set(DeviceState::read_only, reason);
+        drop_writes(DiskOutcome::failed);
+        condition_.probe_later();
+    }
+}
+
+// What is not durable yet ends with `outcome`; what is stays readable.
+void Device::drop_writes(DiskOutcome outcome) {
+    writer_.give_up();
+    evictor_.stop();
+    open_segments_.drop(outcome);
+}
+
+void Device::become_absent(const std::string& reason) {
+    condition_.set(DeviceState::absent, reason);
+    drop_writes(DiskOutcome::unavailable);
+    reader_.give_up(DiskOutcome::unavailable);
+    const std::lock_guard hold(index_.lock);
+    index_.index.clear();
+    losses_.forget_suspects();
+    condition_.probe_later();
+}
+
+void Device::publish() {
+    DeviceHealth health;
+    health.io_engine = runner_.queue().engine_name();
+    health.capacity_bytes = segment_count() * terms_.segment_bytes;
+    health.counts = counts_;
+    health.segments = files_.file_count();
+    health.live_bytes = index_.index.live_bytes();
+    health.records = index_.index.size();
+    health.index_bytes = index_.index.memory_bytes();
+    condition_.publish(std::move(health));
 }
 
 bool Device::close(int timeout_ms) {
     const Instant end = terms_.now() + std::chrono::milliseconds(timeout_ms);
     // What came last is written, too, as far as there are buffers; coding it may take more than a step.
-    while (coded_in_step_ >= kCodedBytesAStep && can_write() && terms_.now() < end) {
-        pump_writes();
+    while (writer_.has_coded_enough() && can_write() && terms_.now() < end) {
+        writer_.pump();
     }
-    can_read_ = can_write_ = false;
-    give_up(puts_, DiskOutcome::unavailable);
-    give_up(moves_, DiskOutcome::unavailable);
-    mover_.reset();
-    if (reader_) {
-        reader_->give_up(DiskOutcome::unavailable);
-    }
-    if (writer_) {
-        writer_->seal();
-        sealing_.push_back(std::move(writer_));
-    }
-    while (!sealing_.empty() && terms_.now() < end) {
+    condition_.end();
+    writer_.give_up();
+    evictor_.stop();
+    reader_.give_up(DiskOutcome::unavailable);
+    open_segments_.seal();
+    while (!open_segments_.are_sealed() && terms_.now() < end) {
         const Instant now = terms_.now();
         runner_.poll(now);
-        for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
-            writer->maintain(now);
-        }
-        end_writers();
-        if (runner_.poll(now) == 0 && !sealing_.empty()) {
+        open_segments_.maintain(now);
+        if (runner_.poll(now) == 0 && !open_segments_.are_sealed()) {
             wait_readable(file(), 10);
         }
     }
     const bool is_over = runner_.close(static_cast<int>(
         std::max<std::int64_t>(0, std::chrono::duration_cast<std::chrono::milliseconds>(end - terms_.now()).count())));
-    for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
-        writer->give_up(DiskOutcome::failed);
-    }
+    open_segments_.drop(DiskOutcome::failed);
     if (is_over) {
-        folder_.reset();
+        files_.close();
     }
     return is_over;
 }
 
 std::vector<FooterEntry> Device::list_segment(std::uint32_t number) {
-    if (!can_read() || number >= segments_.size()) {
+    if (!can_read() || number >= segment_count()) {
         return {};
     }
     std::vector<FooterEntry> entries;
-    const SegmentFile& segment = segments_[number];
+    const SegmentFile& segment = files_[number];
     if (segment.state == SegmentState::writing) {
-        if (writer_ && writer_->segment() == number) {
-            entries = writer_->entries();
-        }
-        for (const std::unique_ptr<SegmentWriter>& writer : sealing_) {
-            entries = writer->segment() == number ? writer->entries() : entries;
-        }
+        entries = open_segments_.entries(number);
     } else if (segment.state == SegmentState::full || segment.state == SegmentState::leaving) {
-        const int number_of_file = segment.file.number();
         int error = 0;
-        if (auto found = find_readable(number_of_file, error)) {
+        if (auto found = SegmentIo(terms_, runner_, files_, counts_).find(number, error)) {
             entries = std::move(found->entries);
         }
     }

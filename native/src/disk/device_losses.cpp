@@ -1,65 +1,96 @@
-// Device: records that it has lost. What says so is written as well, or they would be back after a restart.
+#include "disk/device_losses.hpp"
+
 #include <fcntl.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <string>
 #include <utility>
 
-#include "disk/device.hpp"
+#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {
 
 constexpr std::size_t kMostLost = 4096;  // that wait to be written; what is beyond is found lost again
 constexpr std::chrono::seconds kTimeout{60};
+constexpr std::uint32_t kFailedReadLimit = 8;  // in a row, until the device is taken for gone
 
 }  // namespace
 
-// What was damaged is lost. What could not be read is once something else can: else it is the device that has gone.
-void Device::told_lost(const LostRecord& record, int error) {
+void DeviceLosses::told_read(std::uint32_t segment, int error) {
+    seat_.counts.io_errors += error == 0 ? 0 : 1;
+    if (!seat_.condition.is_reading()) {
+        return;
+    }
     if (error == 0) {
-        ++counts_.damaged_records;
-        forget_lost(record);
-        note_lost(record);
-    } else if (is_reading() && suspected_.size() < kMostLost) {
-        forget_lost(record);
+        failed_reads_ = 0;
+    } else if (error == ENODATA) {
+        // It was cut short by somebody else: nothing in it is to be trusted.
+        const std::lock_guard hold(seat_.index.lock);
+        seat_.index.index.drop_segment(segment);
+    } else if (!is_of_the_medium(error)) {
+        count_failed_read(segment, error);
+    }
+}
+
+void DeviceLosses::count_failed_read(std::uint32_t segment, int error) {
+    if (++failed_reads_ >= kFailedReadLimit) {
+        seat_.condition.note_read_problem("disk folder " + seat_.terms.path +
+                                          ": reads fail: " + system_fault(segment_file_name(segment), error).message());
+    }
+}
+
+void DeviceLosses::told_lost(const LostRecord& record, int error) {
+    if (error == 0) {
+        ++seat_.counts.damaged_records;
+        forget(record);
+        note(record);
+    } else if (seat_.condition.is_reading() && suspected_.size() < kMostLost) {
+        forget(record);
         suspected_.push_back(record);
         read_something_else(record.place.segment);
     }
 }
 
-void Device::note_lost(const LostRecord& record) {
+void DeviceLosses::told_left_out(const BatchPointer& batch, std::uint32_t item) {
+    if (batch != batch_) {
+        note({batch->item(item).key, {}, 0});
+    }
+}
+
+void DeviceLosses::note(const LostRecord& record) {
     if (lost_.size() < kMostLost) {
         lost_.push_back(record);
     }
 }
 
 // Until that succeeds, or has failed so often that the device is taken for gone.
-void Device::read_something_else(std::uint32_t segment) {
+void DeviceLosses::read_something_else(std::uint32_t segment) {
     Result<AlignedMemory> made = AlignedMemory::create(kHeadBytes);
     if (is_asking_ || !made.ok()) {
         return;
     }
     is_asking_ = true;
     const auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
-    const int file = segments_[segment].file.number();
+    const int file = seat_.files[segment].file.number();
     static_cast<void>(posix_fadvise(file, 0, kHeadBytes, POSIX_FADV_DONTNEED));  // of the device, not of a cache
-    runner_.run(
-        {IoKind::read, file, 0, memory->start(), kHeadBytes, 0}, terms_.now() + terms_.io_timeout,
+    seat_.runner.run(
+        {IoKind::read, file, 0, memory->start(), kHeadBytes, 0}, seat_.terms.now() + seat_.terms.io_timeout,
         [this, segment, suspects = suspected_.size()](int error) {
             is_asking_ = false;
-            if (!is_reading()) {
+            if (!seat_.condition.is_reading()) {
                 return;
             }
             told_read(segment, error);
             if (error == 0) {
-                confirm_lost(suspects);
+                confirm(suspects);
             } else if (is_of_the_medium(error)) {
                 count_failed_read(segment, error);
             }
             const bool says_nothing = error == ENODATA;  // that file is cut short
-            if (!says_nothing && !suspected_.empty() && is_reading()) {
+            if (!says_nothing && !suspected_.empty() && seat_.condition.is_reading()) {
                 read_something_else(segment);
             }
         },
@@ -67,26 +98,25 @@ void Device::read_something_else(std::uint32_t segment) {
 }
 
 // Those that were suspected before something else was asked for.
-void Device::confirm_lost(std::size_t count) {
+void DeviceLosses::confirm(std::size_t count) {
     const auto behind = suspected_.begin() + static_cast<std::ptrdiff_t>(std::min(count, suspected_.size()));
-    counts_.unreadable_records += static_cast<std::uint64_t>(behind - suspected_.begin());
-    std::for_each(suspected_.begin(), behind, [this](const LostRecord& record) { note_lost(record); });
+    seat_.counts.unreadable_records += static_cast<std::uint64_t>(behind - suspected_.begin());
+    std::for_each(suspected_.begin(), behind, [this](const LostRecord& record) { note(record); });
     suspected_.erase(suspected_.begin(), behind);
 }
 
-void Device::forget_lost(const LostRecord& record) {
-    if (segments_[record.place.segment].life.generation == record.generation) {
-        const std::lock_guard hold(index_.lock);
-        index_.index.erase_at(mark_of(record.key), record.place);
+void DeviceLosses::forget(const LostRecord& record) {
+    if (seat_.files[record.place.segment].life.generation == record.generation) {
+        const std::lock_guard hold(seat_.index.lock);
+        seat_.index.index.erase_at(mark_of(record.key), record.place);
     }
 }
 
-// A batch at a time; what is not written is kept for the next one.
-void Device::pump_losses() {
-    if (loss_batch_ && !loss_batch_->has_ended()) {
+void DeviceLosses::pump() {
+    if (batch_ && !batch_->has_ended()) {
         return;
     }
-    if (const BatchPointer batch = std::exchange(loss_batch_, nullptr)) {
+    if (const BatchPointer batch = std::exchange(batch_, nullptr)) {
         std::vector<LostRecord> left;
         for (std::size_t i = 0; i < lost_.size(); ++i) {
             if (i >= batch->size() || batch->item(i).outcome != DiskOutcome::removed) {
@@ -96,16 +126,16 @@ void Device::pump_losses() {
         lost_ = std::move(left);
         return;
     }
-    if (lost_.empty() || !can_write()) {
+    if (lost_.empty() || !seat_.condition.can_write()) {
         return;
     }
-    loss_batch_ = std::make_shared<DiskBatch>(DiskVerb::remove, lost_.size(), terms_.now() + kTimeout);
-    loss_batch_->is_move = true;
+    batch_ = std::make_shared<DiskBatch>(DiskVerb::remove, lost_.size(), seat_.terms.now() + kTimeout);
+    batch_->is_move = true;
     for (std::size_t i = 0; i < lost_.size(); ++i) {
-        forget_lost(lost_[i]);  // the folder may have been opened anew
-        loss_batch_->item(i).key = lost_[i].key;
+        forget(lost_[i]);  // the folder may have been opened anew
+        batch_->item(i).key = lost_[i].key;
     }
-    add_all(loss_batch_);
+    seat_.give(batch_);
 }
 
 }  // namespace kvo

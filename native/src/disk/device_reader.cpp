@@ -13,16 +13,8 @@ bool is_of_the_medium(int error) {
     return error == EIO || error == EREMOTEIO || error == EILSEQ || error == EBADMSG || error == EUCLEAN;
 }
 
-DeviceReader::DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
-                           SegmentTable& segments, SharedIndex& index, DeviceCounts& counts, CodingChoice& coding)
-    : seat_(std::move(seat)),
-      terms_(terms),
-      runner_(runner),
-      pool_(buffers),
-      segments_(segments),
-      index_(index),
-      counts_(counts),
-      coding_(coding) {}
+DeviceReader::DeviceReader(ReaderSeat seat, AlignedMemory memory)
+    : seat_(std::move(seat)), pool_(std::move(memory), seat_.terms.read_piece_bytes) {}
 
 void DeviceReader::add(const BatchPointer& batch, const std::vector<std::uint32_t>& items) {
     auto job = std::make_shared<Job>();
@@ -32,9 +24,7 @@ void DeviceReader::add(const BatchPointer& batch, const std::vector<std::uint32_
     for (const std::uint32_t number : items) {
         const DiskItem& item = batch->item(number);
         const KeyMark mark = mark_of(item.key);
-        std::unique_lock hold(index_.lock);
-        const std::optional<RecordPlace> place = index_.index.find(mark);
-        hold.unlock();
+        const std::optional<RecordPlace> place = seat_.index.find(mark);
         if (!place || place->length != item.length) {
             batch->end(number, DiskOutcome::missing);
             continue;
@@ -42,18 +32,18 @@ void DeviceReader::add(const BatchPointer& batch, const std::vector<std::uint32_
         Wanted wanted;
         wanted.item = number;
         wanted.place = *place;
-        wanted.life = segments_[place->segment].life;
+        wanted.life = seat_.segments[place->segment].life;
         wanted.mark = mark;
         wanted.missing = kRecordHeaderBytes + stored_length(*place);
         ranges.push_back(
             {place->segment, place->offset, place->offset + wanted.missing, static_cast<std::uint32_t>(found.size())});
         found.push_back(wanted);
-        ++segments_[place->segment].readers;
+        ++seat_.segments[place->segment].readers;
     }
     if (found.empty()) {
         return;
     }
-    job->reads = plan_reads(ranges, {terms_.gap_bytes, terms_.read_piece_bytes});
+    job->reads = plan_reads(ranges, {seat_.terms.gap_bytes, seat_.terms.read_piece_bytes});
     for (const WantedRange& range : ranges) {
         job->wanted.push_back(found[range.item]);
     }
@@ -80,22 +70,22 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
     std::byte* const memory = pool_.take();
     const auto length = static_cast<std::uint32_t>(read.end - read.begin);
     // A batch that nobody waits for any more is not worth more of the device than that.
-    const Instant longest = terms_.now() + terms_.io_timeout;
+    const Instant longest = seat_.terms.now() + seat_.terms.io_timeout;
     const Instant deadline = std::min(job->batch->deadline, longest);
     const bool is_own_timeout = deadline == longest;
     if (under_way_++ == 0) {
-        busy_since_ = terms_.now();
+        busy_since_ = seat_.terms.now();
         busy_bytes_ = 0;
     }
-    runner_.run(
-        {IoKind::read, segments_[read.segment].file.number(), read.begin, memory, length, 0}, deadline,
+    seat_.runner.run(
+        {IoKind::read, seat_.segments[read.segment].file.number(), read.begin, memory, length, 0}, deadline,
         [this, job, read, memory, length, is_own_timeout](int error) {
             busy_bytes_ += error == 0 ? length : 0;
             if (--under_way_ == 0) {
-                coding_.told_read(busy_bytes_, terms_.now() - busy_since_);
+                seat_.coding.told_read(busy_bytes_, seat_.terms.now() - busy_since_);
             }
             if (error == 0) {
-                counts_.read_bytes += length;
+                seat_.counts.read_bytes += length;
                 take_in(*job, read, memory);
                 seat_.told(read.segment, 0);
                 return;
@@ -141,7 +131,7 @@ void DeviceReader::read_again(Job& job, const PlannedRead& read) {
         const WantedRange range{old.place.segment, old.place.offset, old.place.offset + wanted.missing, 0};
         again->wanted.push_back(wanted);
         std::vector<WantedRange> ranges{range};
-        again->reads = plan_reads(ranges, {terms_.gap_bytes, terms_.read_piece_bytes});
+        again->reads = plan_reads(ranges, {seat_.terms.gap_bytes, seat_.terms.read_piece_bytes});
         jobs_.push_back(std::move(again));
     }
 }
@@ -202,11 +192,11 @@ bool DeviceReader::copy_out(Job& job, Wanted& wanted, std::uint64_t at, std::spa
 std::optional<std::uint64_t> DeviceReader::decode(Job& job, Wanted& wanted, const RecordHeader& header) {
     const DiskItem& item = job.batch->item(wanted.item);
     const std::span target(reinterpret_cast<std::uint8_t*>(item.address), wanted.place.length);
-    const Instant begun = terms_.now();
+    const Instant begun = seat_.terms.now();
     if (!decode_record(wanted.coded, target)) {
         return std::nullopt;
     }
-    coding_.told_decoded(target.size(), terms_.now() - begun);
+    seat_.coding.told_decoded(target.size(), seat_.terms.now() - begun);
     return digest_record(target, name_of(header.key));
 }
 
@@ -218,7 +208,7 @@ void DeviceReader::finish_record(Job& job, Wanted& wanted) {
         return;
     }
     DiskItem& item = job.batch->item(wanted.item);
-    const bool is_record = is_record_header(header, wanted.life, terms_.segment_bytes - wanted.place.offset) &&
+    const bool is_record = is_record_header(header, wanted.life, seat_.terms.segment_bytes - wanted.place.offset) &&
                            header.length == wanted.place.length && header.flag == RecordFlag::none &&
                            header.coded_length == wanted.place.coded_length;
     if (is_record && !(header.key == item.key)) {
@@ -237,10 +227,10 @@ void DeviceReader::finish_record(Job& job, Wanted& wanted) {
     item.digest = header.digest;
     item.parent = header.parent;
     if (!job.batch->is_move) {
-        ++counts_.found_records;
-        counts_.found_bytes += header.length;
-        const std::lock_guard hold(index_.lock);
-        index_.index.touch(wanted.mark, wanted.place);
+        ++seat_.counts.found_records;
+        seat_.counts.found_bytes += header.length;
+        const std::lock_guard hold(seat_.index.lock);
+        seat_.index.index.touch(wanted.mark, wanted.place);
     }
     end(job, wanted, DiskOutcome::found);
 }
@@ -252,7 +242,7 @@ void DeviceReader::lose(const Job& job, const Wanted& wanted, int error) {
 void DeviceReader::end(Job& job, Wanted& wanted, DiskOutcome outcome) {
     if (!wanted.has_ended) {
         wanted.has_ended = true;
-        --segments_[wanted.place.segment].readers;
+        --seat_.segments[wanted.place.segment].readers;
         job.batch->end(wanted.item, outcome);
     }
 }

@@ -30,7 +30,14 @@ struct LostRecord {
 // Whether that errno is what devices and file systems say of bytes that they cannot give back.
 bool is_of_the_medium(int error);
 
+// What it works on, all of which outlives it, and who is told.
 struct ReaderSeat {
+    const DeviceTerms& terms;
+    IoRunner& runner;
+    SegmentTable& segments;
+    SharedIndex& index;
+    DeviceCounts& counts;
+    CodingChoice& coding;
     // A read of the segment failed by this errno: 0 says that one succeeded.
     std::function<void(std::uint32_t segment, int error)> told;
     std::function<void(const LostRecord& record, int error)> lost;  // 0: it was damaged
@@ -39,8 +46,10 @@ struct ReaderSeat {
 // For the device's thread.
 class DeviceReader {
 public:
-    DeviceReader(ReaderSeat seat, const DeviceTerms& terms, IoRunner& runner, BufferPool& buffers,
-                 SegmentTable& segments, SharedIndex& index, DeviceCounts& counts, CodingChoice& coding);
+    DeviceReader(ReaderSeat seat, AlignedMemory memory);
+
+    // The folder was opened, and what was begun before has ended.
+    void begin() { is_given_up_ = false; }
 
     // These items of a batch of gets.
     void add(const BatchPointer& batch, const std::vector<std::uint32_t>& items);
@@ -50,7 +59,7 @@ public:
 
     // Ends what has not begun; what is under way ends by itself.
     void give_up(DiskOutcome outcome);
-    bool is_idle() const noexcept { return jobs_.empty() && under_way_ == 0; }
+    void abandon_memory() noexcept { pool_.abandon(); }
 
 private:
     struct Wanted {
@@ -84,13 +93,7 @@ private:
     void end(Job& job, Wanted& wanted, DiskOutcome outcome);
 
     const ReaderSeat seat_;
-    const DeviceTerms& terms_;
-    IoRunner& runner_;
-    BufferPool& pool_;
-    SegmentTable& segments_;
-    SharedIndex& index_;
-    DeviceCounts& counts_;
-    CodingChoice& coding_;
+    BufferPool pool_;
     Instant busy_since_;  // while reads are under way
     std::uint64_t busy_bytes_ = 0;
     bool is_given_up_ = false;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "disk/record_format.hpp"
 #include "io/io_queue.hpp"
@@ -101,5 +102,11 @@ private:
 };
 
 using BatchPointer = std::shared_ptr<DiskBatch>;
+
+// Items of a batch that are one device's.
+struct DevicePart {
+    BatchPointer batch;
+    std::vector<std::uint32_t> items;
+};
 
 }  // namespace kvo

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "disk/record_format.hpp"
@@ -34,6 +35,11 @@ using SegmentTable = std::vector<SegmentFile>;
 // The index, looked into by any thread and changed by the device's.
 struct SharedIndex {
     explicit SharedIndex(std::uint32_t segment_count) : index(segment_count) {}
+
+    std::optional<RecordPlace> find(const KeyMark& mark) {
+        const std::lock_guard hold(lock);
+        return index.find(mark);
+    }
 
     std::mutex lock;
     RecordIndex index;

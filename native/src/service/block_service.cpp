@@ -107,7 +107,7 @@ void BlockService::read_name_space(Fields& fields) const {
 
 Space BlockService::read_group(Fields& fields) const {
     const auto group = static_cast<std::uint32_t>(fields.whole(UINT16_MAX));
-    if (group >= kGroupLimit || core_->shards_of(make_space(rights_.name_space, group)) == 0) {
+    if (group >= kGroupLimit || core_->namespaces().shards_of(make_space(rights_.name_space, group)) == 0) {
         throw Refusal{express::kNotFound, "there is no group " + std::to_string(group)};
     }
     return make_space(rights_.name_space, group);

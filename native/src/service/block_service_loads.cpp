@@ -33,7 +33,7 @@ void BlockService::acquire(const Call& call, Fields& fields, std::string& out) {
     }
     std::uint32_t most = 0;
     for (std::uint32_t group = 0; group < kGroupLimit; ++group) {
-        most = std::max(most, core_->shards_of(make_space(rights_.name_space, group)));
+        most = std::max(most, core_->namespaces().shards_of(make_space(rights_.name_space, group)));
     }
     check_shards(shards, most);
     answer_acquire(call, shards, kGroupLimit, out, [&](std::uint32_t shard, std::uint64_t limit) {
@@ -50,7 +50,7 @@ void BlockService::acquire_entries(const Call& call, Fields& fields, std::string
     const std::vector<std::uint32_t> shards =
         fields.next() ? fields.shards(terms_.shards) : std::vector<std::uint32_t>();
     fields.end();
-    check_shards(shards, core_->shards_of(space));
+    check_shards(shards, core_->namespaces().shards_of(space));
     answer_acquire(call, shards, group_of(space), out, [&](std::uint32_t shard, std::uint64_t) {
         return core_->leases().acquire_entries(rights_.cache_session, space, hashes, shard);
     });

@@ -66,7 +66,7 @@ void BlockService::publish(Fields& fields) {
         throw NotPlain{};
     }
     const auto last_shard = static_cast<std::uint32_t>(shard + shards - 1);
-    check_shards(std::span(&last_shard, 1), core_->shards_of(space));
+    check_shards(std::span(&last_shard, 1), core_->namespaces().shards_of(space));
     if (std::ranges::find(digests, 0) != digests.end()) {
         throw Refusal{express::kMalformed, "0 is no record's digest"};
     }

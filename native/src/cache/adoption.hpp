@@ -1,0 +1,31 @@
+// What a cache takes over from the process that had its files before: identities, sessions, leases, entries, tenants.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache/cache_options.hpp"
+#include "cache/cache_state.hpp"
+#include "cache/reservations.hpp"
+
+namespace kvo {
+
+// Once, before anybody else uses the cache. The files may be damaged, so nothing in them is trusted.
+class Adoption {
+public:
+    // Both outlive it.
+    Adoption(CacheState& state, Reservations& reservations) : state_(state), reservations_(reservations) {}
+
+    // The tenants are those that there are to be from now on.
+    Result<AdoptionReport> run(std::span<const TenantTerms> tenants);
+
+private:
+    std::vector<std::uint32_t> adopt_lease_lists();
+    void adopt_leases(SessionId session);
+
+    CacheState& state_;
+    Reservations& reservations_;
+};
+
+}  // namespace kvo

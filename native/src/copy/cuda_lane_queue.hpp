@@ -1,0 +1,54 @@
+// What others ask of a lane's thread: plans to copy, to be awake, and to end.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "copy/cuda_job.hpp"
+
+namespace kvo {
+
+// For any thread, except what is said to be for the lane's.
+class CudaLaneQueue {
+public:
+    // Takes the list's one job. Not after begin_close.
+    void submit(CudaJobs job) noexcept;
+    void wake() noexcept;
+    // What is queued ends, what runs goes on.
+    void begin_close();
+    // False: something still runs, and stops as soon as it can. May be asked again.
+    bool wait_closed(int timeout_ms);
+
+    // The lane's thread, which alone takes jobs: it has all it needs, begins to look what there is to do, and has given
+    // everything back.
+    void open();
+    void begin_round();
+    void end();
+    // The thread waits, for at most `longest`, until it is woken; none: it goes on at once. If nothing is on its way it
+    // waits for jobs. False: there are none, and none follow.
+    bool wait(bool is_idle, std::optional<std::chrono::microseconds> longest);
+
+    // The first job's, if there is one.
+    std::optional<CopyTicket> first_ticket();
+    // A list of it, or an empty list.
+    CudaJobs take_first();
+
+    struct Closing {
+        bool has_begun = false;
+        bool is_urgent = false;  // somebody has waited for it in vain
+    };
+    Closing closing();
+
+private:
+    std::mutex mutex_;  // of the following
+    std::condition_variable changed_;
+    CudaJobs jobs_;
+    bool is_woken_ = false;
+    bool is_closing_ = false;
+    bool is_aborting_ = false;
+    bool is_closed_ = true;  // no thread, nothing to give back
+};
+
+}  // namespace kvo

@@ -1,0 +1,125 @@
+#include "disk/segment_files.hpp"
+
+#include <filesystem>
+
+#include "check.hpp"
+#include "disk_fixture.hpp"
+
+using namespace kvo;
+using namespace kvo::test;
+
+namespace {
+
+struct Scene {
+    explicit Scene(const std::string& name, std::uint64_t daily_bytes = 0) : folder("segment_files_" + name) {
+        CHECK_EQUAL(chmod(folder.root().c_str(), 0700), 0);
+        terms = small_terms(folder.root().string());
+        terms.capacity_bytes = 4 * kSmallSegment;
+        terms.daily_bytes = daily_bytes;
+        terms.now = [this] { return clock; };
+    }
+    std::size_t file_count() const {
+        std::size_t count = 0;
+        for (std::uint32_t number = 0; number < 8; ++number) {
+            count += std::filesystem::exists(folder.root() / segment_file_name(number)) ? 1 : 0;
+        }
+        return count;
+    }
+
+    MadeUpFiles folder;
+    DeviceTerms terms;
+    DeviceCounts counts;
+    Instant clock = std::chrono::steady_clock::now();
+};
+
+std::uint32_t begin_one(SegmentFiles& files) {
+    const Result<std::uint32_t> number = files.find_empty();
+    CHECK(number.ok());
+    files.begin_life(number.value());
+    return number.value();
+}
+
+}  // namespace
+
+TEST(a_file_is_created_when_no_empty_one_is_left) {
+    Scene scene("created");
+    SegmentFiles files(scene.terms, scene.counts);
+    CHECK(files.open().ok());
+    CHECK_EQUAL(files.empty_count(), std::size_t{4});
+    CHECK_EQUAL(files.file_count(), std::uint64_t{0});
+    const std::uint32_t first = begin_one(files), second = begin_one(files);
+    CHECK(first != second);
+    CHECK(files[first].life.generation < files[second].life.generation);
+    CHECK_EQUAL(files[first].life.store, files.store());
+    CHECK(files[first].state == SegmentState::writing);
+    CHECK_EQUAL(files.empty_count(), std::size_t{2});
+    CHECK_EQUAL(scene.file_count(), std::size_t{2});
+    files[first].state = SegmentState::empty;  // as after its eviction
+    CHECK_EQUAL(files.find_empty().value(), first);
+    CHECK_EQUAL(files.file_count(), std::uint64_t{2});
+}
+
+TEST(a_folder_that_is_opened_anew_knows_its_store_and_goes_on_with_its_lives) {
+    Scene scene("anew");
+    SegmentFiles files(scene.terms, scene.counts);
+    CHECK(files.open().ok());
+    const std::uint32_t number = begin_one(files);
+    const SegmentLife life = files[number].life;
+    const std::uint64_t store = files.store();
+    CHECK(files.open().ok());
+    CHECK_EQUAL(files.store(), store);
+    CHECK_EQUAL(files.file_count(), std::uint64_t{0});
+    CHECK(files.open_file(number).ok());
+    files.go_on_with_life(number, {store, life.generation + 5});
+    CHECK(files.has_any(SegmentState::full));
+    const std::uint32_t next = begin_one(files);
+    CHECK_EQUAL(files[next].life.generation, life.generation + 6);
+}
+
+TEST(another_store_in_the_folder_s_place_is_not_taken) {
+    Scene scene("another");
+    SegmentFiles files(scene.terms, scene.counts);
+    CHECK(files.open().ok());
+    files.close();
+    for (const auto& entry : std::filesystem::directory_iterator(scene.folder.root())) {
+        std::filesystem::remove_all(entry);
+    }
+    CHECK(!files.open().ok());  // nor is one made there
+    CHECK_EQUAL(scene.file_count(), std::size_t{0});
+}
+
+TEST(a_file_beyond_the_capacity_is_not_opened_and_can_be_removed) {
+    Scene scene("beyond");
+    {
+        DeviceTerms larger = scene.terms;
+        larger.capacity_bytes = 8 * kSmallSegment;
+        SegmentFiles files(larger, scene.counts);
+        CHECK(files.open().ok());
+        for (int i = 0; i < 6; ++i) {
+            begin_one(files);
+        }
+    }
+    SegmentFiles files(scene.terms, scene.counts);
+    CHECK(files.open().ok());
+    CHECK_EQUAL(files.list().value().size(), std::size_t{6});
+    CHECK(files.open_file(5).code() == Code::unavailable);
+    CHECK(files.remove_file(5).ok());
+    CHECK(files.open_file(3).ok());
+    CHECK(files.remove_file(3).ok());
+    CHECK_EQUAL(files.file_count(), std::uint64_t{0});
+    CHECK_EQUAL(scene.file_count(), std::size_t{4});
+}
+
+TEST(a_probe_is_paid_for_like_any_other_bytes) {
+    constexpr std::uint64_t kDaily = 24 * 8 * kIoAlignment;
+    Scene scene("paid", kDaily);
+    SegmentFiles files(scene.terms, scene.counts);
+    CHECK(files.open().ok());
+    CHECK(files.may_spend(8 * kIoAlignment));
+    CHECK(files.try_writing().ok());
+    CHECK(!files.may_spend(8 * kIoAlignment));
+    CHECK(files.may_spend(7 * kIoAlignment));
+    files.spend(7 * kIoAlignment);
+    CHECK(!files.may_spend(1));
+    CHECK_EQUAL(scene.counts.written_bytes, 8 * std::uint64_t{kIoAlignment});
+}
