@@ -72,13 +72,13 @@ class SchedulerSide:
         """When the engine was seen idle first, since it computed something or a save was planned."""
         self._rest = 0
         """Steps for which nothing is to be planned, unless another hook has something to say before."""
-        self._rested = 0
+        self.rested = 0
         """How many of them are over."""
         self._memory_id = 0
         self._former: set[int] = set()
         self._notes = 0
         self._heard_warnings = 0
-        self._is_mixed = False
+        self.is_mixed = False
         """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
         self._is_asleep = False
         """The engine woke, and a rank of it did not."""
@@ -168,7 +168,7 @@ class SchedulerSide:
     @property
     def _is_off(self) -> bool:
         """Nothing is saved or restored of requests that arrive, and nothing waited for."""
-        return self._is_mixed or self._is_asleep or self._has_changed
+        return self.is_mixed or self._is_asleep or self._has_changed
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
@@ -234,14 +234,14 @@ class SchedulerSide:
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """This step's loads and saves, for every worker."""
         tokens = output.total_num_scheduled_tokens
-        if self._rested < self._rest:
-            self._rested += 1
+        if self.rested < self._rest:
+            self.rested += 1
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
         parts = self.parts
         if parts is None:
             return NOTHING_TO_DO
-        parts.saves.look_out.skip(self._rested)
-        self._rest = self._rested = 0
+        parts.saves.look_out.skip(self.rested)
+        self._rest = self.rested = 0
         are_saves_pending = parts.saves.pending > 0
         if are_saves_pending:
             parts.saves.end_overdue()
@@ -356,8 +356,8 @@ class SchedulerSide:
         for tracked in self.requests.values():
             tracked.is_tainted = True
         if self.parts is not None:
-            self._is_mixed = self._has_old_blocks(self.parts)
-            if self._is_mixed:
+            self.is_mixed = self._has_old_blocks(self.parts)
+            if self.is_mixed:
                 logger.warning(
                     "the connector was reset while the engine's own cache was not: nothing is saved or restored before "
                     "a reset of both (let the engine go idle, and reset again)"

@@ -40,6 +40,16 @@ class SavedTokens:
         self._blocks = 0
         """Of all runs."""
 
+    @property
+    def untold_blocks(self) -> int:
+        """Blocks that `take` can find."""
+        return len(self._places)
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks of all runs that are kept, those included that were told or offered again: never more than `limit`."""
+        return self._blocks
+
     def note(self, names: bytes, tokens: list[int]) -> None:
         """These blocks are about to be saved, and have these tokens one after the other."""
         words: list[int] = np.frombuffer(names, "<u8")[:: HASH_BYTES // 8].tolist()

@@ -123,7 +123,7 @@ class ConnectorProm(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        _forget_registered()
+        forget_registered()
         self._instruments = {metric.name: self._make_instrument(metric) for metric in ENGINE_METRICS}
         for metric in ENGINE_METRICS:
             if metric.kind is not Kind.GAUGE and not metric.labels:
@@ -188,7 +188,7 @@ def _join(kind: Kind, one: Any, other: Any) -> Any:
     return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(one, other, strict=True)]
 
 
-def _forget_registered() -> None:
+def forget_registered() -> None:
     """vLLM unregisters its own metrics before a second engine of a process makes them again, by their prefix `vllm:`.
 
     Ours would stay, and the second engine could not start: its names would be taken.

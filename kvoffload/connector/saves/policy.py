@@ -130,19 +130,19 @@ class SecondUse(Eager):
 
     def __init__(self, *, limit: int) -> None:
         """Remembers at most so many blocks."""
-        self._seen = SeenBlocks(limit)
+        self.seen = SeenBlocks(limit)
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         return [chosen for one in candidates if (chosen := self._choose(one)) is not None]
 
     def forget_all(self) -> None:
-        self._seen.forget_all()
+        self.seen.forget_all()
 
     def _choose(self, one: Candidates) -> Candidates | None:
         names = one.tracked.chain.names(one.group, one.positions)
         user = one.tracked.request.request_id
         is_wanted = [
-            self._seen.see(one.group, names[at : at + HASH_BYTES], user) for at in range(0, len(names), HASH_BYTES)
+            self.seen.see(one.group, names[at : at + HASH_BYTES], user) for at in range(0, len(names), HASH_BYTES)
         ]
         if all(is_wanted) or one.tracked.terms.pin_s > 0:
             return one

@@ -115,7 +115,7 @@ class Saves:
         self._note_saved = note_saved
         self._is_ready = is_ready
         self._is_known = is_known
-        self._policy = policy
+        self.policy = policy
         self.look_out = look_out or LookOut()
         self._measures = measures or Measures()
         self._clock = clock
@@ -146,9 +146,14 @@ class Saves:
         return len(self._jobs) + bool(self._ended)
 
     @property
+    def blocks_under_way(self) -> int:
+        """Blocks that are being saved, of all groups."""
+        return sum(map(len, self._on_the_way))
+
+    @property
     def has_left(self) -> bool:
         """Blocks of requests that have ended are to be saved as soon as there are slots for them."""
-        return self._policy.is_watching and self._policy.saves_at_once
+        return self.policy.is_watching and self.policy.saves_at_once
 
     @property
     def will_free_blocks(self) -> bool:
@@ -179,13 +184,13 @@ class Saves:
     ) -> tuple[SaveJob, ...]:
         """One job for all blocks that are to be saved after this step, or none. `is_ending`: there may be no time later
         for what the engine still holds."""
-        room = self._find_room() if self.look_out.has_waiting or self._policy.is_watching else None
+        room = self._find_room() if self.look_out.has_waiting or self.policy.is_watching else None
         has_room = room is None or not room.is_used_up
         # While the pool has room, what was left is saved at once; so is what there may be no time for later.
-        takes_all = is_ending or self._policy.saves_at_once
+        takes_all = is_ending or self.policy.saves_at_once
         found: Sequence[NamedBlocks] = ()
-        if has_room and self._policy.is_watching:
-            found = self._policy.find_all() if takes_all else self._policy.find(self._next_under_way)
+        if has_room and self.policy.is_watching:
+            found = self.policy.find_all() if takes_all else self.policy.find(self._next_under_way)
         due = self.look_out.begin_step(scheduled, has_room=has_room)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
@@ -206,13 +211,13 @@ class Saves:
                 if tracked is not None and self._may_save(tracked):
                     if tracked not in due and request_id in scheduled:
                         due.append(tracked)
-                    self._reserve(self._policy.choose(list(self._find_states(tracked, offers))), parts, is_last=True)
-            if not self._policy.saves_at_once:
+                    self._reserve(self.policy.choose(list(self._find_states(tracked, offers))), parts, is_last=True)
+            if not self.policy.saves_at_once:
                 room = None
             elif due and (room is None or ended):
                 room = self._find_room()
             self._look_at(due, scheduled, state, room, look)
-            self._reserve(self._policy.choose(look.candidates), parts)
+            self._reserve(self.policy.choose(look.candidates), parts)
             for tracked in look.waiting:
                 self.look_out.wait(tracked)
             for tracked, full in look.looked_at:
@@ -225,7 +230,7 @@ class Saves:
             _put_back(look.candidates, 0)
             for tracked in due:
                 self.look_out.wait(tracked)
-            self._policy.look_again()
+            self.policy.look_again()
             raise
         return self._make_jobs(parts) if parts else ()
 
@@ -239,7 +244,7 @@ class Saves:
         tracked.chain.follow(tracked.request.block_hashes)
         self._worth.note_end(tracked.progress, min(computed, tracked.chain.tokens))
         if computed >= tracked.progress.due:
-            for one in self._policy.choose(self._collect(tracked, computed, tables)):
+            for one in self.policy.choose(self._collect(tracked, computed, tables)):
                 self._pin_ended(one)
 
     def end_jobs(self, report: WorkerReport) -> None:
@@ -365,7 +370,7 @@ class Saves:
         """As far as there are pins; the rest is not offered again."""
         room, blocks = self._pins.room, candidates.list_blocks()
         if len(blocks) > room:
-            if not self._policy.keep([candidates]):
+            if not self.policy.keep([candidates]):
                 self._measures.count("kvoffload_dropped_saves_total", len(blocks) - room, reason="no_pin")
             candidates = candidates.keep_first(room)
             blocks = blocks[:room]
@@ -407,9 +412,9 @@ class Saves:
         it and those after it are dropped, and counted."""
         group = named.group
         wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
-        is_watching = self._policy.is_watching
+        is_watching = self.policy.is_watching
         if is_watching:
-            self._policy.settle(named.blocks[~wanted])
+            self.policy.settle(named.blocks[~wanted])
         if not wanted.any():
             return []
         if not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
@@ -431,14 +436,14 @@ class Saves:
         self._pins.pin(chosen.blocks.tolist())
         self._next_under_way += len(slots) if is_next else 0
         if is_watching:
-            self._policy.settle(chosen.blocks)
+            self.policy.settle(chosen.blocks)
         return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
 
     def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
-        return self._policy.keep(candidates)
+        return self.policy.keep(candidates)
 
     def _look_again(self, _index: int) -> bool:
-        self._policy.look_again()
+        self.policy.look_again()
         return True
 
     def _choose_new(self, named: NamedBlocks, index: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:

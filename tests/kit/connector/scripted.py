@@ -274,12 +274,13 @@ class ScriptedEngine:
             self._scheduled[request.request_id] = tokens
         return Admission(local, external)
 
-    def run(self, request: Request, tokens: int | None = None) -> bool:
-        """Schedules a request that has blocks already; False when there are none for it."""
+    def run(self, request: Request, tokens: int | None = None, *, drafts: int = 0) -> bool:
+        """Schedules a request that has blocks already, with so many drafts beside its tokens; False when there are no
+        blocks for it."""
         tokens = self.next_chunk(request, request.num_computed_tokens, tokens)
         if self.manager.allocate_slots(request, tokens) is None:
             return False
-        self._scheduled[request.request_id] = tokens
+        self._scheduled[request.request_id] = tokens + drafts
         return True
 
     def decode(self, request: Request, token: int = 7) -> None:
@@ -406,7 +407,7 @@ class ScriptedEngine:
         assert not self.connector.has_pending_push_work()
         stats = self.cache.stats()
         assert (stats.leases, stats.reserved) == (0, 0)
-        assert not any(self.parts.saves._on_the_way)
+        assert self.parts.saves.blocks_under_way == 0
 
 
 def two_groups(num_blocks: int = 32, rank: int = 0) -> WorkerFacts:

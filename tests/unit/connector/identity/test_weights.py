@@ -78,7 +78,7 @@ def test_another_engines_model_in_this_process_is_left_out() -> None:
     _, mine, _ = (load(Model()) for _ in range(3))
     found = find_weights(config_of(mine.block.attn))
     assert {id(tensor) for _, tensor in found.tensors} == {
-        id(tensor) for tensor in (*mine.parameters(), mine.block.attn._k_scale)
+        id(tensor) for tensor in (*mine.parameters(), mine.block.attn.get_buffer("_k_scale"))
     }
 
 
