@@ -29,34 +29,34 @@ class CreditStock:
         self.whole = whole
         self.high = self.wanted = min(wanted, MAX_SLOTS)
         self.slot_bytes = max(slot_bytes, 1)
-        self._tickets = self._addresses = _NONE
+        self.tickets = self._addresses = _NONE
         self.is_asking = False
         self.not_before_ns = 0
         """The last answer brought less than was asked for: there is no room before somebody releases some."""
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.tickets)
 
     def missing(self, now_ns: int) -> int:
         """How many to ask for now; 0: enough are there or on their way."""
-        if self.is_asking or now_ns < self.not_before_ns or 2 * len(self._tickets) >= self.high:
+        if self.is_asking or now_ns < self.not_before_ns or 2 * len(self.tickets) >= self.high:
             return 0
-        return self.high - len(self._tickets)
+        return self.high - len(self.tickets)
 
     def put(self, tickets: npt.NDArray[np.uint64], addresses: npt.NDArray[np.uint64]) -> None:
         granted = tickets != 0
-        self._tickets = np.concatenate([self._tickets, tickets[granted]])
+        self.tickets = np.concatenate([self.tickets, tickets[granted]])
         self._addresses = np.concatenate([self._addresses, addresses[granted]])
 
     def take(self, memory_id: int, session: int, count: int) -> ReservedSlots:
         """As many as are there."""
-        taken = ReservedSlots(memory_id, session, self.group, self._tickets[:count], self._addresses[:count])
-        self._tickets, self._addresses = self._tickets[count:], self._addresses[count:]
+        taken = ReservedSlots(memory_id, session, self.group, self.tickets[:count], self._addresses[:count])
+        self.tickets, self._addresses = self.tickets[count:], self._addresses[count:]
         return taken
 
     def clear(self) -> None:
         """They are not ours any more."""
-        self._tickets = self._addresses = _NONE
+        self.tickets = self._addresses = _NONE
         self.is_asking = False
 
 

@@ -105,11 +105,12 @@ class PeerLinks:
         """Readable when links have stored something."""
         return self._queue.fileno()
 
-    def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> None:
-        """The domain's memory is there, and what lies below it."""
+    def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> PeerAccess:
+        """The domain's memory is there, and what lies below it. Returns what links do there."""
         loop = LoopLink(domain, self._queue, None if chain is None else chain.find_near)
         access = PeerAccess(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
         self._server.attach(domain, access)
+        return access
 
     def tell(self, core: PeeredCore, now_ns: int) -> None:
         """What links have stored, removed or want since the last time."""

@@ -147,7 +147,7 @@ class Scheduler(Process):
     @property
     def stock(self) -> set[int]:
         """Tickets that lie ready."""
-        return {int(ticket) for stock in self.blocks.stocks for ticket in stock._tickets}
+        return {int(ticket) for stock in self.blocks.stocks for ticket in stock.tickets}
 
     def on_done(self, job: Job, worker: Worker, is_good: bool) -> None:
         """A worker has done its part, or is gone."""

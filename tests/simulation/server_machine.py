@@ -111,7 +111,7 @@ class Server:
         if self.traffic is None:
             return False
         writes, reads = self.traffic.writes, self.traffic.reads
-        return bool(writes._queue or writes._writing or reads._reading or reads._held or reads.waiting)
+        return writes.is_moving or reads.is_moving or reads.waiting > 0
 
     def note(self, what: str, *arguments: Any) -> None:
         self.timeline.note(self.name, what, *arguments)

@@ -136,7 +136,7 @@ class ModelTier:
     def _get(self, memory: ModelMemory, key: Key, place: int) -> RecordOutcome:
         entry = memory.entries[place]
         assert self._server.traffic is not None
-        is_ours = entry.state == "reserved" and entry.session == self._server.traffic.reads._session
+        is_ours = entry.state == "reserved" and entry.session == self._server.traffic.reads.session
         assert is_ours, f"the tier writes to slot {place}, which is not its any more"
         fault, record = self._fault(), self._disk.records.get(key)
         if record is None or fault is RecordOutcome.MISSING:

@@ -138,6 +138,11 @@ class Lifelines:
     def __len__(self) -> int:
         return len(self._lines)
 
+    @property
+    def queued_bytes(self) -> int:
+        """What processes have not read, all together."""
+        return self._queued.total()
+
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """False: the file is none of these."""
         if file == self._listener.fileno():

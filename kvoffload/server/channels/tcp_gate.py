@@ -60,6 +60,16 @@ class TcpGate:
         """Returns how many connections there are."""
         return len(self._by_file) // 2
 
+    @property
+    def hosts(self) -> int:
+        """From how many machines they come."""
+        return len(self._hosts)
+
+    @property
+    def pending_bytes(self) -> int:
+        """What was read and not yet written, of all connections."""
+        return sum(len(passage.pending[end]) for passage, end in self._by_file.values())
+
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """False: the file is none of these."""
         if file == self._listener.fileno():

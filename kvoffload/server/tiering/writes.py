@@ -96,6 +96,11 @@ class TierWrites:
         return self._queued_bytes + self.rate.queued_bytes
 
     @property
+    def is_moving(self) -> bool:
+        """Something is queued or with the tier."""
+        return bool(self._queue or self._writing)
+
+    @property
     def is_idle(self) -> bool:
         return not (self._kept or self._queue or self._writing)
 

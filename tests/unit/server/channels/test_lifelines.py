@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,15 +54,15 @@ class Loop:
         self.told: list[tuple[object, ...]] = []
         self.wants = True
         self.uid = os.getuid()
-        self._waits: dict[int, bool] = {}
+        self.waits: dict[int, bool] = {}
         self.listener = UnixListener(path)
         self.lines = Lifelines(self.listener, self, self, boot_id=BOOT_ID)
 
     def watch(self, file: int, *, writes: bool) -> None:
-        self._waits[file] = writes
+        self.waits[file] = writes
 
     def unwatch(self, file: int) -> None:
-        del self._waits[file]
+        del self.waits[file]
 
     def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
         assert credentials == Credentials(os.getpid(), self.uid, os.getgid())
@@ -88,11 +89,9 @@ class Loop:
         self.told.append(("end", lifeline))
 
     def turn(self) -> None:
-        reads, writes, _ = select.select(
-            list(self._waits), [f for f, writes in self._waits.items() if writes], [], 0.01
-        )
+        reads, writes, _ = select.select(list(self.waits), [f for f, writes in self.waits.items() if writes], [], 0.01)
         for file in {*reads, *writes}:
-            if file in self._waits:
+            if file in self.waits:
                 assert self.lines.on_ready(file, reads=file in reads, writes=file in writes)
 
     def turn_until(self, count: int) -> None:
@@ -322,7 +321,7 @@ def test_without_descriptors_nobody_new_is_let_in_until_somebody_leaves(loop: Lo
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     # It is not asked again and again: the loop does not wait for it meanwhile.
-    assert len(loop._waits) == len(loop.lines) == 1
+    assert len(loop.waits) == len(loop.lines) == 1
     known.end.close()
     late.greet()
 
@@ -349,12 +348,14 @@ def test_what_processes_do_not_read_is_bounded_in_bytes(loop: Loop, monkeypatch:
     for process in (Process(loop), Process(loop)):
         process.greet()
     monkeypatch.setattr(PacketSocket, "send", lambda *_: False)
-    for line in [told[1] for told in loop.told]:
-        while ("end", line) not in loop.told:
+    lines, seen = [told[1] for told in loop.told], set[int]()
+    while len(loop.lines):
+        for line in lines:
             loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
-            assert loop.lines._queued.total() <= 1600
-            assert all(known.queued_bytes <= 1000 for known in loop.lines._lines.values())
-    assert not loop.lines._queued
+            assert loop.lines.queued_bytes <= (1600 if len(loop.lines) == 2 else 1000)
+            seen.add(len(loop.lines))
+    assert seen == {2, 1, 0}
+    assert loop.lines.queued_bytes == 0
 
 
 def test_a_slow_reader_gets_everything_in_order(loop: Loop) -> None:
@@ -392,7 +393,7 @@ def test_until_it_is_sent_it_is_open_and_the_others_are_nobodys(loop: Loop) -> N
     process.greet()
     line = loop.told[0][1]
     events = 0
-    while not any(loop._waits.values()):
+    while not any(loop.waits.values()):
         loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
         events += 1
     kept, own = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
@@ -415,7 +416,7 @@ def test_the_end_of_a_line_closes_what_it_has_taken(loop: Loop, how: str) -> Non
     process = Process(loop)
     process.greet()
     line = loop.told[0][1]
-    while not any(loop._waits.values()):
+    while not any(loop.waits.values()):
         loop.lines.send_event(line, Closing(reason=ClosingReason.ENDED))  # type: ignore[arg-type]
     own = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
     for file in own:
@@ -471,28 +472,28 @@ def test_nobody_new_comes_once_it_has_stopped_listening(loop: Loop) -> None:
     process.greet()
 
 
-def crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More descriptors are under way than the kernel allows this user."""
+class Kernel:
+    """While it is crowded, more descriptors are under way than it allows this user."""
 
-    class Crowded:
-        def __init__(self, end: socket.socket) -> None:
-            self._end = end
+    is_crowded = True
 
-        def sendmsg(self, data: list[bytes], beside: list[object], flags: int) -> int:
-            if beside:
-                raise OSError(errno.ETOOMANYREFS, "too many references")
-            return self._end.sendmsg(data, beside, flags)  # type: ignore[arg-type]
+    def wrap(self, connected: socket.socket) -> PacketSocket:
+        crowded: Any = CrowdedSocket(self, connected)
+        return PacketSocket(crowded)
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._end, name)
 
-    made = PacketSocket.__init__
+class CrowdedSocket:
+    def __init__(self, kernel: Kernel, end: socket.socket) -> None:
+        self._kernel = kernel
+        self._end = end
 
-    def make(self: PacketSocket, connected: socket.socket) -> None:
-        made(self, connected)
-        self._socket = Crowded(connected)  # type: ignore[assignment]
+    def sendmsg(self, data: list[bytes], beside: list[Any], flags: int) -> int:
+        if beside and self._kernel.is_crowded:
+            raise OSError(errno.ETOOMANYREFS, "too many references")
+        return self._end.sendmsg(data, beside, flags)
 
-    monkeypatch.setattr(PacketSocket, "__init__", make)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._end, name)
 
 
 def send_memory(loop: Loop, line: object, count: int = 2) -> None:
@@ -502,16 +503,14 @@ def send_memory(loop: Loop, line: object, count: int = 2) -> None:
 
 def test_what_the_kernel_does_not_take_is_tried_again_by_a_timer(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its socket can be written to all the while, which would keep the loop busy."""
-    process = Process(loop)
-    with monkeypatch.context() as crowded:
-        crowd(crowded)
-        process.greet()
-        send_memory(loop, loop.told[0][1])
-        assert not any(loop._waits.values())
-        loop.lines.tick(0.0)
-        assert not any(loop._waits.values())
-    (line,) = loop.lines._lines.values()
-    line.end._socket = line.end._socket._end  # type: ignore[attr-defined]
+    process, kernel = Process(loop), Kernel()
+    monkeypatch.setattr(lifelines, "PacketSocket", kernel.wrap)
+    process.greet()
+    send_memory(loop, loop.told[0][1])
+    assert not any(loop.waits.values())
+    loop.lines.tick(0.0)
+    assert not any(loop.waits.values())
+    kernel.is_crowded = False
     loop.lines.tick(0.25)
     answer, descriptors = process.receive()
     assert (isinstance(answer.message, Memory), len(descriptors)) == (True, 2)
@@ -527,7 +526,7 @@ def test_a_user_who_reads_no_descriptors_keeps_nobody_from_theirs(loop: Loop, mo
     other.greet()
     for _ in range(10):
         send_memory(loop, loop.told[0][1])
-    assert not any(loop._waits.values())
+    assert not any(loop.waits.values())
     of_user(monkeypatch, 9)
     loop.uid = 9
     honest = Process(loop)
