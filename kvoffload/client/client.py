@@ -101,6 +101,13 @@ class Client(Connection):
         with self._changed:
             return self._changed.wait_for(lambda: self.link.is_serving, timeout_s)
 
+    @property
+    def is_woken(self) -> bool:
+        """Its thread was told to look, and has not looked yet."""
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        return bool(poller.poll(0))
+
     def retire(self, memory_id: int) -> None:
         """No process of the engine uses this former memory any more."""
         with self.lock:

@@ -116,11 +116,13 @@ def make_memories(*, keeps_former: bool = False) -> Memories:
     return Memories(keeps_former=keeps_former, open_memory=FakeMemory, name=lambda held: held.index)
 
 
-def make_link(wire: FakeWire, *, role: Role = Role.SCHEDULER, terms: LinkTerms = TERMS, **options: Any) -> Link:
+def make_link(
+    wire: FakeWire, *, role: Role = Role.SCHEDULER, terms: LinkTerms = TERMS, pidfd: int = 3, **options: Any
+) -> Link:
     register: Register | None = None if role is Role.OBSERVER else register_of(PLAIN)
     member = Member(engine="engine", role=role)
     memories = make_memories(keeps_former=role is Role.WORKER)
-    return Link(member, register, terms, wire, memories, pidfd=3, random=Random(1), **options)
+    return Link(member, register, terms, wire, memories, pidfd=pidfd, random=Random(1), **options)
 
 
 def lease(number: int) -> Release:
