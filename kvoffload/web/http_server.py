@@ -62,6 +62,16 @@ class HttpServer:
         assert self._server is not None
         return TcpAddress(self._terms.address.host, self._server.sockets[0].getsockname()[1])
 
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._open)
+
+    @property
+    def idle_connections(self) -> int:
+        """How many of them nothing is asked on now."""
+        return len(self._idle)
+
     async def start(self) -> None:
         """ConfigError: nobody can listen there."""
         address = self._terms.address
