@@ -111,6 +111,11 @@ class PeerServer:
         with self._lock:
             self._accesses[domain] = access
 
+    def count_links(self, peer: str) -> int:
+        """How many links a peer has, those included that have yet to prove that they are its."""
+        with self._lock:
+            return self._of_peer[peer]
+
     def open_session(self, peer: str, domain: str) -> LinkSession:
         """For a peer that the control channel knows."""
         made = LinkSession(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(32))
