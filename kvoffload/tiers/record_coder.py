@@ -31,7 +31,7 @@ _MARGIN = 0.9
 """Of the speed at which reading would gain nothing by it."""
 _SEND_MARGIN = 0.5
 """Of the code's speed: one record is sent while the next one is coded."""
-_GROUPS = 64
+GROUPS = 64
 
 
 class Coding(StrEnum):
@@ -173,7 +173,7 @@ class RecordCoder:
             return dict(self._counts)
 
     def _group(self, number: int) -> _Group:
-        return self._groups[number % _GROUPS]
+        return self._groups[number % GROUPS]
 
     def _takes(self, group: _Group, *, is_faster: bool) -> bool:
         """What is of no use is tried rarely: it may have become of use."""

@@ -109,7 +109,7 @@ class S3Bucket:
         try:
             self._client: Any = S3Store(**_options(terms))
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
 
     # ---- questions ----
 
@@ -182,13 +182,13 @@ class S3Bucket:
         except FileNotFoundError:
             return None
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
 
     async def list_level(self, path: str) -> Level:
         try:
             found = await self._library.list_with_delimiter_async(self._client, path)
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
         objects = [
             ListedIndex(path=one["path"], size_bytes=one["size"], changed=one["last_modified"])
             for one in found["objects"]
@@ -204,7 +204,7 @@ class S3Bucket:
             async for page in pages:
                 return [(one["path"], one["size"]) for one in page]
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
         return []
 
     # ---- changes ----
@@ -235,7 +235,7 @@ class S3Bucket:
         except self._errors as fault:
             if _status_of(fault) in (*_REFUSED, 404, 409):
                 return None
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
         return str(put["e_tag"] or "")
 
     async def delete(self, paths: Sequence[str]) -> list[bool]:
@@ -288,7 +288,7 @@ class S3Bucket:
 
         answers = await asyncio.gather(*map(one, items))
         if faults:
-            raise StoreFaultError(_explain(faults[0])) from faults[0]
+            raise StoreFaultError(explain_fault(faults[0])) from faults[0]
         return answers  # type: ignore[return-value]
 
 
@@ -335,7 +335,7 @@ def _status_of(fault: BaseException) -> int:
     return int(found[1]) if found else 0
 
 
-def _explain(fault: BaseException) -> str:
+def explain_fault(fault: BaseException) -> str:
     """In one line, without what the library tells its developers."""
     text = str(fault)
     status = _status_of(fault)
