@@ -135,6 +135,11 @@ class WorkerSide:
     def registration(self) -> Registration:
         return self._registration
 
+    @property
+    def is_copying(self) -> bool:
+        """Copies are on their way."""
+        return bool(self._copies)
+
     def register(
         self,
         geometry: KVGeometry,

@@ -78,7 +78,7 @@ class CudaEngine(NativeCopyEngine):
         try:
             # The core keeps the tensors, so that nothing a copy still touches goes with this object.
             core = native.create_cuda_engine(
-                page_map.num_blocks, runs, list(tensors.values()), _find_device(tensors, device), plan_limit, library
+                page_map.num_blocks, runs, list(tensors.values()), find_device(tensors, device), plan_limit, library
             )
         except (TypeError, ValueError) as fault:
             raise UnsupportedError(f"no CUDA engine can be made: {fault}", remedy="check device and pages") from fault
@@ -169,8 +169,8 @@ class CudaEngine(NativeCopyEngine):
         return super()._hand_over(plan, after)
 
 
-def _find_device(tensors: Mapping[str, torch.Tensor], device: int | None) -> int:
-    """The one GPU of all tensors, or the one named."""
+def find_device(tensors: Mapping[str, torch.Tensor], device: int | None) -> int:
+    """Returns the one GPU of all tensors, or the one named. StorageError: there are several, or it is none."""
     found = {name: flat.device for name, flat in tensors.items()}
     for name, other in found.items():
         if other.type != "cuda":

@@ -128,7 +128,7 @@ def count_held(side: SchedulerSide) -> dict[str, int]:
         "unsent": len(restores.unsent) + len(restores.doomed),
         "admission": len(restores.admission.reserved),
         "saves": saves.pending,
-        "on_the_way": sum(map(len, saves._on_the_way)),
+        "on_the_way": saves.blocks_under_way,
         "pins": side.parts.pins.count,
     }
 

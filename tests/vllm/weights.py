@@ -17,11 +17,11 @@ CHANGED = "model.layers.1.self_attn.k_norm.weight"
 def seen_weights() -> Iterator[None]:
     """Of engines that start within it: as on a GPU. The CPU build packs a linear layer's weight where nobody can see
     it, and leaves an empty one behind."""
-    from vllm import _custom_ops as ops
+    from vllm import _custom_ops as ops  # private: where vLLM asks what the CPU's kernels can do
     from vllm.model_executor.layers import utils
 
     with (
-        patch.object(ops, "_supports_onednn", False),
+        patch.object(ops, "_supports_onednn", False),  # private: no setting turns its packing off
         patch.object(utils, "check_cpu_sgl_kernel", lambda *given: False),
     ):
         yield

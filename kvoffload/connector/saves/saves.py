@@ -118,7 +118,7 @@ class Saves:
         self.policy = policy
         self.look_out = look_out or LookOut()
         self._measures = measures or Measures()
-        self._clock = clock
+        self.clock = clock
         self._cache = cache
         self.groups = groups
         self._worth = worth
@@ -278,7 +278,7 @@ class Saves:
         """Jobs that some rank has not reported for too long are dropped: the engine gets its blocks back."""
         while self._jobs:
             number, job = next(iter(self._jobs.items()))
-            waits_s = self._clock() - job.begun_s
+            waits_s = self.clock() - job.begun_s
             if waits_s < self._terms.report_wait_s:
                 return
             logger.warning(
@@ -477,7 +477,7 @@ class Saves:
                 mine = _join_parts(mine)
                 told = sorted(_place(mine), key=self._is_published_later)
             number = next(self._numbers)
-            self._jobs[number] = _Job(mine, told, self._terms.ranks, self._clock(), self.step)
+            self._jobs[number] = _Job(mine, told, self._terms.ranks, self.clock(), self.step)
             moves = BlockMoves(
                 np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
                 np.concatenate([part.named.blocks for part in mine]),
@@ -493,7 +493,7 @@ class Saves:
 
     def _publish(self, job: _Job) -> None:
         shards, fingerprint = self._terms.shards, self._terms.fingerprint
-        self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
+        self._measures.observe("kvoffload_save_seconds", self.clock() - job.begun_s)
         for part in job.told:
             named, records = part.named, len(part.slots)
             record_bytes = self.groups.facts[named.group].record_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import resource
@@ -11,7 +10,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,6 +37,7 @@ from kvoffload.server.channels import lifelines, unread_descriptors
 from kvoffload.server.channels import lifelines as lifelines_module
 from kvoffload.server.channels.lifelines import Lifelines
 from kvoffload.server.channels.unix_listener import UnixListener
+from tests.kit.crowded_kernel import Kernel
 
 BOOT_ID = 77
 TIMEOUT_S = 30.0
@@ -470,30 +469,6 @@ def test_nobody_new_comes_once_it_has_stopped_listening(loop: Loop) -> None:
     with pytest.raises(FileNotFoundError):
         Process(loop)
     process.greet()
-
-
-class Kernel:
-    """While it is crowded, more descriptors are under way than it allows this user."""
-
-    is_crowded = True
-
-    def wrap(self, connected: socket.socket) -> PacketSocket:
-        crowded: Any = CrowdedSocket(self, connected)
-        return PacketSocket(crowded)
-
-
-class CrowdedSocket:
-    def __init__(self, kernel: Kernel, end: socket.socket) -> None:
-        self._kernel = kernel
-        self._end = end
-
-    def sendmsg(self, data: list[bytes], beside: list[Any], flags: int) -> int:
-        if beside and self._kernel.is_crowded:
-            raise OSError(errno.ETOOMANYREFS, "too many references")
-        return self._end.sendmsg(data, beside, flags)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._end, name)
 
 
 def send_memory(loop: Loop, line: object, count: int = 2) -> None:
