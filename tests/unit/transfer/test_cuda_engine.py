@@ -222,7 +222,7 @@ def test_whether_kernels_can_be_used_is_told(scene: Scene) -> None:
 def test_a_way_that_is_none_is_refused(scene: Scene) -> None:
     way: Any = SimpleNamespace(value="teleport")
     with pytest.raises(ValueError, match="batch, staged or mapped"):
-        scene.engine.set_ways((WayRule(CopyDirection.LOAD, 1, 1, way),))
+        scene.engine.set_ways((WayRule(direction=CopyDirection.LOAD, run_bytes=1, runs=1, way=way),))
 
 
 def test_no_driver_and_no_such_device_are_told(scene: Scene) -> None:
