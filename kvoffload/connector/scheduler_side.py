@@ -121,7 +121,7 @@ class SchedulerSide:
         self._pool = pool
 
     def accept_facts(self, facts: Mapping[Rank, WorkerFacts]) -> None:
-        """What every rank registered. Raises where ranks disagree, and what keeps the cache from being opened.
+        """Takes what every rank registered. Raises where ranks disagree, and what keeps the cache from being opened.
 
         An engine that wakes says it again: where its ranks may copy then is noted. Anything else that they say ends all
         saving and restoring, and is raised.
@@ -226,7 +226,7 @@ class SchedulerSide:
             self.parts.restores.plan(tracked, block_ids, external)
 
     def doom_load(self, request: Request) -> None:
-        """`plan_load` raised: the hit was reported, so the load must be seen to fail."""
+        """Is told that `plan_load` raised: the hit was reported, so the load must be seen to fail."""
         self._rest = 0
         if self.parts is not None:
             self.parts.restores.doom(request.request_id)
@@ -276,7 +276,7 @@ class SchedulerSide:
         return StepPlan(loads, saves, doomed, retired, tokens > 0, step)
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
-        """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
+        """Returns what must be sent although planning failed: queued loads, or their requests would wait for ever."""
         if self.parts is None:
             return NOTHING_TO_DO
         loads, doomed = self.parts.restores.take_jobs()
@@ -344,7 +344,8 @@ class SchedulerSide:
         logger.info("weights after the sleep: %s; what was saved before it %s", verdict.value, found)
 
     def clear(self) -> None:
-        """Nothing saved so far is found again: the weights it was made with are gone, or somebody wants a cold cache.
+        """Sees to it that nothing saved so far is found again: the weights it was made with are gone, or somebody wants
+        a cold cache.
 
         Other engines that share the server go on with what they have; this one's blocks have other names from now on,
         unless it is a sleep that this reset is for, and the same weights wake from it. Requests that run hold blocks of
@@ -388,7 +389,7 @@ class SchedulerSide:
         return self._idle_since_s is not None and self._clock() >= self._idle_since_s + LEFT_WAIT_S
 
     def close(self) -> None:
-        """The engine ends."""
+        """Closes the cache: the engine ends."""
         self.masks.close()
         if self.parts is not None:
             self.parts.cache.close()
@@ -415,7 +416,7 @@ class SchedulerSide:
         return self.masks.find(tracked.request, tracked.terms) == tracked.chain.mask
 
     def _find_rest(self, parts: SchedulerParts) -> int:
-        """After a step without anything to do: how many are going to be like it if nothing happens."""
+        """Says, after a step without anything to do, how many are going to be like it if nothing happens."""
         if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching:
             return 0
         if not (parts.restores.is_quiet and parts.kept.is_quiet):

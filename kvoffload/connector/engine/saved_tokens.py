@@ -27,7 +27,7 @@ class _Run:
 
 
 class SavedTokens:
-    """Of one group. Owned by the scheduler's thread."""
+    """Keeps the tokens of one group's blocks. Owned by the scheduler's thread."""
 
     def __init__(self, block_size: int, *, limit: int = MAX_BLOCKS) -> None:
         self._block_size = block_size
@@ -42,12 +42,12 @@ class SavedTokens:
 
     @property
     def untold_blocks(self) -> int:
-        """Blocks that `take` can find."""
+        """How many blocks `take` can find."""
         return len(self._places)
 
     @property
     def held_blocks(self) -> int:
-        """Blocks of all runs that are kept, those included that were told or offered again: never more than `limit`."""
+        """How many blocks the kept runs have, those included that were told or offered again: `limit` at most."""
         return self._blocks
 
     def note(self, names: bytes, tokens: list[int]) -> None:

@@ -68,7 +68,7 @@ class ConnectorStats(KVConnectorStats):
         self.data.setdefault(name, series)[key] = [counts, sums]
 
     def aggregate(self, other: KVConnectorStats) -> ConnectorStats:
-        """Both as one; of a gauge, the other's word, for it is the later or the scheduler's.
+        """Returns both as one; of a gauge it has the other's word, for it is the later or the scheduler's.
 
         Neither is changed: vLLM may hold them, and its log accumulates into the very payload that Prometheus reads.
         """
@@ -85,7 +85,7 @@ class ConnectorStats(KVConnectorStats):
         self.data = {}
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line: of a histogram the number of observations and their mean."""
+        """Returns what vLLM's log line shows: of a histogram the number of observations and their mean."""
         line: dict[str, int | float] = {}
         for name, series in self.data.items():
             for key, value in series.items():
@@ -99,7 +99,7 @@ class ConnectorStats(KVConnectorStats):
         return line
 
     def is_empty(self) -> bool:
-        """Whether nothing was recorded."""
+        """Says whether nothing was recorded."""
         return not self.data
 
     def _find(self, name: str, kind: Kind, labels: Mapping[str, str]) -> tuple[dict[str, Any], str]:

@@ -34,7 +34,7 @@ class EvictionWatch:
     """A `SavePolicy`. Remembers of each of the engine's blocks the name under which its content is to be saved."""
 
     def __init__(self, pool: BlockPool, groups: GroupTable, *, look_ahead: int) -> None:
-        """`look_ahead`: how many blocks of the queue the next steps may take."""
+        """Watches a pool; `look_ahead` is how many blocks of the queue the next steps may take."""
         self._pool = pool
         self._groups = groups
         self.look_ahead = look_ahead
@@ -129,7 +129,7 @@ class EvictionWatch:
             )
 
     def _holds(self, block: KVCacheBlock) -> bool:
-        """Whether it still holds what was noted."""
+        """Says whether a block still holds what was noted."""
         key = vllm_compat.full_block_key(block, self._groups.block_size_of_table)
         if key is None:
             return False

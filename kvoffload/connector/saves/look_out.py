@@ -105,7 +105,7 @@ class LookOut:
         self._put(self._step + 1, tracked)
 
     def forget(self, request_id: str) -> None:
-        """It has ended. Where it is to be looked at later, it will not be scheduled any more."""
+        """Is told that a request has ended. Where it is to be looked at later, it will not be scheduled any more."""
         self._next.pop(request_id, None)
         self._behind.pop(request_id, None)
         for requests in self._later.values():

@@ -85,7 +85,7 @@ class Eager:
         """There is nothing to remember of them."""
 
     def forget_all(self) -> None:
-        """There is nothing."""
+        """Does nothing: there is nothing to forget."""
 
 
 class SeenBlocks:
@@ -104,11 +104,12 @@ class SeenBlocks:
         self._previous: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """At most `limit`; a block that was seen in both generations counts twice."""
+        """Returns how many blocks it remembers, at most `limit`; a block that was seen in both generations counts
+        twice."""
         return len(self._current) + len(self._previous)
 
     def see(self, group: int, block_hash: bytes, user: str) -> bool:
-        """Whether somebody else used it before. From now on it was used."""
+        """Says whether somebody else used the block before. From now on it was used."""
         block, number = hash((group, block_hash)), hash(user)
         first = self._current.get(block)
         if first is None:

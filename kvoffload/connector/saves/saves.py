@@ -45,7 +45,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class _GroupSave:
-    """With the slots that they go to."""
+    """Blocks of one group that are saved, with the slots that they go to."""
 
     named: NamedBlocks
     words: list[int]
@@ -147,7 +147,7 @@ class Saves:
 
     @property
     def blocks_under_way(self) -> int:
-        """Blocks that are being saved, of all groups."""
+        """How many blocks are being saved, of all groups."""
         return sum(map(len, self._on_the_way))
 
     @property
@@ -170,7 +170,7 @@ class Saves:
 
     @property
     def memories(self) -> set[int]:
-        """That saves go to now."""
+        """The memories that saves go to now."""
         jobs = [*self._jobs.values(), *self._overdue.values()]
         return {part.slots.memory_id for job in jobs for part in job.parts}
 
@@ -248,7 +248,8 @@ class Saves:
                 self._pin_ended(one)
 
     def end_jobs(self, report: WorkerReport) -> None:
-        """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
+        """Takes what ranks have done since the last report. The last rank's word publishes, or aborts if any rank
+        failed."""
         for number, ranks in report.saved.items():
             job = self._jobs.get(number) or self._overdue.get(number)
             if job is None:
@@ -293,7 +294,7 @@ class Saves:
             self._overdue[number] = self._jobs.pop(number)
 
     def drop_all(self) -> None:
-        """The weights change: nothing on its way is published, and nothing is pinned for it any more."""
+        """Is told that the weights change: nothing on its way is published, and nothing is pinned for it any more."""
         for job in self._jobs.values():
             self._drop(job)
         self._take_ended()
@@ -320,7 +321,8 @@ class Saves:
         room: SaveRoom | None,
         look: _Look,
     ) -> None:
-        """As long as there is room: what a request has beyond it waits, and costs this step nothing."""
+        """Looks at requests as long as there is room: what a request has beyond it waits, and costs this step
+        nothing."""
         for tracked in due:
             full = tracked.request.num_computed_tokens + scheduled[tracked.request.request_id]
             if full >= tracked.progress.due and self._may_save(tracked):
@@ -367,7 +369,7 @@ class Saves:
                 yield Candidates(tracked, group, range(end - 1, end), np.array([block], np.int64))
 
     def _pin_ended(self, candidates: Candidates) -> None:
-        """As far as there are pins; the rest is not offered again."""
+        """Pins blocks of an ended request as far as there are pins; the rest is not offered again."""
         room, blocks = self._pins.room, candidates.list_blocks()
         if len(blocks) > room:
             if not self.policy.keep([candidates]):
@@ -379,7 +381,8 @@ class Saves:
             self._ended.append(candidates)
 
     def _take_ended(self) -> list[Candidates]:
-        """Without their pins: nothing takes a block before this returns to the engine."""
+        """Takes what ended requests have left, without its pins: nothing takes a block before this returns to the
+        engine."""
         ended, self._ended = self._ended, []
         for one in reversed(ended):
             # Apart: requests may share blocks, and not every vLLM need take a block twice in one call.
@@ -537,7 +540,7 @@ class Saves:
 
 
 def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
-    """Of one place; what is published together is one part, whichever requests it is of."""
+    """Joins the parts of one place; what is published together is one part, whichever requests it is of."""
     alike: dict[tuple[int, str, bool], list[_GroupSave]] = {}
     for part in parts:
         alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)

@@ -46,7 +46,7 @@ class TierLookups:
 
     @property
     def requests(self) -> int:
-        """Of how many requests something is known."""
+        """How many requests something is known of."""
         return len(self._requests)
 
     @property
