@@ -26,7 +26,7 @@ class BlockChain:
 
     @property
     def tokens(self) -> int:
-        """How many tokens a hash covers."""
+        """How many tokens the hashes cover."""
         return self._count * self._groups.hash_block_size
 
     def follow(self, hashes: Sequence[bytes]) -> None:

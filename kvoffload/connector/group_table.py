@@ -60,7 +60,7 @@ class GroupTable:
         return tokens // self.alignment * self.alignment
 
     def longest_hit(self, tokens: int) -> int:
-        """Returns how many tokens of such a prompt a hit may have. One token has to be computed. Where a prompt is
+        """Returns how many of a prompt's tokens a hit may have. One token has to be computed. Where a prompt is
         restored to its end, the engine computes its last token once more, in a step of another shape than its own
         hit's, which computes a block."""
         if not self.dropped_tokens:

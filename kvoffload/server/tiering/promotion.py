@@ -314,7 +314,7 @@ class Promotions:
     # ---- a piece ----
 
     def _begin(self, piece: Piece, now_s: float) -> bool:
-        """False: another thread writes, or the tier takes no more batches now."""
+        """Begins to read a piece. False: another thread writes, or the tier takes no more batches now."""
         cache, space, group = self._cache, piece.space, piece.group
         assert cache is not None
         room = piece.room = piece.room or self._make_room(piece)
