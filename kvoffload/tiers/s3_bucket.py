@@ -54,7 +54,7 @@ class S3Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """Of one object."""
+    """Ranges of one object."""
 
     path: str
     starts: Sequence[int]
@@ -93,7 +93,7 @@ class Level:
 
 
 class S3Bucket:
-    """Of one thread. Its calls raise StoreFaultError where the store cannot be asked now."""
+    """Is a bucket as one thread uses it. Its calls raise StoreFaultError where the store cannot be asked now."""
 
     def __init__(self, terms: S3Access) -> None:
         try:
@@ -124,7 +124,7 @@ class S3Bucket:
         return await self._each(ask, paths)
 
     async def get(self, paths: Sequence[str], limit_bytes: int) -> list[memoryview | None]:
-        """Of a longer object, its beginning."""
+        """Reads objects; of a longer one its beginning."""
 
         async def ask(path: str) -> memoryview | None:
             part = (0, min(PART_BYTES, limit_bytes))
@@ -149,12 +149,13 @@ class S3Bucket:
         return await self._each(ask, paths)
 
     async def get_head(self, paths: Sequence[str], size_bytes: int) -> list[memoryview | None]:
-        """Their first bytes."""
+        """Reads the first bytes of objects."""
         wanted = [Ranges(path=path, starts=[0], sizes=[size_bytes]) for path in paths]
         return [None if found is None else found[0] for found in await self.get_ranges(wanted)]
 
     async def get_ranges(self, wanted: Sequence[Ranges]) -> list[list[memoryview] | None]:
-        """None where the object is gone; less where it is shorter. Ranges that lie together come by one request."""
+        """Reads ranges of objects. None where the object is gone; less where it is shorter. Ranges that lie together
+        come by one request."""
         spans = [(at, span) for at, one in enumerate(wanted) for span in join_ranges(one)]
 
         async def ask(one: tuple[int, Span]) -> memoryview | None:
@@ -239,7 +240,7 @@ class S3Bucket:
         return str(put["e_tag"] or "")
 
     async def delete(self, paths: Sequence[str]) -> list[bool]:
-        """False: it is refused. What was not there is gone, too."""
+        """Deletes objects. False: it is refused. What was not there is gone, too."""
 
         async def ask(path: str) -> bool:
             return await self._try(self._library.delete_async(self._client, path))
@@ -272,8 +273,8 @@ class S3Bucket:
         return True
 
     async def _each(self, ask: Callable[[Item], Awaitable[Answer]], items: Sequence[Item]) -> list[Answer]:
-        """So many at once. When one finds the store gone, those that wait for their turn end, so that they cost no
-        further deadline."""
+        """Does this for each item, so many at once. When one finds the store gone, those that wait for their turn end,
+        so that they cost no further deadline."""
         gate = asyncio.Semaphore(REQUESTS)
         faults: list[Exception] = []
 
@@ -330,7 +331,7 @@ def _options(terms: S3Access) -> dict[str, Any]:
 
 
 def _status_of(fault: BaseException) -> int:
-    """Of the answer; 0 without one."""
+    """Returns the answer's status; 0 without one."""
     found = _STATUS.search(str(fault))
     return int(found[1]) if found else 0
 
