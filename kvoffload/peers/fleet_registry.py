@@ -250,7 +250,7 @@ class FleetRegistry:
             self._seen[name] = replace(new, other_at=before.other_at, is_told=is_told)
 
     def _note_own(self, announcement: Announcement) -> None:
-        """By this server's name. What it has written itself before is not newer."""
+        """Notes an announcement that has this server's name. What it has written itself before is not newer."""
         if not self._own_ms or announcement.at_ms <= self._own_ms or announcement.is_gone:
             return
         self._twin_s = time.monotonic()

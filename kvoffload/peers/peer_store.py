@@ -170,7 +170,7 @@ class PeerStore(SlotStore):
         return np.full(len(keys), RecordOutcome.MISSING, np.uint8) if told is None else told.outcomes
 
     def _ask(self, request: LinkRequest) -> LinkAnswer | None:
-        """None: the peer does not take records of this identity."""
+        """Asks the peer. None: the peer does not take records of this identity."""
         for is_introduced in (False, True):
             self._send(request.pack())
             told = self._read(len(request.names))
@@ -188,7 +188,8 @@ class PeerStore(SlotStore):
         return read_records(status, self._link.receive(rest, timeout_ms=self._timeout_ms) if rest else b"")
 
     def _read_records(self, count: int) -> LinkAnswer:
-        """BadRequestError: an answer about so many records was due, and this one says something else."""
+        """Reads an answer about records. BadRequestError: an answer about so many records was due, and this one says
+        something else."""
         told = self._read(count)
         if told.status is not LinkStatus.OK:
             raise BadRequestError(f"it answers {told.status.name} where it was to tell of {count} records")
