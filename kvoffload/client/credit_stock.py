@@ -38,7 +38,7 @@ class CreditStock:
         return len(self.tickets)
 
     def missing(self, now_ns: int) -> int:
-        """How many to ask for now; 0: enough are there or on their way."""
+        """Returns how many slots to ask for now; 0: enough are there or on their way."""
         if self.is_asking or now_ns < self.not_before_ns or 2 * len(self.tickets) >= self.high:
             return 0
         return self.high - len(self.tickets)
@@ -49,7 +49,7 @@ class CreditStock:
         self._addresses = np.concatenate([self._addresses, addresses[granted]])
 
     def take(self, memory_id: int, session: int, count: int) -> ReservedSlots:
-        """As many as are there."""
+        """Takes so many slots, or as many as are there."""
         taken = ReservedSlots(memory_id, session, self.group, self.tickets[:count], self._addresses[:count])
         self.tickets, self._addresses = self.tickets[count:], self._addresses[count:]
         return taken
