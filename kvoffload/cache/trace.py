@@ -35,7 +35,7 @@ class TraceRequest:
     hash_ids: tuple[int, ...]
 
     def full_blocks(self, block_tokens: int) -> tuple[int, ...]:
-        """Without a partly filled block at the end: it has no key, so no cache ever holds it."""
+        """Returns the blocks without a partly filled one at the end: it has no key, so no cache ever holds it."""
         return self.hash_ids[: self.input_length // block_tokens]
 
 
