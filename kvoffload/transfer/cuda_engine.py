@@ -139,14 +139,14 @@ class CudaEngine(NativeCopyEngine):
         self._core.wait_registered(size_bytes, milliseconds(timeout_s))
 
     def mark(self, stream: int) -> StreamPoint:
-        """NativeError: the stream is being captured, or the device is lost."""
+        """Marks what a stream was given so far. NativeError: the stream is being captured, or the device is lost."""
         try:
             return self._core.mark(stream)
         except RuntimeError as fault:
             raise NativeError(f"a stream was not marked: {fault}") from fault
 
     def set_ways(self, table: WayTable) -> None:
-        """For plans that begin from now on."""
+        """Sets the ways of plans that begin from now on."""
         self._core.set_ways(
             [(rule.direction is CopyDirection.LOAD, rule.run_bytes, rule.runs, rule.way.value) for rule in table]
         )
