@@ -83,7 +83,7 @@ class FakeWire:
         return taken
 
     def take_all(self) -> list[Call]:
-        """On both channels; each has its own order."""
+        """Takes what was sent on both channels; each has its own order."""
         return [*self.take(), *self.take_express()]
 
     def take_express(self) -> list[Call]:
@@ -154,7 +154,7 @@ class Script:
         capabilities: tuple[str, ...] = ("adopt", "events"),
         tenants: tuple[str, ...] = (),
     ) -> list[Call]:
-        """From the dial on to being served; what is sent right after that, on both channels."""
+        """Lets the link join, from the dial on to being served; what is sent right after that, on both channels."""
         self.boot_id = boot_id
         self.wire.take_all()
         self.link.on_time(self.now_ns)
@@ -182,7 +182,7 @@ class Script:
         return self.wire.take_all()
 
     def tell(self, message: ServerMessage, descriptors: list[int] | None = None) -> None:
-        """On the lifeline."""
+        """Tells the link something on the lifeline."""
         self.link.on_lifeline(Answer(message, 1, self.boot_id), descriptors or [], self.now_ns)
 
     def open_express(self) -> None:
@@ -192,14 +192,14 @@ class Script:
         self.link.on_express(Answer(message, call.number, self.boot_id), self.now_ns)
 
     def answer(self, call: Call, message: ServerMessage) -> None:
-        """Where it came from; a mark's is the control channel."""
+        """Answers a call where it came from; a mark's is the control channel."""
         if Channel.CONTROL in call.message.channels:
             self.link.on_control(Answer(message, call.number, self.boot_id), self.now_ns)
         else:
             self.answer_express(call, message)
 
     def send(self, message: ServerMessage, number: int = 0) -> None:
-        """On the control channel, unasked."""
+        """Sends something on the control channel, unasked."""
         self.link.on_control(Answer(message, number, self.boot_id), self.now_ns)
 
     def pass_time(self, seconds: float) -> None:

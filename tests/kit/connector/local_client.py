@@ -60,7 +60,7 @@ class Published:
 
 
 class LocalClient:
-    """What the connector's scheduler side wants; its workers have `LocalPlaces`. One thread."""
+    """Is what the connector's scheduler side wants of a client; its workers have `LocalPlaces`. One thread."""
 
     def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
         self.register = register
@@ -100,7 +100,7 @@ class LocalClient:
         return session.memory_id
 
     def answer(self, *, is_lost: bool = False) -> None:
-        """What was held back comes now, or never."""
+        """Lets what was held back come now, or never."""
         held, self._held = self._held, []
         for answer in held:
             answer(is_lost)

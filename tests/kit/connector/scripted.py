@@ -118,7 +118,7 @@ class Admission:
 
 
 class ScriptedEngine:
-    """One scheduler. `loading` are requests that wait for a load; a test moves them on with `report`."""
+    """Plays one scheduler. `loading` are requests that wait for a load; a test moves them on with `report`."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class ScriptedEngine:
                 self.manager.cache_blocks(request, request.num_computed_tokens)
 
     def hear(self, report: WorkerReport, *, finished: Iterable[str] = (), failed: Iterable[str] = ()) -> None:
-        """The hook alone."""
+        """Calls the hook alone."""
         self.connector.update_connector_output(
             KVConnectorOutput(
                 finished_recving=set(finished) or None,
@@ -363,14 +363,14 @@ class ScriptedEngine:
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
 
     def preempt(self, request: Request) -> None:
-        """No hook is called."""
+        """Preempts a request; no hook is called."""
         self.manager.free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self._scheduled.pop(request.request_id, None)
 
     def finish(self, request: Request) -> None:
-        """Ended or aborted. Blocks of a load on its way stay until it is reported."""
+        """Ends a request, as when it is aborted. Blocks of a load on its way stay until it is reported."""
         self.requests.pop(request.request_id)
         self._scheduled.pop(request.request_id, None)
         self.manager.remove_skipped_blocks(request.request_id, request.num_computed_tokens)
