@@ -168,7 +168,7 @@ class Scheduler(Process):
         self.turn()
 
     def on_worker_exit(self, worker: Worker) -> None:
-        """None of its copies runs any more."""
+        """Hears that a worker has exited: none of its copies runs any more."""
         for job in list(self.jobs):
             self.on_done(job, worker, False)
 

@@ -165,7 +165,7 @@ def keys_of(names: RecordNames) -> list[Key]:
 
 
 def make_traffic(server: Server, disk: Disk, pid: int) -> TierTraffic:
-    """`pid`: of the server, which is its pidfd too."""
+    """Makes a tier's traffic. `pid`: of the server, which is its pidfd too."""
     timeline = server.timeline
     terms = TierTerms(
         write=timeline.random.choice(list(WriteRule)),

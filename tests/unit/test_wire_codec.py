@@ -37,7 +37,7 @@ ACQUIRED = Acquired(
 
 
 def encode(codec: Codec, message: Any, number: int, other: int) -> bytes | str:
-    """Or what is wrong."""
+    """Returns a message's bytes, or what is wrong with it."""
     channel = message.channels[0]
     try:
         if isinstance(message, ClientMessage):

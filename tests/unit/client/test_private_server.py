@@ -354,7 +354,7 @@ def test_a_starter_may_be_killed_at_any_moment(engines: Nursery, tmp_path: Path,
 
 
 def start_by_another(room: Path, first_engine_s: float) -> Path:
-    """By a process that is gone then. Were its pipes left with the server, this would wait for that."""
+    """Starts a server by a process that is gone then. Were its pipes left with the server, this would wait for that."""
     command = [sys.executable, "-c", STARTER, str(room), "never", str(first_engine_s)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""

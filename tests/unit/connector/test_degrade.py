@@ -18,7 +18,7 @@ class Side:
 
     @degrade(lambda: -1)
     def count(self, number: int, *, fault: BaseException | None = None) -> int:
-        """Of a thing."""
+        """Counts a thing."""
         if fault is not None:
             raise fault
         return number

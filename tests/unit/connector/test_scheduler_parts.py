@@ -28,7 +28,7 @@ SHARING = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0"
 
 
 class Opening:
-    """Who opens the cache, and who was to hear of its events."""
+    """Opens the cache, and knows who was to hear of its events."""
 
     def __init__(self, *, is_there: bool = True, pool_bytes: int = MEMORY.memory_bytes) -> None:
         self._is_there = is_there

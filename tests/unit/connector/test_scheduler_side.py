@@ -23,7 +23,7 @@ from tests.kit.connector.scripted import ScriptedEngine, list_moves, make_reques
 
 
 class Opening:
-    """Who opens the cache, and with what."""
+    """Opens the cache, and knows with what."""
 
     def __init__(self) -> None:
         self.registers: list[Register] = []

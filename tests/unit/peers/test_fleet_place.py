@@ -86,7 +86,7 @@ def test_however_many_servers_there_are_all_members_agree_on_homes(count: int) -
 
 
 def order(servers: list[FleetMember], place: Told) -> list[str]:
-    """As they were announced there."""
+    """Returns members as they were announced there."""
     at = servers.index(place.terms.own)
     return [one.name for one in (*servers[at + 1 :], *servers[:at])]
 

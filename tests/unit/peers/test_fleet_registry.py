@@ -49,7 +49,7 @@ KEY = RegistryTerms(valkey=ValkeyTerms(address=ValkeyAddress(host="")), fleet="b
 
 
 def now_ms(store: Server) -> int:
-    """By the registry's clock."""
+    """Returns the time by the registry's clock."""
     return int(ask(store, "time").split()[0]) * 1000
 
 

@@ -42,7 +42,7 @@ def greet(end: socket.socket, hello: bytes) -> Any:
 
 
 def open_link(peer: OnePeer) -> socket.socket:
-    """By hand, after the hello."""
+    """Opens a link by hand, after the hello."""
     end = knock(peer)
     session = peer.server.open_session("by hand", "")
     hello = LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack()

@@ -59,7 +59,7 @@ class Scene:
         return bytes(self.slots[block * self.record_bytes : (block + 1) * self.record_bytes])
 
     def read_block(self, block: int) -> bytes:
-        """As the device has it, run by run."""
+        """Reads a block as the device has it, run by run."""
         runs = self.page_map.block_runs(0, block)
         return b"".join(self.driver.read(self.memory[run.allocation] + run.start, run.length) for run in runs)
 

@@ -62,7 +62,7 @@ def filled() -> ConnectorStats:
 
 
 def sent(stats: ConnectorStats) -> dict[str, Any]:
-    """As it arrives in a front end."""
+    """Returns stats as they arrive in a front end."""
     message = SchedulerStats(kv_connector_stats=stats.to_dict())
     arrived = MsgpackDecoder(SchedulerStats).decode(MsgpackEncoder().encode(message)).kv_connector_stats
     assert isinstance(arrived, dict)

@@ -41,7 +41,7 @@ class Impl:
     _ensure_scale_caches = TritonAttentionImpl._ensure_scale_caches  # private: what is tested is that very method
 
     def run_first(self, pages: torch.Tensor) -> None:
-        """What the first forward does."""
+        """Does what the first forward does."""
         self._ensure_scale_caches(pages)
 
     @property

@@ -122,7 +122,7 @@ def test_tensors_without_elements_or_memory_are_told_apart_by_their_shape() -> N
 
 
 class Packed:
-    """As vLLM's shared weights: a tensor that is none, over others."""
+    """Is as vLLM's shared weights: a tensor that is none, over others."""
 
     def __init__(self, **partitions: torch.Tensor) -> None:
         self.partitions = partitions

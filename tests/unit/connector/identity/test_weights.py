@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """What vLLM puts around a layer for adapters."""
+    """Is what vLLM puts around a layer for adapters."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(model: nn.Module) -> Any:
-    """As vLLM's loader notes it."""
+    """Notes a model as vLLM's loader does."""
     record_metadata_for_reloading(model)
     return model
 

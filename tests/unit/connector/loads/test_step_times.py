@@ -17,7 +17,7 @@ PROMPT = 10_000
 
 
 class Heard:
-    """In the judge's place."""
+    """Hears samples in the judge's place."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[str, int, int, float]] = []

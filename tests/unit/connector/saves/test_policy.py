@@ -40,14 +40,14 @@ def test_an_engine_that_caches_nothing_itself_has_nothing_to_lose(wish: PolicyNa
 
 
 class EverySecond(Eager):
-    """Of the blocks that are worth saving."""
+    """Chooses every second of the blocks that are worth saving."""
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         return [replace(one, blocks=np.where(np.arange(len(one.blocks)) % 2, one.blocks, 0)) for one in candidates]
 
 
 class Finding(Eager):
-    """The same blocks in every step."""
+    """Finds the same blocks in every step."""
 
     is_watching = True
     saves_at_once = False

@@ -101,7 +101,7 @@ class Loop:
 
 
 class Process:
-    """A client's end."""
+    """Is a client's end."""
 
     def __init__(self, loop: Loop) -> None:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -255,7 +255,7 @@ def test_a_full_server_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def of_user(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
-    """Whoever is let in from here on."""
+    """Makes all that are let in from here on this user's."""
     monkeypatch.setattr(PacketSocket, "credentials", lambda _: Credentials(os.getpid(), uid, os.getgid()))
 
 

@@ -158,7 +158,7 @@ def leave_behind(server: Server, name: str, *, uid: int = UID, geometry: CacheGe
 
 
 def sized(record_bytes: int) -> CacheGeometry:
-    """Of one group whose records have this size."""
+    """Returns a geometry of one group whose records have this size."""
     return replace(PLAIN, groups=(replace(PLAIN.groups[0], record_bytes=record_bytes),))
 
 
