@@ -60,7 +60,7 @@ class InspectedScheduler(Scheduler):
         }
 
     def list_entries(self) -> list[pool_probe.Entry]:
-        """See `PublishLog.entries`."""
+        """Lists what `PublishLog.entries` has."""
         return pool_probe.follow(self._side).entries()
 
     def settle_pool(self) -> None:

@@ -46,7 +46,7 @@ class TakenMemory:
 
 
 def tells_connectors() -> bool:
-    """Whether this vLLM tells connectors of a sleep: from 0.33 on."""
+    """Says whether this vLLM tells connectors of a sleep: from 0.33 on."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     return hasattr(KVConnectorBase_V1, "unregister_kv_caches")

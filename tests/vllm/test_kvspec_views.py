@@ -107,7 +107,7 @@ def test_vllms_own_views_are_where_we_say(
 
 
 def make_scale_views(triton: object, views: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By vLLM's own code, which is plain torch: early, before any load (vLLM #51091)."""
+    """Makes scale views by vLLM's own code, which is plain torch: early, before any load (vLLM #51091)."""
     scales = {}
     for name, view in zip(NAMES, views, strict=True):
         impl = SimpleNamespace(_k_scale_cache=None, _v_scale_cache=None)

@@ -92,7 +92,7 @@ def open_server(room: Path) -> int:
 
 
 def await_exit(process: int) -> bool:
-    """Takes the descriptor."""
+    """Waits for a process to exit, and takes its descriptor."""
     poller = select.poll()
     poller.register(process, select.POLLIN)
     try:

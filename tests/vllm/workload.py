@@ -70,7 +70,7 @@ class Run:
         raise AssertionError(f"not reached after {max_steps} steps; {state}")
 
     def finish(self, *, max_steps: int = MAX_STEPS) -> None:
-        """Until every request has ended."""
+        """Goes on until every request has ended."""
         self.step_until(lambda: self.is_done, max_steps=max_steps)
 
     def tokens(self, name: str) -> list[int]:
@@ -164,8 +164,8 @@ class BlockLedger:
 
 @contextmanager
 def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
-    """From before the first save on; the worker side's jobs are wrapped meanwhile. A load that is not verified does not
-    tell names: its records are to be where they were saved."""
+    """Watches blocks from before the first save on; the worker side's jobs are wrapped meanwhile. A load that is not
+    verified does not tell names: its records are to be where they were saved."""
     assert not engine.has_own_processes
     ledger = BlockLedger()
     side = probe.worker_side()
@@ -182,7 +182,7 @@ def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
         submit(plan)
 
     def watched_results(*, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
-        """When the worker hears that copies have ended: before it tells the engine."""
+        """Looks at what has ended when the worker hears that copies have ended: before it tells the engine."""
         finished, failed, report = take_results(is_idle=is_idle)
         for request_id in finished:
             load = loads.pop(request_id, None)
@@ -248,7 +248,8 @@ def _release_copies(_worker: Any) -> bool:
 
 
 def held_engine() -> HeldEngine:
-    """What this worker's copies go through; put there when it is first asked for, while no copy is on its way."""
+    """Returns what this worker's copies go through; it is put there when it is first asked for, while no copy is on its
+    way."""
     side: Any = probe.worker_side()
     if not isinstance(side.engine, HeldEngine):
         assert not side.is_copying
@@ -272,7 +273,8 @@ def all_blocks(engine: Engine) -> int:
 
 
 def assert_nothing_is_held(engine: Engine, *, lost_leases: int = 0) -> None:
-    """After a drain: no block, pin, lease, reservation or memory of a request is left, and no fault was counted.
+    """Asserts after a drain that no block, pin, lease, reservation or memory of a request is left, and no fault was
+    counted.
 
     `lost_leases`: how many may be left whose answers were lost with a server; of slots the engine knows it.
     """
