@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 
 
 def count_cpus(root: Path = Path("/")) -> int:
-    """At least 1. What cannot be read bounds nothing. `root`: where `proc` and `sys` are."""
+    """Returns how many processors this process may use, at least 1. What cannot be read bounds nothing. `root`: where
+    `proc` and `sys` are."""
     allowed = float(len(os.sched_getaffinity(0)))
     for share in _cgroup_shares(root):
         allowed = min(allowed, share)

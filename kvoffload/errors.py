@@ -207,5 +207,5 @@ def walk_errors(root: type[KVOffloadError] = KVOffloadError) -> Iterator[type[KV
 
 
 def find_code(fault: BaseException) -> str:
-    """Of any exception: those that are not ours are faults of our code."""
+    """Returns the code of any exception: those that are not ours are faults of our code."""
     return fault.code if isinstance(fault, KVOffloadError) else KVOffloadError.code

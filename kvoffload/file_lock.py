@@ -22,7 +22,8 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path, *, wait_s: float = 0.0) -> Self | None:
-        """None: somebody else has it, for all the time that was waited. OSError: there can be no such file."""
+        """Takes a lock. None: somebody else has it, for all the time that was waited. OSError: there can be no such
+        file."""
         until = time.monotonic() + wait_s
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -58,7 +59,7 @@ class FileLock:
             self.leave()
 
     def remove(self) -> None:
-        """As `close`, and no file stays."""
+        """Closes it, and no file stays."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 self.path.unlink()

@@ -13,12 +13,12 @@ Rows = npt.NDArray[np.uint8]
 
 
 def as_rows(hashes: Buffer) -> Rows:
-    """The same bytes, not copied."""
+    """Returns the same bytes as rows, not copied."""
     return np.frombuffer(memoryview(hashes), np.uint8).reshape(-1, HASH_BYTES)
 
 
 def choose_rows(hashes: Buffer, chosen: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> bytes:
-    """Some of them: by their places in rising order, or by a truth for each."""
+    """Returns some of the rows: by their places in rising order, or by a truth for each."""
     rows = as_rows(hashes)
     is_all = chosen.all() if chosen.dtype == np.bool_ else len(chosen) == len(rows)
     return bytes(hashes) if is_all else rows[chosen].tobytes()

@@ -22,7 +22,7 @@ _PUBLIC_KEY = re.compile(_KEY, re.ASCII)
 
 @dataclass(frozen=True)
 class KeyPair:
-    """As ZeroMQ takes them: 40 bytes of Z85 each."""
+    """Holds two keys as ZeroMQ takes them: 40 bytes of Z85 each."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -53,7 +53,8 @@ def write_new_pair(name: Path) -> tuple[Path, Path]:
 
 
 def read_pair(file: Path) -> KeyPair:
-    """ConfigError: it cannot be read, is for others to read too, or is no secret key."""
+    """Reads a pair from its secret file. ConfigError: it cannot be read, is for others to read too, or is no secret
+    key."""
     text = read_private_text(file)
     found = _LINES.fullmatch(text)
     if found is None or found["secret"] is None:
@@ -67,7 +68,7 @@ def read_pair(file: Path) -> KeyPair:
 
 
 def read_public_key(file: Path) -> str:
-    """Of either file of a pair. ConfigError: it cannot be read, or is no key."""
+    """Reads the public key from either file of a pair. ConfigError: it cannot be read, or is no key."""
     try:
         with file.open("rb") as opened:
             text = opened.read(_TEXT_BYTES).decode("ascii", "replace")
@@ -80,7 +81,7 @@ def read_public_key(file: Path) -> str:
 
 
 def read_private_text(file: Path) -> str:
-    """Of a file that holds a secret. ConfigError: it cannot be read, or is for others to read too."""
+    """Reads a file that holds a secret. ConfigError: it cannot be read, or is for others to read too."""
     try:
         # A pipe that nobody writes to must not stop us.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

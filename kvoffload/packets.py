@@ -80,11 +80,11 @@ class PacketSocket:
         after a while."""
 
     def fileno(self) -> int:
-        """For a poller; -1 once closed."""
+        """Returns the file for a poller; -1 once closed."""
         return self._socket.fileno()
 
     def credentials(self) -> Credentials:
-        """PacketError: the kernel does not say."""
+        """Returns who is at the other end. PacketError: the kernel does not say."""
         try:
             found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError as fault:
@@ -101,8 +101,8 @@ class PacketSocket:
         return int(descriptor)
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """False: the other end has not read what it was sent before; try again when this can be written to, unless it
-        `is_crowded`.
+        """Sends a packet. False: the other end has not read what it was sent before; try again when this can be written
+        to, unless it `is_crowded`.
 
         The descriptors stay the caller's. PacketError: the other end is gone.
         """
@@ -126,7 +126,7 @@ class PacketSocket:
         return True
 
     def count_unread_bytes(self) -> int:
-        """Of what was sent: what the other end has not read yet, as the kernel counts it."""
+        """Returns how many bytes the other end has not read yet, as the kernel counts them."""
         found = array.array("i", [0])
         fcntl.ioctl(self._socket, termios.TIOCOUTQ, found)
         return found[0]
@@ -141,7 +141,8 @@ class PacketSocket:
             return b""
 
     def receive(self, most_descriptors: int = MAX_DESCRIPTORS, *, drops_rest: bool = False) -> Packet | None:
-        """The next packet; None: there is none yet. PacketError: the other end is gone, or sent what it may not.
+        """Returns the next packet. None: there is none yet. PacketError: the other end is gone, or sent what it may
+        not.
 
         With `drops_rest` more descriptors than there may be are no fault: the kernel lets go of them, and they were
         never this process's.
@@ -208,7 +209,7 @@ class ReceivedDescriptor:
         return number
 
     def close(self) -> None:
-        """Nothing, if it was taken or closed before."""
+        """Closes the descriptor, if it was neither taken nor closed before."""
         number = self.take()
         if number >= 0:
             close_all([number])

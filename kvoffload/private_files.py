@@ -52,11 +52,11 @@ class PrivateFiles:
 
     @property
     def log(self) -> Path:
-        """All that the server writes. It stays when the server ends with a fault."""
+        """The file of all that the server writes. It stays when the server ends with a fault."""
         return self.socket.with_name(self.socket.name + ".log")
 
     def make_folder(self) -> None:
-        """ConfigError: it cannot be made, or is not this user's alone."""
+        """Makes the folder. ConfigError: it cannot be made, or is not this user's alone."""
         try:
             found = self._find_folder()
             while found is None:
@@ -73,12 +73,12 @@ class PrivateFiles:
             raise self._refuse(f"has mode {stat.S_IMODE(found.st_mode):04o}, allowed is 0700")
 
     def remove_folder(self) -> None:
-        """If nothing is in it."""
+        """Removes the folder, if nothing is in it."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def _find_folder(self) -> os.stat_result | None:
-        """None: it is not there, or the last server of it has just removed it."""
+        """Looks at the folder. None: it is not there, or the last server of it has just removed it."""
         try:
             return self.folder.lstat()
         except FileNotFoundError:

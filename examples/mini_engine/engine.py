@@ -152,7 +152,7 @@ class Engine:
     def _chain(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self._hasher.hash_blocks(tokens, parent=self._hasher.root()))
 
-    def _keys(self, tokens: Sequence[int]) -> list[list[EntryKey]]:
+    def list_keys(self, tokens: Sequence[int]) -> list[list[EntryKey]]:
         """Keys per group of all full blocks. A larger block is named by the last hash block in it."""
         chain = self._hasher.hash_blocks(tokens, parent=self._hasher.root())
         ratios = [rule.block_size // self._hasher.block_size for rule in self.cache.rules]
@@ -160,7 +160,7 @@ class Engine:
 
     def _admit(self, request: Request) -> bool:
         """Reuses the longest prefix and reserves all the rest at once, so that a running request never waits."""
-        rules, pools, tables, keys = self.cache.rules, self._pools, request.tables, self._keys(request.prompt)
+        rules, pools, tables, keys = self.cache.rules, self._pools, request.tables, self.list_keys(request.prompt)
 
         def is_ours(g: int, i: int) -> bool:
             return keys[g][i] in pools[g].block_of
@@ -216,7 +216,7 @@ class Engine:
         if end == len(tokens):
             request.generated.append(int(logprobs.argmax()))
             request.logprobs.append(logprobs)
-        keys, full = self._keys(tokens[:end]), []
+        keys, full = self.list_keys(tokens[:end]), []
         for g, rule in enumerate(self.cache.rules):
             for i in range(start // rule.block_size, end // rule.block_size):
                 self._pools[g].publish(request.tables[g][i], keys[g][i])

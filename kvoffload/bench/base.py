@@ -32,7 +32,7 @@ class Goal:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Of what `str` makes."""
+        """Reads what `str` makes of one."""
         measure, at, bound, number = text.split()
         return cls(Measure(measure), Bound(f"{at} {bound}"), float(number))
 
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def is_met(self) -> bool | None:
-        """None where no goal is stated."""
+        """Says whether the goal is met; None where none is stated."""
         return None if self.goal is None else self.goal.is_met(value=self.value, ratio=self.ratio)
 
     def as_json(self) -> dict[str, object]:

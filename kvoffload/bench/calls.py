@@ -47,7 +47,7 @@ def count_acquires(client: Client, chain: bytes, seconds: float) -> int:
 
 
 def count_calls(call: Callable[[], object], seconds: float) -> int:
-    """How many are done in this time."""
+    """Returns how many calls are done in this time."""
     count, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         call()

@@ -22,7 +22,7 @@ class Child:
     """Ends with its `with` block, whatever happens in it."""
 
     def __init__(self, module: str, *arguments: object) -> None:
-        """BenchmarkError: it did not come so far as to say that it is ready."""
+        """Starts a child. BenchmarkError: it did not come so far as to say that it is ready."""
         self._module = module
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"import sys, {module} as it; it.main(*sys.argv[1:])", *map(str, arguments)],
@@ -47,7 +47,7 @@ class Child:
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """BenchmarkError: it ended instead."""
+        """Returns the child's answer. BenchmarkError: it ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -107,7 +107,7 @@ def say_ready() -> None:
 
 
 def answer_commands(commands: Mapping[str, Callable[..., object]]) -> None:
-    """The child's side: an answer to each line, until the input ends."""
+    """Is the child's side: gives an answer to each line, until the input ends."""
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         print(json.dumps(commands[name](*arguments)), flush=True)

@@ -85,7 +85,7 @@ def run_script(script: Path, *arguments: str, progress: Progress) -> Iterator[Re
 
 
 def read_result(row: dict[str, Any]) -> Result:
-    """Of what `Result.as_json` wrote."""
+    """Reads what `Result.as_json` wrote."""
     return Result(
         name=row["name"],
         value=row["value"],

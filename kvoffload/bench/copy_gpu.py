@@ -204,7 +204,7 @@ def _measure_slowdown(way: CopyWay) -> Result:
     with pool.open(table) as engine:
 
         def multiply_beside_loads() -> float:
-            with _Background(lambda: _load(engine, pool.items)):
+            with Background(lambda: _load(engine, pool.items)):
                 return multiply()
 
         pair = measure_timed_pair(multiply_beside_loads, multiply)
@@ -263,7 +263,7 @@ def _load(engine: CudaEngine, items: CopyItems) -> None:
 
 
 @dataclass
-class _Background:
+class Background:
     """Repeats a call on a thread of its own, beginning before the block does."""
 
     call: Callable[[], None]

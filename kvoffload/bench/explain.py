@@ -14,7 +14,7 @@ PAGE_BYTES = (4 * KIB, 16 * KIB, 28 * KIB, 64 * KIB)
 
 
 def find_gpu_calibration() -> Calibration:
-    """Of the first GPU, kept or measured now. UnsupportedError: there is none."""
+    """Returns the first GPU's calibration, kept or measured now. UnsupportedError: there is none."""
     import torch
 
     if not torch.cuda.is_available():

@@ -26,7 +26,7 @@ class OwnClient(Protocol):
         ...
 
     def flush(self) -> None:
-        """Nothing is there any more."""
+        """Removes all that is there."""
         ...
 
 

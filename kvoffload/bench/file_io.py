@@ -33,7 +33,7 @@ class FileLoad:
 
 
 def find_fio() -> str | None:
-    """Where fio is, if it is installed."""
+    """Returns where fio is, if it is installed."""
     return shutil.which("fio")
 
 

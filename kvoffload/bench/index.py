@@ -224,7 +224,7 @@ def _fill(entries: int, policy: str) -> native.CacheLoad:
 
 
 def acquire_some(load: native.CacheLoad, blocks: int) -> None:
-    """At least so many. Chains that were evicted, or their ends, are not there, so others are drawn."""
+    """Acquires at least so many blocks. Chains that were evicted, or their ends, are not there, so others are drawn."""
     for _ in range(ACQUIRE_TRIES):
         blocks -= load.acquire(1, BATCH)[1]
         if blocks <= 0:

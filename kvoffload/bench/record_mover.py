@@ -100,7 +100,7 @@ class RecordMover:
             copying.result()
 
     def _take(self, count: int) -> ReservedSlots:
-        """Of the slots that are held ready; BenchmarkError: they do not come."""
+        """Takes slots that are held ready. BenchmarkError: they do not come."""
         taken = self._client.take(0, count)
         for _ in range(TAKE_TRIES):
             if len(taken) == count:

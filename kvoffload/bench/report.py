@@ -39,14 +39,15 @@ def describe_machine() -> dict[str, str]:
     return {
         "kvoffload": __version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "processor": _find_processor(Path("/proc/cpuinfo")) or platform.machine(),
+        "processor": find_processor(Path("/proc/cpuinfo")) or platform.machine(),
         "processors": str(os.cpu_count()),
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
     }
 
 
-def _find_processor(file: Path) -> str:
+def find_processor(file: Path) -> str:
+    """Returns the processor's name, as a /proc/cpuinfo says it; empty: it does not."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

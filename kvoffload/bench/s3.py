@@ -71,13 +71,13 @@ class OwnServer:
         return asyncio.run(move())
 
     def flush(self) -> None:
-        """Nothing of the tier's is there any more."""
+        """Removes all that is the tier's."""
         for page in self.library.list(self.client, self.terms.address.prefix):
             self.library.delete(self.client, [one["path"] for one in page])
 
 
 class S3Benchmark:
-    """Beside a server that is started for it: `weed` has to be installed."""
+    """Measures beside a server that is started for it: `weed` has to be installed."""
 
     name = "s3"
     question = __doc__ or ""
@@ -93,7 +93,7 @@ class S3Benchmark:
 
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[OwnServer]:
-    """Until it is left."""
+    """Runs the server until the block is left."""
     try:
         import obstore
         from obstore.store import S3Store

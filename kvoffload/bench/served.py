@@ -32,7 +32,7 @@ PATIENT = LinkTerms(acquire_deadline_s=10.0, call_deadline_s=60.0)
 
 @contextmanager
 def join(path: Path | str, engine: str, *, record_bytes: int = 64, link: LinkTerms = PATIENT) -> Iterator[Client]:
-    """All of one identity. BenchmarkError: it is not served."""
+    """Joins the server as a client of the one identity that all have. BenchmarkError: it is not served."""
     register = make_register(record_bytes)
     member = Member(engine=engine, role=Role.WORKER, pid=os.getpid(), uid=os.getuid())
     with Client(ClientTerms(socket=Path(path), member=member, register=register, link=link)) as client:
@@ -69,7 +69,7 @@ def save_chain(client: Client, chain: bytes) -> None:
 
 
 def acquire(client: Client, chain: bytes) -> AcquiredBlocks:
-    """BenchmarkError: it is no hit, or not of all."""
+    """Acquires blocks. BenchmarkError: it is no hit, or not of all."""
     found = client.acquire(chain)
     if not found.is_hit or found.boundary != len(chain) // HASH_BYTES * BLOCK_TOKENS:
         raise BenchmarkError(f"an acquire of what was saved is a {found.outcome.name} up to {found.boundary}")

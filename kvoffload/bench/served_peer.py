@@ -40,7 +40,7 @@ def teach(spaces: SpaceTable, fingerprint: bytes, record_bytes: int) -> None:
 
 
 def always_there(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp]:
-    """Nothing lives here."""
+    """Says of every record that it lives elsewhere."""
     there = next((at for at, name in enumerate(members) if name != _HERE), 0)
     return np.full(len(hashes) // HASH_BYTES, there, np.intp)
 
@@ -69,7 +69,7 @@ def serve_peer(memory_bytes: int, *, is_sealed: bool) -> Iterator[tuple[Tier, Sp
 
 
 def await_ready(tier: Tier) -> None:
-    """BenchmarkError: it does not come."""
+    """Waits for the peer. BenchmarkError: it does not come."""
     for member in tier.members.values():  # type: ignore[attr-defined]
         assert isinstance(member, RemoteTier)
         member.wait_open(TIMEOUT_S)

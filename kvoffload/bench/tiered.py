@@ -151,7 +151,7 @@ def _await_promoted(client: Client, before: int) -> None:
 
 
 def _await_written(client: Client) -> None:
-    """BenchmarkError: the disk does not take what it is given."""
+    """Waits until all is written. BenchmarkError: the disk does not take what it is given."""
     end_s = time.monotonic() + WAIT_S
     while client.stats().traffic["disk"]["waiting_bytes"]:
         if time.monotonic() > end_s:

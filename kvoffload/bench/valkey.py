@@ -55,12 +55,12 @@ class OwnServer:
         return calls / float(rows[0]["rps"])
 
     def flush(self) -> None:
-        """Nothing is there any more."""
+        """Removes all that is there."""
         subprocess.run([*find_command("redis-cli"), "-p", str(self.port), "flushall"], capture_output=True, check=True)
 
 
 class ValkeyBenchmark:
-    """Beside a server that is started for it: `redis-server` has to be installed."""
+    """Measures beside a server that is started for it: `redis-server` has to be installed."""
 
     name = "valkey"
     question = __doc__ or ""
@@ -80,7 +80,7 @@ class ValkeyBenchmark:
 
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[OwnServer]:
-    """Until it is left."""
+    """Runs the server until the block is left."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

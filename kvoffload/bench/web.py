@@ -85,7 +85,7 @@ def _time_slowest(client: Client, chain: bytes) -> float:
 
 @contextmanager
 def serve_web(server: Path) -> Iterator[str]:
-    """Yields its address. BenchmarkError: it does not start."""
+    """Runs the web command, and yields its address. BenchmarkError: it does not start."""
     command = [sys.executable, "-P", "-m", "kvoffload", "web", "--set", f"server={server}"]
     command += ["--set", "http=tcp://127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

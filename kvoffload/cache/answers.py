@@ -57,7 +57,7 @@ class Leaving(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Departed:
-    """Of a block that was in memory."""
+    """What is remembered of a block that was in memory."""
 
     why: Leaving
     seconds_ago: int
@@ -83,7 +83,8 @@ class FoundEntries:
 
 @dataclass(frozen=True, kw_only=True)
 class Residence:
-    """How long evicted blocks were in memory: by bucket, the last for those that were there longer than any bound."""
+    """Says how long evicted blocks were in memory: by bucket, the last for those that were there longer than any
+    bound."""
 
     bounds_s: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()

@@ -19,7 +19,7 @@ class IndexReader:
         self._reader = native.open_index_reader(file)
 
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """Which blocks are readable now."""
+        """Says which blocks are readable now."""
         return np.frombuffer(self._reader.lookup(name_space, group, hashes), dtype=np.bool_)
 
     def find_boundary(
@@ -35,7 +35,7 @@ class IndexReader:
 
     @property
     def ready_bytes(self) -> int:
-        """Of the segments, from the first one's beginning: what has its memory. It never becomes less."""
+        """How many bytes of the segments, from the first one's beginning, have their memory. It never becomes less."""
         return self._reader.ready_bytes()
 
     @property
@@ -45,5 +45,5 @@ class IndexReader:
 
     @property
     def boot_id(self) -> int:
-        """Of the process that writes: another number is another process."""
+        """The number of the process that writes: another one is another process."""
         return self._reader.boot_id()

@@ -121,7 +121,7 @@ class LocalCache:
             ) from fault
 
     def stop_growing(self) -> None:
-        """From any thread: the step that is being taken is given up, and so is each later one."""
+        """Stops growing, from any thread: the step that is being taken is given up, and so is each later one."""
         self._is_growth_stopped = True
         self._growth.cancel()
 
@@ -187,7 +187,7 @@ class LocalCache:
 
     @property
     def core(self) -> native.Cache:
-        """For native code that serves it."""
+        """The native cache, for native code that serves it."""
         return self._core
 
     @property
@@ -211,7 +211,7 @@ class LocalCache:
 
     @property
     def adoption(self) -> AdoptionReport:
-        """What was found; zeros where nothing was adopted."""
+        """What was found in adopted memory; zeros where nothing was adopted."""
         readable, reserved, dropped = self._core.adoption()
         return AdoptionReport(readable=readable, reserved=reserved, dropped=dropped)
 
@@ -259,11 +259,11 @@ class LocalCache:
         return self._core.reclaim_ended()
 
     def held_bytes(self, session: SessionId) -> int:
-        """In leases and reservations."""
+        """Returns the bytes in leases and reservations."""
         return self._core.held_bytes(session)
 
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """Which blocks are readable now. Changes nothing."""
+        """Says which blocks are readable now. Changes nothing."""
         return np.frombuffer(self._core.lookup(name_space, group, hashes), dtype=np.bool_)
 
     def acquire(
@@ -326,7 +326,7 @@ class LocalCache:
         )
 
     def release(self, session: SessionId, lease: LeaseId) -> bool:
-        """False: the session has no such lease (any more)."""
+        """Ends a lease. False: the session has no such lease (any more)."""
         return self._core.release(session, lease)
 
     def reserve(
@@ -339,7 +339,7 @@ class LocalCache:
         hashes: Buffer | None = None,
         tenant: int = 0,
     ) -> Reservation:
-        """`count` slots; or with `hashes` one for each block that is not readable, ticket 0 for the others."""
+        """Reserves `count` slots; or with `hashes` one for each block that is not readable, ticket 0 for the others."""
         tickets, addresses = self._core.reserve(session, tenant, name_space, group, count, hashes)
         return Reservation(_numbers(tickets), _numbers(addresses))
 
@@ -451,7 +451,7 @@ class LocalCache:
         return self._core.view(address, size_bytes)
 
     def pointers(self, addresses: Addresses) -> npt.NDArray[np.uint64]:
-        """Where slots lie in this process. They are anybody's unless they are leased or reserved."""
+        """Returns where slots lie in this process. They are anybody's unless they are leased or reserved."""
         if self._bases is None:
             count = len(self.files.segments)
             self._segment_bytes = os.fstat(self.files.segments[0]).st_size

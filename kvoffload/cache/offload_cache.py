@@ -83,7 +83,7 @@ class OffloadCache(Protocol):
         ...
 
     def memory(self, memory_id: int) -> SegmentMap:
-        """Where slots lie. ValueError: it is not mapped here (any more)."""
+        """Returns the memory that slots lie in. ValueError: it is not mapped here (any more)."""
         ...
 
     def may_copy(self, held: Placed) -> bool:
@@ -92,7 +92,7 @@ class OffloadCache(Protocol):
         ...
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """Which blocks are readable now. Changes nothing and waits for nobody."""
+        """Says which blocks are readable now. Changes nothing and waits for nobody."""
         ...
 
     def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
@@ -117,7 +117,7 @@ class OffloadCache(Protocol):
         ...
 
     def release(self, lease: BlockLease) -> None:
-        """No copy reads the lease's records any more. One that is over is ignored."""
+        """Ends a lease: no copy reads its records any more. One that is over is ignored."""
         ...
 
     def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:

@@ -17,7 +17,7 @@ class SegmentMap:
     """All segments of a cache, mapped. Safe to call from any thread; a forked child does not have the memory."""
 
     def __init__(self, files: Sequence[int], segment_bytes: int) -> None:
-        """Takes the descriptors. ValueError: one is no segment of this size."""
+        """Maps segments, and takes their descriptors. ValueError: one is no segment of this size."""
         self._map = native.open_segment_map(list(files), segment_bytes)
         self._bases = np.array(self._map.bases(), np.uint64)
         self._segment_bytes = segment_bytes

@@ -73,7 +73,7 @@ class CacheTerms:
     """Pages come at the first touch, and nobody asks whether there are any: for tests of pools that fit no machine."""
 
     def __post_init__(self) -> None:
-        """ValueError: what the native core cannot be told."""
+        """Checks the terms. ValueError: what the native core cannot be told."""
         for name, bits in _NUMBER_BITS.items():
             value = getattr(self, name)
             if not 0 <= value < 1 << bits:
@@ -82,13 +82,13 @@ class CacheTerms:
             raise ValueError(f"verify is {self.verify!r}, allowed are {' and '.join(map(repr, get_args(Verify)))}")
 
     def limit_entries(self) -> int:
-        """How many entries the index is made for. Its pages are taken when they are needed."""
+        """Returns how many entries the index is made for. Its pages are taken when they are needed."""
         return self.entry_limit or min(max(self.memory_bytes // 1024, 1 << 16), 1 << 28)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOwner:
-    """Whose a cache is. What a process leaves is for successors of the same domain."""
+    """Says whose a cache is. What a process leaves is for successors of the same domain."""
 
     domain: str = ""
     boot_id: int = 0
@@ -97,7 +97,7 @@ class CacheOwner:
     """These may have the memory; None: anybody may."""
 
     def as_tuple(self) -> tuple[str, int, list[int] | None]:
-        """As the native core takes it."""
+        """Returns the terms as the native core takes them."""
         return self.domain, self.boot_id, None if self.users is None else sorted(self.users)
 
 

@@ -20,7 +20,7 @@ from kvoffload.errors import ConfigError
 BLOCK_TOKENS = 512
 """Tokens that one id of the published traces stands for."""
 
-_LINE_BYTES = 64 << 20
+LINE_BYTES = 64 << 20
 _LARGEST_ID = 2**64 - 1
 _LARGEST_LENGTH = 2**63 - 1
 
@@ -35,7 +35,7 @@ class TraceRequest:
     hash_ids: tuple[int, ...]
 
     def full_blocks(self, block_tokens: int) -> tuple[int, ...]:
-        """Without a partly filled block at the end: it has no key, so no cache ever holds it."""
+        """Returns the blocks without a partly filled one at the end: it has no key, so no cache ever holds it."""
         return self.hash_ids[: self.input_length // block_tokens]
 
 
@@ -45,11 +45,11 @@ def read_trace(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[Trac
     try:
         with path.open("rb") as file:
             number = 0
-            while line := file.readline(_LINE_BYTES + 1):
+            while line := file.readline(LINE_BYTES + 1):
                 number += 1
                 where = f"{path}, line {number}"
-                if len(line) > _LINE_BYTES:
-                    _refuse(where, "it is too long", f"a line may have {_LINE_BYTES >> 20} MiB")
+                if len(line) > LINE_BYTES:
+                    _refuse(where, "it is too long", f"a line may have {LINE_BYTES >> 20} MiB")
                 if not line.strip():
                     continue
                 request = _parse_request(line, where)
@@ -66,7 +66,7 @@ def find_block_tokens(path: Path) -> int:
     """As the first line says, which `kvoffload serve --record` has written; else as the published traces have it."""
     try:
         with path.open("rb") as file:
-            first = json.loads(file.readline(_LINE_BYTES))
+            first = json.loads(file.readline(LINE_BYTES))
     except (OSError, ValueError, RecursionError):
         return BLOCK_TOKENS  # whoever reads it says what is wrong
     told = first.get("block_tokens") if isinstance(first, dict) else None

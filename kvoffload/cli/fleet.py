@@ -70,7 +70,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         domain=config.make_domains()[0].name,
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
-        connections=min(settings.remote_connections, _links_a_peer(MAX_MEMBERS if registry else len(members)) - 1),
+        connections=min(settings.remote_connections, links_a_peer(MAX_MEMBERS if registry else len(members)) - 1),
         registry=registry,
     )
     guests: dict[str, Guest] = {}
@@ -135,8 +135,8 @@ def _plan_registry(settings: Settings, own: FleetMember) -> RegistryTerms | None
     return RegistryTerms(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
 
 
-def _links_a_peer(members: int) -> int:
-    """One of them is the probe's."""
+def links_a_peer(members: int) -> int:
+    """Returns how many links one peer may have, of so many members. One of them is the probe's."""
     return max(min(MAX_OF_ONE_PEER, MAX_LINKS // max(members, 1)), 2)
 
 

@@ -77,7 +77,7 @@ class AsyncClient(Connection):
         await self.close()
 
     async def wait_until_served(self, timeout_s: float) -> bool:
-        """False: it is not by then, and `fault` says why."""
+        """Waits until it is served. False: it is not by then, and `fault` says why."""
         try:
             await asyncio.wait_for(self._served.wait(), timeout_s)
         except TimeoutError:
@@ -170,7 +170,7 @@ class AsyncClient(Connection):
         self.engine.invalidate(group, hashes, time.monotonic_ns())
 
     async def stats(self) -> CacheStats:
-        """With all that was told before. ServerError: there is no answer."""
+        """Returns the server's counts, with all that was told before. ServerError: there is no answer."""
         confirmed = self.link.confirm(time.monotonic_ns(), self._call_ns)
         if confirmed is not None:
             await self._await_over(confirmed)
@@ -190,7 +190,7 @@ class AsyncClient(Connection):
         return expect(await self._ask(Clear(token=token)), ClearedBlocks, "clear").blocks
 
     async def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
-        """Until the server ends. ServerError: it refuses."""
+        """Sets a tenant's quota until the server ends. ServerError: it refuses."""
         message = SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)
         expect(await self._ask(message), Done, "quota")
 

@@ -228,12 +228,12 @@ class BlockCalls:
     # ---- saves ----
 
     def most_slots(self, group: int) -> int:
-        """How many are held ready at best."""
+        """Returns how many slots are held ready at best."""
         self._blocks.check_group(group)
         return self.stocks[group].high
 
     def ready_slots(self, now_ns: int) -> list[int]:
-        """How many `take` would give now, by group; where they run low, more are asked for."""
+        """Returns how many slots `take` would give now, by group; where they run low, more are asked for."""
         self.refill(now_ns)
         return [len(stock) for stock in self.stocks]
 

@@ -97,9 +97,16 @@ class Client(Connection):
         self.close()
 
     def wait_until_served(self, timeout_s: float) -> bool:
-        """False: it is not by then, and `fault` says why."""
+        """Waits until it is served. False: it is not by then, and `fault` says why."""
         with self._changed:
             return self._changed.wait_for(lambda: self.link.is_serving, timeout_s)
+
+    @property
+    def is_woken(self) -> bool:
+        """Its thread was told to look, and has not looked yet."""
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        return bool(poller.poll(0))
 
     def retire(self, memory_id: int) -> None:
         """No process of the engine uses this former memory any more."""
@@ -136,7 +143,7 @@ class Client(Connection):
             )
 
     def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
-        """None: there is no answer yet."""
+        """Returns the answer. None: there is none yet."""
         if pending.found is None:
             with self.lock:
                 now_ns = time.monotonic_ns()
@@ -145,7 +152,7 @@ class Client(Connection):
         return pending.found
 
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
-        """The same, but waits: for what is left of the step's budget at most."""
+        """Does the same as `poll`, but waits: for what is left of the step's budget at most."""
         if pending.found is None:
             self._wait(lambda: self.poll(pending) is not None)
         return pending.found
@@ -189,7 +196,7 @@ class Client(Connection):
     # ---- saves ----
 
     def ready_slots(self) -> list[int]:
-        """How many `take` would give now, by group; where they run low, more are asked for."""
+        """Returns how many slots `take` would give now, by group; where they run low, more are asked for."""
         with self.lock:
             now_ns = time.monotonic_ns()
             if self.engine.is_low:
@@ -250,7 +257,8 @@ class Client(Connection):
     # ---- administration ----
 
     def stats(self) -> CacheStats:
-        """With all that was told before. Waits, for the call deadline at most. ServerError: there is no answer."""
+        """Returns the server's counts, with all that was told before. Waits, for the call deadline at most.
+        ServerError: there is no answer."""
         with self.lock:
             confirmed = self.link.confirm(time.monotonic_ns(), self._call_ns)
         self._wait(lambda: confirmed is None or confirmed.is_over)
@@ -265,7 +273,7 @@ class Client(Connection):
         return expect(self._ask(Clear(token=token)), ClearedBlocks, "clear").blocks
 
     def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
-        """Until the server ends. Waits like `stats`; ServerError: it refuses."""
+        """Sets a tenant's quota until the server ends. Waits like `stats`; ServerError: it refuses."""
         message = SetQuota(tenant=tenant, quota_bytes=quota_bytes, token=token)
         expect(self._ask(message), Done, "quota")
 

@@ -62,7 +62,7 @@ class Connection(MappedBlocks):
 
     @property
     def refusal(self) -> Error | None:
-        """What the server said, if that is why."""
+        """What the server said, if it has refused this client."""
         return self.link.refusal
 
     @property
@@ -86,7 +86,7 @@ class Connection(MappedBlocks):
         return self.link.boot_id
 
     def most_slots(self, group: int) -> int:
-        """How many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
+        """Returns how many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
         return self.engine.most_slots(group)
 
     # ---- for the clients ----

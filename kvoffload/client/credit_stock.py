@@ -32,38 +32,38 @@ class CreditStock:
         """So many more were wanted than there were. They are asked for once, up to `most` in all: a prompt that is saved
         in pieces, in a full pool, is partly evicted before its end is there."""
         self.slot_bytes = max(slot_bytes, 1)
-        self._tickets = self._addresses = _NONE
+        self.tickets = self._addresses = _NONE
         self.is_asking = False
         self.not_before_ns = 0
         """The last answer brought less than was asked for: there is no room before somebody releases some."""
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.tickets)
 
     def missing(self, now_ns: int) -> int:
-        """How many to ask for now; 0: enough are there or on their way."""
+        """Returns how many slots to ask for now; 0: enough are there or on their way."""
         if self.is_asking or now_ns < self.not_before_ns:
             return 0
-        ready = len(self._tickets)
+        ready = len(self.tickets)
         if ready < self.lacking:
             return max(min(self.high + self.lacking, max(self.high, self.most)) - ready, 0)
         return self.high - ready if 2 * ready < self.high else 0
 
     def put(self, tickets: npt.NDArray[np.uint64], addresses: npt.NDArray[np.uint64]) -> None:
         granted = tickets != 0
-        self._tickets = np.concatenate([self._tickets, tickets[granted]])
+        self.tickets = np.concatenate([self.tickets, tickets[granted]])
         self._addresses = np.concatenate([self._addresses, addresses[granted]])
 
     def take(self, memory_id: int, session: int, count: int) -> ReservedSlots:
-        """As many as are there. What is lacking is asked for next."""
+        """Takes so many slots, or as many as are there. What is lacking is asked for next."""
         self.lacking = max(self.lacking, count - len(self))
-        taken = ReservedSlots(memory_id, session, self.group, self._tickets[:count], self._addresses[:count])
-        self._tickets, self._addresses = self._tickets[count:], self._addresses[count:]
+        taken = ReservedSlots(memory_id, session, self.group, self.tickets[:count], self._addresses[:count])
+        self.tickets, self._addresses = self.tickets[count:], self._addresses[count:]
         return taken
 
     def clear(self) -> None:
         """They are not ours any more."""
-        self._tickets = self._addresses = _NONE
+        self.tickets = self._addresses = _NONE
         self.is_asking = False
         self.lacking = 0
 

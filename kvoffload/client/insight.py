@@ -33,7 +33,8 @@ class TimedCalls:
         return sum(self.counts)
 
     def bound(self, share: float, bounds_s: Sequence[float]) -> float | None:
-        """Within which that share of them were; None: there were none, or they took longer than any bound."""
+        """Returns the bound that this share of the calls took at most. None: there were none, or they took longer than
+        any bound."""
         wanted, seen = share * self.count, 0
         for count, bound_s in zip(self.counts, bounds_s, strict=False):
             seen += count

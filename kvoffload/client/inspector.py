@@ -37,7 +37,7 @@ class Inspector:
     """Every call asks the server and waits, for the client's call deadline at most. ServerError: it refuses."""
 
     def __init__(self, look_into: Callable[[Request], Reply], *, token: str = "") -> None:
-        """`look_into`: a client's. `token`: the operator's, for who is not the server's user."""
+        """Takes a client's `look_into`, and the operator's `token` for who is not the server's user."""
         self._look_into = look_into
         self._token = token
 
@@ -50,7 +50,7 @@ class Inspector:
         return [_describe_identity(read) for read in self._identities()]
 
     def read_report(self, engine: str = "", rank: int = 0) -> str:
-        """What a worker registered. Without a name that of the only engine that has told."""
+        """Returns what a worker of this engine registered; without a name, of the only engine that has told."""
         if not engine:
             engines = sorted({one.engine for one in self._processes() if one.has_report})
             if len(engines) != 1:
@@ -133,7 +133,7 @@ def _describe_process(process: JoinedProcess) -> Row:
 
 
 def _describe_identity(read: IdentityRead) -> Row:
-    """Without what the server was not told."""
+    """Describes an identity, without what the server was not told."""
     groups = [
         {
             "block_tokens": group.block_size,

@@ -187,7 +187,7 @@ class Joining:
         return [OnLifeline(greeting, (pidfd,))]
 
     def on_lifeline(self, answer: Answer, descriptors: list[int]) -> list[ToSend]:
-        """Takes the descriptors."""
+        """Hears a message of the lifeline, and takes its descriptors."""
         message = answer.message
         if isinstance(message, Welcome) and self.step is Step.WELCOME:
             close_all(descriptors)
@@ -223,7 +223,8 @@ class Joining:
         return self._fail_on(answer, "control")
 
     def take_memory(self) -> HeldMemory | None:
-        """What came, once joined: the descriptors are the caller's from now on. None: an observer's."""
+        """Returns the memory that came, once joined: the descriptors are the caller's from now on. None: an
+        observer's."""
         assert self.step is Step.JOINED
         assert self.welcome is not None
         parcel = self._parcel

@@ -38,7 +38,7 @@ class Pending:
     _on_over: Callable[[], None] | None = None
 
     def when_over(self, act: Callable[[], None]) -> None:
-        """Calls it once: when it is over, or now if it is."""
+        """Calls this once: when it is over, or now if it is."""
         if self.is_over:
             act()
         else:
@@ -117,7 +117,7 @@ class PendingCalls:
 
 
 class Backoff:
-    """How long to wait before the next attempt.
+    """Says how long to wait before the next attempt.
 
     It doubles from `first_ns` to `last_ns`, spread by a quarter so that many do not come at once.
     """
@@ -140,7 +140,7 @@ class Backoff:
 
 
 class Breaker:
-    """Whether a server that is there also answers.
+    """Knows whether a server that is there also answers.
 
     closed ──an answer is late──► open ──any answer──► closed
                                    │ ▲
@@ -193,7 +193,7 @@ class OneWayLog:
 
     @property
     def needs_mark(self) -> bool:
-        """Whether a request should follow, for its answer."""
+        """A request should follow, for its answer."""
         return len(self._entries) >= MARK_AFTER
 
     def add(self, message: OneWay, last_request: int) -> None:
@@ -207,7 +207,7 @@ class OneWayLog:
             self._entries.popleft()
 
     def take_all(self) -> list[OneWay]:
-        """To be sent once more, in this order."""
+        """Takes all that is to be sent once more, in this order."""
         messages = [message for _, message in self._entries]
         self._entries.clear()
         return messages

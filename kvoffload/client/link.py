@@ -140,7 +140,7 @@ class Link:
     # ---- what comes in ----
 
     def on_time(self, now_ns: int) -> None:
-        """To be called at `next_ns` at the latest."""
+        """Sees to what is due. Is called at `next_ns` at the latest."""
         visit = self._visit
         if self.is_dial_due(now_ns):
             self._dial(now_ns)
@@ -163,7 +163,7 @@ class Link:
             self.fault = line
 
     def next_ns(self, now_ns: int) -> int:
-        """When `on_time` has to be called again."""
+        """Returns when `on_time` has to be called again."""
         at_ns = now_ns + _IDLE_NS
         if self.state is LinkState.DOWN:
             at_ns = min(at_ns, self._dial_ns)
@@ -173,7 +173,7 @@ class Link:
         return at_ns if deadline_ns is None else min(at_ns, deadline_ns)
 
     def on_lifeline(self, answer: Answer, descriptors: list[int], now_ns: int) -> None:
-        """Takes the descriptors."""
+        """Hears a message of the lifeline, and takes its descriptors."""
         message, joining = answer.message, self._visit.joining
         if joining is not None and not isinstance(message, Warned | Quarantine | Closing | Retire):
             if isinstance(message, Express) and joining.awaits_express and len(descriptors) == 1:
@@ -239,7 +239,8 @@ class Link:
         return make_ended(message, now_ns)
 
     def tell(self, message: OneWay, now_ns: int) -> None:
-        """A one-way message. What cannot be sent now is sent when the session goes on, or is of no use any more."""
+        """Sends a one-way message. What cannot be sent now is sent when the session goes on, or is of no use any
+        more."""
         if self.state is LinkState.CLOSED:
             return
         lane = self.lanes.choose(message)
@@ -311,7 +312,7 @@ class Link:
             self._start_serving(joining, now_ns)
 
     def _send(self, joining: Joining, one: ToSend) -> bool:
-        """On fresh connections: lifeline and control are numbered from 1 on."""
+        """Sends on fresh connections: lifeline and control are numbered from 1 on."""
         visit = self._visit
         if isinstance(one, OnLifeline):
             visit.told += isinstance(one.message, OneWay)

@@ -26,7 +26,8 @@ class SharedMemory:
     """All of a server's memory, mapped. It goes with the last reference, views of slots included."""
 
     def __init__(self, held: HeldMemory) -> None:
-        """Takes the descriptors. RuntimeError, ValueError: they are no cache's memory. OSError: it cannot be mapped."""
+        """Maps the memory that descriptors are of, and takes them. RuntimeError, ValueError: they are no cache's
+        memory. OSError: it cannot be mapped."""
         self.held = held
         self.memory_id = name_memory(held)
         self.sessions = {held.memory_session}
@@ -61,7 +62,7 @@ class SharedMemory:
         self.held = replace(self.held, boot_id=held.boot_id, session=held.session)
 
     def close(self) -> None:
-        """The descriptors alone: whoever uses the maps still has them."""
+        """Closes the descriptors alone: whoever uses the maps still has them."""
         close_all((self.held.lock, self.held.index, *self.held.segments))
 
 
@@ -187,7 +188,7 @@ class MappedBlocks:
 
     @property
     def session(self) -> int:
-        """Of the engine, by the memory's own count: what new leases and slots belong to."""
+        """The engine's session, by the memory's own count: what new leases and slots belong to."""
         return 0 if self.mapped is None else self.mapped[0].held.memory_session
 
     def memory(self, memory_id: int) -> SegmentMap:

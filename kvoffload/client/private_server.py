@@ -126,7 +126,7 @@ def _take_start_lock(files: PrivateFiles, until: float) -> FileLock:
 
 
 def _start(files: PrivateFiles, lock: FileLock, options: list[str], until: float) -> None:
-    """Until it listens."""
+    """Starts a server, and waits until it listens."""
     told_end, tell_end = os.pipe()
     with open(told_end, "rb", 0) as told, open(tell_end, "wb", 0) as tell, _open_log(files.log) as log:
         begin = os.fstat(log.fileno()).st_size
@@ -166,7 +166,7 @@ def _open_log(path: Path) -> IO[bytes]:
 
 
 def _read(told: IO[bytes], until: float) -> bytes | None:
-    """What the server says; nothing, when it has died; None: neither in time."""
+    """Reads what the server says; nothing, when it has died; None: neither in time."""
     poller = select.poll()
     poller.register(told, select.POLLIN)
     is_told = poller.poll(max(until - time.monotonic(), 0) * 1000)

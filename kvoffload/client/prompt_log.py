@@ -60,7 +60,7 @@ class PromptLog:
         self._queue.append((now_ns, note))
 
     def send(self, now_ns: int, wait_ns: int) -> None:
-        """To be called now and then."""
+        """Sends what is due. Is called now and then."""
         is_due = len(self._queue) >= MAX_QUERIES or (self._queue and now_ns - self._queue[0][0] >= SEND_AFTER_NS)
         if not is_due or not self._link.has("explain") or (self._asked is not None and not self._asked.is_over):
             return

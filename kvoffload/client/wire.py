@@ -38,7 +38,7 @@ class SocketWire:
     """One at a time of each channel."""
 
     def __init__(self, path: Path | None) -> None:
-        """None: it is to be found before every `dial`, and set."""
+        """Takes the server's path. None: it is to be found before every `dial`, and set."""
         self._is_found = path is None
         self.path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -52,7 +52,7 @@ class SocketWire:
 
     @property
     def lifeline_file(self) -> int:
-        """To be watched for input; -1: there is none."""
+        """The lifeline, to be watched for input; -1: there is none."""
         return -1 if self._lifeline is None else self._lifeline.fileno()
 
     @property
@@ -62,12 +62,12 @@ class SocketWire:
 
     @property
     def express_file(self) -> int:
-        """To be watched for input; -1: there is none."""
+        """The express channel, to be watched for input; -1: there is none."""
         return -1 if self._express is None else self._express.file()
 
     @property
     def has_unsent(self) -> bool:
-        """On the express channel: to be watched for output, and received from."""
+        """The express channel has something unsent: it is to be watched for output, and received from."""
         return self._express is not None and self._express.has_unsent()
 
     @property

@@ -11,14 +11,14 @@ MOONCAKE_FORM: Final = "mooncake://host:port of its master"
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeAddress:
-    """Made by `parse_mooncake_address`; written out again by `str`."""
+    """Is made by `parse_mooncake_address`; written out again by `str`."""
 
     host: str
     port: int
 
     @property
     def endpoint(self) -> str:
-        """As Mooncake writes it."""
+        """The address as Mooncake writes it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class MooncakeAddress:
 
 
 def parse_mooncake_address(text: str) -> MooncakeAddress:
-    """ValueError: what of it is not as it should be."""
+    """Reads an address. ValueError: what of it is not as it should be."""
     parts = urlsplit(text)
     if parts.scheme != "mooncake" or not parts.hostname or not parts.port:
         raise ValueError("no scheme, host and port")

@@ -18,7 +18,7 @@ _PREFIX_LIMIT = 512
 
 @dataclass(frozen=True, kw_only=True)
 class S3Address:
-    """Made by `parse_s3_address`; written out again by `str`. It has no secrets."""
+    """Is made by `parse_s3_address`; written out again by `str`. It has no secrets."""
 
     bucket: str
     prefix: str = ""
@@ -28,7 +28,7 @@ class S3Address:
 
 
 def parse_s3_address(text: str) -> S3Address:
-    """ValueError: what of it is not as it should be."""
+    """Reads an address. ValueError: what of it is not as it should be."""
     scheme, _, rest = text.partition("://")
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
@@ -44,7 +44,7 @@ def parse_s3_address(text: str) -> S3Address:
 
 
 def parse_s3_endpoint(text: str) -> str:
-    """As it is to be asked. ValueError: what of it is not as it should be."""
+    """Returns an endpoint as it is to be asked. ValueError: what of it is not as it should be."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("no http:// or https:// and host")

@@ -214,7 +214,7 @@ def find_service_manager() -> str:
 
 
 def read_toml(file: Path) -> Mapping[str, object]:
-    """ConfigError: it cannot be read, or is not TOML."""
+    """Reads a file. ConfigError: it cannot be read, or is not TOML."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as fault:

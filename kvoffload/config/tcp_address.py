@@ -30,7 +30,7 @@ class TcpAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether other machines cannot reach it. `::ffff:127.0.0.1` and the like are not taken for loopback."""
+        """Other machines cannot reach it. `::ffff:127.0.0.1` and the like are not taken for loopback."""
         address = ipaddress.ip_address(self.host)
         if isinstance(address, ipaddress.IPv4Address):
             return address in _LOOPBACK_4
@@ -38,7 +38,7 @@ class TcpAddress:
 
     @property
     def is_any(self) -> bool:
-        """All addresses of one family: none that others could name."""
+        """It stands for all addresses of one family, and is none that others could name."""
         return ipaddress.ip_address(self.host).is_unspecified
 
     def __str__(self) -> str:

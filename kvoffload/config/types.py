@@ -14,7 +14,7 @@ from kvoffload.units import parse_duration, parse_size
 
 
 def split_folders(value: str) -> list[str]:
-    """Of the setting `disk`."""
+    """Splits the setting `disk` into folders."""
     return [part.strip().rstrip("/") for part in value.split(",") if part.strip()]
 
 

@@ -12,7 +12,7 @@ _PORT = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class ValkeyAddress:
-    """Made by `parse_valkey_address`; written out again by `str`. It has no secrets."""
+    """Is made by `parse_valkey_address`; written out again by `str`. It has no secrets."""
 
     host: str
     port: int = _PORT
@@ -27,7 +27,7 @@ class ValkeyAddress:
 
 
 def parse_valkey_address(text: str) -> ValkeyAddress:
-    """ValueError: what of it is not as it should be. A cluster is named by any of its nodes."""
+    """Reads an address. ValueError: what of it is not as it should be. A cluster is named by any of its nodes."""
     parts = urlsplit(text)
     database = parts.path.strip("/") or "0"
     if parts.scheme not in ("valkey", "valkeys") or not parts.hostname:

@@ -26,7 +26,7 @@ class BlockChain:
 
     @property
     def tokens(self) -> int:
-        """That a hash covers."""
+        """How many tokens the hashes cover."""
         return self._count * self._groups.hash_block_size
 
     def follow(self, hashes: Sequence[bytes]) -> None:
@@ -46,7 +46,7 @@ class BlockChain:
         self._count = count
 
     def names(self, group: int, positions: range) -> bytes:
-        """Of the group's blocks there: the hash of a block's last part covers all before it."""
+        """Returns the names of the group's blocks there: the hash of a block's last part covers all before it."""
         return self._pick(self._groups.hashes_per_block[group], positions)
 
     def parents(self, group: int, positions: range) -> bytes:

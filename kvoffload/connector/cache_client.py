@@ -67,7 +67,7 @@ class CacheClient(Protocol):
 
 
 class CopyPlaces(Protocol):
-    """What a worker wants of it."""
+    """The cache as a worker wants it: where it may copy."""
 
     def places(self) -> tuple[tuple[int, int], ...]: ...
     def may_copy(self, held: Placed) -> bool: ...

@@ -11,7 +11,7 @@ class NotesFaults(Protocol):
     """Whatever an engine calls."""
 
     def note_fault(self, hook: str, fault: Exception) -> None:
-        """Counts it; the first of a hook is logged."""
+        """Counts a fault; the first of a hook is logged."""
         ...
 
 

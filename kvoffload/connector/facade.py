@@ -115,7 +115,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return dict(self._faults)
 
     def note_fault(self, hook: str, fault: Exception) -> None:
-        """Count; the first of a hook is logged with its trace, the rest are counted only."""
+        """Counts a fault; the first of a hook is logged with its trace, the rest are counted only."""
         self._faults[hook] = self._faults.get(hook, 0) + 1
         self.measures.count("kvoffload_faults_total", hook=hook)
         self.measures.count("kvoffload_errors_total", code=find_code(fault))
@@ -190,7 +190,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._register_again()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """What this rank registered, for the scheduler side."""
+        """Tells the scheduler side what this rank registered."""
         return self.worker_side.facts if self.worker_side is not None else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -226,14 +226,14 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._submit_saves()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: no forward runs on blocks that are being loaded."""
+        """Does nothing: no forward runs on blocks that are being loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: whole blocks are saved after the forward."""
+        """Does nothing: whole blocks are saved after the forward."""
 
     @degrade(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Loads that ended; what ended of saves goes with the worker's report."""
+        """Returns loads that ended; what ended of saves goes with the worker's report."""
         assert self.worker_side is not None
         self._submit_loads()
         finished, failed, report = self.worker_side.take_results(is_idle=not self._has_forward)
@@ -293,13 +293,15 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @degrade(lambda: _MISS)
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Always asynchronous: a synchronous load that fails has already spoilt the engine's own cache."""
+        """Answers for asynchronous loads alone: a synchronous load that fails has already spoilt the engine's own
+        cache."""
         assert self.scheduler_side is not None
         external = self.scheduler_side.match(request, num_computed_tokens)
         return external, bool(external)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """None: a load leaves padding and blocks for speculation unwritten, so the engine zeroes what it would zero."""
+        """Returns no groups: a load leaves padding and blocks for speculation unwritten, so the engine zeroes what it
+        would zero."""
         return ()
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:

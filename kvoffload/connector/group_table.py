@@ -60,8 +60,9 @@ class GroupTable:
         return tokens // self.alignment * self.alignment
 
     def longest_hit(self, tokens: int) -> int:
-        """Of a prompt of so many. One token has to be computed. Where a prompt is restored to its end, the engine
-        computes its last token once more, in a step of another shape than its own hit's, which computes a block."""
+        """Returns how many of a prompt's tokens a hit may have. One token has to be computed. Where a prompt is
+        restored to its end, the engine computes its last token once more, in a step of another shape than its own
+        hit's, which computes a block."""
         if not self.dropped_tokens:
             return self.align(tokens - self._computed_tokens)
         # vLLM's search over several groups matches the block that it drops up to the prompt's very end.

@@ -35,7 +35,7 @@ class Measures:
         self._seconds.append((name, value))
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
+        """Sets a gauge."""
         self._gauges[name, tuple(labels.items())] = value
 
     @property

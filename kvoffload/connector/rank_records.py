@@ -15,7 +15,7 @@ from kvoffload.transfer.copy_engine import RunDigests
 
 
 class RankRecords:
-    """Of an engine's session. All shards of a block lie in one slot, one behind the other.
+    """Finds a rank's records in an engine's session. All shards of a block lie in one slot, one behind the other.
 
     `slot_bytes`: by group, of each shard's part of a slot; more than a record where another rank's is larger.
     `fingerprint`: the engine's, which digests are made with.
@@ -30,7 +30,7 @@ class RankRecords:
         self.slot_bytes = tuple(slot_bytes)
 
     def find_slots(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
-        """Where each record lies in this process. ValueError: one lies nowhere."""
+        """Returns where each record lies in this process. ValueError: one lies nowhere."""
         slots = np.empty(len(moves), np.uint64)
         for group, slot_bytes in enumerate(self.slot_bytes):
             mine = moves.groups == group

@@ -136,7 +136,8 @@ def assemble(
     clock: Callable[[], float],
     is_known: Callable[[TrackedRequest], bool] = lambda tracked: True,
 ) -> SchedulerParts:
-    """`is_known`: as `Saves` asks. Raises where ranks disagree, and what keeps the cache from being opened."""
+    """Puts the parts together; `is_known` is what `Saves` asks. Raises where ranks disagree, and what keeps the cache
+    from being opened."""
     sharing = terms.sharing
     engine = agree(facts, sharing)
     groups = GroupTable(

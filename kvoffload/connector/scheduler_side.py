@@ -72,13 +72,13 @@ class SchedulerSide:
         """When the engine was seen idle first, since it computed something or a save was planned."""
         self._rest = 0
         """Steps for which nothing is to be planned, unless another hook has something to say before."""
-        self._rested = 0
+        self.rested = 0
         """How many of them are over."""
         self._memory_id = 0
         self._former: set[int] = set()
         self._notes = 0
         self._heard_warnings = 0
-        self._is_mixed = False
+        self.is_mixed = False
         """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
         self._is_asleep = False
         """The engine woke, and a rank of it did not."""
@@ -121,7 +121,7 @@ class SchedulerSide:
         self._pool = pool
 
     def accept_facts(self, facts: Mapping[Rank, WorkerFacts]) -> None:
-        """What every rank registered. Raises where ranks disagree, and what keeps the cache from being opened.
+        """Takes what every rank registered. Raises where ranks disagree, and what keeps the cache from being opened.
 
         An engine that wakes says it again: where its ranks may copy then is noted. Anything else that they say ends all
         saving and restoring, and is raised.
@@ -168,7 +168,7 @@ class SchedulerSide:
     @property
     def _is_off(self) -> bool:
         """Nothing is saved or restored of requests that arrive, and nothing waited for."""
-        return self._is_mixed or self._is_asleep or self._has_changed
+        return self.is_mixed or self._is_asleep or self._has_changed
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
@@ -226,7 +226,7 @@ class SchedulerSide:
             self.parts.restores.plan(tracked, block_ids, external)
 
     def doom_load(self, request: Request) -> None:
-        """`plan_load` raised: the hit was reported, so the load must be seen to fail."""
+        """Is told that `plan_load` raised: the hit was reported, so the load must be seen to fail."""
         self._rest = 0
         if self.parts is not None:
             self.parts.restores.doom(request.request_id)
@@ -234,14 +234,14 @@ class SchedulerSide:
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """This step's loads and saves, for every worker."""
         tokens = output.total_num_scheduled_tokens
-        if self._rested < self._rest:
-            self._rested += 1
+        if self.rested < self._rest:
+            self.rested += 1
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
         parts = self.parts
         if parts is None:
             return NOTHING_TO_DO
-        parts.saves.look_out.skip(self._rested)
-        self._rest = self._rested = 0
+        parts.saves.look_out.skip(self.rested)
+        self._rest = self.rested = 0
         are_saves_pending = parts.saves.pending > 0
         if are_saves_pending:
             parts.saves.end_overdue()
@@ -276,7 +276,7 @@ class SchedulerSide:
         return StepPlan(loads, saves, doomed, retired, tokens > 0, step)
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
-        """What must be sent although planning failed: queued loads, or their requests would wait for ever."""
+        """Returns what must be sent although planning failed: queued loads, or their requests would wait for ever."""
         if self.parts is None:
             return NOTHING_TO_DO
         loads, doomed = self.parts.restores.take_jobs()
@@ -344,7 +344,8 @@ class SchedulerSide:
         logger.info("weights after the sleep: %s; what was saved before it %s", verdict.value, found)
 
     def clear(self) -> None:
-        """Nothing saved so far is found again: the weights it was made with are gone, or somebody wants a cold cache.
+        """Sees to it that nothing saved so far is found again: the weights it was made with are gone, or somebody wants
+        a cold cache.
 
         Other engines that share the server go on with what they have; this one's blocks have other names from now on,
         unless it is a sleep that this reset is for, and the same weights wake from it. Requests that run hold blocks of
@@ -356,8 +357,8 @@ class SchedulerSide:
         for tracked in self.requests.values():
             tracked.is_tainted = True
         if self.parts is not None:
-            self._is_mixed = self._has_old_blocks(self.parts)
-            if self._is_mixed:
+            self.is_mixed = self._has_old_blocks(self.parts)
+            if self.is_mixed:
                 logger.warning(
                     "the connector was reset while the engine's own cache was not: nothing is saved or restored before "
                     "a reset of both (let the engine go idle, and reset again)"
@@ -388,7 +389,7 @@ class SchedulerSide:
         return self._idle_since_s is not None and self._clock() >= self._idle_since_s + LEFT_WAIT_S
 
     def close(self) -> None:
-        """The engine ends."""
+        """Closes the cache: the engine ends."""
         self.masks.close()
         if self.parts is not None:
             self.parts.cache.close()
@@ -415,7 +416,7 @@ class SchedulerSide:
         return self.masks.find(tracked.request, tracked.terms) == tracked.chain.mask
 
     def _find_rest(self, parts: SchedulerParts) -> int:
-        """After a step without anything to do: how many are going to be like it if nothing happens."""
+        """Says, after a step without anything to do, how many are going to be like it if nothing happens."""
         if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching:
             return 0
         if not (parts.restores.is_quiet and parts.kept.is_quiet):

@@ -173,7 +173,7 @@ class KVOffloadTier(SecondaryTierManager):
         self._salt = os.urandom(16)
 
     def shutdown(self) -> None:
-        """NativeError: a copy still runs, and vLLM keeps the memory."""
+        """Ends the tier. NativeError: a copy still runs, and vLLM keeps the memory."""
         self.lookups.clear()
         try:
             self.transfers.close()

@@ -93,7 +93,7 @@ class WorkerSide:
         open_cache: Callable[[Register], CopyPlaces],
         exchange: Exchange = lambda frame: (frame,),
     ) -> None:
-        """`exchange`: with the other ranks of the engine."""
+        """Takes its terms; `exchange` is how it hears of the other ranks of the engine."""
         self.terms = terms
         self._open_cache = open_cache
         self._pipeline = Pipeline(exchange)
@@ -134,6 +134,11 @@ class WorkerSide:
     @property
     def registration(self) -> Registration:
         return self._registration
+
+    @property
+    def is_copying(self) -> bool:
+        """Copies are on their way."""
+        return bool(self._copies)
 
     def register(
         self,
@@ -192,7 +197,7 @@ class WorkerSide:
         self._pipeline.withdraw(fault)
 
     def mark(self) -> None:
-        """Before the step's forward is launched: the loads that are submitted next do not wait for it.
+        """Is called before the step's forward is launched: the loads that are submitted next do not wait for it.
 
         Blocks of a load were allocated when the step was planned. Whoever wrote to them before that, or read them, is a
         forward of an earlier step, with its draft model and its states. What the engine itself does to new blocks is
@@ -215,7 +220,7 @@ class WorkerSide:
             self._note_line("loads wait for the step's forward", str(fault))
 
     def submit(self, plan: StepPlan) -> None:
-        """After the step's forward was launched."""
+        """Begins a plan's copies, after the step's forward was launched."""
         before_forward, self._before_forward = self._before_forward, None
         self._doomed += plan.doomed
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
@@ -281,7 +286,7 @@ class WorkerSide:
         self._host_memory = None
 
     def close(self) -> None:
-        """The worker ends."""
+        """Lets go of everything: the worker ends."""
         self.unregister()
         cache, self.cache = self.cache, None
         if cache is not None:
@@ -367,7 +372,7 @@ class WorkerSide:
         self._copies[ticket] = _Copy(job, memory)
 
     def _find_point(self, direction: CopyDirection, before_forward: StreamPoint | None) -> Marked:
-        """What a job's copies come after."""
+        """Returns what a job's copies come after."""
         if direction is CopyDirection.LOAD and self.terms.has_late_frees:
             return None
         if direction is CopyDirection.LOAD and before_forward is not None:
@@ -412,7 +417,8 @@ class WorkerSide:
         return {self.terms.rank: places}
 
     def _give_up(self, engine: CopyEngine) -> None:
-        """Of a closed engine: what it has not ended never will be, and may still touch the memory of its slots."""
+        """Gives up copies of a closed engine: what it has not ended never will be, and may still touch the memory of
+        its slots."""
         if self._copies:
             self._unended.append((engine, list(self._copies.values()), self._host_memory))
             self._ended += [_Ended(copy.job, "the copy did not end in time") for copy in self._copies.values()]

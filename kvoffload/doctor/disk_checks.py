@@ -19,7 +19,7 @@ Open = Callable[[Path, int], int]
 def check_disks(
     folders: Sequence[Path], size_bytes: int, given: Given = NOTHING, *, open_file: Open = os.open
 ) -> Iterator[Finding]:
-    """`size_bytes`: what each may take."""
+    """Checks the folders of a disk tier; `size_bytes` is what each may take."""
     for folder in folders:
         yield check_folder(folder, size_bytes, given, open_file=open_file)
 

@@ -13,7 +13,8 @@ OLDEST_VLLM, NEWEST_VLLM = (0, 31), (0, 33)
 
 
 def check_engine(machine: Machine, allowed_plugins: str | None) -> Iterator[Finding]:
-    """`allowed_plugins`: what VLLM_PLUGINS says; None: it is not set, and all are loaded."""
+    """Checks what an engine finds here; `allowed_plugins`: what VLLM_PLUGINS says; None: it is not set, and all are
+    loaded."""
     yield check_version(machine)
     yield check_plugin(machine, allowed_plugins)
 

@@ -28,7 +28,7 @@ _LET_IN = "run as that user or in that group, or start the server with --set soc
 
 
 def check_server(socket: str, given: Given = NOTHING) -> Finding:
-    """As an observer, which takes nothing of it. A server that is not there is not waited for."""
+    """Joins a server as an observer, which takes nothing of it. A server that is not there is not waited for."""
     if not socket:
         return ok("server", "none is set: each engine starts one of its own")
     client = Client(ClientTerms(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))).start()

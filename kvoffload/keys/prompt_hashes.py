@@ -62,7 +62,7 @@ def choose_seed(algorithm: str, seed: str | None) -> str:
 
 
 def digest_seed(seed: str) -> bytes:
-    """What an engine tells of its own."""
+    """Returns what an engine tells of its seed."""
     return sha256(seed.encode()).digest()
 
 
@@ -94,7 +94,7 @@ class _Form(Protocol):
         ...
 
     def close(self, content: bytes) -> bytes:
-        """The message."""
+        """Returns the whole message around its content."""
         ...
 
 

@@ -114,7 +114,8 @@ def canonical_dtype(name: str) -> str:
 
 
 def find_kv_dtype(name: str, *, where: str = "", allowed: Collection[str] | None = None) -> KVDtype:
-    """The table's row. DtypeError if there is none, or if `allowed` (what the engine's backend can do) lacks it."""
+    """Returns the table's row. DtypeError if there is none, or if `allowed` (what the engine's backend can do) lacks
+    it."""
     row = KV_DTYPES.get(canonical_dtype(name))
     of_layer = f" of layer {where}" if where else ""
     if row is None:
@@ -205,7 +206,7 @@ def resolve_layer_dtypes(
 
 
 def is_skipped(layer: str, *, kind: str, skip_layers: Collection[str]) -> bool:
-    """Whether a skip list names this layer: by its name, its kind, or the one number in its dotted name."""
+    """Says whether a skip list names this layer: by its name, its kind, or the one number in its dotted name."""
     if not layer and not kind:
         return False
     entries = {str(entry) for entry in skip_layers}

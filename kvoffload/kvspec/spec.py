@@ -116,7 +116,7 @@ class LayerSpec:
 
     @property
     def is_stored(self) -> bool:
-        """Whether records have bytes of this layer."""
+        """Records have bytes of this layer."""
         return self.alias_of is None and not self.excluded
 
     @property

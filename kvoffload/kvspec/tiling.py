@@ -89,7 +89,7 @@ class Coverage:
 
 
 def may_share(one: Piece, other: Piece) -> bool:
-    """Whether two pieces may cover the same byte.
+    """Says whether two pieces may cover the same byte.
 
     Only pieces of different groups that overlay each other by declaration. A block id belongs to one of those groups at
     a time, so pages may meet in the same block; pages of different blocks would destroy each other.

@@ -44,7 +44,7 @@ def distribution(name: str, counts: Sequence[int], total: float, **labels: str) 
 
 
 def expose(readings: Iterable[Reading], *, is_open: bool) -> bytes:
-    """`is_open`: as OpenMetrics."""
+    """Writes readings as Prometheus reads them; `is_open`: as OpenMetrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(list(readings)))
     write: Callable[[CollectorRegistry], bytes] = openmetrics.generate_latest if is_open else generate_latest
@@ -60,7 +60,7 @@ _FAMILIES: Mapping[Kind, Callable[..., _Family]] = {
 
 
 def _accumulate(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """As Prometheus has it: each bucket counts those of the buckets before it, too."""
+    """Adds counts up as Prometheus has them: each bucket counts those of the buckets before it, too."""
     assert len(counts) == len(bounds) + 1, f"{len(counts)} buckets for {len(bounds)} bounds"
     names = [*(str(float(bound)) for bound in bounds), "+Inf"]
     return list(zip(names, accumulate(map(float, counts)), strict=True))

@@ -81,7 +81,7 @@ SHOWN: Mapping[str, Label] = {
 
 
 def describe_labels() -> dict[str, dict[str, list[str]]]:
-    """For the page, as words and meaning."""
+    """Describes labels for the page, as words and meaning."""
     sections = {"outcomes": OUTCOMES, "calls": CALLS, "shown": SHOWN}
     return {
         section: {name: [one.words, one.meaning] for name, one in labels.items()}

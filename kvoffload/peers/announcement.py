@@ -29,13 +29,13 @@ class Announcement:
     """It says farewell."""
 
     def sign(self, fleet: str, secret: bytes) -> bytes:
-        """As it is written."""
+        """Returns it as it is written, with the fleet's signature."""
         said = f"{self.at_ms} {self.member.address} {self.member.key} {_GONE if self.is_gone else _HERE}"
         return f"{said} {sign_words(said, fleet, secret)}".encode()
 
 
 def read_announcement(text: bytes, fleet: str, secret: bytes) -> Announcement | None:
-    """None: nobody of this fleet has signed it."""
+    """Reads an announcement. None: nobody of this fleet has signed it."""
     words = text[:_TEXT_BYTES].decode(errors="replace").split(" ")
     if len(words) != _WORDS or not (words[0].isascii() and words[0].isdigit()):
         return None

@@ -117,7 +117,7 @@ class ControlLink:
         return False
 
     def close(self) -> None:
-        """Whoever waits for an answer waits no more. Once more does nothing."""
+        """Hangs up: no thread waits for an answer any more. Once more does nothing."""
         if self._is_closed:
             return
         self._is_closed = True

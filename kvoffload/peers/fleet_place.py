@@ -40,7 +40,7 @@ class FleetTerms:
 
 
 class FleetPlace:
-    """A TierPlace. One for each server, since it has one fleet."""
+    """Is the TierPlace of a fleet. There is one for each server, since it has one fleet."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class FleetPlace:
         return known if registry is None else f"{known} and fleet {registry.fleet} at {registry.valkey.describe()}"
 
     def open_tier(self) -> Tier:
-        """Starts its threads; no peer need be there."""
+        """Opens the tier and starts its threads; no peer need be there."""
         assert self._tier is None
         members = {member.name: self._open_member(member) for member in self.terms.others}
         tier = self._tier = FleetTier(self.terms.own.name, members, self._homes)
@@ -104,7 +104,7 @@ class FleetPlace:
         return ""
 
     def is_home(self, hashes: bytes) -> npt.NDArray[np.bool_]:
-        """Which of these records live on this machine."""
+        """Says which of these records live on this machine."""
         if self._tier is None:
             return np.ones(len(hashes) // HASH_BYTES, np.bool_)
         return self._tier.is_home(hashes)

@@ -25,7 +25,7 @@ _AHEAD_MS = 5_000
 """Announcements of all that are alive are by this much in the future at most: written while these were read."""
 _PAGE, _PAGES = b"64", 64
 """Of announcements, about, and how many pages one look reads; it takes down what the fleet has not signed."""
-_FAREWELL_S = 5.0
+FAREWELL_S = 5.0
 _MARK_LETTERS = 8
 _TOLERANCE_MS = 1000
 """Clocks that are led back to the right time run faster or slower meanwhile; nobody has set them."""
@@ -133,12 +133,12 @@ class FleetRegistry:
     def close(self) -> None:
         """Says farewell, if the registry can be reached soon."""
         self._ending.set()
-        self._thread.join(_FAREWELL_S)
+        self._thread.join(FAREWELL_S)
         nodes = self._nodes
         if self._thread.is_alive() and nodes is not None:
             nodes.interrupt()
         # A thread that cannot be interrupted, as when a name is looked up, has nothing that others need.
-        self._thread.join(_FAREWELL_S)
+        self._thread.join(FAREWELL_S)
 
     def _run(self) -> None:
         view = ClusterView()
@@ -250,7 +250,7 @@ class FleetRegistry:
             self._seen[name] = replace(new, other_at=before.other_at, is_told=is_told)
 
     def _note_own(self, announcement: Announcement) -> None:
-        """By this server's name. What it has written itself before is not newer."""
+        """Notes an announcement that has this server's name. What it has written itself before is not newer."""
         if not self._own_ms or announcement.at_ms <= self._own_ms or announcement.is_gone:
             return
         self._twin_s = time.monotonic()

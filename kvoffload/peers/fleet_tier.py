@@ -32,7 +32,7 @@ from kvoffload.tiers.home_ring import HomeBatch, Homes, join_homes, pick_hashes,
 
 @dataclass(eq=False)
 class _Batch:
-    """One of ours: how many records, how those end that no part is about, and what its parts have ended with."""
+    """A batch of ours: how many records, how those end that no part is about, and what its parts have ended with."""
 
     count: int
     otherwise: RecordOutcome
@@ -82,7 +82,7 @@ class FleetTier:
 
     @property
     def members(self) -> dict[str, Tier]:
-        """By name, without this server."""
+        """The members' tiers by name, without this server."""
         with self._lock:
             return dict(self._members)
 
@@ -91,13 +91,13 @@ class FleetTier:
         return sum(tier.capacity_bytes for tier in self.members.values())
 
     def is_home(self, hashes: bytes) -> npt.NDArray[np.bool_]:
-        """Which of these records live here."""
+        """Says which of these records live here."""
         with self._lock:
             present = self._present()
         return np.asarray(self._homes(present, hashes) == present.index(self._own_name))
 
     def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
-        """What lives here counts as stored: this server's memory has it."""
+        """Puts records where they live. What lives here counts as stored: this server's memory has it."""
 
         def ask(tier: Tier, part: HomeBatch) -> Ticket | None:
             chosen = replace(
@@ -197,7 +197,7 @@ class FleetTier:
                 return
 
     def _take_member(self, name: str, tier: Tier, place: str) -> bool:
-        """False: the tier was closed meanwhile."""
+        """Takes a member's tier. False: the tier was closed meanwhile."""
         with self._lock:
             if self._is_closed:
                 return False

@@ -63,7 +63,7 @@ class LinkAnswer:
 
 
 def read_hello(frame: bytes) -> LinkHello | HelloVerdict:
-    """Or why there is no talking. ValueError: it is no hello of any version."""
+    """Reads a hello, or says why there is no talking. ValueError: it is no hello of any version."""
     magic, version, mode, token, nonce = _HELLO.unpack(frame)
     if magic != MAGIC or mode > 1:
         raise ValueError("no hello of a link")
@@ -73,7 +73,7 @@ def read_hello(frame: bytes) -> LinkHello | HelloVerdict:
 
 
 def read_answer(frame: bytes) -> LinkAnswer:
-    """ValueError: it is none, or has a verdict that this version does not know."""
+    """Reads the answer to a hello. ValueError: it is none, or has a verdict that this version does not know."""
     magic, _, verdict, nonce, proof = _ANSWER.unpack(frame)
     if magic != MAGIC:
         raise ValueError("no answer of a peer")

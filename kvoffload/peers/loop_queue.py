@@ -42,7 +42,7 @@ class AwaitedBlocks(LinkBlocks):
     is_done: Future[bool] = field(default_factory=Future)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is done by then."""
+        """Waits, and says whether it is done by then."""
         try:
             return self.is_done.result(timeout_s)
         except TimeoutError:
@@ -98,7 +98,7 @@ class LoopQueue:
         return blocks, lost
 
     def refuse(self) -> None:
-        """From here on the loop takes nothing: nobody is to wait for it."""
+        """Refuses everything from here on, as the loop takes nothing: nobody is to wait for it."""
         with self._lock:
             self._is_refusing = True
             blocks, self._blocks = self._blocks, []

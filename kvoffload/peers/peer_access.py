@@ -34,7 +34,7 @@ class PeerLoop(Protocol):
     """What this needs of the server's loop, which has what lies below memory. Safe to call from any thread."""
 
     def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
-        """These became readable."""
+        """Is told that these blocks became readable."""
         ...
 
     def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
@@ -43,7 +43,7 @@ class PeerLoop(Protocol):
         ...
 
     def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
-        """Which of these lie below memory."""
+        """Says which of these lie in slower tiers."""
         ...
 
     def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
@@ -97,7 +97,7 @@ class PeerAccess:
         pidfd: int,
         clock: Callable[[], float],
     ) -> None:
-        """`pidfd`: of the process whose links these are."""
+        """Opens a session of the cache; `pidfd` is that of the process whose links these are."""
         self.cache = cache
         self._spaces = spaces
         self._loop = loop
@@ -113,7 +113,7 @@ class PeerAccess:
         return stats.capacity_bytes, stats.used_bytes
 
     def use(self, fingerprint: bytes) -> AbstractContextManager[bool]:
-        """Whether somebody has said what its records are; if so it is not forgotten before the end."""
+        """Says whether it is known what an identity's records are; if so, that is not forgotten before the end."""
         return self._spaces.use(fingerprint)
 
     def look(self, names: RecordNames) -> npt.NDArray[np.uint8]:
@@ -159,7 +159,8 @@ class PeerAccess:
             self.cache.release(self._session, held.lease)
 
     def reserve(self, names: RecordNames, record_bytes: int) -> Room | None:
-        """None: the identity is not known here, or is another one. What is there already is not wanted."""
+        """Reserves slots for records. None: the identity is not known here, or is another one. What is there already is
+        not wanted."""
         space = self._spaces.find(names.fingerprint)
         group = None if space is None else space.find_group(names.group, record_bytes)
         if space is None or group is None or names.shard >= group.shards:
@@ -212,7 +213,7 @@ class PeerAccess:
         return outcomes
 
     def abort(self, room: Room, names: RecordNames) -> None:
-        """What was wanted has not come."""
+        """Gives back slots: what was wanted has not come."""
         self._give_back(room, names, np.ones(len(room.tickets), np.bool_))
 
     def remove(self, names: RecordNames, *, wait_s: float) -> npt.NDArray[np.uint8]:
@@ -229,7 +230,7 @@ class PeerAccess:
         return np.where(was_there, np.uint8(RecordOutcome.REMOVED), np.uint8(RecordOutcome.MISSING))
 
     def tick(self) -> None:
-        """To be called now and then: blocks whose other shards have not come are given up."""
+        """Is called now and then: blocks whose other shards have not come are given up."""
         now_s = self._clock()
         with self._lock:
             old = [key for key, one in self._staged.items() if now_s - one.touched_s > STAGED_S and not one.moving]
@@ -267,7 +268,7 @@ class PeerAccess:
     def _stage(
         self, space: PeerSpace, names: RecordNames, keys: list[tuple[int, int, bytes]], new: list[int], now_s: float
     ) -> bool:
-        """False: there is no room for them."""
+        """Stages blocks until all of their shards are there. False: there is no room for them."""
         if not new:
             return True
         hashes = b"".join(keys[at][2] for at in new)
@@ -282,7 +283,7 @@ class PeerAccess:
         return True
 
     def _give_back(self, room: Room, names: RecordNames, bad: npt.NDArray[np.bool_]) -> None:
-        """Slots of these; where others write to the same slot, only this shard."""
+        """Gives back the slots of these; where others write to the same slot, only this shard."""
         if not bad.any():
             return
         if not self._is_sharded(room.space, names.group):
@@ -297,7 +298,7 @@ class PeerAccess:
     def _end_move(
         self, room: Room, names: RecordNames, good: npt.NDArray[np.bool_], *, is_whole: npt.NDArray[np.bool_]
     ) -> None:
-        """Of those that were good: a block that is whole, or somebody else's, is staged no more."""
+        """Ends the move of those that were good: a block that is whole, or somebody else's, is staged no more."""
         if not self._is_sharded(room.space, names.group):
             return
         at = np.flatnonzero(room.wanted)[good]

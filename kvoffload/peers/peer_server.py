@@ -86,7 +86,7 @@ class PeerServer:
     """`open_session` and `attach` may be called from any thread, too."""
 
     def __init__(self, address: TcpAddress, *, is_sealed: bool) -> None:
-        """Listens. ConfigError: nobody can listen there."""
+        """Listens at an address. ConfigError: nobody can listen there."""
         self._is_sealed = is_sealed
         self._listener = _listen(address)
         self.address = TcpAddress(address.host, self._listener.getsockname()[1])
@@ -111,8 +111,13 @@ class PeerServer:
         with self._lock:
             self._accesses[domain] = access
 
+    def count_links(self, peer: str) -> int:
+        """How many links a peer has, those included that have yet to prove that they are its."""
+        with self._lock:
+            return self._of_peer[peer]
+
     def open_session(self, peer: str, domain: str) -> LinkSession:
-        """For a peer that the control channel knows."""
+        """Opens a session for a peer that the control channel knows."""
         made = LinkSession(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(32))
         with self._lock:
             tokens = self._tokens.setdefault(peer, deque())
@@ -127,7 +132,7 @@ class PeerServer:
         return len(self._links)
 
     def tick(self) -> None:
-        """To be called now and then."""
+        """Is called now and then."""
         with self._lock:
             accesses = list(self._accesses.values())
         for access in accesses:
@@ -145,7 +150,7 @@ class PeerServer:
                         self._links[number][0].shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """All links end. After it no slot is touched."""
+        """Ends all links. After it no slot is touched."""
         with self._lock:
             if self._is_closed:
                 return
@@ -204,7 +209,7 @@ class PeerServer:
                 end.close()
 
     def _serve(self, number: int, end: socket.socket) -> None:
-        """Of one link, until it ends."""
+        """Serves one link until it ends."""
         peer = ""
         try:
             found = self._greet(end, time.monotonic() + HELLO_TIMEOUT_S)
@@ -232,7 +237,7 @@ class PeerServer:
                 end.close()
 
     def _tell(self, peer: str, line: str, fault: Exception) -> None:
-        """Not more often than LOG_S for one peer; there are as many peers as the server was told of."""
+        """Logs a line, not more often than LOG_S for one peer; there are as many peers as the server was told of."""
         now_s = time.monotonic()
         is_new = now_s >= self._told_s.get(peer, 0.0)
         if is_new:
@@ -240,7 +245,7 @@ class PeerServer:
         logger.log(logging.WARNING if is_new else logging.DEBUG, line, fault)
 
     def _greet(self, end: socket.socket, end_s: float) -> tuple[str, PeerAccess, native.RecordLink] | None:
-        """None: it was refused. OSError, ValueError: it is no peer of ours."""
+        """Greets a link. None: it was refused. OSError, ValueError: it is no peer of ours."""
         hello = receive_exactly(end, HELLO_BYTES, end_s)
         read = read_hello(hello)
         token = b"" if isinstance(read, HelloVerdict) else read.token

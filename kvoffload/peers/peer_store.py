@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,19 +59,21 @@ class PeerStoreTerms:
     timeout_s: float = 1.0
 
 
+Connect = Callable[[LinkTicket, PeerStoreTerms], tuple[socket.socket, native.RecordLink]]
+
+
 class PeerStore(SlotStore):
     """Is one data link. Belongs to one thread, but for `interrupt`."""
 
-    def __init__(self, terms: PeerStoreTerms) -> None:
-        """Connects. StoreFaultError: it cannot."""
+    def __init__(self, terms: PeerStoreTerms, connect: Connect | None = None) -> None:
+        """Connects, as `connect_link` does if nothing else is said. StoreFaultError: it cannot."""
         self._terms = terms
         self._lock = threading.Lock()
         self._end: socket.socket | None = None
         ticket = terms.control.find_ticket(is_sealed=terms.is_sealed)
         try:
-            self._link = self._connect(ticket)
+            self._end, self._link = (connect or connect_link)(ticket, terms)
         except StoreFaultError:
-            self.close()
             terms.control.forget_ticket(ticket)
             raise
 
@@ -152,30 +154,6 @@ class PeerStore(SlotStore):
     def _timeout_ms(self) -> int:
         return max(int(self._terms.timeout_s * 1000), 1)
 
-    def _connect(self, ticket: LinkTicket) -> native.RecordLink:
-        address = ticket.address
-        try:
-            end = self._end = socket.create_connection((address.host, address.port), self._terms.timeout_s)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keys = self._shake_hands(end, ticket)
-            return native.RecordLink(os.dup(end.fileno()), keys)
-        except (OSError, ValueError, RuntimeError) as fault:
-            raise StoreFaultError(f"no link to {address}: {fault}") from fault
-
-    def _shake_hands(self, end: socket.socket, ticket: LinkTicket) -> tuple[bytes, bytes] | None:
-        """Keys to send and to receive with; None: it is not sealed."""
-        is_sealed = self._terms.is_sealed
-        hello = LinkHello(token=ticket.token, nonce=secrets.token_bytes(NONCE_BYTES), is_sealed=is_sealed).pack()
-        end.sendall(hello)
-        answer = read_answer(receive_exactly(end, ANSWER_BYTES, time.monotonic() + self._terms.timeout_s))
-        if answer.verdict is not HelloVerdict.WELCOME:
-            raise ValueError(_REFUSALS[answer.verdict])
-        secret = LinkSecret(ticket.secret, hello, answer.nonce)
-        if not is_proof(answer.proof, secret.server_proof):
-            raise ValueError("whoever answers there does not know the session's secret")
-        end.sendall(secret.client_proof)
-        return (secret.client_key, secret.server_key) if is_sealed else None
-
     def _introduce(self, fingerprint: bytes) -> bool:
         space = self._terms.spaces.find(fingerprint)
         return space is not None and self._terms.control.introduce(space)
@@ -192,7 +170,7 @@ class PeerStore(SlotStore):
         return np.full(len(keys), RecordOutcome.MISSING, np.uint8) if told is None else told.outcomes
 
     def _ask(self, request: LinkRequest) -> LinkAnswer | None:
-        """None: the peer does not take records of this identity."""
+        """Asks the peer. None: the peer does not take records of this identity."""
         for is_introduced in (False, True):
             self._send(request.pack())
             told = self._read(len(request.names))
@@ -210,7 +188,8 @@ class PeerStore(SlotStore):
         return read_records(status, self._link.receive(rest, timeout_ms=self._timeout_ms) if rest else b"")
 
     def _read_records(self, count: int) -> LinkAnswer:
-        """BadRequestError: an answer about so many records was due, and this one says something else."""
+        """Reads an answer about records. BadRequestError: an answer about so many records was due, and this one says
+        something else."""
         told = self._read(count)
         if told.status is not LinkStatus.OK:
             raise BadRequestError(f"it answers {told.status.name} where it was to tell of {count} records")
@@ -223,6 +202,35 @@ class PeerStore(SlotStore):
         except (OSError, BadRequestError) as fault:
             self.close()
             raise StoreFaultError(str(fault) or type(fault).__name__) from fault
+
+
+def connect_link(ticket: LinkTicket, terms: PeerStoreTerms) -> tuple[socket.socket, native.RecordLink]:
+    """A link that both ends have proven to be theirs, and its socket. StoreFaultError: there is none to be had."""
+    address, timeout_s = ticket.address, terms.timeout_s
+    with contextlib.ExitStack() as undo:
+        try:
+            end = undo.enter_context(socket.create_connection((address.host, address.port), timeout_s))
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keys = _shake_hands(end, ticket, terms)
+            link = native.RecordLink(os.dup(end.fileno()), keys)
+        except (OSError, ValueError, RuntimeError) as fault:
+            raise StoreFaultError(f"no link to {address}: {fault}") from fault
+        undo.pop_all()
+        return end, link
+
+
+def _shake_hands(end: socket.socket, ticket: LinkTicket, terms: PeerStoreTerms) -> tuple[bytes, bytes] | None:
+    """Keys to send and to receive with; None: it is not sealed."""
+    hello = LinkHello(token=ticket.token, nonce=secrets.token_bytes(NONCE_BYTES), is_sealed=terms.is_sealed).pack()
+    end.sendall(hello)
+    answer = read_answer(receive_exactly(end, ANSWER_BYTES, time.monotonic() + terms.timeout_s))
+    if answer.verdict is not HelloVerdict.WELCOME:
+        raise ValueError(_REFUSALS[answer.verdict])
+    secret = LinkSecret(ticket.secret, hello, answer.nonce)
+    if not is_proof(answer.proof, secret.server_proof):
+        raise ValueError("whoever answers there does not know the session's secret")
+    end.sendall(secret.client_proof)
+    return (secret.client_key, secret.server_key) if terms.is_sealed else None
 
 
 def _find_nothing(count: int) -> FoundRecords:

@@ -7,7 +7,7 @@ import time
 
 
 def receive_exactly(end: socket.socket, size: int, end_s: float) -> bytes:
-    """Until `end_s` of the monotonic clock. OSError: it has hung up, or takes too long."""
+    """Receives so many bytes, until `end_s` of the monotonic clock. OSError: it has hung up, or takes too long."""
     got = b""
     while len(got) < size:
         end.settimeout(max(end_s - time.monotonic(), 0.001))

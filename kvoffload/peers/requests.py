@@ -97,7 +97,7 @@ class RequestHead:
         return self.count * each
 
     def read_rest(self, rest: bytes) -> LinkRequest:
-        """`rest` has `rest_bytes`."""
+        """Reads what follows the head; `rest` has `rest_bytes`."""
         hashes = self.count * HASH_BYTES
         digests = hashes + self.count * _DIGEST_BYTES
         return LinkRequest(
@@ -159,7 +159,7 @@ def read_answer_head(frame: bytes, wanted: int) -> tuple[LinkStatus, int]:
 
 
 def read_answer(status: LinkStatus, rest: bytes) -> LinkAnswer:
-    """BadRequestError: it has an outcome that this version does not know."""
+    """Reads what follows an answer's head. BadRequestError: it has an outcome that this version does not know."""
     count = len(rest) // (1 + _DIGEST_BYTES)
     outcomes = np.frombuffer(rest, np.uint8, count)
     if not _IS_OUTCOME[outcomes].all():

@@ -20,7 +20,7 @@ class PeerSpace:
     geometry: CacheGeometry
 
     def find_group(self, group: int, record_bytes: int) -> CacheGroup | None:
-        """None: there is none of this number with records of so many bytes."""
+        """Returns a group. None: there is none of this number with records of so many bytes."""
         if not 0 <= group < len(self.geometry.groups):
             return None
         found = self.geometry.groups[group]
@@ -47,7 +47,7 @@ class SpaceTable:
 
     @contextmanager
     def use(self, fingerprint: bytes) -> Iterator[bool]:
-        """Whether it is known; if so it is not forgotten before the end."""
+        """Says whether an identity is known; if so, it is not forgotten before the end."""
         with self._lock:
             is_known = fingerprint in self._spaces
             self._uses[fingerprint] += is_known

@@ -28,7 +28,7 @@ class Element:
     scale_bytes: int = 0
 
     def row_bytes(self, numbers: int) -> int:
-        """Of one head and token."""
+        """Returns the bytes of one head and token."""
         size = numbers * self.number_bytes
         if size != int(size):
             raise ConfigError(f"{numbers} numbers of {self.name} are no whole bytes", remedy="choose another type")

@@ -19,7 +19,8 @@ _ASKED = "kvoffload.connector.engine.layer_shapes"
 
 
 def ask_vllm(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
-    """ConfigError: vLLM is not installed here or does not take this config, and what it says."""
+    """Asks vLLM what a model's layers keep. ConfigError: vLLM is not installed here or does not take this config, and
+    what it says."""
     if find_spec("vllm") is None:
         raise ConfigError("--exact asks vLLM, which is not installed here", remedy="run it in vLLM's Python")
     with tempfile.TemporaryDirectory() as folder:

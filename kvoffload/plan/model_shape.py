@@ -96,7 +96,7 @@ class ShapeTerms:
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Of a model's folder, or the file itself. ConfigError: there is none."""
+    """Reads the config of a model's folder, or the file itself. ConfigError: there is none."""
     file = path / "config.json" if path.is_dir() else path
     try:
         with file.open("rb") as opened:
@@ -116,7 +116,8 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def read_shape(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
-    """ConfigError: neither it nor its class in transformers say what its layers keep, or that is not known here."""
+    """Reads a model's shape from its config. ConfigError: neither it nor its class in transformers say what its layers
+    keep, or that is not known here."""
     try:
         return _read_as_it_is(config, terms)
     except ConfigError:
@@ -255,7 +256,7 @@ class _Makers:
         self._state_dtype = terms.state_dtype
 
     def make(self, kind: str) -> LayerShape | None:
-        """None: nothing."""
+        """Returns what a layer keeps. None: nothing."""
         makers: dict[str, Callable[[], LayerShape | None]] = {
             "full": self._full,
             "window": lambda: self._window("sliding_window"),

@@ -20,7 +20,7 @@ class GroupSize:
     state_bytes: int = 0
 
     def hit_bytes(self, tokens: int) -> int:
-        """That a hit of so many tokens loads."""
+        """Returns the bytes that a hit of so many tokens loads."""
         if self.keeps is Keeps.STATE:
             return self.state_bytes
         return self.token_bytes * (min(tokens, self.window_tokens) if self.keeps is Keeps.WINDOW else tokens)
@@ -42,7 +42,7 @@ class Sizing:
 
     @property
     def token_bytes(self) -> int:
-        """That every further token takes."""
+        """The bytes that every further token takes."""
         return sum(group.token_bytes for group in self.groups if group.keeps is Keeps.TOKENS)
 
     def end_bytes(self, tokens: int) -> int:
@@ -50,11 +50,11 @@ class Sizing:
         return sum(group.hit_bytes(tokens) for group in self.groups if group.keeps is not Keeps.TOKENS)
 
     def hit_bytes(self, tokens: int) -> int:
-        """That a hit of so many tokens loads."""
+        """Returns the bytes that a hit of so many tokens loads."""
         return sum(group.hit_bytes(tokens) for group in self.groups)
 
     def conversation_bytes(self, conversation: Conversation) -> int:
-        """That it takes in the cache; no more for its windows than all their tokens."""
+        """Returns the bytes that a conversation takes in the cache; no more for its windows than all their tokens."""
         ends = 2 * conversation.turns
         total = self.token_bytes * conversation.tokens
         for group in self.groups:

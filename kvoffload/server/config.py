@@ -142,7 +142,7 @@ class _Operators(_Table):
 
 
 class ServerConfig(_Table):
-    """What is said in the file. Frozen; made by `read_server_config`."""
+    """What the configuration file says. Frozen; made by `read_server_config`."""
 
     domains: tuple[_Domain, ...] = _field(f"{_LIST_FORM} of at most {MAX_DOMAINS} tables", (), max_length=MAX_DOMAINS)
     clients: tuple[_Client, ...] = _field(f"{_LIST_FORM} of at most 4096 tables", (), max_length=4096)
@@ -150,7 +150,7 @@ class ServerConfig(_Table):
     operators: _Operators = _field("a table", _Operators())
 
     def make_domains(self) -> tuple[DomainTerms, ...]:
-        """In the order of the file; without any, one for all who can open the socket."""
+        """Returns the domains in the order of the file; without any, one for all who can open the socket."""
         return tuple(_make_domain(domain) for domain in self.domains) or (DomainTerms(name=""),)
 
     def make_guests(self) -> dict[str, Guest]:
@@ -168,7 +168,8 @@ class ServerConfig(_Table):
         return peers | clients
 
     def find_open_domain(self) -> str:
-        """Of whoever comes over TCP without a key. ConfigError: every domain has its users, and nobody is one there."""
+        """Returns the domain of anyone who comes over TCP without a key. ConfigError: every domain has its users, and
+        nobody is one there."""
         for domain in self.make_domains():
             if domain.uids is None:
                 return domain.name
@@ -178,7 +179,7 @@ class ServerConfig(_Table):
         )
 
     def read_token(self, folder: Path) -> str:
-        """The operators' token; empty: there is none. `folder` is that of the configuration file."""
+        """Reads the operators' token; empty: there is none. `folder` is that of the configuration file."""
         if not self.operators.token_file:
             return ""
         file = folder / self.operators.token_file
@@ -192,7 +193,7 @@ class ServerConfig(_Table):
 
 
 def read_server_config(tables: Mapping[str, object], *, origin: str) -> ServerConfig:
-    """`tables`: those of the file that are no settings.
+    """Reads the tables of a configuration file that are no settings.
 
     Raises ConfigError with one line that names the place, the value, the file and what is allowed.
     """
@@ -266,7 +267,7 @@ def _check_once(named: Iterable[tuple[str, str]], origin: str) -> None:
 
 
 def _describe(fault: ValidationError, origin: str) -> ConfigError:
-    """The first fault: where, what, and what is allowed there."""
+    """Describes the first fault: where, what, and what is allowed there."""
     found = fault.errors(include_url=False)[0]
     table: type[BaseModel] = ServerConfig
     place, allowed = "", "a table"

@@ -126,7 +126,7 @@ class ServerCore:
 
     @property
     def sessions(self) -> SessionTable:
-        """To be read only."""
+        """The sessions, to be read only."""
         return self._sessions
 
     @property
@@ -152,7 +152,7 @@ class ServerCore:
         self._adoption.refuse(session, verdict)
 
     def is_offer_wanted(self, lifeline: int, former_boot_id: int) -> bool:
-        """Whether what a process offers was asked for."""
+        """Says whether what a process offers was asked for."""
         session = self._sessions.find_lifeline(lifeline)
         return session is not None and self._adoption.is_wanted(session, former_boot_id)
 
@@ -204,7 +204,7 @@ class ServerCore:
         self.faults.attempt("close_lifeline", self._sessions.close_lifeline, lifeline)
 
     def hear_holding(self, lifeline: int, message: Holding) -> list[Sendable]:
-        """What a process has of former servers' memory; which processes are asked to let go of theirs."""
+        """Hears what a process has of former servers' memory. Returns what asks processes to let go of theirs."""
         session = self._sessions.find_lifeline(lifeline)
         return [] if session is None else [*hear_holding(session, lifeline, message)]
 
@@ -230,7 +230,7 @@ class ServerCore:
         return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
 
     def finish(self, later: Later, find: Callable[[], FoundLater]) -> list[Sendable]:
-        """What `later` was to find is found: `find` returns or raises it."""
+        """Ends a call that took long: what `later` was to find is found, and `find` returns or raises it."""
 
         def conclude() -> ServerMessage | None:
             found = find()
@@ -299,8 +299,8 @@ class ServerCore:
     def start_drain(
         self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0
     ) -> list[Sendable]:
-        """Nothing new from now on; what all processes are told, once. Who had a session may come back to it, and is
-        told then."""
+        """Takes nothing new from now on. Returns what all processes are told, once. Who had a session may come back to
+        it, and is told then."""
         if not self._drain.start(now_ns, deadline_ms):
             return []
         after_ms = self._terms.successor_after_ms if reason is ClosingReason.REPLACED else 0
@@ -309,11 +309,11 @@ class ServerCore:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it has begun to end."""
+        """The server has begun to end."""
         return self._drain.is_on
 
     def is_drained(self, now_ns: int) -> bool:
-        """Whether the server may end."""
+        """Says whether the server may end."""
         found = self._count_draining()
         return self._drain.is_over(now_ns, holds_something=bool(found.leases or found.reserved))
 

@@ -20,7 +20,8 @@ class DrainState:
         self._deadline_ns = 0
 
     def start(self, now_ns: int, deadline_ms: int) -> bool:
-        """Whether this began it. A later one may only bring the deadline nearer; 0: there is none."""
+        """Begins the drain, and says whether it had not begun before. A later one may only bring the deadline nearer;
+        0: there is none."""
         if deadline_ms:
             deadline_ns = now_ns + deadline_ms * _NS_PER_MS
             self._deadline_ns = min(self._deadline_ns or deadline_ns, deadline_ns)
@@ -29,7 +30,7 @@ class DrainState:
         return began
 
     def is_over(self, now_ns: int, *, holds_something: bool) -> bool:
-        """Whether the server may end."""
+        """Says whether the server may end."""
         is_late = 0 < self._deadline_ns <= now_ns
         return self.is_on and (is_late or not holds_something)
 

@@ -71,6 +71,16 @@ class EventFeed:
         self._subscribers: dict[bytes, _Subscriber] = {}
         self._watches: dict[str, _Watch] = {}
 
+    @property
+    def watched_blocks(self) -> int:
+        """Blocks whose end subscribers are to hear of, of all domains."""
+        return sum(watch.count() for watch in self._watches.values())
+
+    @property
+    def watched_namespaces(self) -> int:
+        """Identities that such blocks have, or had until now."""
+        return sum(len(watch.fingerprints) for watch in self._watches.values())
+
     def subscribe(self, key: bytes, domain: str, name_spaces: tuple[int, ...], *, owner: str = "") -> bool:
         """Replaces the connection's earlier subscription. False: there are too many, or too many of its owner's."""
         if key not in self._subscribers and not self._has_room(domain, owner):

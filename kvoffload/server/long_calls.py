@@ -42,6 +42,11 @@ class LongCalls:
         """Connections that have one."""
         return len(self._busy)
 
+    @property
+    def waiting(self) -> int:
+        """Connections of which something is kept that came behind."""
+        return len(self._waiting)
+
     def fileno(self) -> int:
         """Readable when one is done."""
         return self._wake

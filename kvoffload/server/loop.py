@@ -108,7 +108,7 @@ class CacheServer:
     """One thread runs `run` or `turn`; `stop` may be called from any, and from a signal handler."""
 
     def __init__(self, plan: ServerPlan, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """ConfigError: the socket cannot be used. Memory is taken later, beside the loop."""
+        """Listens. ConfigError: the socket cannot be used. Memory is taken later, beside the loop."""
         self._plan = plan
         self._clock_ns = clock_ns
         self._boot_id = secrets.randbits(63) | 1
@@ -201,7 +201,7 @@ class CacheServer:
 
     @property
     def _told_users(self) -> frozenset[int] | None:
-        """Who hears of warnings: lines may name others, whom a process of another domain is not to know."""
+        """Returns who hears of warnings: lines may name others, whom a process of another domain is not to know."""
         return None if len(self._plan.domains) == 1 else self._plan.operator_uids
 
     def stop(self) -> None:
@@ -210,7 +210,7 @@ class CacheServer:
 
     @property
     def ready_bytes(self) -> int:
-        """Of memory, in all domains: what has its pages."""
+        """Bytes of memory that have their pages, in all domains."""
         return sum(cache.ready_bytes for cache in self.pools.caches.values())
 
     def run(self, after_turn: Callable[[], None] = lambda: None) -> None:
@@ -275,7 +275,7 @@ class CacheServer:
         return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)
 
     def _serve_ready(self, timeout_s: float) -> bool:
-        """False: nothing was ready."""
+        """Serves what is ready. False: nothing was."""
         found = self._poller.poll(int(timeout_s * 1000))
         for ready, flags in found:
             if isinstance(ready, int) and ready == self.channels.local_file:
@@ -386,7 +386,7 @@ class CacheServer:
             self.pools.begin()
 
     def _limit_growth(self) -> None:
-        """By what engines still have of former servers."""
+        """Limits how far pools grow by what engines still have of former servers."""
         for name in self._plan.memory:
             self.pools.limit(name, self.core.count_former(name, self.pools.memory_id(name)))
 

@@ -105,11 +105,12 @@ class PeerLinks:
         """Readable when links have stored something."""
         return self._queue.fileno()
 
-    def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> None:
-        """The domain's memory is there, and what lies below it."""
+    def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> PeerAccess:
+        """The domain's memory is there, and what lies below it. Returns what links do there."""
         loop = LoopLink(domain, self._queue, None if chain is None else chain.find_near)
         access = PeerAccess(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
         self._server.attach(domain, access)
+        return access
 
     def tell(self, core: PeeredCore, now_ns: int) -> None:
         """What links have stored, removed or want since the last time."""
@@ -127,12 +128,12 @@ class PeerLinks:
             core.feed.tell_lost(lost)
 
     def tick(self) -> None:
-        """To be called now and then."""
+        """Is called now and then."""
         self._server.tick()
         self._server.keep_only(self._plan.is_known)
 
     def close(self) -> None:
-        """All links end. After it they touch no slot."""
+        """Ends all links. After it they touch no slot."""
         self._queue.refuse()
         self._server.close()
         self._queue.close()
@@ -141,14 +142,14 @@ class PeerLinks:
 def open_peer_links(
     plan: PeeringPlan | None, *, open_pidfd: Callable[[], int], clock: Callable[[], float]
 ) -> PeerLinks | None:
-    """None: there is to be none. ConfigError: nobody can listen there."""
+    """Opens the place where links come in; None: there is to be none. ConfigError: nobody can listen there."""
     return None if plan is None else PeerLinks(plan, open_pidfd=open_pidfd, clock=clock)
 
 
 def peer_calls(
     opener: PeerLinks | None, identities: Identities
 ) -> dict[type[ClientMessage], Callable[[Connection, Any], ServerMessage]]:
-    """Who answers what peers say."""
+    """Returns what answers each message of peers."""
     return {
         OpenLink: partial(open_link, opener=opener),
         Introduce: partial(introduce, identities=identities),

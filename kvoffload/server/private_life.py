@@ -67,7 +67,7 @@ class PrivateLife:
         self._lock: FileLock | None = None
 
     def is_due(self, now_ns: int, *, is_used: bool) -> bool:
-        """As `Ending` has it."""
+        """Says whether the server is to end, as `Ending` has it."""
         return self._ending.is_due(now_ns, is_used=is_used)
 
     def hold_start(self) -> bool:
@@ -94,7 +94,8 @@ class PrivateLife:
                 logger.warning("the log was longer than %d bytes and begins anew", LOG_BYTES)
 
     def close(self, *, is_clean: bool) -> None:
-        """After everything else. Files that a starter is busy with are those of its server."""
+        """Removes the server's files, after everything else. Files that a starter is busy with are those of its
+        server."""
         if self._lock is None and not self.hold_start():
             return
         if is_clean:

@@ -15,7 +15,7 @@ def has_share(count: int, *, total: int, limit: int, parts: int = PARTS) -> bool
 
 
 def has_shares(of_user: int, of_domain: int, *, total: int, limit: int) -> bool:
-    """Likewise of a user and its domain: one user gets three quarters, all users of one domain seven eighths."""
+    """Says the same of a user and its domain: one user gets three quarters, all users of one domain seven eighths."""
     return has_share(of_user, total=total, limit=limit) and has_share(
         of_domain, total=total, limit=limit, parts=DOMAIN_PARTS
     )

@@ -47,7 +47,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreTerms:
-    """Of this run of a server."""
+    """What belongs to this run of a server."""
 
     boot_id: int
     handshake: ServerTerms

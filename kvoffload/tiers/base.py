@@ -123,7 +123,7 @@ class FinishedBatch:
     parents: bytes
 
     def count(self, outcome: RecordOutcome) -> int:
-        """How many records ended so."""
+        """Returns how many records ended so."""
         return int(np.count_nonzero(self.outcomes == outcome))
 
 
@@ -166,7 +166,7 @@ class Tier(Protocol):
 
     @property
     def capacity_bytes(self) -> int:
-        """What it takes at most, whatever is put."""
+        """How many bytes it takes at most, whatever is put."""
         ...
 
     def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
@@ -187,7 +187,7 @@ class Tier(Protocol):
         ...
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
-        """Without a question to the place: what is there now, as far as is known."""
+        """Says what is there now, as far as is known without a question to the place."""
         ...
 
     def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:

@@ -74,7 +74,7 @@ class DiskTerms:
         return sum(folder.capacity_bytes for folder in self.folders)
 
     def describe(self) -> str:
-        """In a few words."""
+        """Describes the folders in a few words."""
         folders = f"{len(self.folders)} folders" if len(self.folders) > 1 else str(self.folders[0].path)
         return f"{format_size(self.capacity_bytes)} of disk in {folders}"
 
@@ -199,7 +199,7 @@ class DiskTier:
         ]
 
     def wait_open(self, timeout_s: float) -> bool:
-        """Until every device has been opened, or refused; False if that takes longer."""
+        """Waits until every device has been opened, or refused; False if that takes longer."""
         return self._core.wait_open(milliseconds(timeout_s))
 
     def fileno(self) -> int:

@@ -41,7 +41,8 @@ class RecordName:
 
     @property
     def key(self) -> bytes:
-        """What stores know it by. Records of one identity, group and shard have keys that begin alike."""
+        """The key that stores know the record by. Records of one identity, group and shard have keys that begin
+        alike."""
         return _KEY.pack(self.fingerprint, self.group, self.shard, self.block_hash)
 
 
@@ -100,12 +101,12 @@ def list_names(names: RecordNames) -> Iterator[RecordName]:
 
 
 def read_head(value: bytes | memoryview) -> RecordHead | Verdict:
-    """Of a value, or of its first HEAD_BYTES."""
+    """Reads the head of a value, or of its first HEAD_BYTES."""
     return _read_head(value, None)
 
 
 def digest_of(data: memoryview, name: RecordName) -> int:
-    """Of a record's bytes under its name."""
+    """Returns the digest of a record's bytes under its name."""
     return native.digest_record(
         data, fingerprint=name.fingerprint, block_hash=name.block_hash, group=name.group, shard=name.shard
     )
@@ -114,8 +115,8 @@ def digest_of(data: memoryview, name: RecordName) -> int:
 def open_value(
     value: memoryview, name: RecordName, record_bytes: int, *, room: memoryview | None = None
 ) -> OpenValue | Verdict:
-    """Whether it is this record, and its bytes. `room`: of its length, for the bytes of a coded one; new memory if
-    None. What is written there is worth nothing if the answer is a verdict."""
+    """Says whether a value is this record, and returns its bytes. `room`: memory of its length for the bytes of a coded
+    one; new memory if None. What is written there is worth nothing if the answer is a verdict."""
     head = _read_head(value, name)
     if isinstance(head, RecordHead) and head.name is name and head.record_bytes != record_bytes:
         return Verdict.OTHER

@@ -61,7 +61,7 @@ class HomeRing:
     """
 
     def __init__(self, members: Iterable[HomeMember]) -> None:
-        """ConfigError: nobody, two of one name, or more points than a ring has."""
+        """Places members on the ring. ConfigError: nobody, two of one name, or more points than a ring has."""
         listed = sorted(members, key=lambda member: member.name)
         if not listed:
             raise ConfigError("a fleet without members has no homes", remedy="name one at least")
@@ -205,7 +205,8 @@ def _list_points(name: str, count: int) -> _Words:
 
 
 def _place(hashes: bytes) -> _Words:
-    """On the ring. All 32 bytes count, and are mixed: not every engine's hashes are even in all of their bits."""
+    """Returns places on the ring. All 32 bytes count, and are mixed: not every engine's hashes are even in all of their
+    bits."""
     if len(hashes) % HASH_BYTES:
         raise TierError(f"{len(hashes)} bytes are no hashes", remedy=f"a hash has {HASH_BYTES}")
     words = np.frombuffer(hashes, "<u8").reshape(-1, HASH_BYTES // 8).astype(np.uint64)

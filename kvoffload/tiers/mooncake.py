@@ -51,7 +51,7 @@ _MASTER_LOST = -900
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeTerms:
-    """How it is reached."""
+    """Says how a Mooncake store is reached."""
 
     address: MooncakeAddress
     protocol: str = "tcp"
@@ -65,11 +65,11 @@ class MooncakeTerms:
     connections: int = 2
 
     def describe(self) -> str:
-        """In a few words."""
+        """Describes the store in a few words."""
         return f"{self.address} over {self.protocol}"
 
     def open_tier(self) -> RemoteTier:
-        """Starts its threads; the master need not be there."""
+        """Opens the tier and starts its threads; the master need not be there."""
         return RemoteTier(
             RemoteTierTerms(
                 place=str(self.address), open_store=self.open_store, connections=self.connections, first_probe_s=0.5
@@ -77,15 +77,15 @@ class MooncakeTerms:
         )
 
     def open_store(self) -> MooncakeStore:
-        """Starts a process. StoreFaultError."""
+        """Opens a store, whose process is started. StoreFaultError: it cannot be."""
         return MooncakeStore(self)
 
 
 class MooncakeStore(SlotStore):
-    """Of one thread, but `interrupt`."""
+    """Is a store in Mooncake. Belongs to one thread, but for `interrupt`."""
 
     def __init__(self, terms: MooncakeTerms) -> None:
-        """Starts a process. StoreFaultError."""
+        """Starts a process. StoreFaultError: it does not begin."""
         self._terms = terms
         try:
             # A client that is set up without a master waits for it for ever.

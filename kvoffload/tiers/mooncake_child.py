@@ -61,7 +61,7 @@ class Child:
 
 
 def main(link_fd: int, memory_fd: int, call_timeout_s: float) -> None:
-    """Until the other end hangs up."""
+    """Serves one store until the other end hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = socket.socket(fileno=link_fd)
     try:

@@ -31,7 +31,7 @@ _MARGIN = 0.9
 """Of the speed at which reading would gain nothing by it."""
 _SEND_MARGIN = 0.5
 """Of the code's speed: one record is sent while the next one is coded."""
-_GROUPS = 64
+GROUPS = 64
 
 
 class Coding(StrEnum):
@@ -49,7 +49,7 @@ class Way(Enum):
 
 @dataclass
 class Speed:
-    """What is long past counts less."""
+    """Is a moving estimate of a speed: what is long past counts less."""
 
     bytes: float = 0.0
     seconds: float = 0.0
@@ -73,7 +73,7 @@ class Speed:
 
 @dataclass
 class _Way:
-    """One direction."""
+    """What is known of one direction."""
 
     link: Speed = field(default_factory=Speed)
     """Of all connections together, in bytes as they travel."""
@@ -93,7 +93,8 @@ class _Group:
 
 
 class RecordCoder:
-    """For all threads of one tier. One record is coded at a time, so that coding never takes more than one core."""
+    """Codes records for all threads of one tier. One record is coded at a time, so that coding never takes more than
+    one core."""
 
     def __init__(self, coding: Coding = Coding.OFF, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._coding = coding
@@ -107,7 +108,7 @@ class RecordCoder:
         self._counts: Counter[str] = Counter()
 
     def encode(self, group: int, record: Value) -> bytes | None:
-        """None: it is to be sent as it is."""
+        """Codes a record. None: it is to be sent as it is."""
         if self._coding is Coding.OFF:
             return None
         with self._lock:
@@ -158,7 +159,7 @@ class RecordCoder:
                     one.link.add(0, self._clock() - one.since_s)
 
     def told_moved(self, way: Way, size_bytes: int) -> None:
-        """So many bytes, while something was `moving`."""
+        """Is told that so many bytes moved, while something was `moving`."""
         with self._lock:
             self._ways[way].link.add(size_bytes, 0.0)
 
@@ -168,15 +169,16 @@ class RecordCoder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of records that were coded: how many, their bytes before and after."""
+        """What was counted of records that were coded: how many, their bytes before and after."""
         with self._lock:
             return dict(self._counts)
 
     def _group(self, number: int) -> _Group:
-        return self._groups[number % _GROUPS]
+        return self._groups[number % GROUPS]
 
     def _takes(self, group: _Group, *, is_faster: bool) -> bool:
-        """What is of no use is tried rarely: it may have become of use."""
+        """Says whether a group's record is to be coded. What is of no use is tried rarely: it may have become of
+        use."""
         if self._coding is Coding.AUTO and not any(way.link.is_known for way in self._ways.values()):
             return False
         skips = SKIPS if group.failures >= FAILURE_LIMIT else 0 if is_faster else SLOW_SKIPS

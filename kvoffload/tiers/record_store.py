@@ -47,11 +47,11 @@ class RecordStore(Protocol):
         ...
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
-        """What is there. `is_use`: it is to stay as long as if it had been put now."""
+        """Says what is there. `is_use`: it is to stay as long as if it had been put now."""
         ...
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
-        """Whether it was there."""
+        """Removes records, and says of each whether it was there."""
         ...
 
     def scan(self, cursor: int, head_bytes: int) -> tuple[int, list[bytes]]:
@@ -59,7 +59,7 @@ class RecordStore(Protocol):
         ...
 
     def probe(self) -> StoreFacts:
-        """Whether it can be asked."""
+        """Says whether it can be asked."""
         ...
 
     def close(self) -> None: ...
@@ -71,7 +71,7 @@ def one_line(said: str) -> str:
 
 
 def view_slot(address: int, size_bytes: int) -> memoryview:
-    """Its bytes; who has it says for how long."""
+    """Returns a slot's bytes; its owner says for how long they are valid."""
     return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
 
 
@@ -99,11 +99,12 @@ class SlotStore(ABC):
     def put_slots(
         self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
     ) -> npt.NDArray[np.uint8]:
-        """Outcomes. What is there already is not sent; a record without its digest is not stored."""
+        """Puts records from slots, and returns their outcomes. What is there already is not sent; a record without its
+        digest is not stored."""
 
     @abstractmethod
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
-        """What is found is verified."""
+        """Brings records to slots. What is found is verified."""
 
     @abstractmethod
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]: ...
@@ -112,7 +113,7 @@ class SlotStore(ABC):
     def remove(self, keys: Sequence[Key]) -> list[bool]: ...
 
     def scan(self, cursor: int, head_bytes: int) -> tuple[int, list[bytes]]:
-        """Not every store can."""
+        """Refuses: a store need not list what it has."""
         raise StoreFaultError("it does not list what it has")
 
     @abstractmethod
@@ -120,7 +121,8 @@ class SlotStore(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """From any thread: what is under way fails at once; when it has, no slot is touched any more."""
+        """Interrupts the store, from any thread: what is under way fails at once; when it has, no slot is touched any
+        more."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -68,12 +68,12 @@ class RemoteTierTerms:
 
 
 class RemoteTier:
-    """A Tier."""
+    """Is a tier whose store lies elsewhere."""
 
     knows_all = False
 
     def __init__(self, terms: RemoteTierTerms, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Starts its threads. A store that cannot be had is no fault: `health` tells why."""
+        """Starts the tier's threads. A store that cannot be had is no fault: `health` tells why."""
         self._terms = terms
         self._clock = clock
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -248,7 +248,7 @@ class RemoteTier:
     # ---- threads ----
 
     def _serve(self) -> None:
-        """Of one connection."""
+        """Serves jobs by one connection."""
         store: RecordStore | SlotStore | None = None
         opened = 0
         while (job := self._next()) is not None:
@@ -285,7 +285,7 @@ class RemoteTier:
             store.close()
 
     def _next(self) -> RemoteJob | None:
-        """None: the tier is closed."""
+        """Returns the next job. None: the tier is closed."""
         with self._to_serve:
             while not self._is_closed:
                 for jobs in (self._urgent, self._others):

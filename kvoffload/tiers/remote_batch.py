@@ -19,7 +19,7 @@ class RemoteBatch:
         self._ended: dict[RemoteJob, FinishedBatch] = {}
 
     def take(self, job: RemoteJob, ended: FinishedBatch) -> FinishedBatch | None:
-        """What one of them has ended with. None: others have not. For one thread at a time."""
+        """Takes what one of them has ended with. None: others have not ended. For one thread at a time."""
         self._ended[job] = ended
         if len(self._ended) < len(self.jobs):
             return None

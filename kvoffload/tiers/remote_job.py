@@ -70,7 +70,7 @@ class RemoteJob:
         return list(list_names(self.batch.names))
 
     def end(self, otherwise: RecordOutcome) -> FinishedBatch | None:
-        """Once; what was not settled is `otherwise`. None: it was over before."""
+        """Ends the job, once; what was not settled is `otherwise`. None: it was over before."""
         if self._otherwise is None:
             self._otherwise = otherwise
         with self._mover_lock:
@@ -117,7 +117,8 @@ class RemoteJob:
                 self._outcomes[at] = outcome
 
     def _put(self, store: RecordStore, coder: RecordCoder, part: range) -> None:
-        """What is there already is not sent again: another server, or this one, has computed it before."""
+        """Puts records. What is there already is not sent again: another server, or this one, has computed it
+        before."""
         there = store.look([self._list[at].key for at in part], is_use=True)
         values: dict[int, tuple[bytes, bytes]] = {}
         for at, is_there in zip(part, there, strict=True):
@@ -208,7 +209,7 @@ class RemoteJob:
 
     @contextlib.contextmanager
     def _moving(self, store: SlotStore) -> Iterator[bool]:
-        """False: the job is over, or about to be."""
+        """Begins to move bytes. False: the job is over, or about to be."""
         with self.lock:
             self._mover = store
             try:

@@ -49,12 +49,12 @@ Answer = int | bytes | ErrorAnswer | list["Answer"] | None
 
 
 def read_error(line: bytes) -> ErrorAnswer:
-    """Of a line that begins with a minus."""
+    """Reads the error of a line that begins with a minus."""
     return ErrorAnswer(one_line(line[1:].decode(errors="replace")))
 
 
 def pack_command(*words: Value) -> bytes:
-    """For short ones."""
+    """Packs a short command."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         parts.append(b"$%d\r\n%b\r\n" % (len(word), bytes(word)))
@@ -62,7 +62,7 @@ def pack_command(*words: Value) -> bytes:
 
 
 class RespConnection:
-    """Of one thread. StoreFaultError: it is of no use any more."""
+    """Is a connection of one thread. StoreFaultError: it is of no use any more."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         """Connects. No answer may take longer than the timeout, and a large one not longer than a slow line needs."""
@@ -154,7 +154,7 @@ class RespConnection:
         self._read_end(end_s)
 
     def read_beginning(self, size: int, wanted: int) -> memoryview:
-        """Of a value whose size was read; what follows is dropped."""
+        """Reads the beginning of a value whose size was read; what follows is dropped."""
         end_s = self._allow(size)
         begin = memoryview(bytearray(min(size, wanted)))
         self._read_into(begin, end_s)
@@ -170,7 +170,7 @@ class RespConnection:
         return self._read_any(0)
 
     def interrupt(self) -> None:
-        """From any thread: what is under way fails at once."""
+        """Interrupts the connection, from any thread: what is under way fails at once."""
         with contextlib.suppress(OSError):
             # Of the socket below TLS, which has no state that two threads could get wrong.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -229,7 +229,7 @@ class RespConnection:
         return line
 
     def _fill(self, end_s: float) -> None:
-        """At least one byte more."""
+        """Receives at least one byte more."""
         if self._first:
             self._lines[: self._last - self._first] = self._lines[self._first : self._last]
             self._last -= self._first
@@ -262,7 +262,7 @@ class RespConnection:
 
 
 def read_count(text: bytes) -> int:
-    """Of something, as a server writes it. StoreFaultError: it is no number, or below zero."""
+    """Reads a count, as a server writes it. StoreFaultError: it is no number, or below zero."""
     count = _parse(text)
     if count < 0:
         raise StoreFaultError(f"it does not speak as it should: {text[:40]!r} where a count was due")

@@ -37,17 +37,17 @@ Rows = list[int]
 
 @dataclass(frozen=True, kw_only=True)
 class S3Terms(S3Access):
-    """How a tier reaches it."""
+    """Says how a tier reaches a bucket."""
 
     connections: int = 4
     compress: Coding = Coding.OFF
 
     def describe(self) -> str:
-        """In a few words."""
+        """Describes the bucket in a few words."""
         return f"{self.address} at {self.endpoint}" if self.endpoint else str(self.address)
 
     def open_tier(self) -> RemoteTier:
-        """Starts its threads; the store need not be there."""
+        """Opens the tier and starts its threads; the store need not be there."""
         open_store = partial(self.open_store, PackIndex())
         return RemoteTier(
             RemoteTierTerms(
@@ -59,12 +59,12 @@ class S3Terms(S3Access):
         )
 
     def open_store(self, index: PackIndex | None = None) -> S3Store:
-        """StoreFaultError. `index`: what connections of one tier share."""
+        """Opens a store. StoreFaultError: it cannot be had. `index`: what connections of one tier share."""
         return S3Store(S3Bucket(self), PackIndex() if index is None else index)
 
 
 class S3Store:
-    """A RecordStore."""
+    """Is a RecordStore in a bucket."""
 
     def __init__(self, bucket: S3Bucket, index: PackIndex) -> None:
         self._bucket = bucket
@@ -79,7 +79,7 @@ class S3Store:
         return self._run(self._get(keys, limit_bytes))
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
-        """Nothing lives longer for it."""
+        """Says what is there. Nothing lives longer for it."""
         return self._run(self._look(keys))
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
@@ -120,7 +120,7 @@ class S3Store:
                 await ask_whole(space, left)
 
     async def _refresh(self, space: str) -> None:
-        """What others have written: one list, and what is new in index objects."""
+        """Learns what others have written: one list, and what is new in index objects."""
         level = await self._bucket.list_level(space)
         self._index.note_whole(space, "record" in level.folders)
         parts = self._index.plan(space, level.objects)

@@ -54,7 +54,7 @@ class S3Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """Of one object."""
+    """Ranges of one object."""
 
     path: str
     starts: Sequence[int]
@@ -93,7 +93,7 @@ class Level:
 
 
 class S3Bucket:
-    """Of one thread. Its calls raise StoreFaultError where the store cannot be asked now."""
+    """Is a bucket as one thread uses it. Its calls raise StoreFaultError where the store cannot be asked now."""
 
     def __init__(self, terms: S3Access) -> None:
         try:
@@ -109,7 +109,7 @@ class S3Bucket:
         try:
             self._client: Any = S3Store(**_options(terms))
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
 
     # ---- questions ----
 
@@ -124,7 +124,7 @@ class S3Bucket:
         return await self._each(ask, paths)
 
     async def get(self, paths: Sequence[str], limit_bytes: int) -> list[memoryview | None]:
-        """Of a longer object, its beginning."""
+        """Reads objects; of a longer one its beginning."""
 
         async def ask(path: str) -> memoryview | None:
             part = (0, min(PART_BYTES, limit_bytes))
@@ -149,12 +149,13 @@ class S3Bucket:
         return await self._each(ask, paths)
 
     async def get_head(self, paths: Sequence[str], size_bytes: int) -> list[memoryview | None]:
-        """Their first bytes."""
+        """Reads the first bytes of objects."""
         wanted = [Ranges(path=path, starts=[0], sizes=[size_bytes]) for path in paths]
         return [None if found is None else found[0] for found in await self.get_ranges(wanted)]
 
     async def get_ranges(self, wanted: Sequence[Ranges]) -> list[list[memoryview] | None]:
-        """None where the object is gone; less where it is shorter. Ranges that lie together come by one request."""
+        """Reads ranges of objects. None where the object is gone; less where it is shorter. Ranges that lie together
+        come by one request."""
         spans = [(at, span) for at, one in enumerate(wanted) for span in join_ranges(one)]
 
         async def ask(one: tuple[int, Span]) -> memoryview | None:
@@ -182,13 +183,13 @@ class S3Bucket:
         except FileNotFoundError:
             return None
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
 
     async def list_level(self, path: str) -> Level:
         try:
             found = await self._library.list_with_delimiter_async(self._client, path)
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
         objects = [
             ListedIndex(path=one["path"], size_bytes=one["size"], changed=one["last_modified"])
             for one in found["objects"]
@@ -204,7 +205,7 @@ class S3Bucket:
             async for page in pages:
                 return [(one["path"], one["size"]) for one in page]
         except self._errors as fault:
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
         return []
 
     # ---- changes ----
@@ -235,11 +236,11 @@ class S3Bucket:
         except self._errors as fault:
             if _status_of(fault) in (*_REFUSED, 404, 409):
                 return None
-            raise StoreFaultError(_explain(fault)) from fault
+            raise StoreFaultError(explain_fault(fault)) from fault
         return str(put["e_tag"] or "")
 
     async def delete(self, paths: Sequence[str]) -> list[bool]:
-        """False: it is refused. What was not there is gone, too."""
+        """Deletes objects. False: it is refused. What was not there is gone, too."""
 
         async def ask(path: str) -> bool:
             return await self._try(self._library.delete_async(self._client, path))
@@ -272,8 +273,8 @@ class S3Bucket:
         return True
 
     async def _each(self, ask: Callable[[Item], Awaitable[Answer]], items: Sequence[Item]) -> list[Answer]:
-        """So many at once. When one finds the store gone, those that wait for their turn end, so that they cost no
-        further deadline."""
+        """Does this for each item, so many at once. When one finds the store gone, those that wait for their turn end,
+        so that they cost no further deadline."""
         gate = asyncio.Semaphore(REQUESTS)
         faults: list[Exception] = []
 
@@ -288,7 +289,7 @@ class S3Bucket:
 
         answers = await asyncio.gather(*map(one, items))
         if faults:
-            raise StoreFaultError(_explain(faults[0])) from faults[0]
+            raise StoreFaultError(explain_fault(faults[0])) from faults[0]
         return answers  # type: ignore[return-value]
 
 
@@ -330,12 +331,12 @@ def _options(terms: S3Access) -> dict[str, Any]:
 
 
 def _status_of(fault: BaseException) -> int:
-    """Of the answer; 0 without one."""
+    """Returns the answer's status; 0 without one."""
     found = _STATUS.search(str(fault))
     return int(found[1]) if found else 0
 
 
-def _explain(fault: BaseException) -> str:
+def explain_fault(fault: BaseException) -> str:
     """In one line, without what the library tells its developers."""
     text = str(fault)
     status = _status_of(fault)

@@ -162,7 +162,7 @@ class _Space:
         return self.numbers[pack]
 
     def add(self, keys: _Keys, places: _Places) -> None:
-        """Sorts them in; what is gone is left out on the way."""
+        """Sorts places in; what is gone is left out on the way."""
         while self.runs and len(self.runs[-1]) <= 2 * len(keys):
             run = self.runs.pop()
             keys, places = np.concatenate([run.keys, keys]), np.concatenate([run.places, places])
@@ -174,7 +174,8 @@ class _Space:
 
 
 class PackIndex:
-    """Of all connections of one server. Safe to call from any thread; nothing here waits."""
+    """Knows the packs that all connections of one server have read of. Safe to call from any thread; nothing here
+    waits."""
 
     def __init__(self, limit: int = INDEX_LIMIT) -> None:
         self._limit = limit
@@ -202,7 +203,7 @@ class PackIndex:
         return found
 
     def plan(self, space: str, listed: Iterable[ListedIndex]) -> list[IndexPart]:
-        """What is to be read, the newest first. A list that is older than what is known changes nothing."""
+        """Says what is to be read, the newest first. A list that is older than what is known changes nothing."""
         parts = []
         with self._lock:
             here = self._use(space)
@@ -222,7 +223,7 @@ class PackIndex:
         return parts
 
     def learn(self, space: str, part: IndexPart, data: bytes | memoryview) -> None:
-        """What was read of that part."""
+        """Takes what was read of that part."""
         sections = read_sections(data)
         with self._lock:
             here = self._use(space)
@@ -239,7 +240,7 @@ class PackIndex:
             self._keep_to_limit()
 
     def forget_pack(self, space: str, pack: bytes) -> None:
-        """It is gone."""
+        """Forgets a pack that is gone."""
         with self._lock:
             here = self._use(space)
             if pack in here.numbers:
@@ -268,7 +269,8 @@ class PackIndex:
         return here
 
     def _keep_to_limit(self) -> None:
-        """What was not used for longest goes. A space that is too large alone begins anew, with its newest half."""
+        """Keeps to the limit: what was not used for longest goes. A space that is too large alone begins anew, with its
+        newest half."""
         while sum(space.records for space in self._spaces.values()) > self._limit:
             self._spaces.popitem(last=False)
 

@@ -50,7 +50,7 @@ class _Log:
 
 
 class S3Packs:
-    """Of one thread. Nothing here is written by two: packs and index objects have names of their own."""
+    """Writes packs, on one thread. Nothing here is written by two: packs and index objects have names of their own."""
 
     def __init__(self, bucket: S3Bucket, index: PackIndex) -> None:
         self._bucket = bucket
@@ -72,7 +72,7 @@ class S3Packs:
         return packs
 
     async def publish(self, space: str, sections: Iterable[Section]) -> bool:
-        """False: it is refused."""
+        """Publishes sections of the index. False: it is refused."""
         new = b"".join(section.write() for section in sections)
         for _ in range(2):
             log = self._logs.get(space)
@@ -124,7 +124,7 @@ class S3Packs:
         return []
 
     def _new_name(self) -> bytes:
-        """That nobody else gives to anything."""
+        """Returns a name that nobody else gives to anything."""
         self._written += 1
         return self._writer + self._written.to_bytes(8, "big")
 

@@ -49,7 +49,7 @@ _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
 
 @dataclass(frozen=True, kw_only=True)
 class ValkeyTerms(ValkeyAccess):
-    """How a tier reaches it."""
+    """Says how a tier reaches a server."""
 
     connections: int = 4
     ttl_s: int = 0
@@ -57,11 +57,11 @@ class ValkeyTerms(ValkeyAccess):
     compress: Coding = Coding.OFF
 
     def describe(self) -> str:
-        """In a few words."""
+        """Describes the server in a few words."""
         return str(self.address)
 
     def open_tier(self) -> RemoteTier:
-        """Starts its threads; the server need not be there."""
+        """Opens the tier and starts its threads; the server need not be there."""
         coder = RecordCoder(self.compress)
         return RemoteTier(
             RemoteTierTerms(
@@ -73,15 +73,16 @@ class ValkeyTerms(ValkeyAccess):
         )
 
     def make_opener(self, coder: RecordCoder | None = None) -> Callable[[], ValkeyStore]:
-        """What connects, as often as it is called. StoreFaultError. `coder`: what these connections share."""
+        """Returns what opens a connection each time it is called. StoreFaultError: none is to be had. `coder`: what
+        these connections share."""
         return partial(ValkeyStore, self, ClusterView(), coder or RecordCoder(self.compress))
 
 
 class ValkeyStore(SlotStore):
-    """Of one thread, but `interrupt`."""
+    """Is a store in Valkey. Belongs to one thread, but for `interrupt`."""
 
     def __init__(self, terms: ValkeyTerms, view: ClusterView, coder: RecordCoder) -> None:
-        """Connects. StoreFaultError."""
+        """Connects. StoreFaultError: it cannot."""
         self._coder = coder
         self._ttl_s = terms.ttl_s
         self._nodes = ValkeyNodes(terms, view)

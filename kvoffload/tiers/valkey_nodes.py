@@ -34,10 +34,10 @@ class ClusterView:
 
 
 class ValkeyNodes:
-    """Of one thread, but `interrupt`."""
+    """Is a server or a cluster. Belongs to one thread, but for `interrupt`."""
 
     def __init__(self, terms: ValkeyAccess, view: ClusterView) -> None:
-        """Connects. StoreFaultError."""
+        """Connects. StoreFaultError: it cannot."""
         self._terms = terms
         self._view = view
         self._named = (terms.address.host, terms.address.port)
@@ -56,7 +56,7 @@ class ValkeyNodes:
             raise
 
     def begin(self, *, is_certain: bool = False) -> None:
-        """Of every call: by connections that are whole, to the nodes that there are now."""
+        """Begins a call: by connections that are whole, to the nodes that there are now."""
         if self._is_cut:
             self.close()
             self._is_cut = False
@@ -64,19 +64,20 @@ class ValkeyNodes:
             self._learn(next(iter(self._nodes), None) or self._connect_any())
 
     def of(self, key: bytes) -> RespConnection:
-        """To the node that has it."""
+        """Returns the connection to the node that has a key."""
         if self._is_cluster and self._view.slots:
             return self._connection(self._view.slots.find(slot_of(key)))
         return self._connection(self._named)
 
     def primaries(self) -> list[RespConnection]:
-        """To all that have keys."""
+        """Returns connections to all nodes that have keys."""
         if self._is_cluster and self._view.slots:
             return [self._connection(node) for node in self._view.slots.primaries]
         return [self._connection(self._named)]
 
     def interrupt(self) -> None:
-        """From any thread: what is under way fails. A node that is just being connected to has its timeout."""
+        """Interrupts all connections, from any thread: what is under way fails. A node that is just being connected to
+        has its timeout."""
         self._is_cut = True
         for connection in list(self._nodes.values()):
             connection.interrupt()
@@ -101,7 +102,7 @@ class ValkeyNodes:
         raise faults[0]
 
     def _learn(self, node: Node) -> None:
-        """Which nodes there are, from one of them."""
+        """Learns which nodes there are, from one of them."""
         slots = read_slots(check_answer(self._connection(node).ask(b"CLUSTER", b"SLOTS")), node)
         self._view.slots = slots
         self._is_cluster, self.is_map_old = True, False
@@ -142,14 +143,14 @@ class ValkeyNodes:
 
 
 def check_answer(answer: Answer) -> Answer:
-    """StoreFaultError: it is an error's."""
+    """Returns an answer. StoreFaultError: it is an error."""
     if isinstance(answer, ErrorAnswer):
         raise StoreFaultError(answer.text)
     return answer
 
 
 def as_bytes(answer: Answer) -> bytes:
-    """StoreFaultError: it is something else."""
+    """Returns an answer that is bytes. StoreFaultError: it is something else."""
     if not isinstance(answer, bytes):
         raise StoreFaultError("it does not speak as it should")
     return answer

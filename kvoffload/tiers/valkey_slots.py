@@ -41,7 +41,7 @@ class SlotMap:
         return tuple(sorted(set(self.owners)))
 
     def find(self, slot: int) -> Node:
-        """StoreFaultError: nobody has it."""
+        """Finds who has a slot. StoreFaultError: nobody has it."""
         at = bisect_right(self.firsts, slot) - 1
         if at < 0 or slot > self.lasts[at]:
             raise StoreFaultError(f"the cluster has no node for slot {slot}")

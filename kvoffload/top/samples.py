@@ -63,7 +63,7 @@ class View:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the acquires in between; None: there were none."""
+        """The share of hits of the acquires in between; None: there were none."""
         asked = self.rates["hits"] + self.rates["misses"]
         return self.rates["hits"] / asked if asked else None
 
@@ -73,7 +73,8 @@ class View:
 
 
 def compare(before: Sample | None, now: Sample) -> View | None:
-    """None: there is nothing to show. A server that was started anew counts from its beginning."""
+    """Compares two samples. None: there is nothing to show. A server that was started anew counts from its
+    beginning."""
     if now.stats is None:
         return None
     old = None if before is None else before.stats
@@ -112,7 +113,7 @@ def compare(before: Sample | None, now: Sample) -> View | None:
 
 
 def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
-    """For `--json`: what was told, and rates."""
+    """Returns a row for `--json`: what was told, and rates."""
     if sample.stats is None or view is None:
         return {"up": False, "fault": sample.fault}
     stats = sample.stats

@@ -46,7 +46,7 @@ REGISTRATION_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationKey:
-    """What a measurement holds for."""
+    """Says what a measurement holds for."""
 
     gpu: str
     driver: str
@@ -118,12 +118,13 @@ def find_calibration(page_bytes: tuple[int, ...], device: int, folder: Path) -> 
 
 
 def cache_folder() -> Path:
-    """RuntimeError: this user has no home."""
+    """Returns where calibrations are kept. RuntimeError: this user has no home."""
     return Path.home() / ".cache" / "kvoffload"
 
 
 def read_calibration(file: Path, key: CalibrationKey) -> Calibration | None:
-    """None: not there, of another format or key, or damaged; whatever it is, measuring again mends it."""
+    """Reads a calibration. None: it is not there, of another format or key, or damaged; whatever it is, measuring again
+    mends it."""
     try:
         kept = json.loads(file.read_text())
         if kept["format"] != FORMAT or kept["key"] != json.loads(json.dumps(asdict(key))):

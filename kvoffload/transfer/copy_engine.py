@@ -125,7 +125,8 @@ class NativeCopyEngine:
     def submit(
         self, direction: CopyDirection, items: CopyItems, *, has_digests: bool = False, after: Marked = None
     ) -> CopyTicket:
-        """BlockCountError: a block that does not exist, or the null block. UnsupportedError: the plan is none.
+        """Queues a plan. BlockCountError: a block that does not exist, or the null block. UnsupportedError: the plan is
+        none.
 
         NativeError: PLAN_LIMIT plans are under way, the engine is closed, or this is a fork of its process.
         """
@@ -151,7 +152,7 @@ class NativeCopyEngine:
             raise _failed("a copy was not taken", fault) from fault
 
     def mark(self, stream: int) -> StreamPoint:
-        """UnsupportedError: this engine follows no streams."""
+        """Refuses. UnsupportedError: this engine follows no streams."""
         raise UnsupportedError("copies of host memory follow no stream", remedy="submit when the memory is ready")
 
     def poll(self) -> list[FinishedCopy]:
@@ -193,7 +194,7 @@ class NativeCopyEngine:
         self.close()
 
     def _hand_over(self, plan: PlanArrays, after: Marked) -> CopyTicket:
-        """ValueError, RuntimeError: of the core."""
+        """Hands a plan to the core. ValueError, RuntimeError: the core's."""
         return self._core.submit(*plan, after if isinstance(after, int) else None)
 
     def _check(self, group: Int64s, block: Int64s) -> None:
@@ -228,7 +229,7 @@ def list_runs(page_map: PageMap, addresses: Mapping[str, int]) -> list[RunArrays
 
 
 def find_addresses(page_map: PageMap, memory: Mapping[str, torch.Tensor | int]) -> dict[str, int]:
-    """Where allocations begin: flat uint8 tensors are checked, a number is taken as the address that it is."""
+    """Returns where allocations begin: flat uint8 tensors are checked, a number is taken as the address that it is."""
     import torch
 
     addresses = {}

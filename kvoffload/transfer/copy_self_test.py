@@ -20,7 +20,7 @@ TIMEOUT_S = 30.0
 """For one block."""
 
 _Bytes = npt.NDArray[np.uint8]
-_unended: list[_Bytes] = []
+unended_records: list[_Bytes] = []
 """Records of copies that did not end: they may still be written to."""
 
 
@@ -55,7 +55,7 @@ def run_copy_self_test(
             (finished,) = engine.poll()
             fault = finished.fault
         else:
-            _unended.append(record)
+            unended_records.append(record)
             fault = f"it did not end within {TIMEOUT_S:.0f} s"
         if fault:
             raise SelfTestError(

@@ -78,7 +78,7 @@ class CudaEngine(NativeCopyEngine):
         try:
             # The core keeps the tensors, so that nothing a copy still touches goes with this object.
             core = native.create_cuda_engine(
-                page_map.num_blocks, runs, list(tensors.values()), _find_device(tensors, device), plan_limit, library
+                page_map.num_blocks, runs, list(tensors.values()), find_device(tensors, device), plan_limit, library
             )
         except (TypeError, ValueError) as fault:
             raise UnsupportedError(f"no CUDA engine can be made: {fault}", remedy="check device and pages") from fault
@@ -139,14 +139,14 @@ class CudaEngine(NativeCopyEngine):
         self._core.wait_registered(size_bytes, milliseconds(timeout_s))
 
     def mark(self, stream: int) -> StreamPoint:
-        """NativeError: the stream is being captured, or the device is lost."""
+        """Marks what a stream was given so far. NativeError: the stream is being captured, or the device is lost."""
         try:
             return self._core.mark(stream)
         except RuntimeError as fault:
             raise NativeError(f"a stream was not marked: {fault}") from fault
 
     def set_ways(self, table: WayTable) -> None:
-        """For plans that begin from now on."""
+        """Sets the ways of plans that begin from now on."""
         self._core.set_ways(
             [(rule.direction is CopyDirection.LOAD, rule.run_bytes, rule.runs, rule.way.value) for rule in table]
         )
@@ -169,8 +169,8 @@ class CudaEngine(NativeCopyEngine):
         return super()._hand_over(plan, after)
 
 
-def _find_device(tensors: Mapping[str, torch.Tensor], device: int | None) -> int:
-    """The one GPU of all tensors, or the one named."""
+def find_device(tensors: Mapping[str, torch.Tensor], device: int | None) -> int:
+    """Returns the one GPU of all tensors, or the one named. StorageError: there are several, or it is none."""
     found = {name: flat.device for name, flat in tensors.items()}
     for name, other in found.items():
         if other.type != "cuda":

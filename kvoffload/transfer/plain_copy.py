@@ -62,7 +62,8 @@ class PlainCopy:
         self._memory = MappingProxyType({})
 
     def _iter_runs(self, group: int) -> Iterator[tuple[torch.Tensor, int, int]]:
-        """For each run: all its blocks as a (blocks, length) view of engine memory, and its bytes in the record."""
+        """Yields for each run all its blocks as a (blocks, length) view of engine memory, and its bytes in the
+        record."""
         pages = self._page_map.groups[group]
         for allocation, base, stride, length, offset in zip(
             pages.allocation.tolist(),

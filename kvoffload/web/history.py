@@ -22,11 +22,11 @@ class History:
         self._rows: deque[tuple[float, dict[str, float]]] = deque(maxlen=POINTS)
 
     def add(self, time_s: float, stats: Mapping[str, Any]) -> None:
-        """`stats`: what /stats tells. Where the server is away, a row has nothing."""
+        """Adds a row; `stats` is what /stats tells. Where the server is away, a row has nothing."""
         self._rows.append((round(time_s, 3), dict(list(_choose(stats))[:MAX_SERIES]) if stats.get("up") else {}))
 
     def describe(self) -> dict[str, Any]:
-        """Columns: the times, and each series with None where it was not there."""
+        """Returns columns: the times, and each series with None where it was not there."""
         names = sorted({name for _, row in self._rows for name in row})
         return {
             "every_s": EVERY_S,

@@ -53,7 +53,7 @@ class Request:
     body: bytes = b""
 
     def read_json(self) -> dict[str, Any]:
-        """An object. HttpError: it is something else."""
+        """Reads a body that is a JSON object. HttpError: it is something else."""
         if self.head.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body has to be application/json")
         try:
@@ -96,7 +96,7 @@ def fault_response(fault: HttpError) -> Response:
 
 
 def parse_head(data: bytes) -> RequestHead:
-    """All before the empty line. HttpError."""
+    """Reads all before the empty line. HttpError: it is no request."""
     line, *rest = data.split(b"\r\n")
     found = _REQUEST_LINE.fullmatch(line)
     if found is None:

@@ -43,7 +43,8 @@ class HttpTerms:
 
 
 class HttpServer:
-    """Of one loop. `answer` may raise HttpError; anything else that it raises is a 500, and one line in the log."""
+    """Serves HTTP in one loop. `answer` may raise HttpError; anything else that it raises is a 500, and one line in the
+    log."""
 
     def __init__(
         self, terms: HttpTerms, answer: Handler, *, find_body_limit: BodyLimit = lambda _: MAX_BODY_BYTES
@@ -58,12 +59,22 @@ class HttpServer:
 
     @property
     def address(self) -> TcpAddress:
-        """With the port that it got."""
+        """Where it listens, with the port that it got."""
         assert self._server is not None
         return TcpAddress(self._terms.address.host, self._server.sockets[0].getsockname()[1])
 
+    @property
+    def connections(self) -> int:
+        """How many connections there are."""
+        return len(self._open)
+
+    @property
+    def idle_connections(self) -> int:
+        """How many of the connections nothing is asked on now."""
+        return len(self._idle)
+
     async def start(self) -> None:
-        """ConfigError: nobody can listen there."""
+        """Begins to listen. ConfigError: nobody can listen there."""
         address = self._terms.address
         family = socket.AF_INET6 if address.is_version_6 else socket.AF_INET
         try:
@@ -86,7 +97,7 @@ class HttpServer:
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Of one connection."""
+        """Serves one connection."""
         task = asyncio.current_task()
         assert task is not None
         self._make_room()
@@ -146,7 +157,8 @@ class HttpServer:
         return Request(head=head, body=await reader.readexactly(head.body_bytes) if head.body_bytes else b"")
 
     def _check_host(self, head: RequestHead) -> None:
-        """On loopback no other name is ours: a page from elsewhere that is shown here could use one to ask us."""
+        """Refuses other names than ours on loopback: a page from elsewhere that is shown here could use one to ask
+        us."""
         if "host" not in head.headers or not self._terms.address.is_loopback:
             return
         host = head.headers["host"].rpartition("]")[0].lstrip("[") or head.headers["host"].partition(":")[0]

@@ -112,7 +112,7 @@ def read_query(query: Mapping[str, str]) -> Question:
 
 
 def read_body(given: Mapping[str, Any]) -> Question:
-    """HttpError: what is wrong, and what is allowed."""
+    """Reads a question. HttpError: what is wrong, and what is allowed."""
     prompts = given.get("prompts")
     is_batch = prompts is not None
     _check_names(given, {"prompts", *_ONCE} if is_batch else {*_PROMPT, *_ONCE})

@@ -32,10 +32,10 @@ _SHOWN_DIGITS = 12
 
 
 class Prefixes:
-    """Of one loop, and of one domain of the server: that of the client."""
+    """Answers in one loop, for one domain of the server: that of the client."""
 
     def __init__(self, client: AsyncClient, token: str) -> None:
-        """`token`: the operator's, for who is not the server's user."""
+        """Takes a client, and the operator's `token` for those who are not the server's user."""
         self._client = client
         self._token = token
         self._asking = asyncio.Semaphore(AT_ONCE)
@@ -113,7 +113,7 @@ def _choose(known: Sequence[IdentityRead], question: Question) -> list[IdentityR
 
 
 def _check_seed(prompt: Prompt, question: Question, read: IdentityRead) -> None:
-    """ValueError: other hashes would come of these tokens than the engine's."""
+    """Checks the seed. ValueError: other hashes would come of these tokens than the engine's."""
     if prompt.tokens is None:
         return
     if not read.hash_block_size:
@@ -124,7 +124,7 @@ def _check_seed(prompt: Prompt, question: Question, read: IdentityRead) -> None:
 
 
 async def _make_chain(prompt: Prompt, question: Question, read: IdentityRead) -> bytes:
-    """ValueError: it is too long, or an engine alone can make it."""
+    """Names a prompt's blocks. ValueError: it is too long, or an engine alone can make it."""
     if prompt.tokens is None:
         return prompt.hashes
     if len(prompt.tokens) // read.hash_block_size > MAX_BLOCKS:

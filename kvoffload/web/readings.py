@@ -44,7 +44,7 @@ _UNSERVED = {"late": "late", "too_slow": "too_slow", "without_room": "without_ro
 
 
 def read_stats(stats: CacheStats | None) -> Iterator[Reading]:
-    """None: the server does not answer."""
+    """Reads a server's counts. None: it does not answer."""
     yield reading("kvoffload_server_up", float(stats is not None))
     if stats is None:
         return

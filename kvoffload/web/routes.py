@@ -43,7 +43,7 @@ class Route:
 
 
 class Router:
-    """Of one token; without one nothing that needs it is answered."""
+    """Routes requests by one token; without one nothing that needs it is answered."""
 
     def __init__(self, routes: Sequence[Route], *, token: str = "") -> None:
         describe = Route(
@@ -96,7 +96,7 @@ class Router:
 
 
 def describe_routes(routes: Sequence[Route]) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """Describes the routes by OpenAPI 3.1."""
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _describe_route(route)

@@ -28,7 +28,7 @@ class Seen:
 
 
 class Watcher:
-    """Of one loop. However many ask, the server is asked by one at a time."""
+    """Asks the server for all readers, in one loop. However many ask, the server is asked by one at a time."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -44,15 +44,16 @@ class Watcher:
             return self._seen
 
     async def drain(self, token: str) -> Draining:
-        """ServerError: the server refuses, or does not answer."""
+        """Drains the server. ServerError: the server refuses, or does not answer."""
         return await self._client.drain(token=token)
 
     async def clear(self, token: str) -> int:
-        """How many blocks memory forgot. ServerError: the server refuses, or does not answer."""
+        """Clears the memory, and returns how many blocks it forgot. ServerError: the server refuses, or does not
+        answer."""
         return await self._client.clear(token=token)
 
     async def set_quota(self, tenant: str, quota_bytes: int, token: str) -> None:
-        """ServerError: the server refuses, or does not answer."""
+        """Sets a tenant's quota. ServerError: the server refuses, or does not answer."""
         await self._client.set_quota(tenant, quota_bytes, token=token)
 
     async def _find_insight(self) -> ServerInsight | None:

@@ -56,7 +56,9 @@ void check_same_counts(const CacheStats& before, const CacheStats& after) {
 TEST(what_was_readable_is_readable_with_the_right_bytes) {
     for (const std::string_view policy : policy_names()) {
         SmallCache cache(small_options(2, std::string(policy)));
-        const Space hybrid = cache.open(hybrid_geometry(), 1);
+        Geometry geometry = hybrid_geometry();
+        geometry.groups[0].record_bytes = 9'900;  // in slots as large as those of the states
+        const Space hybrid = cache.open(geometry, 1);
         const Space plain = cache.open(plain_geometry(5000), 2);
         const SessionId session = own_session(cache);
         const TenantNumber tenant = value_of(cache->open_tenant("tenant", 3 << 20));

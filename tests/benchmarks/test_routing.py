@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def work() -> Workload:
-    """All begin with one system prompt."""
+    """Returns prompts that all begin with one system prompt."""
     rng = random.Random(3)
     talks: list[list[int]] = [[0] for _ in range(12)]
     fresh = iter(range(1, 100_000))

@@ -28,7 +28,7 @@ def read_command(words: Sequence[str], *, name: str = "serve", environment: dict
 
 
 def read_entry() -> tuple[list[str], list[str]]:
-    """Of the container: what always runs, and its arguments unless others are given."""
+    """Returns of the container what always runs, and its arguments unless others are given."""
     found = [re.findall(rf"^{name} (\[.*\])$", CONTAINER, re.M) for name in ("ENTRYPOINT", "CMD")]
     return json.loads(found[0][0]), json.loads(found[1][0])
 

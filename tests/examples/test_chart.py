@@ -36,7 +36,7 @@ def helm() -> Any:
 
 
 def render(helm: Any, values: Mapping[str, Any], *, name: str = "test") -> dict[str, dict[str, Any]]:
-    """By kind; an engine is its Deployment."""
+    """Renders the chart, by kind; an engine is its Deployment."""
     with helm.Chart.load(CHART) as chart:
         texts = chart.render(dict(values), name=name, namespace="default").values()
     return {one["kind"]: one for text in texts for one in yaml.safe_load_all(text) if one}

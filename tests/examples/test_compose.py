@@ -17,7 +17,7 @@ FOLDER = DEPLOY / "compose"
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    """With defaults in the place of variables."""
+    """Returns the file with defaults in the place of variables."""
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (FOLDER / "compose.yaml").read_text())
     read: dict[str, Any] = yaml.safe_load(text)
     return read

@@ -41,7 +41,7 @@ def test_the_unit_runs_a_server_in_its_own_folder() -> None:
 
 
 def read_drop_ins() -> dict[str, list[str]]:
-    """By what needs them: lines for the unit, as docs/security.md tells them."""
+    """Returns lines for the unit by what needs them, as docs/security.md tells them."""
     section = (DEPLOY.parents[1] / "docs/security.md").read_text().split("\n## As a service\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return {what.strip(): re.findall(r"`([A-Z]\w+=[^`]+)`", lines) for what, lines in rows[1:]}

@@ -86,7 +86,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """With what a reader has: a model, a trace, keys, a configuration."""
+    """A folder with what a reader has: a model, a trace, keys, a configuration."""
     (tmp_path / "MODEL").mkdir()
     (tmp_path / "MODEL/config.json").write_text(json.dumps(MODEL))
     for name in ("FILE", "trace.jsonl"):

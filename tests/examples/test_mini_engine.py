@@ -45,7 +45,7 @@ missing_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDI
 
 @cache
 def cold_reference(quant: str, blocks: int) -> Request:
-    """What every layout has to compute."""
+    """Returns what every layout has to compute."""
     return serve_cold(ModelConfig(), CacheConfig(quant=quant, blocks=blocks)).cold
 
 

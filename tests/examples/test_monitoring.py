@@ -119,7 +119,7 @@ def prometheus(folder: Path, target: str) -> Iterator[str]:
 
 
 def ask(address: str, path: str, **words: str) -> Any:
-    """None: it is not there yet."""
+    """Asks for a value. None: it is not there yet."""
     try:
         with urllib.request.urlopen(f"{address}{path}?{urllib.parse.urlencode(words)}", timeout=30) as answer:
             return json.load(answer)["data"]

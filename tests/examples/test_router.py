@@ -96,7 +96,7 @@ class Routed:
     caches: list[ExitStack] = field(default_factory=list)
 
     def ask(self, prompt: object, path: str = "/v1/completions", name: str = "prompt") -> int:
-        """Which engine answered, as its number."""
+        """Asks, and returns the number of the engine that answered."""
         body = json.dumps({"model": "m", name: prompt, "stream": True}).encode()
         request = urllib.request.Request(self.address + path, data=body, headers={"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:

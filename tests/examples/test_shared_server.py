@@ -93,7 +93,7 @@ def test_what_one_engine_saved_another_restores_and_the_lost_is_computed() -> No
         assert_equal(cold, restored)
         # Records of the states are gone: nothing can be continued.
         second.scrub()
-        other.client.invalidate(0, b"".join(key.block_hash for key in second._keys(PROMPT)[0]))
+        other.client.invalidate(0, b"".join(key.block_hash for key in second.list_keys(PROMPT)[0]))
         other.client.stats()
         computed = second.run(PROMPT, max_tokens=3)
         assert computed.restored_blocks == 0

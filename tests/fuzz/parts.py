@@ -17,7 +17,7 @@ class Input:
         self._at = 0
 
     def __bool__(self) -> bool:
-        """There is more."""
+        """Says whether there is more."""
         return self._at < len(self._data)
 
     def take(self, size: int) -> bytes:

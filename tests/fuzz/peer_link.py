@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from functools import cache
 
@@ -13,7 +12,9 @@ import numpy as np
 
 from kvoffload import native
 from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import link_hello, peer_server
+from kvoffload.peers.control_link import LinkTicket
 from kvoffload.peers.link_hello import HelloVerdict, LinkHello
 from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_store import PeerStore
@@ -48,7 +49,10 @@ _WAYS = 8
 
 
 class _Peer(OnePeer):
-    """It knows whatever it is told."""
+    """It knows whatever it is told, and its ticket is for nobody."""
+
+    def find_ticket(self, *, is_sealed: bool) -> LinkTicket:
+        return LinkTicket(TcpAddress("127.0.0.1", 0), b"t" * 16, b"s" * 32)
 
     def introduce(self, space: PeerSpace) -> bool:
         return True
@@ -137,11 +141,10 @@ def _serve(said: bytes) -> None:
 def _ask(said: bytes, way: int) -> None:
     """A client whose peer answers so."""
     ours, theirs = _connect(said)
-    store = PeerStore.__new__(PeerStore)
     peer = _Peer(None, None, SpaceTable())  # type: ignore[arg-type]
     peer.here.learn(7, _FINGERPRINT, same_groups(_RECORD_BYTES))
-    store._terms, store._lock, store._end = peer.terms(), threading.Lock(), ours
-    store._link = native.RecordLink(os.dup(ours.fileno()), None)
+    link = native.RecordLink(os.dup(ours.fileno()), None)
+    store = PeerStore(peer.terms(), lambda ticket, terms: (ours, link))
     keys = [bytes(32) + bytes(8) + bytes((at,)) * 32 for at in range(2)]
     with ours, theirs:
         try:

@@ -117,7 +117,7 @@ def run(data: bytes) -> None:
         case 2:
             _find(given)
         case _:
-            assert "\n" not in s3_bucket._explain(ValueError(given.rest().decode(errors="replace")))
+            assert "\n" not in s3_bucket.explain_fault(ValueError(given.rest().decode(errors="replace")))
 
 
 def _open(value: bytes) -> None:

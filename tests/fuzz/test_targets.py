@@ -23,7 +23,7 @@ FOUND = Path(__file__).parent / "found"
 
 
 def seeds_of(name: str) -> list[bytes]:
-    """With what once broke it."""
+    """Returns a target's seeds, with what once broke it."""
     found = FOUND / f"{name}.txt"
     lines = found.read_text().splitlines() if found.exists() else []
     return [*import_module(f"tests.fuzz.{name}").make_seeds(), *map(bytes.fromhex, filter(is_input, lines))]

@@ -12,7 +12,7 @@ from tests.house.tree import ROOT, tracked_files
 
 
 def read_imports() -> dict[str, set[str]]:
-    """By module: those of kvoffload that it imports anywhere."""
+    """Returns by module those of kvoffload that it imports anywhere."""
     modules = {
         ".".join(file.with_suffix("").parts).removesuffix(".__init__"): file
         for file in tracked_files()

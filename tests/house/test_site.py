@@ -28,7 +28,7 @@ def walk_nav(part: Any) -> Iterator[str]:
 
 
 def find_anchors(text: str) -> set[str]:
-    """As Python-Markdown makes them of headings."""
+    """Finds anchors as Python-Markdown makes them of headings."""
     titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", title.replace("`", "")).strip().lower() for title in titles]
     return {re.sub(r"[-\s]+", "-", title) for title in plain}

@@ -6,10 +6,10 @@ import re
 import subprocess
 import sysconfig
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
-from kvoffload import _native
 from tests.house.tree import ROOT
 
 STABLE_ABI = "0x030C0000"
@@ -44,6 +44,9 @@ def test_bindings_use_nothing_beside_it(stable_names: frozenset[str]) -> None:
 
 def test_the_extension_shows_its_entry_alone() -> None:
     """Whatever more it shows of a static libstdc++ is mixed with torch's: `import torch` after it ended the process."""
-    command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", _native.__file__]
+    extension = find_spec("kvoffload._native")
+    assert extension is not None
+    assert extension.origin is not None
+    command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", extension.origin]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["PyInit__native"]

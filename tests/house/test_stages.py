@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is mi
 
 
 def list_commands(goal: str) -> list[str]:
-    """What make would run, the set-up left out."""
+    """Returns what make would run, the set-up left out."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "-n", "-o", "setup", goal]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

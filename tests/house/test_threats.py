@@ -12,7 +12,7 @@ _NAMED = re.compile(r"`(tests/[\w/]+\.py|native/tests/\w+\.cpp)`((?: `\w+`)+)")
 
 
 def read_rows() -> dict[str, str]:
-    """By who it is: what he cannot do."""
+    """Returns the rows, by who it is: what he cannot do."""
     section = (ROOT / "docs/security.md").read_text().split("\n## Who may be hostile\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return {who.strip(): cannot for who, _, cannot in rows[1:]}

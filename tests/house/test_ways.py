@@ -12,7 +12,7 @@ _STOP = re.compile(r"`([\w/]+\.(?:py|cpp))`\s+`([\w.:]+)`")
 
 
 def read_ways() -> dict[str, list[str]]:
-    """By what goes that way: its lines."""
+    """Returns the lines of each way, by what goes there."""
     page = (ROOT / "docs/architecture.md").read_text()
     section = page.split("\n## Four ways through the code\n")[1].split("\n## ")[0]
     ways: dict[str, list[str]] = {}

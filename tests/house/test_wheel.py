@@ -32,7 +32,7 @@ EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 
 
 def run(*command: object, cwd: Path) -> str:
-    """What it prints."""
+    """Runs a command, and returns what it prints."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     words = [str(word) for word in command]
     done = subprocess.run(
@@ -44,7 +44,7 @@ def run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def pythons() -> list[Path]:
-    """From 3.12 on, the oldest first; where there is none, this Python is the only one."""
+    """The Pythons from 3.12 on, the oldest first; where there is none, this Python is the only one."""
     return list(find_pythons(STABLE_MINORS).values()) or [Path(sys.executable)]
 
 

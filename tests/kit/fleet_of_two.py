@@ -15,7 +15,7 @@ CONTROL_PORT, LINK_PORT = 5555, 7600
 
 @contextmanager
 def fleet_of_two(folder: Path, network: Network, **settings: str) -> Iterator[tuple[SharedServer, SharedServer]]:
-    """Both run. The same file lies on both machines."""
+    """Runs two servers. The same file lies on both machines."""
     machines = (network.one, network.other)
     tables = ""
     for machine in machines:

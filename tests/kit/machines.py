@@ -42,7 +42,7 @@ class Machine:
 
 
 class Wire:
-    """Between two devices. `delay_s` of each packet, `loss` as a share of them, 1 for all."""
+    """Lies between two devices. `delay_s` of each packet, `loss` as a share of them, 1 for all."""
 
     def __init__(self, one: int, other: int) -> None:
         self.delay_s = 0.0
@@ -86,7 +86,7 @@ class Network:
 
 
 def why_not() -> str:
-    """What is missing to have machines here; empty: nothing."""
+    """Says what is missing to have machines here; empty: nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:

@@ -145,7 +145,7 @@ def invalidate(cache: LocalCache, message: Invalidate) -> None:
 
 
 def _find_tenant(registration: Registration, place: int) -> int | None:
-    """None: whoever the slots were granted to."""
+    """Finds whose slots these are. None: whoever the slots were granted to."""
     tenants = tuple(registration.tenants.values())
     return tenants[place - 1] if 0 < place <= len(tenants) else None
 
@@ -174,7 +174,8 @@ def _answer_bytes(found: CacheAcquired, shards: int) -> int:
 def _collect_digests(
     cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries, found: CacheAcquired
 ) -> list[bytes]:
-    """Of each group, for all shards. Those of a second look count only if it found the very same slots. 0: unknown."""
+    """Collects digests of each group, for all shards. Those of a second look count only if it found the very same
+    slots. 0: unknown."""
     digests = [[group.digests] for group in found.groups]
     for shard in message.shards[1:]:
         other = _ask(cache, session, message, shard, limit=found.boundary)

@@ -30,7 +30,7 @@ class Packet(NamedTuple):
 
 
 class Pipe:
-    """One direction. Whoever receives is called with each item."""
+    """Is one direction. Whoever receives is called with each item."""
 
     def __init__(self, timeline: Timeline, receive: Callable[[Any], None]) -> None:
         self._timeline = timeline
@@ -55,11 +55,11 @@ class Pipe:
         self._add(item, -1, max(self._last_ns + 1, self._timeline.now_ns))
 
     def lag(self, until_ns: int) -> None:
-        """Nothing passes until then."""
+        """Lets nothing pass until then."""
         self._lags_until_ns = max(self._lags_until_ns, until_ns)
 
     def cut(self, arrived: int = -1) -> None:
-        """What is sent from here on is lost; of what is on its way, so many items at most arrive (-1: any number)."""
+        """Loses what is sent from here on; of what is on its way, so many items at most arrive (-1: any number)."""
         survives = self._timeline.random.randint(0, self._sent) if arrived < 0 else arrived
         self._survives = survives if self._survives < 0 else min(self._survives, survives)
 
@@ -78,7 +78,7 @@ class Pipe:
 
 
 class Connection:
-    """Of whichever channel. `to_client` and `to_server` are called with what arrives there."""
+    """Is a connection of whichever channel. `to_client` and `to_server` are called with what arrives there."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Connection:
         self._down.lag(until_ns)
 
     def send_call(self, call: Call, descriptors: tuple[int, ...] = ()) -> bool:
-        """False: the other end is known to be gone."""
+        """Sends a call. False: the other end is known to be gone."""
         if self._is_known_closed(self._closed_by_server_ns):
             return False
         if self._codes:

@@ -147,7 +147,7 @@ class Scheduler(Process):
     @property
     def stock(self) -> set[int]:
         """Tickets that lie ready."""
-        return {int(ticket) for stock in self.blocks.stocks for ticket in stock._tickets}
+        return {int(ticket) for stock in self.blocks.stocks for ticket in stock.tickets}
 
     def on_done(self, job: Job, worker: Worker, is_good: bool) -> None:
         """A worker has done its part, or is gone."""
@@ -168,7 +168,7 @@ class Scheduler(Process):
         self.turn()
 
     def on_worker_exit(self, worker: Worker) -> None:
-        """None of its copies runs any more."""
+        """Hears that a worker has exited: none of its copies runs any more."""
         for job in list(self.jobs):
             self.on_done(job, worker, False)
 

@@ -43,7 +43,7 @@ def _end_server(server: Server) -> None:
 
 
 def _drain(world: World, server: Server) -> None:
-    """As an orchestrator does it: a request, and some time later no request any more."""
+    """Drains a server as an orchestrator does it: a request, and some time later no request any more."""
     server.drain()
     world.timeline.after(world.timeline.between_ms(50, 2500), _end_server, server)
 

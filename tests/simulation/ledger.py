@@ -53,7 +53,7 @@ class Ledger:
     def grant(
         self, process: Process, connection: Connection, memory: AnyMemory, message: CreditsGranted | Acquired
     ) -> None:
-        """A server answers."""
+        """Notes the slots or the lease that a server grants."""
         number = memory.number
         if isinstance(message, Acquired):
             if message.lease:
@@ -109,7 +109,7 @@ class Ledger:
     # ---- at the end ----
 
     def check_leases(self, memory: AnyMemory) -> None:
-        """All engines have released what they had."""
+        """Checks leases when all engines have released what they had."""
         for lease, session in memory.held_leases():
             grant = self.leases.get((memory.number, lease))
             assert grant is not None, f"lease {lease} of memory {memory.number} was not given away: the server has it"
@@ -126,7 +126,7 @@ class Ledger:
                 self._check(memory, session, grant, f"ticket {ticket} of memory {memory.number}")
 
     def _check(self, memory: AnyMemory, session: int, grant: Grant, what: str) -> None:
-        """Whether what is still held may be."""
+        """Checks whether what is still held may be."""
         process = grant.process
         users = [(process, grant.visit), *grant.published_by]
         members = memory.members(session)

@@ -13,7 +13,7 @@ AnyCache: TypeAlias = ModelCache | RealCache
 
 
 class ModelMaker:
-    """Plain Python: a thousand times as many schedules."""
+    """Makes memory in plain Python: a thousand times as many schedules."""
 
     def __init__(self, slots: int, has_exited: Callable[[int], bool]) -> None:
         self._slots = slots

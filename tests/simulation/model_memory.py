@@ -50,7 +50,7 @@ class ModelMemory:
         self.last_session = 0
 
     def __len__(self) -> int:
-        """In slots."""
+        """Returns its size in slots."""
         return len(self.entries)
 
     # ---- what engines do with it: without a server ----
@@ -96,15 +96,15 @@ class ModelMemory:
         return set(self.readable)
 
     def held_leases(self) -> Iterator[tuple[int, int]]:
-        """Number and session."""
+        """Returns the held leases: number and session."""
         return ((number, session) for number, (session, _) in self.leases.items())
 
     def reservations(self) -> Iterator[tuple[int, int]]:
-        """Ticket and session."""
+        """Returns the reservations: ticket and session."""
         return ((entry.ticket, entry.session) for entry in self.entries if entry.state == "reserved")
 
     def members(self, session: int) -> set[int]:
-        """Processes; none of a session that has ended."""
+        """Returns processes; none of a session that has ended."""
         return self.sessions[session].members if session in self.sessions else set()
 
 

@@ -323,7 +323,7 @@ class Process:
             self.world.exit_process(self)
 
     def lag(self, until_ns: int) -> None:
-        """Nothing passes between it and any server."""
+        """Lets nothing pass between it and any server."""
         self.note("LAGS")
         self.lags_until_ns = until_ns
         for connection in self.wire.all_open:

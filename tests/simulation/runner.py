@@ -21,7 +21,7 @@ def make_world(seed: int, *, traces: bool = False) -> World:
 
 
 def run_seed(seed: int) -> Counter[str]:
-    """What was lost and why."""
+    """Runs one schedule, and returns what was lost and why."""
     world = make_world(seed)
     try:
         world.run()
@@ -31,7 +31,8 @@ def run_seed(seed: int) -> Counter[str]:
 
 
 def run_all(seeds: Iterable[int]) -> Counter[str]:
-    """What was lost in all of them. The first failure is said, with its seed, and raised."""
+    """Runs schedules, and returns what was lost in all of them. The first failure is said, with its seed, and
+    raised."""
     lost = Counter[str]()
     logging.disable()
     try:

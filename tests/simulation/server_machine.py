@@ -111,7 +111,7 @@ class Server:
         if self.traffic is None:
             return False
         writes, reads = self.traffic.writes, self.traffic.reads
-        return bool(writes._queue or writes._writing or reads._reading or reads._held or reads.waiting)
+        return writes.is_moving or reads.is_moving or reads.waiting > 0
 
     def note(self, what: str, *arguments: Any) -> None:
         self.timeline.note(self.name, what, *arguments)
@@ -293,7 +293,7 @@ class Server:
             self._send(self.core.start_drain(self.timeline.now_ns, reason=ClosingReason.DRAINED))
 
     def _end(self) -> None:
-        """Sockets first: the next server may be there before the memory has lost its owner."""
+        """Ends with the sockets first: the next server may be there before the memory has lost its owner."""
         self.note("ends")
         self.is_alive = False
         for connection in self._connections.values():
@@ -372,7 +372,7 @@ class Machine:
 
     @property
     def listener(self) -> Server | None:
-        """Whoever has the socket."""
+        """The server that has the socket."""
         return self.server if self.server is not None and self.server.is_alive else None
 
     def start(self) -> None:

@@ -136,7 +136,7 @@ class ModelTier:
     def _get(self, memory: ModelMemory, key: Key, place: int) -> RecordOutcome:
         entry = memory.entries[place]
         assert self._server.traffic is not None
-        is_ours = entry.state == "reserved" and entry.session == self._server.traffic.reads._session
+        is_ours = entry.state == "reserved" and entry.session == self._server.traffic.reads.session
         assert is_ours, f"the tier writes to slot {place}, which is not its any more"
         fault, record = self._fault(), self._disk.records.get(key)
         if record is None or fault is RecordOutcome.MISSING:
@@ -165,7 +165,7 @@ def keys_of(names: RecordNames) -> list[Key]:
 
 
 def make_traffic(server: Server, disk: Disk, pid: int) -> TierTraffic:
-    """`pid`: of the server, which is its pidfd too."""
+    """Makes a tier's traffic. `pid`: of the server, which is its pidfd too."""
     timeline = server.timeline
     terms = TierTerms(
         write=timeline.random.choice(list(WriteRule)),

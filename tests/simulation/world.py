@@ -49,7 +49,7 @@ class Engine:
         return [self.scheduler, *self.workers]
 
     def start(self) -> None:
-        """All of its processes, anew; sometimes under another name."""
+        """Starts all of its processes anew, sometimes under another name."""
         if self._world.timeline.chance(0.2):
             self._name = f"engine{self._number}-{self._world.draw_number()}"
         self.workers = [self._make_worker(rank) for rank in range(self._count)]
@@ -137,7 +137,7 @@ class World:
         return process
 
     def draw_number(self) -> int:
-        """Of a process or a connection."""
+        """Draws the number of a process or a connection."""
         return next(self._numbers)
 
     def create_memory(self) -> tuple[AnyMemory, AnyCache]:
@@ -149,7 +149,7 @@ class World:
         return self._maker.adopt(memory)
 
     def has_exited(self, pid: int) -> bool:
-        """Whether its pidfd says so."""
+        """Says whether a process has exited, by its pidfd."""
         return pid in self.ledger.exited
 
     def exit_server(self, pid: int) -> None:
@@ -170,7 +170,7 @@ class World:
                 scheduler.on_worker_exit(process)
 
     def has_fault(self, _kind: str, probability: float) -> bool:
-        """Whether the wire does something to a message."""
+        """Says whether the wire does something to a message."""
         return self.is_busy and self.timeline.chance(probability)
 
     def may_fail_here(self, who: Process | Server) -> bool:
@@ -189,7 +189,7 @@ class World:
             self.timeline.after(self.timeline.between_ms(20, 800), self._operate)
 
     def _heal(self) -> None:
-        """Nothing happens any more that should not."""
+        """Heals the world: nothing happens any more that should not."""
         self.timeline.note("world", "HEALS")
         self.is_busy = False
         for process in self.processes:

@@ -60,7 +60,7 @@ def chunk_units(columns: int) -> int:
 
 
 def list_parts(table: dict[int, int]) -> list[tuple[int, int, int]]:
-    """Of each of the 2048: its symbol, that symbol's parts and where they begin."""
+    """Lists of each of the 2048 its symbol, that symbol's parts and where they begin."""
     listed: list[tuple[int, int, int]] = []
     for symbol, parts in sorted(table.items()):
         listed += [(symbol, parts, len(listed))] * parts
@@ -150,7 +150,7 @@ def code_chunk(part: bytes, kind: int, columns: int, heights: bytes) -> bytes:
 
 
 def share_parts(counts: Counter[int]) -> dict[int, int]:
-    """As they are, but for rounding; two symbols at least, as none may have all."""
+    """Shares parts out as they are, but for rounding; two symbols at least, as none may have all."""
     if len(counts) == 1:
         (only,) = counts
         return {only: PARTS - 1, (only + 1) % 256: 1}
@@ -160,7 +160,7 @@ def share_parts(counts: Counter[int]) -> dict[int, int]:
 
 
 def make_record(seed: int, numbers: int) -> bytes:
-    """In bfloat16, of a normal distribution."""
+    """Makes a record in bfloat16, of a normal distribution."""
     drawn = np.random.default_rng(seed).normal(size=numbers).astype(np.float32)
     return (drawn.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 

@@ -36,7 +36,7 @@ def chunk_multiplier(c: int) -> int:
 
 
 def digest_run(run: bytes, offset: int = 0) -> int:
-    """The definition: whole words of the record, with zeros for the bytes that the run does not have."""
+    """Digests by the definition: whole words of the record, with zeros for the bytes that the run does not have."""
     padded = bytes(offset % 8) + run + bytes(-(offset + len(run)) % 8)
     words: tuple[int, ...] = struct.unpack(f"<{len(padded) // 8}Q", padded)
     keyed = ((i, w) for i, w in enumerate(words, offset // 8) if w)

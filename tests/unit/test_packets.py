@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import errno
 import fcntl
 import gc
 import os
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 
 from kvoffload.errors import PacketError
 from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket, ReceivedDescriptor
+from tests.kit.crowded_kernel import Kernel
 
 
 def open_descriptors() -> int:
@@ -252,20 +252,17 @@ def test_what_is_unread_is_counted(ends: Ends) -> None:
     assert ends.here.count_unread_bytes() == 0
 
 
-def test_too_many_under_way_is_no_want_of_room_here(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Crowded:
-        def sendmsg(self, *_: object) -> int:
-            raise OSError(errno.ETOOMANYREFS, "too many references")
-
+def test_too_many_under_way_is_no_want_of_room_here(ends: Ends) -> None:
+    kernel = Kernel()
+    there = kernel.wrap(ends.raw)
     while ends.here.send(b"x" * 1000):
         pass
     assert not ends.here.is_crowded
-    monkeypatch.setattr(ends.there, "_socket", Crowded())
-    assert not ends.there.send(b"x", [0])
-    assert ends.there.is_crowded
-    monkeypatch.undo()
-    assert ends.there.send(b"x", [0])
-    assert not ends.there.is_crowded
+    assert not there.send(b"x", [0])
+    assert there.is_crowded
+    kernel.is_crowded = False
+    assert there.send(b"x", [0])
+    assert not there.is_crowded
 
 
 def is_open(number: int) -> bool:

@@ -37,7 +37,7 @@ ACQUIRED = Acquired(
 
 
 def encode(codec: Codec, message: Any, number: int, other: int) -> bytes | str:
-    """Or what is wrong."""
+    """Returns a message's bytes, or what is wrong with it."""
     channel = message.channels[0]
     try:
         if isinstance(message, ClientMessage):
@@ -120,13 +120,33 @@ def test_every_length_of_a_header(count: int) -> None:
 
 
 def test_what_is_asked_for_in_every_step_is_plain() -> None:
+    known: list[bool] = []
+
+    class Noted:
+        """It notes whether it knows what it is asked for."""
+
+        def __init__(self, minima: tuple[int, ...], limit_bytes: int) -> None:
+            self._frames = native.PlainFrames(minima, limit_bytes)
+            self.add = self._frames.add
+
+        def write(self, *asked: Any) -> bytes | None:
+            frame = self._frames.write(*asked)
+            known.append(frame is not None)
+            return frame
+
+        def read(self, frame: Any) -> Any:
+            found = self._frames.read(frame)
+            known.append(found is not None)
+            return found
+
+    compiled = Codec(MESSAGES, make_plain=Noted)
     plain = native.PlainFrames((0, 0), FRAME_BYTES)
-    for message in (Acquire(name_space=1, chain=bytes(64)), Release(leases=bytes(8)), ACQUIRED):
-        channel = COMPILED._calls if isinstance(message, ClientMessage) else COMPILED._answers
-        compiled = channel[Channel.EXPRESS]._plain
-        assert compiled is not None
-        numbers = (1, 2, 3) if isinstance(message, ClientMessage) else (1, 2)
-        frame = compiled.write(message.op, message, numbers)
-        assert frame is not None
-        assert compiled.read(frame) == (message, *numbers)
+    for call in (Acquire(name_space=1, chain=bytes(64)), Release(leases=bytes(8))):
+        numbers = {"number": 1, "session": 2, "expires_ns": 3}
+        frame = compiled.encode_call(call, **numbers, channel=Channel.EXPRESS)
+        assert compiled.decode_call(frame, channel=Channel.EXPRESS) == (call, 1, 2, 3)
         assert plain.read(frame) is None
+    frame = compiled.encode_answer(ACQUIRED, number=1, boot_id=2, channel=Channel.EXPRESS)
+    assert compiled.decode_answer(frame, channel=Channel.EXPRESS) == (ACQUIRED, 1, 2)
+    assert plain.read(frame) is None
+    assert known == [True] * 6

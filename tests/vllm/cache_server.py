@@ -23,7 +23,8 @@ class SharedServer:
     """`kvoffload serve` on one socket: at most one process at a time, none at first."""
 
     def __init__(self, folder: Path, *, tables: str = "", enter: Sequence[str] = (), **settings: str) -> None:
-        """`tables`: what its configuration file says. `enter` begins its command line: where it runs."""
+        """Takes its settings. `tables`: what its configuration file says. `enter` begins its command line: where it
+        runs."""
         self._enter = tuple(enter)
         self.socket = folder / "s"
         self._config = folder / "server.toml"
@@ -32,7 +33,8 @@ class SharedServer:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Until it listens. It waits for nobody's memory, but takes over what is offered before it has its own."""
+        """Starts it, and waits until it listens. It waits for nobody's memory, but takes over what is offered before it
+        has its own."""
         self._start(adopt_wait_s=0)
 
     def succeed(self) -> None:

@@ -55,7 +55,8 @@ TWO_STAGES = {
 
 
 def resolve_connector(_worker: Any = None) -> str:
-    """What this process's factory makes of our name. Takes a worker so that `Engine.ask_workers` can run it there."""
+    """Returns what this process's factory makes of our name. Takes a worker so that `Engine.ask_workers` can run it
+    there."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     try:
@@ -82,7 +83,8 @@ def find_ours(connector: Any) -> KVOffloadConnector:
 
 
 def prepare(engine: Engine) -> None:
-    """To be called when an engine has started: what it publishes is known from then on, and arrives in a drain."""
+    """Prepares an engine. Is called when an engine has started: what it publishes is known from then on, and arrives in
+    a drain."""
     config = engine.llm.llm_engine.vllm_config
     if config.kv_transfer_config is None:
         return
@@ -114,7 +116,7 @@ def ask_core(engine: Engine, method: str, *args: object) -> Any:
 
 
 def drain(engine: Engine) -> None:
-    """Until the connector owes nothing: no save, no load, no pin. The engine has no requests meanwhile."""
+    """Waits until the connector owes nothing: no save, no load, no pin. The engine has no requests meanwhile."""
     engine.drain()
     if not engine.has_own_processes:
         assert not scheduler_connector(engine).has_pending_push_work()
@@ -229,7 +231,7 @@ def worker_side() -> WorkerSide:
 
 
 def completeness_report(_worker: Any) -> Json:
-    """The registration's proof: by owner, how the bytes of each allocation are accounted for."""
+    """Returns the registration's proof: by owner, how the bytes of each allocation are accounted for."""
     report = worker_side().registration.report
     return {
         "text": str(report),

@@ -21,7 +21,7 @@ _GIVEN = object()
 
 
 def find_kind(owner: type, name: str) -> str:
-    """What an attribute is, where it is defined."""
+    """Says what an attribute is, where it is defined."""
     found = inspect.getattr_static(owner, name)
     for kind in (classmethod, staticmethod, property):
         if isinstance(found, kind):
@@ -42,7 +42,8 @@ def complain_of_shapes(
     inherited: Set[str] = frozenset(),
     is_made_by_vllm: bool = False,
 ) -> list[str]:
-    """What does not fit. `own` are names of ours that no base knows, `inherited` hooks that we leave as they are."""
+    """Says what does not fit. `own` are names of ours that no base knows, `inherited` hooks that we leave as they
+    are."""
     complaints = [f"{name}: abstract, and not ours" for name in sorted(getattr(ours, "__abstractmethods__", ()))]
     offered = set().union(*map(public_names, bases))
     mine = {name for name in vars(ours) if not name.startswith("_")}
@@ -63,7 +64,7 @@ def _compare(name: str, ours: type, base: type) -> list[str]:
 
 
 def _parameters(owner: type, name: str) -> list[inspect.Parameter]:
-    """Without `self` and `cls`."""
+    """Returns parameters without `self` and `cls`."""
     found = list(inspect.signature(getattr(owner, name)).parameters.values())
     return found[1:] if find_kind(owner, name) == "method" else found
 
@@ -104,7 +105,7 @@ class Call:
 
 
 def find_calls(source: str, receivers: re.Pattern[str] = CONNECTORS) -> list[Call]:
-    """In the order of their lines."""
+    """Finds calls in the order of their lines."""
     tree = ast.parse(source)
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     calls = []
@@ -154,7 +155,8 @@ def _misfits(ours: type, call: Call) -> Iterator[str]:
 
 
 def complain_of_notes(source: str, *, maker: str, noted_by: str) -> list[str]:
-    """Of a function `maker` that makes models: each one has to be noted by `noted_by` where it was made."""
+    """Says what is wrong with a function `maker` that makes models: each one has to be noted by `noted_by` where it was
+    made."""
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == maker]
     if not found:
         return [f"{maker}: there is none"]

@@ -35,7 +35,7 @@ def stats_of(engine: Engine) -> CacheStats:
 
 
 def await_written(engine: Engine, tier: str = "disk") -> int:
-    """Until the tier has all that memory has; how many blocks that is."""
+    """Waits until the tier has all that memory has, and returns how many blocks that is."""
     end_s = time.monotonic() + WAIT_S
     while True:
         stats = stats_of(engine)

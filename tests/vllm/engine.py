@@ -64,7 +64,7 @@ def prepare_environment(**overrides: str) -> None:
 
 
 def make_prompt(seed: int, length: int) -> list[int]:
-    """The same tokens for the same seed; prompts of different seeds share no block."""
+    """Makes the same tokens for the same seed; prompts of different seeds share no block."""
     from tests.vllm.tiny_models import VOCAB_SIZE
 
     return random.Random(seed).choices(range(FIRST_PROMPT_TOKEN, VOCAB_SIZE), k=length)
@@ -236,7 +236,7 @@ class EnginePool:
         return engine
 
     def model_folder(self, model: TinyModel) -> Path:
-        """Where the model is saved; built at the first call."""
+        """Returns where the model is saved; built at the first call."""
         folder = self._root / model.name
         if not folder.exists():
             model.build(folder)

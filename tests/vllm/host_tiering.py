@@ -73,6 +73,7 @@ class HostTieringSpec(TieringOffloadingSpec):
         worker: Any = gpu_worker
         worker.torch = _With(torch, Event=_Event)
         worker.current_platform = _With(gpu_worker.current_platform, Stream=_Stream, current_stream=_Stream, stream=_on)
+        # private: what copies blocks on a GPU, which nothing else replaces
         worker._select_swap_blocks_fn = lambda *given, **named: _copy
         if hasattr(spec, "torch"):  # 0.31 asks which GPU it is
             spec.torch = _With(torch, accelerator=SimpleNamespace(current_device_index=lambda: 0))

@@ -11,7 +11,6 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
 
 from tests.kit.open_files import count_open_files
 from tests.vllm import connector_probe, pool_probe
@@ -34,17 +33,12 @@ class InspectedScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         pool_probe.follow(self._side)
-        return super().schedule(*args, **kwargs)
-
-    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self._preemptions += 1
-        super()._preempt_request(request, *args, **kwargs)
-
-    def _build_kv_connector_meta(self, connector: Any, scheduler_output: Any) -> Any:
-        plan = super()._build_kv_connector_meta(connector, scheduler_output)
+        output = super().schedule(*args, **kwargs)
+        plan: Any = output.kv_connector_metadata
+        self._preemptions += len(output.preempted_req_ids or ())
         self._loads += len(plan.loads)
         self._doomed += len(plan.doomed)
-        return plan
+        return output
 
     @property
     def _side(self) -> Any:
@@ -66,7 +60,7 @@ class InspectedScheduler(Scheduler):
         }
 
     def list_entries(self) -> list[pool_probe.Entry]:
-        """See `PublishLog.entries`."""
+        """Lists what `PublishLog.entries` has."""
         return pool_probe.follow(self._side).entries()
 
     def settle_pool(self) -> None:

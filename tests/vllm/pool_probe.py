@@ -40,7 +40,7 @@ class PublishLog:
     """The blocks that an engine has published since it was told last to forget everything."""
 
     def __init__(self, side: SchedulerSide) -> None:
-        """From now on."""
+        """Notes what is published from now on."""
         assert side.parts is not None
         self._side: Any = side
         self._client: Any = side.parts.cache
@@ -62,7 +62,8 @@ class PublishLog:
         return [(group, name) for group, name in self._names if self._client.lookup(group, name).all()]
 
     def entries(self) -> list[Entry]:
-        """The same with their addresses. Where the server checks bytes before every lease, it checks them now."""
+        """Returns the same blocks with their addresses. Where the server checks bytes before every lease, it checks
+        them now."""
         found = []
         for group, name in self.names():
             with unhurried(self._client):
@@ -128,7 +129,7 @@ def count_held(side: SchedulerSide) -> dict[str, int]:
         "unsent": len(restores.unsent) + len(restores.doomed),
         "admission": len(restores.admission.reserved),
         "saves": saves.pending,
-        "on_the_way": sum(map(len, saves._on_the_way)),
+        "on_the_way": saves.blocks_under_way,
         "pins": side.parts.pins.count,
     }
 

@@ -49,7 +49,7 @@ class Traffic:
     """For readable blocks; 0: all that the server has."""
 
     def arguments(self) -> dict[str, object]:
-        """Of the engine."""
+        """Returns the engine's arguments."""
         return {
             "num_gpu_blocks_override": self.num_blocks,
             "max_model_len": self.max_model_len,
@@ -197,7 +197,7 @@ def run_traffic(engine: Engine, traffic: Traffic, *, requests: int, prompts: int
 
 
 def _count_files(engine: Engine) -> list[int]:
-    """Of this process, and of each worker's."""
+    """Counts the open files of this process, and of each worker's."""
     return [count_open_files(), *engine.ask_workers(lambda _worker: count_open_files())]
 
 

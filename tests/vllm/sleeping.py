@@ -46,7 +46,7 @@ class TakenMemory:
 
 
 def tells_connectors() -> bool:
-    """Whether this vLLM tells connectors of a sleep: from 0.33 on."""
+    """Says whether this vLLM tells connectors of a sleep: from 0.33 on."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     return hasattr(KVConnectorBase_V1, "unregister_kv_caches")
@@ -60,7 +60,7 @@ def sleepy(engine: Engine) -> Iterator[TakenMemory]:
 
     worker = engine.core.model_executor.driver_worker.worker
     backend = TakenMemory(_flatten(worker.model_runner.kv_caches))
-    worker._sleep_mode_backend = backend
+    worker._sleep_mode_backend = backend  # private: vLLM makes it itself, for GPUs alone
     names = ("sleep", "wake_up", "discard")
     for name in names:
         setattr(worker, name, MethodType(getattr(Worker, name), worker))
@@ -71,7 +71,7 @@ def sleepy(engine: Engine) -> Iterator[TakenMemory]:
         ):
             yield backend
     finally:
-        worker._sleep_mode_backend = None
+        worker._sleep_mode_backend = None  # private: as above
         for name in names:
             delattr(worker, name)
 

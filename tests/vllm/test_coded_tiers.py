@@ -31,7 +31,7 @@ CODED = b"\2\0"
 
 
 def count_records(folder: Path) -> tuple[int, int]:
-    """Of a folder of the disk tier: records that are coded, and others."""
+    """Counts in a folder of the disk tier records that are coded, and others."""
     versions = [
         found[1]
         for file in folder.glob("segment-*")
@@ -55,7 +55,7 @@ class Servers:
 
 
 def find_entries(engine: Engine, names: Iterable[tuple[int, str]]) -> list[Entry]:
-    """Where in memory these blocks are now."""
+    """Finds where in memory these blocks are now."""
     connector: Any = probe.scheduler_connector(engine)
     client: Any = connector.scheduler_side.parts.cache
     found = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,7 +29,7 @@ from tests.vllm.workload import (
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
-    from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan
+    from kvoffload.connector.step_plan import StepPlan
 
 pytestmark = pytest.mark.vllm
 
@@ -56,16 +57,18 @@ def change_bytes_on_the_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
 
 def lose_the_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker may not copy from where the scheduler's lease is; what is saved afterwards is elsewhere."""
+    from kvoffload.connector.step_plan import StepPlan
+
     side = probe.worker_side()
-    begin = side._begin
+    submit = side.submit
 
-    def begin_without_memory(job: SaveJob | LoadJob, *more: Any) -> None:
+    def submit_without_memory(plan: StepPlan) -> None:
+        submit(replace(plan, loads=()))
         with monkeypatch.context() as patches:
-            if hasattr(job, "request_id"):
-                patches.setattr(side.cache, "may_copy", lambda held: False)
-            begin(job, *more)
+            patches.setattr(side.cache, "may_copy", lambda held: False)
+            submit(StepPlan(loads=plan.loads))
 
-    monkeypatch.setattr(side, "_begin", begin_without_memory)
+    monkeypatch.setattr(side, "submit", submit_without_memory)
 
 
 def break_copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

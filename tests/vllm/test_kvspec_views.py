@@ -107,10 +107,12 @@ def test_vllms_own_views_are_where_we_say(
 
 
 def make_scale_views(triton: object, views: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By vLLM's own code, which is plain torch: early, before any load (vLLM #51091)."""
+    """Makes scale views by vLLM's own code, which is plain torch: early, before any load (vLLM #51091)."""
     scales = {}
     for name, view in zip(NAMES, views, strict=True):
         impl = SimpleNamespace(_k_scale_cache=None, _v_scale_cache=None)
+        # private: an engine runs it at its first forward, and shows what it made to nobody
         triton.TritonAttentionImpl._ensure_scale_caches(impl, view)  # type: ignore[attr-defined]
+        # private: where it puts them, for itself alone
         scales[f"{name}.k_scale"], scales[f"{name}.v_scale"] = impl._k_scale_cache, impl._v_scale_cache
     return scales

@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Setting:
-    """One engine. Those of one test differ in what they are named by."""
+    """Is one engine's setting. Those of one test differ in what they are named by."""
 
     name: str
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Shop:
 
     @contextmanager
     def open(self, setting: Setting = BASE) -> Iterator[Engine]:
-        """A new engine: what it has cached before, others have."""
+        """Opens a new engine: what it has cached before, others have."""
         with ExitStack() as stack:
             for name, value in setting.environment.items():
                 patch = pytest.MonkeyPatch()
@@ -168,7 +168,7 @@ def ask(engine: Engine, *, salt: str = "", adapter: LoRARequest | None = None) -
 
 
 def ask_until_restored(engine: Engine, **how: Any) -> Answer:
-    """From our cache alone; the first answers may not be, while an adapter is being read."""
+    """Asks until an answer is from our cache alone; the first answers may not be, while an adapter is being read."""
     for _ in range(MAX_ASKS):
         engine.reset_local()
         answer = ask(engine, **how)
@@ -182,7 +182,7 @@ def ask_until_restored(engine: Engine, **how: Any) -> Answer:
 
 @pytest.fixture(scope="module")
 def first_answers(shop: Shop) -> Mapping[str, tuple[Answer, Answer]]:
-    """Of each setting's first engine: what it answered at first, and then from its own cache."""
+    """Returns of each setting's first engine what it answered at first, and then from its own cache."""
     answers = {}
     for setting in SETTINGS:
         with shop.open(setting) as engine:

@@ -40,7 +40,7 @@ class Walk:
         return self.folder / "s"
 
     def type(self, *words: str, code: int | None = 0) -> str:
-        """What a command prints that ends by itself. None: it may find something wrong."""
+        """Returns what a command prints that ends by itself. None: it may find something wrong."""
         done = subprocess.run(
             words, cwd=self.clone, env=self._environment, capture_output=True, text=True, check=False, timeout=900
         )
@@ -57,7 +57,7 @@ class Walk:
         return output.readline()
 
     def end(self, name: str) -> None:
-        """As Ctrl-C or a service manager ends it."""
+        """Ends it as Ctrl-C or a service manager does."""
         with self.running.pop(name) as process:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, name

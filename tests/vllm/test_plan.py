@@ -52,7 +52,8 @@ IN_CI = ("Qwen3-Next-80B-A3B",)
 
 
 def ask_exactly(config: dict[str, Any]) -> ModelShape:
-    """Of a model that sees, its text part: vLLM's classes of the whole import what is not installed for tests."""
+    """Asks vLLM; of a model that sees, for its text part: vLLM's classes of the whole import what is not installed for
+    tests."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     text = {"torch_dtype": config["torch_dtype"], **config.get("text_config", config)}

@@ -55,7 +55,7 @@ class Router:
                 self.batches[int.from_bytes(number, "big")] = self._decode(payload)
 
     def ask_again(self, first: int) -> dict[int, KVEventBatch]:
-        """What was told from that number on."""
+        """Asks again for what was told from that number on."""
         told: dict[int, Any] = {}
         with self._context.socket(zmq.DEALER) as asking:
             asking.linger = 0
@@ -69,7 +69,7 @@ class Router:
         raise AssertionError(f"the end of what was told does not come: {sorted(told)}")
 
     def blocks(self, medium: str) -> dict[Any, Any]:
-        """That are there, by hash: the hash before each."""
+        """Returns the hash before each block that is there, by its own hash."""
         from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
         there: dict[Any, Any] = {}
@@ -85,7 +85,7 @@ class Router:
         return there
 
     def tokens(self, medium: str) -> dict[Any, list[int]]:
-        """By hash, of all that were stored there."""
+        """Returns the tokens, by hash, of all blocks that were stored there."""
         from vllm.distributed.kv_events import BlockStored
 
         stored = [event for batch in self.batches.values() for event in batch.events if isinstance(event, BlockStored)]

@@ -27,7 +27,7 @@ LENGTH = 1400
 
 
 def start(engines: EnginePool, server: SharedServer, model: TinyModel, **settings: object) -> Engine:
-    """A new engine: its CPU tier is empty, and ours is below it."""
+    """Starts a new engine: its CPU tier is empty, and ours is below it."""
     tier = {
         "type": "KVOffloadTier",
         "module_path": "kvoffload.connector.secondary_tier",

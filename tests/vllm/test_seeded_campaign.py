@@ -12,7 +12,6 @@ import os
 import re
 import select
 import tempfile
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -93,7 +92,7 @@ def open_server(room: Path) -> int:
 
 
 def await_exit(process: int) -> bool:
-    """Takes the descriptor."""
+    """Waits for a process to exit, and takes its descriptor."""
     poller = select.poll()
     poller.register(process, select.POLLIN)
     try:
@@ -112,4 +111,10 @@ def find_children() -> set[int]:
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return found - {os.getpid(), resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
+    return {pid for pid in found - {os.getpid()} if b"multiprocessing.resource_tracker" not in read_command(pid)}
+
+
+def read_command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

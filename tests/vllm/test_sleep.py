@@ -137,7 +137,7 @@ def test_vllm_starts_an_engine_with_sleep_mode_and_us(engines: EnginePool, is_be
         config.kv_transfer_config = KVTransferConfig(
             kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=children
         )
-    config._verify_kv_transfer_compat()
+    config._verify_kv_transfer_compat()  # private: what vLLM runs where it makes a configuration, on a GPU
 
 
 # ---- weights ----

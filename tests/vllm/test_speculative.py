@@ -156,7 +156,7 @@ def test_windows_of_a_layer_that_drafts_are_restored(engines: EnginePool) -> Non
 
 
 def drafted_answer(engine: Engine, prompt: list[int]) -> tuple[Answer, list[list[int]]]:
-    """With what was drafted for each step."""
+    """Returns an answer with what was drafted for each step."""
     with watch_drafts(engine) as drafts:
         return answer(engine, prompt, max_tokens=TOKENS), drafts
 

@@ -57,7 +57,7 @@ class _Taker(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Says nothing."""
 
 
 @contextmanager

@@ -152,8 +152,8 @@ def test_a_save_that_some_rank_never_reports_gives_its_blocks_back_within_a_boun
 ) -> None:
     engine, prompt = acquire(engines), make_prompt(seed=4, length=LENGTH)
     parts = connector_side(engine).parts
-    now_s = [parts.saves._clock()]
-    monkeypatch.setattr(parts.saves, "_clock", lambda: now_s[0])
+    now_s = [parts.saves.clock()]
+    monkeypatch.setattr(parts.saves, "clock", lambda: now_s[0])
     with losing_reports(engine) as lost:
         run = Run(engine)
         run.add("lost", prompt)

@@ -207,7 +207,7 @@ def _shared_shape() -> dict[str, object]:
 
 
 def save_random_weights(folder: Path, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
-    """The same ones in every run."""
+    """Saves random weights, the same ones in every run."""
     import torch
 
     with torch.random.fork_rng():

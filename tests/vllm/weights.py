@@ -15,13 +15,13 @@ CHANGED = "model.layers.1.self_attn.k_norm.weight"
 
 @contextmanager
 def seen_weights() -> Iterator[None]:
-    """Of engines that start within it: as on a GPU. The CPU build packs a linear layer's weight where nobody can see
-    it, and leaves an empty one behind."""
-    from vllm import _custom_ops as ops
+    """Lets the weights of engines that start within it be seen, as on a GPU. The CPU build packs a linear layer's
+    weight where nobody can see it, and leaves an empty one behind."""
+    from vllm import _custom_ops as ops  # private: where vLLM asks what the CPU's kernels can do
     from vllm.model_executor.layers import utils
 
     with (
-        patch.object(ops, "_supports_onednn", False),
+        patch.object(ops, "_supports_onednn", False),  # private: no setting turns its packing off
         patch.object(utils, "check_cpu_sgl_kernel", lambda *given: False),
     ):
         yield
@@ -50,7 +50,7 @@ def scale_keys(worker: Any, factor: float) -> Json:
 
 
 def scale_all(worker: Any, factor: float) -> Json:
-    """In place, every parameter."""
+    """Scales every parameter in place."""
     for parameter in worker.get_model().parameters():
         parameter.data.mul_(factor)
     return None

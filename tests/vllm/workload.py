@@ -19,7 +19,7 @@ from tests.vllm.engine import Engine
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
-    from kvoffload.connector.step_plan import BlockMoves, StepPlan
+    from kvoffload.connector.step_plan import BlockMoves, LoadJob, SaveJob, StepPlan, WorkerReport
 
 MAX_STEPS = 5_000  # without a forward a step waits 2 ms for a copy, so this is far beyond any copy's time
 
@@ -70,7 +70,7 @@ class Run:
         raise AssertionError(f"not reached after {max_steps} steps; {state}")
 
     def finish(self, *, max_steps: int = MAX_STEPS) -> None:
-        """Until every request has ended."""
+        """Goes on until every request has ended."""
         self.step_until(lambda: self.is_done, max_steps=max_steps)
 
     def tokens(self, name: str) -> list[int]:
@@ -127,28 +127,24 @@ def watch_scheduler(engine: Engine) -> Iterator[ScheduleLog]:
     log = ScheduleLog()
     scheduler = engine.core.scheduler
     admission = connector_side(engine).parts.restores.admission
-    schedule, preempt, admits = scheduler.schedule, scheduler._preempt_request, admission.admits
+    schedule, admits = scheduler.schedule, admission.admits
 
     def watched_schedule(*args: Any, **kwargs: Any) -> Any:
         output = schedule(*args, **kwargs)
         log.scheduled_tokens.append(output.total_num_scheduled_tokens)
+        log.preempted += output.preempted_req_ids or ()
         return output
-
-    def watched_preempt(request: Any, *args: Any, **kwargs: Any) -> None:
-        log.preempted.append(request.request_id)
-        preempt(request, *args, **kwargs)
 
     def watched_admits(**kwargs: Any) -> bool:
         is_admitted = admits(**kwargs)
         log.refused += not is_admitted
         return is_admitted
 
-    scheduler.schedule, scheduler._preempt_request = watched_schedule, watched_preempt
-    admission.admits = watched_admits
+    scheduler.schedule, admission.admits = watched_schedule, watched_admits
     try:
         yield log
     finally:
-        del scheduler.schedule, scheduler._preempt_request, admission.admits
+        del scheduler.schedule, admission.admits
 
 
 @dataclass
@@ -168,51 +164,62 @@ class BlockLedger:
 
 @contextmanager
 def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
-    """From before the first save on; the worker side's jobs are wrapped meanwhile. A load that is not verified does not
-    tell names: its records are to be where they were saved."""
+    """Watches blocks from before the first save on; the worker side's jobs are wrapped meanwhile. A load that is not
+    verified does not tell names: its records are to be where they were saved."""
     assert not engine.has_own_processes
     ledger = BlockLedger()
     side = probe.worker_side()
     client: Any = connector_side(engine).parts.cache
-    submit, settle, publish = side.submit, side._settle, client.publish
+    submit, take_results, publish = side.submit, side.take_results, client.publish
+    loads: dict[str, LoadJob] = {}
+    saves: dict[int, SaveJob] = {}
 
     def watched_submit(plan: StepPlan) -> None:
         for job in plan.saves:
             ledger.planned.update(_digests(job.moves))
+        loads.update((job.request_id, job) for job in plan.loads)
+        saves.update((job.job, job) for job in plan.saves)
         submit(plan)
 
-    def watched_settle(copy: Any, finished: Any) -> Any:
-        """When the worker hears that a copy has ended: before it tells the engine."""
-        ended = settle(copy, finished)
-        moves = copy.job.moves
-        if ended.fault:
-            return ended
-        if hasattr(copy.job, "request_id"):
-            groups, wanted = moves.groups.tolist(), copy.job.wanted
-            names = [None] * len(groups) if wanted is None else _cut_names(wanted.hashes)
-            for group, name, (address, found) in zip(groups, names, _digests(moves).items(), strict=True):
-                known = {ledger.planned.get(address)} if name is None else ledger.published.get((group, name), set())
-                ledger.restored.append(found in known)
-        else:
-            addresses = moves.addresses.tolist()
-            records = probe.record_digests(None, list(zip(moves.groups.tolist(), addresses, strict=True)))
-            assert isinstance(records, list)
-            for address, digest in zip(addresses, records, strict=True):
-                ledger.saved[address] = ledger.saved.get(address, True) and digest == ledger.planned[address]
-        return ended
+    def watched_results(*, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
+        """Looks at what has ended when the worker hears that copies have ended: before it tells the engine."""
+        finished, failed, report = take_results(is_idle=is_idle)
+        for request_id in finished:
+            load = loads.pop(request_id, None)
+            if load is not None and request_id not in failed:
+                note_load(load)
+        for number in report.saved:
+            save = saves.pop(number, None)
+            if save is not None and number not in report.failed:
+                note_save(save)
+        return finished, failed, report
+
+    def note_load(job: LoadJob) -> None:
+        groups = job.moves.groups.tolist()
+        names = [None] * len(groups) if job.wanted is None else _cut_names(job.wanted.hashes)
+        for group, name, (address, found) in zip(groups, names, _digests(job.moves).items(), strict=True):
+            known = {ledger.planned.get(address)} if name is None else ledger.published.get((group, name), set())
+            ledger.restored.append(found in known)
+
+    def note_save(job: SaveJob) -> None:
+        addresses = job.moves.addresses.tolist()
+        records = probe.record_digests(None, list(zip(job.moves.groups.tolist(), addresses, strict=True)))
+        assert isinstance(records, list)
+        for address, digest in zip(addresses, records, strict=True):
+            ledger.saved[address] = ledger.saved.get(address, True) and digest == ledger.planned[address]
 
     def watched_publish(slots: Any, *, hashes: bytes, **more: Any) -> bool:
         for name, address in zip(_cut_names(bytes(hashes)), slots.addresses.tolist(), strict=True):
             ledger.published.setdefault((slots.group, name), set()).add(ledger.planned[address])
         return bool(publish(slots, hashes=hashes, **more))
 
-    side.submit, side._settle = watched_submit, watched_settle  # type: ignore[method-assign]
+    side.submit, side.take_results = watched_submit, watched_results  # type: ignore[method-assign]
     client.publish = watched_publish
     try:
         yield ledger
     finally:
         engine.drain()
-        del side.submit, side._settle  # type: ignore[method-assign]
+        del side.submit, side.take_results  # type: ignore[method-assign]
         client.publish = publish
 
 
@@ -241,10 +248,11 @@ def _release_copies(_worker: Any) -> bool:
 
 
 def held_engine() -> HeldEngine:
-    """What this worker's copies go through; put there when it is first asked for, while no copy is on its way."""
+    """Returns what this worker's copies go through; it is put there when it is first asked for, while no copy is on its
+    way."""
     side: Any = probe.worker_side()
     if not isinstance(side.engine, HeldEngine):
-        assert not side._copies
+        assert not side.is_copying
         side.engine = HeldEngine(side.engine)
     return side.engine
 
@@ -265,7 +273,8 @@ def all_blocks(engine: Engine) -> int:
 
 
 def assert_nothing_is_held(engine: Engine, *, lost_leases: int = 0) -> None:
-    """After a drain: no block, pin, lease, reservation or memory of a request is left, and no fault was counted.
+    """Asserts after a drain that no block, pin, lease, reservation or memory of a request is left, and no fault was
+    counted.
 
     `lost_leases`: how many may be left whose answers were lost with a server; of slots the engine knows it.
     """

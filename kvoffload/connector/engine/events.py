@@ -47,7 +47,7 @@ class CacheEvents:
             saved.note(names, tracked.request.all_token_ids[positions.start * size : positions.stop * size])
 
     def hear(self, event: Event, number: int) -> None:
-        """On a thread of the client."""
+        """Hears an event of the server, on a thread of the client."""
         if isinstance(event, NamespaceOpened):
             # A server that came later counts anew.
             is_ours = event.fingerprint == self._fingerprint

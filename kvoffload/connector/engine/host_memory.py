@@ -99,7 +99,7 @@ class HostMemory:
             self._thread.join(CLOSE_WAIT_S)
 
     def wake(self) -> None:
-        """Something has changed: a new memory, or a former one that was retired."""
+        """Is told that something has changed: a new memory, or a former one that was retired."""
         self._wakes.set()
 
     def wait_for_first(self) -> None:
@@ -160,7 +160,7 @@ class HostMemory:
         self._places = places
 
     def _grow(self, memory_id: int) -> bool:
-        """Whether there is more to come."""
+        """Says whether there is more to come."""
         memory = self._memories.get(memory_id)
         if memory is None:
             return False

@@ -37,15 +37,15 @@ class Stage:
 
 
 class Pipeline:
-    """Of a worker's thread. Every rank calls `meet` or `withdraw` when it first registers, or the others wait for it
-    as long as their process group lets them."""
+    """Belongs to a worker's thread. Every rank calls `meet` or `withdraw` when it first registers, or the others wait
+    for it as long as their process group lets them."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._has_met = False
 
     def meet(self, mine: Stage) -> list[Stage]:
-        """All ranks' words, in order. Raises where one of them could not register, or has other groups."""
+        """Returns all ranks' words, in order. Raises where one of them could not register, or has other groups."""
         self._has_met = True
         stages = [decode_stage(frame) for frame in self._exchange(encode_stage(mine))]
         for number, stage in enumerate(stages):
@@ -87,7 +87,7 @@ def encode_stage(stage: Stage) -> bytes:
 
 
 def decode_stage(frame: bytes) -> Stage:
-    """RegistrationError: it is none."""
+    """Reads what a rank has sent. RegistrationError: it is no stage."""
     length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
     try:
         fingerprint, record_bytes, fault, weights = msgpack.unpackb(

@@ -27,7 +27,7 @@ class _Run:
 
 
 class SavedTokens:
-    """Of one group. Owned by the scheduler's thread."""
+    """Keeps the tokens of one group's blocks. Owned by the scheduler's thread."""
 
     def __init__(self, block_size: int, *, limit: int = MAX_BLOCKS) -> None:
         self._block_size = block_size
@@ -39,6 +39,16 @@ class SavedTokens:
         self._next = 0
         self._blocks = 0
         """Of all runs."""
+
+    @property
+    def untold_blocks(self) -> int:
+        """How many blocks `take` can find."""
+        return len(self._places)
+
+    @property
+    def held_blocks(self) -> int:
+        """How many blocks the kept runs have, those included that were told or offered again: `limit` at most."""
+        return self._blocks
 
     def note(self, names: bytes, tokens: list[int]) -> None:
         """These blocks are about to be saved, and have these tokens one after the other."""

@@ -45,7 +45,7 @@ _DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
 
 
 class EngineStart:
-    """Of one process of an engine. UnsupportedError: what we cannot serve, and what to do instead."""
+    """Starts one process of an engine. UnsupportedError: what we cannot serve, and what to do instead."""
 
     def __init__(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig) -> None:
         _refuse_unsupported(config)
@@ -104,7 +104,7 @@ class EngineStart:
         return self.access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
 
     def exchange(self, frame: bytes) -> Sequence[bytes]:
-        """See `pipeline.Exchange`."""
+        """Gives all ranks' frames for one's own, as `pipeline.Exchange` says."""
         return vllm_compat.exchange_between_ranks(self._config, frame)
 
     def open_for_scheduler(

@@ -68,7 +68,7 @@ class ConnectorStats(KVConnectorStats):
         self.data.setdefault(name, series)[key] = [counts, sums]
 
     def aggregate(self, other: KVConnectorStats) -> ConnectorStats:
-        """Both as one; of a gauge, the other's word, for it is the later or the scheduler's.
+        """Returns both as one; of a gauge it has the other's word, for it is the later or the scheduler's.
 
         Neither is changed: vLLM may hold them, and its log accumulates into the very payload that Prometheus reads.
         """
@@ -85,7 +85,7 @@ class ConnectorStats(KVConnectorStats):
         self.data = {}
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line: of a histogram the number of observations and their mean."""
+        """Returns what vLLM's log line shows: of a histogram the number of observations and their mean."""
         line: dict[str, int | float] = {}
         for name, series in self.data.items():
             for key, value in series.items():
@@ -99,7 +99,7 @@ class ConnectorStats(KVConnectorStats):
         return line
 
     def is_empty(self) -> bool:
-        """Whether nothing was recorded."""
+        """Says whether nothing was recorded."""
         return not self.data
 
     def _find(self, name: str, kind: Kind, labels: Mapping[str, str]) -> tuple[dict[str, Any], str]:
@@ -123,7 +123,7 @@ class ConnectorProm(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        _forget_registered()
+        forget_registered()
         self._instruments = {metric.name: self._make_instrument(metric) for metric in ENGINE_METRICS}
         for metric in ENGINE_METRICS:
             if metric.kind is not Kind.GAUGE and not metric.labels:
@@ -188,7 +188,7 @@ def _join(kind: Kind, one: Any, other: Any) -> Any:
     return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(one, other, strict=True)]
 
 
-def _forget_registered() -> None:
+def forget_registered() -> None:
     """vLLM unregisters its own metrics before a second engine of a process makes them again, by their prefix `vllm:`.
 
     Ours would stay, and the second engine could not start: its names would be taken.

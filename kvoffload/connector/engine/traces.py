@@ -41,7 +41,7 @@ class Traces:
 
 
 def open_traces(endpoint: str | None) -> Traces:
-    """`endpoint`: where the engine sends its spans; None: it sends none."""
+    """Opens the engine's traces. `endpoint` says where it sends its spans; None: nowhere."""
     if not endpoint:
         return Traces()
     try:

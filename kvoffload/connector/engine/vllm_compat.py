@@ -149,7 +149,7 @@ class _TableView(Sequence[int]):
 
 
 def block_tables(state: KVConnectorBlockState, request_id: str) -> Sequence[Sequence[int]] | None:
-    """By group of the engine; None where it does not offer them in this step."""
+    """Returns a request's blocks by group of the engine; None where it does not offer them in this step."""
     manager: Any = getattr(state.resolve_block_ids, "__self__", None)
     if request_id not in state.req_ids or not hasattr(manager, "get_blocks"):
         return state.get_block_ids(request_id)
@@ -178,7 +178,7 @@ def next_free_blocks(pool: BlockPool, limit: int) -> list[KVCacheBlock]:
 
 
 def has_cached_blocks(pool: BlockPool) -> bool:
-    """Whether the engine's own cache knows any block."""
+    """Says whether the engine's own cache knows any block."""
     return any(block.block_hash is not None for block in pool.blocks)
 
 

@@ -75,7 +75,7 @@ class _Read(NamedTuple):
 
 @dataclass
 class _Adapter:
-    """Of one name and path."""
+    """What is known of one adapter, by its name and path."""
 
     folder: Path
     stamp: _Stamp
@@ -169,7 +169,7 @@ class AdapterContents:
             self._refuse(place, "its files have changed")
 
     def _refuse(self, place: _Place, why: str) -> None:
-        """For good: what was in doubt once stays so."""
+        """Refuses an adapter for good: what was in doubt once stays so."""
         adapter = self._adapters.setdefault(place, _Adapter(Path(place.path), (), is_3d=False))
         if not adapter.is_refused:
             logger.warning("requests with LoRA adapter %s (%s) are not offloaded: %s", place.name, place.path, why)
@@ -219,7 +219,7 @@ def _is_reloaded(request: LoRARequest) -> bool:
 
 
 def _stamp(folder: Path) -> _Stamp:
-    """Of the adapter's files; empty if there are none."""
+    """Returns sizes and times of the adapter's files; empty if there are none."""
     found: list[_FileStamp] = []
     for name in _FILES:
         try:

@@ -31,12 +31,12 @@ class RequestMasks:
         self._former, self.generation = self.generation, os.urandom(HASH_BYTES)
 
     def take_back(self) -> None:
-        """They have not: names are again what they were before they were renewed last."""
+        """Is told that the weights have not changed: names are again what they were before they were renewed last."""
         self.generation = self._former
 
     def find(self, request: Request, terms: RequestTerms) -> bytes | None:
-        """None: what its adapter holds is not known, yet or at all, and nothing of it may be saved or loaded. To be
-        asked at every use of an answer."""
+        """Returns the mask over a request's names. None: what its adapter holds is not known, yet or at all, and
+        nothing of it may be saved or loaded. To be asked at every use of an answer."""
         mask = self.generation
         if terms.tenant:
             mask = combine_masks(mask, mask_of_tenant(terms.tenant))

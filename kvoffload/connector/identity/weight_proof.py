@@ -37,7 +37,7 @@ class WeightProof:
         self._answers: dict[int, bytes] = {}
 
     def begin(self, proofs: Mapping[int, bytes], *, can_look: bool) -> None:
-        """What all ranks said when they registered. Some can look at weights, and not at all of them."""
+        """Takes what all ranks said when they registered. Some can look at weights, and not at all of them."""
         self._ranks = len(proofs) if can_look else 0
         self._known = dict(proofs) if all(proofs.values()) else {}
 

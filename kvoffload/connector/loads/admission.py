@@ -25,7 +25,7 @@ class LoadAdmission:
         return tuple(self._rest)
 
     def admits(self, *, num_tokens: int, first_blocks: Sequence[int], free_blocks: int) -> bool:
-        """Whether a load may be reported. `first_blocks` is each group's first block that will not be null."""
+        """Says whether a load may be reported. `first_blocks` is each group's first block that will not be null."""
         return self.count_needed(num_tokens, first_blocks) + sum(self._rest.values()) <= free_blocks
 
     def count_needed(self, num_tokens: int, first_blocks: Sequence[int]) -> int:

@@ -130,7 +130,7 @@ class _Addition:
 
     @property
     def may_be_free(self) -> bool:
-        """So far nothing says that it is not."""
+        """Nothing says so far that these tokens are not free."""
         return self._samples < FREE_PROBES or self._part <= FREE_SHARE
 
 

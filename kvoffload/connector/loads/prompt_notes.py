@@ -87,7 +87,7 @@ class PromptNotes:
 
 
 def _log(request_id: str, explanation: Explanation) -> None:
-    """What the server knows better."""
+    """Logs what the server knows better than this process."""
     line = explanation.miss.name.lower()
     if explanation.miss is Miss.EVICTED:
         more = describe_size(explanation.missing_bytes)

@@ -98,7 +98,7 @@ class Restores:
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_ready`: whether every rank may copy there."""
+        """Takes its collaborators; `is_ready` says whether every rank may copy to a place."""
         self._measures = measures or Measures()
         self._clock = clock
         self._cache = cache
@@ -138,7 +138,7 @@ class Restores:
 
     @property
     def blocks(self) -> int:
-        """Of the engine, that wait for loads."""
+        """How many blocks of the engine wait for loads."""
         return sum(load.blocks for load in self.loads.values())
 
     @property
@@ -350,8 +350,8 @@ class Restores:
         return question
 
     def _drop_last(self, tracked: TrackedRequest, limit: int) -> int:
-        """Where the engine's own hit would end: what is dropped has to be there. A tier's blocks are not known yet, and
-        windows and states are kept where hits end, not where they match."""
+        """Returns where the engine's own hit would end: what is dropped has to be there. A tier's blocks are not known
+        yet, and windows and states are kept where hits end, not where they match."""
         if self._cache.has_tiers or not self._groups.is_all_prefix:
             return limit
         chain, most = tracked.chain.data, limit + self._groups.dropped_tokens
@@ -392,7 +392,8 @@ class Restores:
         return self._clock() < question.waits_since_s + READY_WAIT_S
 
     def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
-        """What to report of a hit: nothing where the engine has no room for it, None while others may make some."""
+        """Says what to report of a hit: nothing where the engine has no room for it, None while others may make
+        some."""
         assert question.pending.found is not None
         if self.loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
             # They come free for work as their loads end; a copy that hangs is not waited for.

@@ -34,10 +34,10 @@ class EvictionWatch:
     """A `SavePolicy`. Remembers of each of the engine's blocks the name under which its content is to be saved."""
 
     def __init__(self, pool: BlockPool, groups: GroupTable, *, look_ahead: int) -> None:
-        """`look_ahead`: how many blocks of the queue the next steps may take."""
+        """Watches a pool; `look_ahead` is how many blocks of the queue the next steps may take."""
         self._pool = pool
         self._groups = groups
-        self._look_ahead = look_ahead
+        self.look_ahead = look_ahead
         blocks = len(pool.blocks)
         # A page of these has memory when it is first written.
         self._names: Rows = np.zeros((blocks, HASH_BYTES), np.uint8)
@@ -93,9 +93,9 @@ class EvictionWatch:
 
     def find(self, under_way: int) -> list[NamedBlocks]:
         """What the engine takes next, of what is worth saving; by group, in the order in which it takes them."""
-        if not self._count or under_way >= self._look_ahead:
+        if not self._count or under_way >= self.look_ahead:
             return []
-        free = vllm_compat.next_free_blocks(self._pool, self._look_ahead - under_way)
+        free = vllm_compat.next_free_blocks(self._pool, self.look_ahead - under_way)
         head = (free[0].block_id, free[-1].block_id) if free else (-1, -1)
         if head == self._head:
             return []
@@ -129,7 +129,7 @@ class EvictionWatch:
             )
 
     def _holds(self, block: KVCacheBlock) -> bool:
-        """Whether it still holds what was noted."""
+        """Says whether a block still holds what was noted."""
         key = vllm_compat.full_block_key(block, self._groups.block_size_of_table)
         if key is None:
             return False

@@ -22,8 +22,8 @@ class LookOut:
     """Owned by the scheduler's thread. `decoded_tokens`: what a request that decodes gains in a step at most."""
 
     def __init__(self, *, decoded_tokens: int = 1, round_steps: int = ROUND_STEPS) -> None:
-        self._decoded_tokens = decoded_tokens
-        self._round_steps = round_steps
+        self.decoded_tokens = decoded_tokens
+        self.round_steps = round_steps
         self._step = 0
         self._next: dict[str, TrackedRequest] = {}
         """To be looked at in every step until they decode."""
@@ -31,6 +31,11 @@ class LookOut:
         """By step: the others."""
         self._behind: dict[str, TrackedRequest] = {}
         """Those that have something to save already, whoever waits longest first."""
+
+    @property
+    def entries(self) -> int:
+        """How often requests stand in it: one that lost its blocks may still be due later as well."""
+        return len(self._next) + len(self._behind) + sum(map(len, self._later.values()))
 
     def admit(self, tracked: TrackedRequest) -> None:
         """It has blocks (again), and its prompt is computed from now on."""
@@ -41,7 +46,7 @@ class LookOut:
     @property
     def rest_steps(self) -> int:
         """How many of the next steps there is nothing to look at in, unless a request is admitted."""
-        return 0 if self._next or self._behind else self._round_steps - 1 - self._step % self._round_steps
+        return 0 if self._next or self._behind else self.round_steps - 1 - self._step % self.round_steps
 
     def skip(self, steps: int) -> None:
         """So many steps of such a rest are over."""
@@ -67,7 +72,7 @@ class LookOut:
                 continue  # it lost its blocks meanwhile, and begins anew
             if request_id not in scheduled:
                 # It was preempted, or left out of this step.
-                self._put(self._step + self._round_steps, tracked)
+                self._put(self._step + self.round_steps, tracked)
             else:
                 (found if len(found) < MAX_LOOKS else self._behind)[request_id] = tracked
         for request_id, tracked in self._next.items():
@@ -87,7 +92,7 @@ class LookOut:
         self._next.pop(tracked.request.request_id, None)
         if tracked.progress.decoded_due < NEVER:
             missing = max(tracked.progress.decoded_due - tokens, 0)
-            self._put(self._step + max(-(-missing // self._decoded_tokens), 1), tracked)
+            self._put(self._step + max(-(-missing // self.decoded_tokens), 1), tracked)
 
     def wait(self, tracked: TrackedRequest) -> None:
         """It could not be looked at, or not all of it was: it is due as soon as all that wait already were."""
@@ -100,12 +105,12 @@ class LookOut:
         self._put(self._step + 1, tracked)
 
     def forget(self, request_id: str) -> None:
-        """It has ended. Where it is to be looked at later, it will not be scheduled any more."""
+        """Is told that a request has ended. Where it is to be looked at later, it will not be scheduled any more."""
         self._next.pop(request_id, None)
         self._behind.pop(request_id, None)
         for requests in self._later.values():
             requests.pop(request_id, None)
 
     def _put(self, step: int, tracked: TrackedRequest) -> None:
-        step = -(-step // self._round_steps) * self._round_steps
+        step = -(-step // self.round_steps) * self.round_steps
         self._later.setdefault(step, {})[tracked.request.request_id] = tracked

@@ -12,7 +12,7 @@ from kvoffload.hash_rows import choose_rows
 
 @dataclass(frozen=True, eq=False)
 class NamedBlocks:
-    """Of one group. Names are 32 bytes each, one behind the other."""
+    """Blocks of one group with their names. Names are 32 bytes each, one behind the other."""
 
     group: int
     hashes: bytes

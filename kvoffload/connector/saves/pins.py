@@ -32,7 +32,7 @@ class BlockPins:
 
     @property
     def room(self) -> int:
-        """How many more may be pinned."""
+        """How many more blocks may be pinned."""
         return self.limit - self._pinned
 
     def holds_alone(self, block_ids: Sequence[int]) -> bool:

@@ -85,7 +85,7 @@ class Eager:
         """There is nothing to remember of them."""
 
     def forget_all(self) -> None:
-        """There is nothing."""
+        """Does nothing: there is nothing to forget."""
 
 
 class SeenBlocks:
@@ -104,11 +104,12 @@ class SeenBlocks:
         self._previous: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """At most `limit`; a block that was seen in both generations counts twice."""
+        """Returns how many blocks it remembers, at most `limit`; a block that was seen in both generations counts
+        twice."""
         return len(self._current) + len(self._previous)
 
     def see(self, group: int, block_hash: bytes, user: str) -> bool:
-        """Whether somebody else used it before. From now on it was used."""
+        """Says whether somebody else used the block before. From now on it was used."""
         block, number = hash((group, block_hash)), hash(user)
         first = self._current.get(block)
         if first is None:
@@ -130,19 +131,19 @@ class SecondUse(Eager):
 
     def __init__(self, *, limit: int) -> None:
         """Remembers at most so many blocks."""
-        self._seen = SeenBlocks(limit)
+        self.seen = SeenBlocks(limit)
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         return [chosen for one in candidates if (chosen := self._choose(one)) is not None]
 
     def forget_all(self) -> None:
-        self._seen.forget_all()
+        self.seen.forget_all()
 
     def _choose(self, one: Candidates) -> Candidates | None:
         names = one.tracked.chain.names(one.group, one.positions)
         user = one.tracked.request.request_id
         is_wanted = [
-            self._seen.see(one.group, names[at : at + HASH_BYTES], user) for at in range(0, len(names), HASH_BYTES)
+            self.seen.see(one.group, names[at : at + HASH_BYTES], user) for at in range(0, len(names), HASH_BYTES)
         ]
         if all(is_wanted) or one.tracked.terms.pin_s > 0:
             return one

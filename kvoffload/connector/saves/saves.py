@@ -45,7 +45,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class _GroupSave:
-    """With the slots that they go to."""
+    """Blocks of one group that are saved, with the slots that they go to."""
 
     named: NamedBlocks
     words: list[int]
@@ -115,10 +115,10 @@ class Saves:
         self._note_saved = note_saved
         self._is_ready = is_ready
         self._is_known = is_known
-        self._policy = policy
+        self.policy = policy
         self.look_out = look_out or LookOut()
         self._measures = measures or Measures()
-        self._clock = clock
+        self.clock = clock
         self._cache = cache
         self.groups = groups
         self._worth = worth
@@ -146,9 +146,14 @@ class Saves:
         return len(self._jobs) + bool(self._ended)
 
     @property
+    def blocks_under_way(self) -> int:
+        """How many blocks are being saved, of all groups."""
+        return sum(map(len, self._on_the_way))
+
+    @property
     def has_left(self) -> bool:
         """Blocks of requests that have ended are to be saved as soon as there are slots for them."""
-        return self._policy.is_watching and self._policy.saves_at_once
+        return self.policy.is_watching and self.policy.saves_at_once
 
     @property
     def will_free_blocks(self) -> bool:
@@ -165,7 +170,7 @@ class Saves:
 
     @property
     def memories(self) -> set[int]:
-        """That saves go to now."""
+        """The memories that saves go to now."""
         jobs = [*self._jobs.values(), *self._overdue.values()]
         return {part.slots.memory_id for job in jobs for part in job.parts}
 
@@ -179,13 +184,13 @@ class Saves:
     ) -> tuple[SaveJob, ...]:
         """One job for all blocks that are to be saved after this step, or none. `is_ending`: there may be no time later
         for what the engine still holds."""
-        room = self._find_room() if self.look_out.has_waiting or self._policy.is_watching else None
+        room = self._find_room() if self.look_out.has_waiting or self.policy.is_watching else None
         has_room = room is None or not room.is_used_up
         # While the pool has room, what was left is saved at once; so is what there may be no time for later.
-        takes_all = is_ending or self._policy.saves_at_once
+        takes_all = is_ending or self.policy.saves_at_once
         found: Sequence[NamedBlocks] = ()
-        if has_room and self._policy.is_watching:
-            found = self._policy.find_all() if takes_all else self._policy.find(self._next_under_way)
+        if has_room and self.policy.is_watching:
+            found = self.policy.find_all() if takes_all else self.policy.find(self._next_under_way)
         due = self.look_out.begin_step(scheduled, has_room=has_room)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
             # Nobody could take anything: they are looked at once in a round until somebody can.
@@ -206,13 +211,13 @@ class Saves:
                 if tracked is not None and self._may_save(tracked):
                     if tracked not in due and request_id in scheduled:
                         due.append(tracked)
-                    self._reserve(self._policy.choose(list(self._find_states(tracked, offers))), parts, is_last=True)
-            if not self._policy.saves_at_once:
+                    self._reserve(self.policy.choose(list(self._find_states(tracked, offers))), parts, is_last=True)
+            if not self.policy.saves_at_once:
                 room = None
             elif due and (room is None or ended):
                 room = self._find_room()
             self._look_at(due, scheduled, state, room, look)
-            self._reserve(self._policy.choose(look.candidates), parts)
+            self._reserve(self.policy.choose(look.candidates), parts)
             for tracked in look.waiting:
                 self.look_out.wait(tracked)
             for tracked, full in look.looked_at:
@@ -225,7 +230,7 @@ class Saves:
             _put_back(look.candidates, 0)
             for tracked in due:
                 self.look_out.wait(tracked)
-            self._policy.look_again()
+            self.policy.look_again()
             raise
         return self._make_jobs(parts) if parts else ()
 
@@ -239,11 +244,12 @@ class Saves:
         tracked.chain.follow(tracked.request.block_hashes)
         self._worth.note_end(tracked.progress, min(computed, tracked.chain.tokens))
         if computed >= tracked.progress.due:
-            for one in self._policy.choose(self._collect(tracked, computed, tables)):
+            for one in self.policy.choose(self._collect(tracked, computed, tables)):
                 self._pin_ended(one)
 
     def end_jobs(self, report: WorkerReport) -> None:
-        """What ranks have done since the last report. The last rank's word publishes, or aborts if any rank failed."""
+        """Takes what ranks have done since the last report. The last rank's word publishes, or aborts if any rank
+        failed."""
         for number, ranks in report.saved.items():
             job = self._jobs.get(number) or self._overdue.get(number)
             if job is None:
@@ -273,7 +279,7 @@ class Saves:
         """Jobs that some rank has not reported for too long are dropped: the engine gets its blocks back."""
         while self._jobs:
             number, job = next(iter(self._jobs.items()))
-            waits_s = self._clock() - job.begun_s
+            waits_s = self.clock() - job.begun_s
             if waits_s < self._terms.report_wait_s:
                 return
             logger.warning(
@@ -288,7 +294,7 @@ class Saves:
             self._overdue[number] = self._jobs.pop(number)
 
     def drop_all(self) -> None:
-        """The weights change: nothing on its way is published, and nothing is pinned for it any more."""
+        """Is told that the weights change: nothing on its way is published, and nothing is pinned for it any more."""
         for job in self._jobs.values():
             self._drop(job)
         self._take_ended()
@@ -315,7 +321,8 @@ class Saves:
         room: SaveRoom | None,
         look: _Look,
     ) -> None:
-        """As long as there is room: what a request has beyond it waits, and costs this step nothing."""
+        """Looks at requests as long as there is room: what a request has beyond it waits, and costs this step
+        nothing."""
         for tracked in due:
             full = tracked.request.num_computed_tokens + scheduled[tracked.request.request_id]
             if full >= tracked.progress.due and self._may_save(tracked):
@@ -362,10 +369,10 @@ class Saves:
                 yield Candidates(tracked, group, range(end - 1, end), np.array([block], np.int64))
 
     def _pin_ended(self, candidates: Candidates) -> None:
-        """As far as there are pins; the rest is not offered again."""
+        """Pins blocks of an ended request as far as there are pins; the rest is not offered again."""
         room, blocks = self._pins.room, candidates.list_blocks()
         if len(blocks) > room:
-            if not self._policy.keep([candidates]):
+            if not self.policy.keep([candidates]):
                 self._measures.count("kvoffload_dropped_saves_total", len(blocks) - room, reason="no_pin")
             candidates = candidates.keep_first(room)
             blocks = blocks[:room]
@@ -374,7 +381,8 @@ class Saves:
             self._ended.append(candidates)
 
     def _take_ended(self) -> list[Candidates]:
-        """Without their pins: nothing takes a block before this returns to the engine."""
+        """Takes what ended requests have left, without its pins: nothing takes a block before this returns to the
+        engine."""
         ended, self._ended = self._ended, []
         for one in reversed(ended):
             # Apart: requests may share blocks, and not every vLLM need take a block twice in one call.
@@ -407,9 +415,9 @@ class Saves:
         it and those after it are dropped, and counted."""
         group = named.group
         wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
-        is_watching = self._policy.is_watching
+        is_watching = self.policy.is_watching
         if is_watching:
-            self._policy.settle(named.blocks[~wanted])
+            self.policy.settle(named.blocks[~wanted])
         if not wanted.any():
             return []
         if not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
@@ -431,14 +439,14 @@ class Saves:
         self._pins.pin(chosen.blocks.tolist())
         self._next_under_way += len(slots) if is_next else 0
         if is_watching:
-            self._policy.settle(chosen.blocks)
+            self.policy.settle(chosen.blocks)
         return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
 
     def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
-        return self._policy.keep(candidates)
+        return self.policy.keep(candidates)
 
     def _look_again(self, _index: int) -> bool:
-        self._policy.look_again()
+        self.policy.look_again()
         return True
 
     def _choose_new(self, named: NamedBlocks, index: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
@@ -472,7 +480,7 @@ class Saves:
                 mine = _join_parts(mine)
                 told = sorted(_place(mine), key=self._is_published_later)
             number = next(self._numbers)
-            self._jobs[number] = _Job(mine, told, self._terms.ranks, self._clock(), self.step)
+            self._jobs[number] = _Job(mine, told, self._terms.ranks, self.clock(), self.step)
             moves = BlockMoves(
                 np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
                 np.concatenate([part.named.blocks for part in mine]),
@@ -488,7 +496,7 @@ class Saves:
 
     def _publish(self, job: _Job) -> None:
         shards, fingerprint = self._terms.shards, self._terms.fingerprint
-        self._measures.observe("kvoffload_save_seconds", self._clock() - job.begun_s)
+        self._measures.observe("kvoffload_save_seconds", self.clock() - job.begun_s)
         for part in job.told:
             named, records = part.named, len(part.slots)
             record_bytes = self.groups.facts[named.group].record_bytes
@@ -532,7 +540,7 @@ class Saves:
 
 
 def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
-    """Of one place; what is published together is one part, whichever requests it is of."""
+    """Joins the parts of one place; what is published together is one part, whichever requests it is of."""
     alike: dict[tuple[int, str, bool], list[_GroupSave]] = {}
     for part in parts:
         alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)

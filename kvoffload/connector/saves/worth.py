@@ -48,7 +48,7 @@ class SaveRoom:
         return not (self.pins > 0 and all(self.slots))
 
     def take(self, group: int, count: int) -> int:
-        """How many of these blocks to look at."""
+        """Returns how many of these blocks to look at."""
         slots = min(count, self.slots[group], self.pins)
         self.slots[group] -= slots
         self.pins -= slots
@@ -57,7 +57,7 @@ class SaveRoom:
         return slots + looks
 
     def take_whole(self, group: int, count: int) -> bool | None:
-        """Whether there are slots for all of them. None: there never will be."""
+        """Says whether there are slots for all of these blocks. None: there never will be."""
         if count > self.most_slots[group]:
             self.lost += count
             return None
@@ -87,7 +87,7 @@ class Candidates:
         return blocks
 
     def keep_first(self, count: int) -> Candidates:
-        """So many of those."""
+        """Returns these with the first so many of those blocks alone."""
         is_kept = np.cumsum(self.blocks != NULL_BLOCK) <= count
         return replace(self, blocks=np.where(is_kept, self.blocks, NULL_BLOCK))
 
@@ -103,21 +103,26 @@ class Candidates:
 
 
 class SaveWorth:
-    """Pure. `interval` is the engine's own: tokens between boundaries that it retains; 0 is none there, None is all."""
+    """Decides what is worth saving; pure. `interval` is the engine's own: tokens between boundaries that it retains; 0
+    is none there, None is all."""
 
     def __init__(self, groups: GroupTable, *, interval: int | None = 0, gathered_tokens: int = GATHERED_TOKENS) -> None:
         self._groups = groups
         self._gathered = [max(gathered_tokens // rule.block_size, 1) * rule.block_size for rule in groups.rules]
-        self._interval = interval if interval and interval % groups.alignment == 0 else 0
-        self._keeps_all_windows = interval is None
+        self.interval = 0 if interval is not None and interval % groups.alignment else interval
+
+    @property
+    def _keeps_all_windows(self) -> bool:
+        return self.interval is None
 
     @property
     def _goes_by_ends(self) -> bool:
         return bool(self._groups.windows) and not self._keeps_all_windows
 
     def begin(self, *, prompt_tokens: int, branch: int = 0) -> SaveProgress:
-        """Of a request without blocks. `branch`: where it parts from what is cached, 0 if that is not known."""
-        progress = SaveProgress(next=[0] * len(self._groups), interval_end=self._interval)
+        """Begins the progress of a request without blocks. `branch`: where it parts from what is cached, 0 if that is
+        not known."""
+        progress = SaveProgress(next=[0] * len(self._groups), interval_end=self.interval or 0)
         if self._goes_by_ends and not self._groups.with_states:
             # A repetition of the prompt computes its last token at least; what continues it may use all of it.
             matched = {self._groups.align(prompt_tokens - 1), self._groups.align(prompt_tokens), branch}
@@ -173,12 +178,12 @@ class SaveWorth:
         tables: Tables,
         room: SaveRoom | None,
     ) -> bool:
-        """Whole windows: half of one is of use to nobody. Whether one has to wait for room."""
+        """Collects whole windows: half of one is of use to nobody. Whether one has to wait for room."""
         progress, groups = tracked.progress, self._groups
-        while self._interval and progress.interval_end <= full_tokens and not groups.with_states:
+        while self.interval and progress.interval_end <= full_tokens and not groups.with_states:
             if progress.interval_end not in progress.ends:
                 insort(progress.ends, progress.interval_end)
-            progress.interval_end += self._interval
+            progress.interval_end += self.interval
         while progress.ends and progress.ends[0] <= full_tokens:
             end = progress.ends[0]
             windows: list[tuple[int, range]] = []
@@ -212,7 +217,7 @@ class SaveWorth:
         if not groups.with_states and self._keeps_all_windows:
             for group in groups.windows:
                 due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
-        elif not groups.with_states and groups.windows and self._interval:
+        elif not groups.with_states and groups.windows and self.interval:
             due = min(due, progress.interval_end)
         # A window moves on, and its blocks with it; a prefix stays.
         progress.due = progress.decoded_due = due

@@ -45,6 +45,11 @@ class TierLookups:
         self._questions = 0
 
     @property
+    def requests(self) -> int:
+        """How many requests something is known of."""
+        return len(self._requests)
+
+    @property
     def questions(self) -> int:
         """How many the tiers have not answered yet."""
         return self._questions

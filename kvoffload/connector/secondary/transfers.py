@@ -204,7 +204,7 @@ class TierTransfers:
             self._settle_copies()
 
     def close(self) -> None:
-        """NativeError: a copy still runs, and the rows must stay."""
+        """Ends all transfers. NativeError: a copy still runs, and the rows must stay."""
         self._cancel()
         self._engine.close()
         self._settle_copies()

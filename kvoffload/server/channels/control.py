@@ -41,7 +41,8 @@ _GONE = select.EPOLLHUP | select.EPOLLERR
 
 @dataclass(frozen=True, kw_only=True)
 class ControlLimits:
-    """Beyond them connections are let go: of the user who has too much, and of those whoever has most."""
+    """Bounds of the control channel. Beyond them connections are let go: of the user who has too much, and of those
+    whoever has most."""
 
     connections: int = 4096
     """Of all users. None gets all of them."""
@@ -89,7 +90,7 @@ class ControlSocket:
         limits: ControlLimits | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """ConfigError: the path cannot be used."""
+        """Listens at a path. ConfigError: it cannot be used."""
         self._path = path
         self._limits = limits or ControlLimits()
         self._clock_s = clock_s
@@ -147,12 +148,12 @@ class ControlSocket:
         return ended
 
     def find_user(self, connection: bytes) -> int:
-        """By the kernel's word; nobody, if it has ended."""
+        """Returns a connection's user, by the kernel's word; nobody, if it has ended."""
         one = self._by_key.get(connection)
         return _NOBODY if one is None else one.uid
 
     def is_unknown(self, connection: bytes) -> bool:
-        """Whether it was not trusted yet."""
+        """Says whether a connection was not trusted yet."""
         return connection in self._unknown
 
     def trust(self, connection: bytes) -> None:
@@ -163,7 +164,7 @@ class ControlSocket:
             one.reader.frame_bytes = FRAME_BYTES
 
     def send(self, connection: bytes, frame: bytes) -> bool:
-        """False: the connection is gone, or has not read what it was sent before."""
+        """Sends a frame. False: the connection is gone, or has not read what it was sent before."""
         one = self._by_key.get(connection)
         if one is None:
             return False
@@ -174,7 +175,7 @@ class ControlSocket:
         return connection in self._by_key
 
     def tick(self) -> None:
-        """To be called now and then: lets go of who did not say hello in time, and lets others in again."""
+        """Is called now and then: lets go of who did not say hello in time, and lets others in again."""
         now_s = self._clock_s()
         while self._unknown:
             one = next(iter(self._unknown.values()))

@@ -47,7 +47,7 @@ class ControlChannels:
     """Belongs to the thread of the event loop."""
 
     def __init__(self, terms: ChannelTerms, watcher: Watcher) -> None:
-        """ConfigError: a path or an address cannot be used."""
+        """Listens. ConfigError: a path or an address cannot be used."""
         self._boot_id = terms.boot_id
         self._tells_users = terms.tells_users
         self._local: ControlSocket | None = None
@@ -73,18 +73,18 @@ class ControlChannels:
 
     @property
     def remote_endpoint(self) -> str:
-        """Empty: there is none."""
+        """Where it listens over TCP; empty: nowhere."""
         return "" if self.remote is None else self.remote.endpoint
 
     @property
     def local_file(self) -> int:
-        """For a poller; it is for `serve` when it is readable."""
+        """The local channel's file for a poller; when it is readable, `serve` has something to do."""
         assert self._local is not None
         return self._local.fileno()
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """For a poller; one that is readable is for `serve`."""
+        """The sockets for a poller; when one is readable, `serve` has something to do."""
         return list(() if self.remote is None else self.remote.sockets)
 
     def serve(self, ready: object, core: ServerCore, send: Send, clock_ns: Clock) -> None:
@@ -100,12 +100,12 @@ class ControlChannels:
 
     @property
     def long_file(self) -> int:
-        """Watched too; when it is ready, `finish_long`."""
+        """A file to be watched too; when it is readable, `finish_long` has something to do."""
         return self._long.fileno()
 
     @property
     def has_long(self) -> bool:
-        """Whether an answer is being found."""
+        """An answer is being found."""
         return len(self._long) > 0
 
     def start_long(self, later: Later) -> None:
@@ -122,14 +122,14 @@ class ControlChannels:
                 self._serve_frame(later.connection, frame, core, send, clock_ns)
 
     def tick(self) -> None:
-        """To be called now and then."""
+        """Is called now and then."""
         if self._local is not None:
             self._local.tick()
         if self.remote is not None:
             self.remote.gate.tick()
 
     def send(self, connection: bytes, message: ServerMessage, number: int) -> bool:
-        """False: the connection is gone, or has not read what it was sent before."""
+        """Sends an answer. False: the connection is gone, or has not read what it was sent before."""
         try:
             return self._send_one(connection, message, number)
         except ProtocolError as fault:

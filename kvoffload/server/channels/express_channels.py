@@ -78,7 +78,7 @@ class ExpressChannels:
             self._server.end(channel)
 
     def tick(self) -> None:
-        """To be called now and then: lets go of channels that have ended."""
+        """Is called now and then: lets go of channels that have ended."""
         self._server.tick()
 
     def call_times(self) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -90,7 +90,7 @@ class ExpressChannels:
         return self._server.refusals()
 
     def start_drain(self) -> None:
-        """Nothing new is taken; what is held is taken back."""
+        """Begins to end: nothing new is taken, and what is held is taken back."""
         self._server.start_drain()
 
     def watch_stored(self, is_wanted: bool) -> None:

@@ -63,7 +63,7 @@ class Watcher(Protocol):
         ...
 
     def unwatch(self, file: int) -> None:
-        """Nothing, if it is not watched."""
+        """Does not wait for a file any more, if it did."""
         ...
 
 
@@ -75,11 +75,11 @@ class LifelineHandler(Protocol):
         ...
 
     def wants_offer(self, lifeline: int, offer: Offer) -> bool:
-        """Else its descriptors are not taken."""
+        """Says whether an offer is wanted; else its descriptors are not taken."""
         ...
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
-        """Takes the descriptors."""
+        """Hears an offer that is wanted, and takes its descriptors."""
         ...
 
     def on_holding(self, lifeline: int, holding: Holding) -> None: ...
@@ -87,7 +87,7 @@ class LifelineHandler(Protocol):
     def on_farewell(self, lifeline: int, farewell: Farewell) -> None: ...
 
     def on_end(self, lifeline: int) -> None:
-        """Of one that has greeted: its process is gone, or was let go."""
+        """Hears that a lifeline has ended that has greeted: its process is gone, or was let go."""
         ...
 
 
@@ -138,8 +138,13 @@ class Lifelines:
     def __len__(self) -> int:
         return len(self._lines)
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for processes to read them, all together."""
+        return self._queued.total()
+
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
-        """False: the file is none of these."""
+        """Serves a file that is ready. False: it is none of these."""
         if file == self._listener.fileno():
             for _ in range(ACCEPTS_AT_ONCE):
                 if not self._accept():
@@ -155,7 +160,8 @@ class Lifelines:
         return True
 
     def send_reply(self, lifeline: int, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
-        """Nothing, if the lifeline has ended. The descriptors stay the caller's, and open until they are sent."""
+        """Sends a reply, unless the lifeline has ended. The descriptors stay the caller's, and open until they are
+        sent."""
         line = self._lines.get(lifeline)
         if line is not None:
             self._send(line, message, number, descriptors)
@@ -163,7 +169,8 @@ class Lifelines:
     def send_event(
         self, lifeline: int, message: ServerMessage, descriptors: Sequence[int] = (), *, taken: Sequence[int] = ()
     ) -> bool:
-        """False: the lifeline has ended. Those of the descriptors that are `taken` are closed once they are sent."""
+        """Sends an event. False: the lifeline has ended. Those of the descriptors that are `taken` are closed once they
+        are sent."""
         line = self._lines.get(lifeline)
         if line is None:
             close_all(taken)
@@ -180,7 +187,7 @@ class Lifelines:
             self._end(line)
 
     def tick(self, now_s: float) -> None:
-        """To be called now and then: what could not be sent is tried again."""
+        """Is called now and then: what could not be sent is tried again."""
         if not self._waiting:
             return
         for line in list(self._waiting.values()):
@@ -263,7 +270,7 @@ class Lifelines:
         return line.end.open_pidfd() or _open_pidfd(line.credentials.pid)
 
     def _count_wanted(self, line: _Line, call: Call | ProtocolFault, pidfd: int | None) -> int:
-        """How many descriptors of its packet are taken. What is not wanted never is."""
+        """Returns how many descriptors of its packet are taken. What is not wanted never is."""
         if isinstance(call, ProtocolFault):
             return 0
         if isinstance(call.message, Greeting):
@@ -338,7 +345,8 @@ class Lifelines:
             del self._queued[line.uid]
 
     def _send_next(self, line: _Line) -> bool:
-        """False: it is to be tried again, when the line can be written to or, if it waits, by the timer."""
+        """Sends the line's next packet. False: it is to be tried again, when the line can be written to or, if it
+        waits, by the timer."""
         data, descriptors = line.queue[0]
         may_send = not descriptors or self._unread.may_send(line.uid, len(descriptors))
         if not may_send or not line.end.send(data, descriptors):

@@ -12,7 +12,7 @@ UNBOUNDED = 1 << 30
 
 
 def raise_limit() -> None:
-    """As far as this user may: others' connections count, and 1,024 are few."""
+    """Raises the limit of open files as far as this user may: others' connections count, and 1,024 are few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

@@ -49,7 +49,8 @@ class RemoteControl:
     """Belongs to the thread of the event loop."""
 
     def __init__(self, terms: RemoteTerms, path: Path, watcher: Watcher, *, handshake_ms: int = HANDSHAKE_MS) -> None:
-        """`path`: a Unix socket between gate and ROUTER. ConfigError: the address is not to be had, or needs keys."""
+        """Listens; `path` is a Unix socket between gate and ROUTER. ConfigError: the address is not to be had, or needs
+        keys."""
         if terms.keys is None and not terms.address.is_loopback:
             raise ConfigError(
                 f"{terms.address} can be reached from other machines, and there are no keys",
@@ -75,7 +76,7 @@ class RemoteControl:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """For a poller: what `receive` reads, and what `look_up_keys` does."""
+        """The sockets for a poller: what `receive` reads, and what `look_up_keys` does."""
         return self._router, self._lookup
 
     @property
@@ -83,7 +84,7 @@ class RemoteControl:
         return self._gate
 
     def is_remote(self, connection: bytes) -> bool:
-        """Whether a connection is one of these."""
+        """Says whether a connection is one of these."""
         return connection.startswith(_MARK)
 
     def receive(self) -> tuple[bytes, Guest, bytes] | None:
@@ -109,7 +110,8 @@ class RemoteControl:
             return None
 
     def send(self, connection: bytes, frame: bytes) -> bool:
-        """False: the connection is gone, or has not read what it was sent before. ProtocolError: it is too large."""
+        """Sends an answer. False: the connection is gone, or has not read what it was sent before. ProtocolError: it is
+        too large."""
         if len(frame) > ANSWER_BYTES:
             raise ProtocolError(f"{len(frame)} bytes are too many for a client over TCP")
         try:
@@ -168,7 +170,8 @@ class RemoteControl:
             os.umask(former)
 
     def _find_key(self, frame: zmq.Frame) -> bytes | None:
-        """As our own look-up named it. None: there are no keys, and what a client says of itself is not asked."""
+        """Returns a client's key as our own look-up named it. None: there are no keys, and what a client says of itself
+        is not asked."""
         return None if self._terms.keys is None else str(frame["User-Id"]).encode()
 
     def _close_sockets(self) -> None:

@@ -47,7 +47,7 @@ class TcpGate:
     """Belongs to the thread of the event loop, which calls `on_ready` for files that it was asked to watch."""
 
     def __init__(self, address: TcpAddress, inner: Path, watcher: Watcher) -> None:
-        """ConfigError: nobody can listen there."""
+        """Listens at an address. ConfigError: nobody can listen there."""
         self._inner = inner
         self._watcher = watcher
         self._by_file: dict[int, tuple[_Passage, socket.socket]] = {}
@@ -60,8 +60,18 @@ class TcpGate:
         """Returns how many connections there are."""
         return len(self._by_file) // 2
 
+    @property
+    def hosts(self) -> int:
+        """How many machines the connections come from."""
+        return len(self._hosts)
+
+    @property
+    def pending_bytes(self) -> int:
+        """What was read and not yet written, of all connections."""
+        return sum(len(passage.pending[end]) for passage, end in self._by_file.values())
+
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
-        """False: the file is none of these."""
+        """Serves a file that is ready. False: it is none of these."""
         if file == self._listener.fileno():
             for _ in range(ACCEPTS_AT_ONCE):
                 if not self._accept():
@@ -82,7 +92,7 @@ class TcpGate:
         return True
 
     def tick(self) -> None:
-        """To be called now and then: there may be descriptors again."""
+        """Is called now and then: there may be descriptors again."""
         self._watcher.watch(self._listener.fileno(), writes=False)
 
     def close(self) -> None:
@@ -145,7 +155,7 @@ class TcpGate:
 
 
 def _move(passage: _Passage, end: socket.socket) -> None:
-    """OSError: one of the two is gone."""
+    """Reads from one end what the other is given. OSError: one of the two is gone."""
     other = passage.find_other(end)
     if passage.pending[other]:
         # It was not waited for, so what was told is its end.

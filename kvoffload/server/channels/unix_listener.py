@@ -20,7 +20,8 @@ class UnixListener:
     """
 
     def __init__(self, path: Path, *, mode: int = 0o600, group: int | None = None, wait_s: float = 0.0) -> None:
-        """ConfigError: the path cannot be used, or another server has it, and had it for all the time waited."""
+        """Listens at a path. ConfigError: the path cannot be used, or another server has it, and had it for all the
+        time waited."""
         self.path = path
         self._lock = _take_lock(path, wait_s)
         try:
@@ -38,7 +39,7 @@ class UnixListener:
         return self._lock.fileno()
 
     def accept(self) -> socket.socket | None:
-        """The next connection; None: there is none. OSError: this process has no descriptor left for it."""
+        """Returns the next connection; None: there is none. OSError: this process has no descriptor left for it."""
         try:
             connected, _ = self._socket.accept()
         except (BlockingIOError, ConnectionError):

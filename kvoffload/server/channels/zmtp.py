@@ -27,7 +27,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + _MECHANISM + bytes(32)
 
 
 class ZmtpReader:
-    """What one connection sends. Bytes lie here until somebody takes them, and no frame is copied twice."""
+    """Reads what one connection sends. Bytes lie here until somebody takes them, and no frame is copied twice."""
 
     def __init__(self, *, frame_bytes: int) -> None:
         self.frame_bytes = frame_bytes
@@ -46,7 +46,7 @@ class ZmtpReader:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The next message; one of several parts has no bytes. None: it is not there yet.
+        """Returns the next message; one of several parts has no bytes. None: it is not there yet.
 
         PacketError: the other end sent what it may not.
         """
@@ -125,7 +125,7 @@ _OLD = (b"\x00", b"\x01", b"\x02")
 
 
 def pack_head(size: int) -> bytes:
-    """Of a message of one part."""
+    """Packs the head of a message of one part."""
     return bytes((0, size)) if size <= _LONGEST_SHORT else bytes((_LONG,)) + _SIZE.pack(size)
 
 

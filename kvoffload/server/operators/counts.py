@@ -56,5 +56,5 @@ def _describe_places(tier: TierTraffic) -> Iterable[PlaceCounts]:
 
 
 def cut_text(text: str, size_bytes: int) -> str:
-    """At most so many bytes of it."""
+    """Returns at most so many bytes of a text."""
     return text.encode()[:size_bytes].decode(errors="ignore")

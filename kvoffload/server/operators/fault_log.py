@@ -32,7 +32,7 @@ class FaultLog:
             return fault
 
     def serve(self, message: ClientMessage, act: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Error:
-        """What `act` returns, or INTERNAL."""
+        """Returns what `act` returns, or the error INTERNAL."""
         found = self.attempt(type(message).__name__, act, *given, **named)
         if isinstance(found, Exception):
             return refuse(message, ErrorCode.INTERNAL, f"{type(found).__name__}: {found}")

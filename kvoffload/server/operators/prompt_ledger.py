@@ -32,7 +32,7 @@ _LEFT = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """Since the ledger was begun."""
+    """What was counted since the ledger was begun."""
 
     asked_blocks: int
     distinct_blocks: int
@@ -51,7 +51,7 @@ NOT_ASKED = FoundBlock()
 
 
 def find_block(cache: LocalCache, name_space: int, query: Query) -> FoundBlock:
-    """Of the missing block, on whatever thread."""
+    """Returns what memory remembers of the missing block, on whatever thread."""
     (stored_s,) = cache.find_stored(name_space, query.group, query.missing)
     (departed,) = cache.find_departed(name_space, query.group, query.missing)
     return FoundBlock(stored_s, departed)
@@ -78,7 +78,7 @@ class PromptLedger:
         return _Counts(asked_blocks=self._asked_blocks, distinct_blocks=self._distinct.count, saved_us=self._saved_us)
 
     def asks_memory(self, registration: Registration, query: Query) -> bool:
-        """Whether it is `find_block` that says why."""
+        """Says whether it is `find_block` that says why."""
         is_known = query.group < len(registration.register.groups)
         return query.miss is Miss.NEVER_SEEN and bool(query.missing) and self._domain.cache is not None and is_known
 
@@ -113,7 +113,7 @@ class PromptLedger:
         return self._look_elsewhere(registration, query)
 
     def _look_elsewhere(self, registration: Registration, query: Query) -> Explanation:
-        """In what other engines have stored. Names only: nobody is given what is there."""
+        """Looks for a block in what other engines have stored. Names only: nobody is given what is there."""
         cache = self._domain.cache
         assert cache is not None
         perhaps = ""

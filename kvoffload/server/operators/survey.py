@@ -69,7 +69,7 @@ class Survey:
         )
 
     def keep_report(self, session: EngineSession, message: Register) -> None:
-        """What a process says that it registered."""
+        """Keeps what a process says that it registered."""
         if not message.report:
             return
         key = session.number, message.rank

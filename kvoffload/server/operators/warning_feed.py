@@ -19,7 +19,7 @@ WHAT_SERVES = ("kvoffload.server", "kvoffload.peers", "kvoffload.cache", "kvoffl
 
 
 class WarningFeed(logging.Handler):
-    """Any thread logs; `tell` belongs to the thread of the event loop."""
+    """Collects warnings of the log. Any thread logs; `tell` belongs to the thread of the event loop."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -12,7 +12,7 @@ from kvoffload.server.sessions.session import EngineSession
 
 
 def hear_holding(session: EngineSession, lifeline: int, message: Holding) -> list[ToLifeline]:
-    """What a process of the session has now; who is asked to let go of what."""
+    """Hears what a process of the session has now. Returns who is asked to let go of what."""
     process = session.processes[lifeline]
     process.former = {one.memory: one.size_bytes for one in message.memories}
     # It may have heard this while it could not act on it.
@@ -33,8 +33,8 @@ def count_former(sessions: Iterable[EngineSession], domain: str, own: int) -> in
 
 
 def _ask_for_release(session: EngineSession) -> list[ToLifeline]:
-    """Of workers, what their scheduler holds nothing in: they do not know that by themselves, and it lets go of what it
-    does not use without being asked."""
+    """Asks workers for what their scheduler holds nothing in: they do not know that by themselves, and it lets go of
+    what it does not use without being asked."""
     schedulers = [one.former for one in session.processes.values() if one.role is Role.SCHEDULER]
     used: set[int] = set()
     for former in schedulers:

@@ -20,7 +20,7 @@ class PoolGrowth:
     for as long as it lasts."""
 
     def __init__(self, cache: LocalCache, *, name: str = "", step_bytes: int = 0, retry_s: float = RETRY_S) -> None:
-        """`name`: of the domain, as the log is to call it. `step_bytes`: by which the cache grows."""
+        """Grows a cache by `step_bytes` at a time. `name` is the domain's, as the log is to call it."""
         self._cache = cache
         self._label = f"the memory of domain {name!r}" if name else "the memory"
         self._step_bytes = step_bytes

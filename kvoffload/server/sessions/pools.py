@@ -59,7 +59,7 @@ class Pools:
         return ready
 
     def adopt(self, domain: str, files: list[int], former_boot_id: int) -> AdoptVerdict | None:
-        """None: this is the domain's memory from here on. Takes the descriptors."""
+        """Adopts a memory. None: it is the domain's from here on; else why not. Takes the descriptors."""
         lock, index, *segments = files
         try:
             verdict = AdoptVerdict.OWNER_LIVES if native.find_lock_owner(lock) else None
@@ -84,7 +84,7 @@ class Pools:
         return None
 
     def memory_id(self, domain: str) -> int:
-        """As engines name the domain's memory; 0: it has none."""
+        """Returns the number by which engines name the domain's memory; 0: it has none."""
         cache = self.caches.get(domain)
         return 0 if cache is None else os.fstat(cache.files.index).st_ino
 
@@ -95,12 +95,12 @@ class Pools:
             self._growths[domain].limit(former_bytes)
 
     def stop_growing(self) -> None:
-        """What there is by now is enough."""
+        """Stops growing: what there is by now is enough."""
         for growth in self._growths.values():
             growth.stop()
 
     def stop(self) -> None:
-        """No memory is taken any more; waits for that."""
+        """Takes no memory any more, and waits for what is under way."""
         self._pool.shutdown()
         for growth in self._growths.values():
             growth.close()

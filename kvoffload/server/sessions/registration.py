@@ -38,7 +38,7 @@ class Identities:
     """
 
     def __init__(self, limits: ServerLimits, sessions: Iterable[EngineSession], on_forgotten: OnForgotten) -> None:
-        """`sessions`: all of this moment, whenever it is asked."""
+        """Takes its limits. `sessions` gives all that there are at the moment, whenever it is gone through."""
         self._limits = limits
         self._sessions = sessions
         self._on_forgotten = on_forgotten
@@ -95,7 +95,7 @@ class Identities:
         return name_space
 
     def tick(self) -> None:
-        """To be called now and then: whose identity is in use now is used last."""
+        """Is called now and then: whose identity is in use now is used last."""
         for session in self._sessions:
             if session.registration is not None:
                 session.domain.note_use(session.registration.name_space)
@@ -103,8 +103,8 @@ class Identities:
     def _make_place(
         self, domain: Domain, message: Register | Introduce, geometry: CacheGeometry, uid: int | None
     ) -> Error | None:
-        """For another identity. At a bound those go that nobody knows; and then those give way, with their blocks, that
-        nobody has registered for longest: of this user's at the user's bound, else of all."""
+        """Makes place for another identity. At a bound those go that nobody knows; and then those give way, with their
+        blocks, that nobody has registered for longest: of this user's at the user's bound, else of all."""
         if _find_lack(domain, self._limits, geometry, uid) is None:
             return None
         self._forget(domain)
@@ -216,7 +216,7 @@ def _count_sizes(known: Mapping[int, int], more: Set[int]) -> int:
 
 
 def _choose_victims(domain: Domain, lack: _Lack, idle: Sequence[int]) -> Sequence[int]:
-    """Some at once: to look for their blocks is to look at all blocks that there are."""
+    """Chooses some at once: to look for their blocks is to look at all blocks that there are."""
     least = max(lack.limit // _AT_ONCE, 1)
     left = Counter(domain.sizes if lack.uid is None else domain.user_sizes[lack.uid])
     gone = 0

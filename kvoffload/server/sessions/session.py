@@ -135,6 +135,6 @@ class Connection:
 
     @property
     def registration(self) -> Registration:
-        """What its session registered; the agreement says that it has."""
+        """Returns what its session registered; the agreement says that it has."""
         assert self.session.registration is not None
         return self.session.registration

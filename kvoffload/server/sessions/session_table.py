@@ -174,7 +174,8 @@ class SessionTable:
         return [process for session in waiting if session.is_open for process in session.processes.values()]
 
     def connect(self, key: bytes, session: EngineSession, agreed: Agreement) -> Connection:
-        """After an accepted hello: all counts begin anew. At the bound the connection that was silent longest goes."""
+        """Connects after an accepted hello: all counts begin anew. At the bound the connection that was silent longest
+        goes."""
         self._disconnect(key)
         if len(session.connections) >= self._limits.session_connections:
             self.close_connection(next(iter(session.connections)))
@@ -193,7 +194,7 @@ class SessionTable:
         return connection
 
     def close_connection(self, key: bytes) -> None:
-        """With it a guest's session ends."""
+        """Ends a connection, and a guest's session with it."""
         self._disconnect(key)
         guest = self._guests.get(key)
         if guest is not None:
@@ -383,5 +384,6 @@ def _cache_of(session: EngineSession) -> LocalCache:
 
 
 def _reopen_in_cache(session: EngineSession) -> bool:
-    """False: all its processes have exited, it is being taken back. Makes room for new processes, too."""
+    """Opens a session in the cache again. False: all its processes have exited, it is being taken back. Makes room for
+    new processes, too."""
     return session.cache_session is None or _cache_of(session).reopen_session(session.cache_session)

@@ -40,7 +40,7 @@ class BadRecords:
         self._remove(names, keys)
 
     def retry(self) -> None:
-        """To be called now and then: what could not be removed yet is tried again, some of it at a time."""
+        """Is called now and then: what could not be removed yet is tried again, some of it at a time."""
         under_way = {key for keys in self._removing.values() for key in keys}
         waiting = (key for key in self._bad if key not in under_way)
         for key in list(islice(waiting, RETRIED_AT_ONCE)):

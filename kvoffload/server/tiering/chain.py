@@ -20,7 +20,8 @@ from kvoffload.tiers import RecordNames
 
 
 def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable[[], int]) -> dict[str, TierChain]:
-    """By domain, where it has tiers. `open_pidfd`: of the process that owns the slots of what is under way."""
+    """Opens the tiers of each domain that has some. `open_pidfd`: of the process that owns the slots of what is under
+    way."""
     return {
         name: TierChain([TierTraffic(tier.place.open_tier(), tier.terms, open_pidfd=open_pidfd) for tier in below])
         for name, below in plans.items()
@@ -205,12 +206,12 @@ class TierChain:
             tier.advance(now_s)
 
     def look(self) -> None:
-        """To be called now and then."""
+        """Is called now and then."""
         for tier in self.tiers:
             tier.look()
 
     def close(self, now_s: Callable[[], float]) -> None:
-        """The server ends. After it no slot of the memory is touched."""
+        """Closes all tiers: the server ends. After it no slot of the memory is touched."""
         self._is_closing = True
         for tier in self.tiers:
             tier.close(now_s)
@@ -274,7 +275,7 @@ class TierChain:
         walk.answer(Promoted(outcome=outcome, boundary=max(walk.reach, reached)))
 
     def _part(self, walk: _Walk, at: int, needed: Sequence[range], in_memory: Found) -> list[npt.NDArray[np.int64]]:
-        """By group, what this tier brings."""
+        """Returns what this tier brings, by group."""
         return [
             part.start + np.flatnonzero((has & ~is_there)[part.start : part.stop])
             for part, has, is_there in zip(needed, walk.found[at], in_memory, strict=True)

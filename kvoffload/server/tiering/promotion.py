@@ -65,7 +65,7 @@ class Promotions:
         self._on_stored = on_stored
         self._bad = bad
         self._cache: LocalCache | None = None
-        self._session = SessionId(0)
+        self.session = SessionId(0)
         self._looks = TierLooks(tier)
         self._refused = 0
         """Since one was taken whose tier had been too slow."""
@@ -83,12 +83,17 @@ class Promotions:
         self._held: list[tuple[Keep, list[LeaseId]]] = []
 
     def attach(self, cache: LocalCache, session: SessionId) -> None:
-        self._cache, self._session = cache, session
+        self._cache, self.session = cache, session
 
     @property
     def waiting(self) -> int:
         """Returns how many requests wait."""
         return len(self._waiting) + len(self._looks)
+
+    @property
+    def is_moving(self) -> bool:
+        """Something comes from the tier, or is held for somebody."""
+        return bool(self._reading or self._held)
 
     def busy_spaces(self) -> set[int]:
         """Identities of which something is asked for, or comes."""
@@ -309,7 +314,7 @@ class Promotions:
     # ---- a piece ----
 
     def _begin(self, piece: Piece, now_s: float) -> bool:
-        """False: another thread writes, or the tier takes no more batches now."""
+        """Begins to read a piece. False: another thread writes, or the tier takes no more batches now."""
         cache, space, group = self._cache, piece.space, piece.group
         assert cache is not None
         room = piece.room = piece.room or self._make_room(piece)
@@ -320,12 +325,12 @@ class Promotions:
         if len(reserved) < len(room.hashes):
             piece.read = piece.hashes[:0]
             self._counts.without_room += len(piece.waiters)
-            cache.leave_abort(self._session, reserved.tickets)
+            cache.leave_abort(self.session, reserved.tickets)
             return True
         wanted = reserved.tickets != 0
         tickets, read = reserved.tickets[wanted], room.hashes[wanted]
         if not piece.waiters:
-            cache.leave_abort(self._session, tickets)
+            cache.leave_abort(self.session, tickets)
             return True
         record_bytes = space.record_bytes(group)
         pointers = cache.pointers(reserved.addresses[wanted])
@@ -342,7 +347,7 @@ class Promotions:
             self.rate.begin(len(tickets) * record_bytes, now_s)
             piece.waits_for += 1
         if len(read) and not piece.waits_for:
-            cache.leave_abort(self._session, tickets)
+            cache.leave_abort(self.session, tickets)
             return False
         piece.tickets, piece.read, piece.before = tickets, read, room.before[wanted]
         # Without the batches of all shards none of it is whole; and some may have been forgotten meanwhile.
@@ -361,7 +366,7 @@ class Promotions:
         # Some may have been forgotten since it was queued.
         trusted = self._find_trusted(space, group, piece.hashes)
         hashes = piece.hashes[trusted]
-        take = cache.leave_reserve(self._session, space.number, group, hashes=hashes.tobytes())
+        take = cache.leave_reserve(self.session, space.number, group, hashes=hashes.tobytes())
         return Room(hashes, piece.before[trusted], take)
 
     def _store(self, piece: Piece) -> None:
@@ -369,11 +374,11 @@ class Promotions:
         cache, space, group, good = self._cache, piece.space, piece.group, piece.is_good
         assert cache is not None
         assert piece.read is not None
-        cache.leave_abort(self._session, piece.tickets[~good])
+        cache.leave_abort(self.session, piece.tickets[~good])
         hashes, parents = piece.read[good], as_rows(piece.parents)[good]
         takes = [
             cache.leave_commit(
-                self._session,
+                self.session,
                 space.number,
                 group,
                 piece.tickets[good],
@@ -433,11 +438,11 @@ class Promotions:
         assert self._cache is not None
         if len(names):
             hashes = names.tobytes()
-            found = self._cache.acquire_entries(self._session, space.number, group, hashes, is_use=False)
+            found = self._cache.acquire_entries(self.session, space.number, group, hashes, is_use=False)
             if found.is_hit:
                 promotion.leases.append(found.lease)
 
     def _release(self, leases: list[LeaseId]) -> None:
         assert self._cache is not None
         for lease in leases:
-            self._cache.release(self._session, lease)
+            self._cache.release(self.session, lease)

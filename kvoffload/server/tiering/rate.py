@@ -29,7 +29,7 @@ class TierRate:
         return self._seconds > 0
 
     def measure_anew(self) -> None:
-        """What was measured is old: the next that ends says all."""
+        """Begins anew: what was measured is old, and the next that ends says all."""
         self._bytes = self._seconds = 0.0
 
     def begin(self, size_bytes: int, now_s: float) -> None:

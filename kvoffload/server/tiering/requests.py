@@ -77,7 +77,7 @@ class TierRequests:
         return self._faults.attempt("tier traffic", traffic.forget, space.name_space, group, hashes) is None
 
     def find_chain(self, domain: str) -> TierChain | None:
-        """None: nothing lies below its memory."""
+        """Returns a domain's tiers; None: nothing lies below its memory."""
         return self._traffic.get(domain)
 
     def bring(
@@ -119,10 +119,10 @@ class TierRequests:
             traffic.close(lambda: now_ns() / _SECOND_NS)
 
     def look(self) -> None:
-        """To be called now and then."""
+        """Is called now and then."""
         for traffic in self._traffic.values():
             traffic.look()
 
     def answer(self, connection: bytes, number: int, answer: ServerMessage) -> None:
-        """With what the next `advance` gives."""
+        """Answers with what the next `advance` gives."""
         self._answers.append(ToConnection(connection, answer, number))

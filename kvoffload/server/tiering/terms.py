@@ -42,7 +42,7 @@ PIECE_BLOCKS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TierTerms:
-    """Of one tier of one domain."""
+    """What one tier of one domain goes by."""
 
     name: str = "disk"
     """As metrics and log lines say it."""
@@ -76,11 +76,11 @@ class TierPlace(Protocol):
     """Where a tier is, and what may be done there: the terms of one of its kinds."""
 
     def describe(self) -> str:
-        """In a few words, without secrets."""
+        """Describes the place in a few words, without secrets."""
         ...
 
     def open_tier(self) -> Tier:
-        """Starts its threads. TierError: the terms cannot be kept."""
+        """Opens the tier, and starts its threads. TierError: the terms cannot be kept."""
         ...
 
 
@@ -131,7 +131,7 @@ class TierSpace:
         return [group.rule for group in self.geometry.groups]
 
     def record_bytes(self, group: int) -> int:
-        """Of one shard of a block."""
+        """Returns the bytes of one shard of a block."""
         return self.geometry.groups[group].record_bytes
 
     def block_bytes(self, group: int) -> int:
@@ -145,7 +145,7 @@ class TierSpace:
         return RecordNames(fingerprint=self.fingerprint, hashes=hashes, group=group, shard=shard)
 
     def find_whole(self, tier: Tier, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
-        """Of which blocks the tier has all shards."""
+        """Says which blocks the tier has all shards of."""
         found = np.ones(len(hashes) // HASH_BYTES, np.bool_)
         for shard in range(self.shards(group)):
             found &= tier.contains(self.names(group, hashes, shard))
@@ -177,7 +177,7 @@ class TierSpace:
 
 
 def as_names(rows: Rows) -> list[bytes]:
-    """For dictionaries, many at once. Zeros at a name's end are left out: each is still its own."""
+    """Returns names for dictionaries, many at once. Zeros at a name's end are left out: each is still its own."""
     return np.ascontiguousarray(rows).view(f"S{HASH_BYTES}").ravel().tolist()
 
 

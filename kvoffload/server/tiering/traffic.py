@@ -109,7 +109,7 @@ class TierTraffic:
         return self._reads
 
     def find_space(self, name_space: int) -> TierSpace | None:
-        """None: nobody has said what its blocks are."""
+        """Returns what is known of an identity; None: nobody has said what its blocks are."""
         return self._spaces.get(name_space)
 
     @property
@@ -134,7 +134,7 @@ class TierTraffic:
         self.writes.advance(now_s)
 
     def look(self) -> None:
-        """To be called now and then: says in one line each what has become of its places."""
+        """Is called now and then: says in one line each what has become of its places."""
         self._bad.retry()
         health = self._tier.health()
         for one in health:
@@ -148,7 +148,7 @@ class TierTraffic:
         self._states = {one.name: one.state for one in health}
 
     def health(self) -> list[TierHealth]:
-        """Of each of its places."""
+        """Returns how each of its places is."""
         return self._tier.health()
 
     @property
@@ -167,8 +167,8 @@ class TierTraffic:
         return self.writes.is_idle and not self._reads.waiting
 
     def close(self, now_s: Callable[[], float]) -> None:
-        """The server ends: what is to be written is written, for FLUSH_S at most. After it no slot of the memory is
-        touched."""
+        """Closes the tier: the server ends. What is to be written is written, for FLUSH_S at most. After it no slot of
+        the memory is touched."""
         end_s = now_s() + FLUSH_S
         self._reads.end_all(now_s())
         self.writes.flush()

@@ -36,7 +36,7 @@ class _Noted:
         return len(self.hashes) * self.space.block_bytes(self.group)
 
     def may_have(self, more: _Noted, limit_bytes: int) -> bool:
-        """Whether they make one piece."""
+        """Says whether they make one piece."""
         is_same = self.space is more.space and self.group == more.group
         return is_same and self.size_bytes + more.size_bytes <= limit_bytes
 
@@ -94,6 +94,11 @@ class TierWrites:
     def waiting_bytes(self) -> int:
         """Queued or with the tier."""
         return self._queued_bytes + self.rate.queued_bytes
+
+    @property
+    def is_moving(self) -> bool:
+        """Something is queued or with the tier."""
+        return bool(self._queue or self._writing)
 
     @property
     def is_idle(self) -> bool:
@@ -216,7 +221,7 @@ class TierWrites:
         self._queued_bytes += size_bytes
 
     def _write(self, noted: _Noted, now_s: float) -> bool:
-        """False: the tier cannot be given more now."""
+        """Gives the tier a piece. False: the tier cannot be given more now."""
         cache = self._cache
         assert cache is not None
         space, group = noted.space, noted.group
@@ -268,7 +273,7 @@ class TierWrites:
         return writing.waits_for > 0
 
     def _find_digests(self, noted: _Noted, hashes: bytes, shard: int) -> np.ndarray | None:
-        """Of another shard of what is leased. None: it was invalidated since."""
+        """Returns the digests of another shard of what is leased. None: it was invalidated since."""
         cache = self._cache
         assert cache is not None
         found = cache.acquire_entries(self._session, noted.space.number, noted.group, hashes, shard=shard, is_use=False)

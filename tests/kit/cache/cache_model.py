@@ -54,14 +54,14 @@ def record_pattern(space: tuple[int, int], block_hash: bytes, shard: int, size_b
 
 
 def slot_bytes(geometry: CacheGeometry, group: int) -> int:
-    """Of one entry, all shards."""
+    """Returns the bytes of one entry, all shards."""
     return geometry.groups[group].record_bytes * geometry.groups[group].shards
 
 
 def write_record(
     cache: LocalCache, geometry: CacheGeometry, space: tuple[int, int], block_hash: bytes, address: int, shard: int
 ) -> None:
-    """What a worker does under a reservation."""
+    """Writes a record, as a worker does under a reservation."""
     size = geometry.groups[space[1]].record_bytes
     cache.view(address + shard * size, size)[:] = record_pattern(space, block_hash, shard, size)
 
@@ -112,7 +112,7 @@ class CacheModel:
         self.reservations: dict[int, ModelReservation] = {}
 
     def boundary(self, name_space: int, geometry: CacheGeometry, chain: bytes, local: int, limit: int) -> int:
-        """By the plain rules."""
+        """Finds the boundary by the plain rules."""
         names = [block_hashes(chain, geometry, group) for group in range(len(geometry.groups))]
         return longest_boundary(
             [group.rule for group in geometry.groups],

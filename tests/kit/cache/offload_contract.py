@@ -49,7 +49,7 @@ def pattern(group: int, name: bytes, shard: int) -> npt.NDArray[np.uint8]:
 
 
 def write(cache: Any, slots: ReservedSlots, names: bytes, shard: int) -> None:
-    """What a worker's copies do."""
+    """Writes what a worker's copies write."""
     size = HYBRID.groups[slots.group].record_bytes
     memory = cache.memory(slots.memory_id)
     for at, address in enumerate(slots.addresses.tolist()):
@@ -69,7 +69,7 @@ def has_patterns(cache: Any, memory_id: int, group: int, addresses: npt.NDArray[
 
 
 async def save(cache: Any, chain: bytes = CHAIN, **publish: Any) -> None:
-    """All groups' blocks, by all shards; readable when it returns."""
+    """Saves all groups' blocks, by all shards; they are readable when it returns."""
     prefix = names_of(0, chain)
     for group, terms in enumerate(HYBRID.groups):
         names = names_of(group, chain)

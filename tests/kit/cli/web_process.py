@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextmanager
 def web(path: Path, *settings: str) -> Iterator[str]:
-    """Its address."""
+    """Runs the web command, and yields its address."""
     words = [word for one in (f"server={path}", "http=tcp://127.0.0.1:0", *settings) for word in ("--set", one)]
     command = [sys.executable, "-m", "kvoffload", "web", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

@@ -83,7 +83,7 @@ class FakeWire:
         return taken
 
     def take_all(self) -> list[Call]:
-        """On both channels; each has its own order."""
+        """Takes what was sent on both channels; each has its own order."""
         return [*self.take(), *self.take_express()]
 
     def take_express(self) -> list[Call]:
@@ -116,11 +116,13 @@ def make_memories(*, keeps_former: bool = False) -> Memories:
     return Memories(keeps_former=keeps_former, open_memory=FakeMemory, name=lambda held: held.index)
 
 
-def make_link(wire: FakeWire, *, role: Role = Role.SCHEDULER, terms: LinkTerms = TERMS, **options: Any) -> Link:
+def make_link(
+    wire: FakeWire, *, role: Role = Role.SCHEDULER, terms: LinkTerms = TERMS, pidfd: int = 3, **options: Any
+) -> Link:
     register: Register | None = None if role is Role.OBSERVER else register_of(PLAIN)
     member = Member(engine="engine", role=role)
     memories = make_memories(keeps_former=role is Role.WORKER)
-    return Link(member, register, terms, wire, memories, pidfd=3, random=Random(1), **options)
+    return Link(member, register, terms, wire, memories, pidfd=pidfd, random=Random(1), **options)
 
 
 def lease(number: int) -> Release:
@@ -152,7 +154,7 @@ class Script:
         capabilities: tuple[str, ...] = ("adopt", "events"),
         tenants: tuple[str, ...] = (),
     ) -> list[Call]:
-        """From the dial on to being served; what is sent right after that, on both channels."""
+        """Lets the link join, from the dial on to being served; what is sent right after that, on both channels."""
         self.boot_id = boot_id
         self.wire.take_all()
         self.link.on_time(self.now_ns)
@@ -180,7 +182,7 @@ class Script:
         return self.wire.take_all()
 
     def tell(self, message: ServerMessage, descriptors: list[int] | None = None) -> None:
-        """On the lifeline."""
+        """Tells the link something on the lifeline."""
         self.link.on_lifeline(Answer(message, 1, self.boot_id), descriptors or [], self.now_ns)
 
     def open_express(self) -> None:
@@ -190,14 +192,14 @@ class Script:
         self.link.on_express(Answer(message, call.number, self.boot_id), self.now_ns)
 
     def answer(self, call: Call, message: ServerMessage) -> None:
-        """Where it came from; a mark's is the control channel."""
+        """Answers a call where it came from; a mark's is the control channel."""
         if Channel.CONTROL in call.message.channels:
             self.link.on_control(Answer(message, call.number, self.boot_id), self.now_ns)
         else:
             self.answer_express(call, message)
 
     def send(self, message: ServerMessage, number: int = 0) -> None:
-        """On the control channel, unasked."""
+        """Sends something on the control channel, unasked."""
         self.link.on_control(Answer(message, number, self.boot_id), self.now_ns)
 
     def pass_time(self, seconds: float) -> None:

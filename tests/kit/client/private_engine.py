@@ -43,7 +43,7 @@ class Joined:
 
 
 class Group:
-    """An engine: a process group with its leader."""
+    """Is an engine: a process group with its leader."""
 
     def __init__(self, leader: int, workers: tuple[Joined, ...], end: int) -> None:
         """Takes a descriptor whose end the workers wait for."""
@@ -52,7 +52,7 @@ class Group:
         self._end = end
 
     def end(self) -> None:
-        """In good order."""
+        """Ends it in good order."""
         if self._end >= 0:
             os.close(self._end)
             self._end = -1
@@ -65,7 +65,7 @@ class Group:
 
 
 def join(room: Path, *, linger: str) -> tuple[RawClient, Path]:
-    """As every engine does: whoever is not welcomed looks for a server again."""
+    """Joins as every engine does: whoever is not welcomed looks for a server again."""
     settings = Settings(memory="64MiB", linger=linger)  # type: ignore[arg-type]
     for _ in range(ATTEMPTS):
         path = find_or_start(settings, room)

@@ -30,7 +30,7 @@ def find_servers(room: Path) -> list[int]:
 
 
 def wait_for(condition: Any) -> Any:
-    """What it gives once that is true."""
+    """Waits until it gives something true, and returns that."""
     gate = threading.Event()
     for _ in range(int(WAIT_S / 0.01)):
         found = condition()

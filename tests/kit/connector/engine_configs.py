@@ -71,7 +71,7 @@ def per_token_head(block_size: int = 4, **changes: Any) -> FullAttentionSpec:
 def make_config(
     *groups: tuple[Sequence[str], KVCacheSpec], num_blocks: int = 8, layout: str = "LBHNC"
 ) -> KVCacheConfig:
-    """What vLLM's engine core makes of these groups."""
+    """Returns what vLLM's engine core makes of these groups."""
     stand_in = SimpleNamespace(
         attention_config=SimpleNamespace(hisparse_config=None),
         cache_config=SimpleNamespace(
@@ -121,7 +121,7 @@ class AttentionLayer:
 
 
 def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, Any] | None = None) -> Any:
-    """As much of VllmConfig as the connector reads. Each part may be changed afterwards."""
+    """Returns as much of VllmConfig as the connector reads. Each part may be changed afterwards."""
     return SimpleNamespace(
         model_config=SimpleNamespace(
             model="acme/tiny",

@@ -60,7 +60,7 @@ class Published:
 
 
 class LocalClient:
-    """What the connector's scheduler side wants; its workers have `LocalPlaces`. One thread."""
+    """Is what the connector's scheduler side wants of a client; its workers have `LocalPlaces`. One thread."""
 
     def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
         self.register = register
@@ -79,6 +79,8 @@ class LocalClient:
         self.steps = 0
         self.asked: list[tuple[int, int]] = []
         self.far: list[FarTerms | None] = []
+        self.is_full = False
+        """Nothing more is to be had without displacing something, whatever there is."""
         self.has_tiers = False
         """(local, limit) of everything that a server would have heard."""
         self.published: list[Published] = []
@@ -98,7 +100,7 @@ class LocalClient:
         return session.memory_id
 
     def answer(self, *, is_lost: bool = False) -> None:
-        """What was held back comes now, or never."""
+        """Lets what was held back come now, or never."""
         held, self._held = self._held, []
         for answer in held:
             answer(is_lost)
@@ -208,7 +210,7 @@ class LocalClient:
     @property
     def has_room(self) -> bool:
         stats = self.stats()
-        return 32 * (stats.capacity_bytes - stats.used_bytes) > stats.capacity_bytes
+        return not self.is_full and 32 * (stats.capacity_bytes - stats.used_bytes) > stats.capacity_bytes
 
     def ready_slots(self) -> list[int]:
         return [MANY_SLOTS if self.slots_left is None else self.slots_left] * len(self._geometry.groups)

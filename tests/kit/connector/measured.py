@@ -10,7 +10,7 @@ from tests.kit.connector.warm import warm_engine
 
 
 def take(engine: ScriptedEngine) -> dict[str, Any]:
-    """What vLLM gets when the time has come."""
+    """Takes what vLLM gets when the time has come."""
     engine.connector.measures.not_before_s = 0.0
     stats = engine.connector.get_kv_connector_stats()
     return {} if stats is None else dict(stats.data)

@@ -118,7 +118,7 @@ class Admission:
 
 
 class ScriptedEngine:
-    """One scheduler. `loading` are requests that wait for a load; a test moves them on with `report`."""
+    """Plays one scheduler. `loading` are requests that wait for a load; a test moves them on with `report`."""
 
     def __init__(
         self,
@@ -274,12 +274,13 @@ class ScriptedEngine:
             self._scheduled[request.request_id] = tokens
         return Admission(local, external)
 
-    def run(self, request: Request, tokens: int | None = None) -> bool:
-        """Schedules a request that has blocks already; False when there are none for it."""
+    def run(self, request: Request, tokens: int | None = None, *, drafts: int = 0) -> bool:
+        """Schedules a request that has blocks already, with so many drafts beside its tokens; False when there are no
+        blocks for it."""
         tokens = self.next_chunk(request, request.num_computed_tokens, tokens)
         if self.manager.allocate_slots(request, tokens) is None:
             return False
-        self._scheduled[request.request_id] = tokens
+        self._scheduled[request.request_id] = tokens + drafts
         return True
 
     def decode(self, request: Request, token: int = 7) -> None:
@@ -341,7 +342,7 @@ class ScriptedEngine:
                 self.manager.cache_blocks(request, request.num_computed_tokens)
 
     def hear(self, report: WorkerReport, *, finished: Iterable[str] = (), failed: Iterable[str] = ()) -> None:
-        """The hook alone."""
+        """Calls the hook alone."""
         self.connector.update_connector_output(
             KVConnectorOutput(
                 finished_recving=set(finished) or None,
@@ -362,14 +363,14 @@ class ScriptedEngine:
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
 
     def preempt(self, request: Request) -> None:
-        """No hook is called."""
+        """Preempts a request; no hook is called."""
         self.manager.free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self._scheduled.pop(request.request_id, None)
 
     def finish(self, request: Request) -> None:
-        """Ended or aborted. Blocks of a load on its way stay until it is reported."""
+        """Ends a request, as when it is aborted. Blocks of a load on its way stay until it is reported."""
         self.requests.pop(request.request_id)
         self._scheduled.pop(request.request_id, None)
         self.manager.remove_skipped_blocks(request.request_id, request.num_computed_tokens)
@@ -406,7 +407,7 @@ class ScriptedEngine:
         assert not self.connector.has_pending_push_work()
         stats = self.cache.stats()
         assert (stats.leases, stats.reserved) == (0, 0)
-        assert not any(self.parts.saves._on_the_way)
+        assert self.parts.saves.blocks_under_way == 0
 
 
 def two_groups(num_blocks: int = 32, rank: int = 0) -> WorkerFacts:

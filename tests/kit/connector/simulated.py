@@ -67,7 +67,7 @@ class LateWorker(WorkerSide):
 
 
 class SimulatedEngine(ScriptedEngine):
-    """Random and repeatable: all choices come from `random`."""
+    """Plays an engine, random and repeatable: all choices come from `random`."""
 
     def __init__(self, *groups: Group, num_blocks: int, random: Random, **options: Any) -> None:
         super().__init__(*groups, num_blocks=num_blocks, **options)
@@ -101,7 +101,7 @@ class SimulatedEngine(ScriptedEngine):
         self.waiting.append(request)
 
     def turn(self) -> None:
-        """One step: running requests, then waiting ones, the plan, the forward, the worker's answers."""
+        """Takes one step: running requests, then waiting ones, the plan, the forward, the worker's answers."""
         self._schedule_running()
         self._schedule_waiting()
         scheduled = dict(self._scheduled)
@@ -128,7 +128,7 @@ class SimulatedEngine(ScriptedEngine):
         self.pool.evict_blocks({block.block_id for block in self.pool.blocks if not block.ref_cnt and block.block_hash})
 
     def drain(self) -> None:
-        """Everybody ends; an engine that stops moving fails here."""
+        """Lets all requests end; an engine that stops moving fails here."""
         for _ in range(PATIENCE_STEPS):
             if not self.requests and not self.connector.has_pending_push_work() and not self.worker.owes:
                 return

@@ -38,7 +38,7 @@ def names_of(*chunks: object) -> list[bytes]:
 
 
 def wait_for(find: Callable[[], T | None]) -> T:
-    """What other threads and processes bring about."""
+    """Waits for what other threads and processes bring about."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         found = find()
@@ -56,7 +56,7 @@ def register_of(identity: str, *, row_bytes: int = ROW_BYTES) -> Register:
 
 @dataclass
 class SmallTier:
-    """One engine's: its client, its rows, and their transfers."""
+    """Is one engine's tier: its client, its rows, and their transfers."""
 
     client: Client
     rows: npt.NDArray[np.uint8]

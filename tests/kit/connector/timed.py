@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
 
 class TimedEngine(ScriptedEngine):
-    """One engine. `is_async`: two steps under way; `drafts` for each request that decodes, all of them right.
+    """Plays one engine. `is_async`: two steps under way; `drafts` for each request that decodes, all of them right.
 
     `is_uniproc`: of a step without work there is no report unless somebody has something to say.
     """
@@ -89,7 +89,7 @@ class TimedEngine(ScriptedEngine):
         self._waiting.append(self.arrive(name, prompt))
 
     def work(self) -> None:
-        """Until everybody has been served."""
+        """Goes on until all requests have been served."""
         for _ in range(PATIENCE_STEPS):
             if not self.requests:
                 while self._under_way:
@@ -99,7 +99,8 @@ class TimedEngine(ScriptedEngine):
         raise AssertionError("requests wait for ever")
 
     def turn(self) -> None:
-        """As the engine's loop: one step is begun, and the oldest ends unless there may be another beside it."""
+        """Turns as the engine's loop does: one step is begun, and the oldest ends unless there may be another beside
+        it."""
         self._begin_step()
         if len(self._under_way) == self._depth or self._under_way[-1].is_empty:
             self._end_step()

@@ -160,7 +160,7 @@ def start(worker: TestedWorker, weights: WeightDigests | None = None) -> tuple[T
 
 
 def fill(tensors: Tensors) -> None:
-    """Random bytes everywhere; both groups lie on them."""
+    """Writes random bytes everywhere; both groups lie on them."""
     flat = memory_of(tensors)
     flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
 
@@ -227,7 +227,7 @@ def save(worker: TestedWorker, *moves: Move, job: int = 1) -> None:
 
 
 def load(worker: TestedWorker, *moves: Move, name: str = "r1", is_checked: bool = False) -> bool:
-    """Whether it succeeded."""
+    """Loads blocks, and says whether that succeeded."""
     worker.submit(load_job(worker, *moves, name=name, is_checked=is_checked))
     finished, failed, _ = collect(worker, 1)
     assert finished == {name}

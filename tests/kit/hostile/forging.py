@@ -244,7 +244,7 @@ def _lies_about_whole(kind: Whole, known: Known) -> Iterator[int]:
 
 
 def _lies_about_blob(kind: Blob, known: Known) -> Iterator[bytes]:
-    """Of a right length and of wrong ones; what others have, and what nobody has."""
+    """Yields blobs of a right length and of wrong ones; what others have, and what nobody has."""
     for count in sorted({kind.minimum, 1, _ITEMS, _ITEMS + 1}):
         size = min(count, kind.limit) * kind.item_bytes
         yield bytes(size)

@@ -74,7 +74,7 @@ class HonestClient:
         return taken
 
     def describe(self) -> dict[str, Any]:
-        """What another process might get to know."""
+        """Returns what another process might get to know."""
         welcome = self.client.joining.welcome
         assert welcome is not None
         acquired = self._acquire()

@@ -83,7 +83,7 @@ class Scene:
         )
 
     def check(self) -> dict[str, int]:
-        """What the honest client has."""
+        """Checks what the honest client has."""
         return self.tell_honest("check")  # type: ignore[no-any-return]
 
     def tell_honest(self, command: str) -> Any:
@@ -108,7 +108,7 @@ class Scene:
         return new
 
     def measure_rss_bytes(self) -> int:
-        """Of the server, without what is shared."""
+        """Measures the server's memory, without what is shared."""
         pages = Path(f"/proc/{self._server.pid}/statm").read_text().split()
         return (int(pages[1]) - int(pages[2])) * resource.getpagesize()
 
@@ -161,7 +161,7 @@ class HostileProcess:
         return self.end()
 
     def compute(self) -> None:
-        """For a few milliseconds, and nothing else."""
+        """Computes for a few milliseconds, and does nothing else."""
         self._send(("compute", ()))
         self.end()
 
@@ -174,7 +174,7 @@ class HostileProcess:
         return dict(found)
 
     def _begin_anew(self) -> None:
-        """If it is time to."""
+        """Begins anew if it is time to."""
         if self._joined >= JOINED_ONCE:
             self.close()
             self._start()

@@ -95,7 +95,7 @@ class HostileUser:
         self.live_on()
 
     def join(self) -> None:
-        """Until the server takes it. What it held before it lets go."""
+        """Joins, again and again until the server takes it. What it held before it lets go."""
         end = time.monotonic() + JOIN_S
         while True:
             self.leave()
@@ -183,7 +183,7 @@ class HostileUser:
         self.join()
 
     def _is_heard(self, channel: str, wait_s: float) -> bool:
-        """Whether it is still served there."""
+        """Says whether it is still served there."""
         assert self.client is not None
         assert self.client.control is not None
         self._numbers += 1
@@ -224,14 +224,14 @@ class HostileUser:
         self.served += not isinstance(answer.message, Error)
 
     def _send_all(self, connected: socket.socket, data: bytes) -> None:
-        """As much as is taken: who does not read is read no further here, either."""
+        """Sends as much as is taken: who does not read is read no further here, either."""
         left = memoryview(data)
         connected.settimeout(SETTLE_S)
         while left:
             left = left[connected.send(left) :]
 
     def _say_on_lifeline(self, frame: bytes) -> None:
-        """On a new one, or on its own; with descriptors of all kinds."""
+        """Says something on a new lifeline, or on its own; with descriptors of all kinds."""
         assert self.client is not None
         if len(frame) > PACKET_BYTES:
             return
@@ -288,7 +288,7 @@ class HostileUser:
         return {name: acts[name]() for name in wanted or acts}
 
     def compute(self) -> int:
-        """What anybody may do who has a processor."""
+        """Computes, as anybody may do who has a processor."""
         return sum(range(100_000))
 
     def _forge(self) -> int:
@@ -399,7 +399,7 @@ class HostileUser:
         return len(asked)
 
     def _greet_again(self) -> int:
-        """As ever new engines, in one process."""
+        """Greets again as ever new engines, in one process."""
         greeted = 0
         for _ in range(20):
             connected = self._connect(socket.SOCK_SEQPACKET, self._path)
@@ -430,7 +430,7 @@ class HostileUser:
             os.close(pidfd)
 
     def _connect(self, kind: int, path: Path) -> socket.socket | None:
-        """None: the server takes no more of them now."""
+        """Connects. None: the server takes no more of them now."""
         connected = socket.socket(socket.AF_UNIX, kind)
         connected.settimeout(SETTLE_S)
         try:

@@ -104,7 +104,8 @@ def add_strided(b: Builder) -> None:
 
 
 def add_rows(b: Builder) -> None:
-    """Blocks outermost: every block is a row of several layers' pages, of different sizes, padded at its end."""
+    """Adds rows with blocks outermost: every block is a row of several layers' pages, of different sizes, padded at its
+    end."""
     b.close_group()
     pages, offset = [], 0
     for _ in range(b.pick(1, 3)):

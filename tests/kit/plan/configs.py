@@ -111,7 +111,7 @@ def latent(kind: str, layers: int, heads: int, hidden: int) -> dict[str, Any]:
 
 
 def inside(kind: str, text: dict[str, Any], *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Of a model that sees: its text part."""
+    """Returns the text part of a model that sees."""
     return {
         "model_type": kind,
         "torch_dtype": "bfloat16",

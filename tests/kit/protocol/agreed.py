@@ -20,7 +20,7 @@ def decode(codec: Codec, frame: Any) -> list[Any]:
 
 
 def agree(frame: Any) -> None:
-    """On what a frame is; values and their types."""
+    """Checks that both agree on what a frame is: values and their types."""
     assert repr(decode(COMPILED, frame)) == repr(decode(CODEC, frame))
 
 

@@ -27,7 +27,7 @@ ANYTHING = st.recursive(
 
 
 def decode_all(frame: bytes) -> list[Any]:
-    """As every reader that there is. Everything that comes out is a message or an answerable fault."""
+    """Decodes bytes as every reader that there is. Everything that comes out is a message or an answerable fault."""
     found: list[Any] = []
     for channel in Channel:
         found += [CODEC.decode_call(frame, channel=channel), CODEC.decode_answer(frame, channel=channel)]

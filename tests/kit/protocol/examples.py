@@ -65,7 +65,7 @@ def draw_message(messages: tuple[type[Message], ...]) -> st.SearchStrategy[Any]:
 
 
 def make_example(shape: Shape, *, version: int, prefix: str = "") -> Any:
-    """The same value in every run; fields that came after `version` have their defaults."""
+    """Makes the same value in every run; fields that came after `version` have their defaults."""
     fields = [field for field in shape.fields if field.since <= version]
     return shape.record(**{field.name: _example(field.kind, prefix + field.name, version) for field in fields})
 

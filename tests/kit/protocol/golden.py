@@ -32,7 +32,7 @@ def messages_of(version: int, messages: tuple[type[Message], ...]) -> list[type[
 
 
 def render_golden(version: int, messages: tuple[type[Message], ...] = MESSAGES) -> str:
-    """The whole file. `allowed` and `default` hold a declaration still, `frame` its bytes."""
+    """Renders the whole file. `allowed` and `default` hold a declaration still, `frame` its bytes."""
     known = messages_of(version, messages)
     parts = [f"# Protocol version {version}. Made from the declarations once; never to be changed afterwards.\n"]
     for shape in _find_rows(known):
@@ -54,7 +54,7 @@ def render_golden(version: int, messages: tuple[type[Message], ...] = MESSAGES) 
 
 
 def make_frame(example: Any, version: int) -> bytes:
-    """What a peer of this version sends: its fields, and none that came later."""
+    """Makes what a peer of this version sends: its fields, and none that came later."""
     head = (NUMBER, SESSION, EXPIRES_NS) if isinstance(example, ClientMessage) else (NUMBER, BOOT_ID)
     packed = msgpack.packb((example.op, *head, *_lower(Shape(type(example)), example, version)))
     assert isinstance(packed, bytes)

@@ -19,7 +19,8 @@ from tests.kit.server.harness import Client, numbers
 
 
 def save_chain(cache: LocalCache, engine: Client, chain: bytes, geometry: Any = HYBRID, *, tenant: int = 0) -> None:
-    """What an engine does after a prefill: credits for what is missing, the bytes, and a publish for every shard."""
+    """Saves a chain, as an engine does after a prefill: credits for what is missing, the bytes, and a publish for every
+    shard."""
     for group, rules in enumerate(geometry.groups):
         names = block_hashes(chain, geometry, group)
         granted = engine.ask(Credits(name_space=engine.name_space, group=group, hashes=b"".join(names)))

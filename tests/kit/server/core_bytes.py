@@ -45,7 +45,7 @@ def serve_all(data: bytes) -> None:
 
 
 def make_seeds() -> Iterator[bytes]:
-    """Of every message, alone and behind a hello."""
+    """Makes seeds of every message, alone and behind a hello."""
     hello = CODEC.encode_call(_HELLO, number=1)
     register = CODEC.encode_call(register_of(), number=1)
     for kind in MESSAGES:

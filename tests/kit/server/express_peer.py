@@ -42,7 +42,7 @@ class ExpressPeer:
         return self._came.pop(self._requests)
 
     def tell(self, message: OneWay, *, number: int | None = None, expires_ns: int = 0) -> None:
-        """With the next number, or another."""
+        """Tells something with the next number, or another."""
         drawn = self.draw_one_way()
         self._send(message, drawn if number is None else number, expires_ns)
 

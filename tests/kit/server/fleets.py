@@ -39,7 +39,7 @@ class Fleet:
     def __init__(
         self, folder: Path, *names: str, is_sealed: bool = True, registry: RegistryTerms | None = None
     ) -> None:
-        """`registry`: where they find each other; nobody is named then."""
+        """Makes keys and addresses. `registry`: where they find each other; nobody is named then."""
         self.folder = folder
         self.registry = registry
         self.is_sealed = is_sealed
@@ -74,7 +74,7 @@ class Fleet:
             yield server
 
     def count_elsewhere(self, name: str) -> int:
-        """Of what `save` saves there: how many blocks live on other machines."""
+        """Counts, of what `save` saves there, the blocks that live on other machines."""
         homes = self.places[name]
         return sum(int(homes.lives_elsewhere(names_of(group)).sum()) for group in range(len(HYBRID.groups)))
 

@@ -24,7 +24,7 @@ class Loop:
             self.poll.unregister(file)
 
     def turn(self, gate: TcpGate) -> int:
-        """How many files were ready."""
+        """Turns once, and returns how many files were ready."""
         ready = self.poll.poll(1)
         for file, flags in ready:
             gate.on_ready(file, reads=bool(flags & ~select.POLLOUT), writes=bool(flags & select.POLLOUT))

@@ -22,7 +22,7 @@ _NUMBERS = count(1)
 
 
 class Visitor:
-    """One TCP connection."""
+    """Is one TCP connection."""
 
     def __init__(self, server: Server, domain: str = "main", *, is_operator: bool = False) -> None:
         self.server = server

@@ -127,7 +127,7 @@ class FakePidfd:
 
 
 def core_terms(**changes: Any) -> CoreTerms:
-    """Of a server that has everything."""
+    """Returns the terms of a server that has everything."""
     terms = CoreTerms(
         boot_id=BOOT_ID,
         handshake=ServerTerms(capabilities=CAPABILITIES, domain="", software="test"),
@@ -139,7 +139,7 @@ def core_terms(**changes: Any) -> CoreTerms:
 
 
 def register_of(geometry: CacheGeometry = HYBRID, name: str = "model", **changes: Any) -> Register:
-    """What an engine with this geometry says."""
+    """Returns what an engine with this geometry says."""
     return replace(describe_blocks(fingerprint(name), geometry, hash_algorithm="sha256"), **changes)
 
 
@@ -239,7 +239,7 @@ class Server:
         return ExpressPeer(end, session=wanted.session)
 
     def hear_stored(self) -> None:
-        """What the loop does when something was stored."""
+        """Does what the loop does when something was stored."""
         self.express.take_stored(self.core.tell_stored, self.core.tiers.forget, self.core.feed.tell_lost)
 
     def greet(self, greeting: Greeting, *, lifeline: int, peer: Peer, pidfd: FakePidfd | None) -> ServerMessage | None:
@@ -320,7 +320,7 @@ class Client:
         return self.ask(Hello(**(options | hello)))
 
     def join(self, geometry: CacheGeometry = HYBRID, name: str = "model", **changes: Any) -> Self:
-        """All of the opening."""
+        """Says all of the opening."""
         assert isinstance(self.greet(), Welcome)
         self.connect()
         answer = self.ask(register_of(geometry, name, **changes))
@@ -379,12 +379,12 @@ def greeted(server: Server, name: str, **options: Any) -> Client:
 
 
 def numbers(blob: bytes) -> npt.NDArray[np.uint64]:
-    """Of a little-endian blob."""
+    """Returns the numbers of a little-endian blob."""
     return np.frombuffer(blob, "<u8")
 
 
 def code_of(answer: object) -> ErrorCode:
-    """Of what must be an error."""
+    """Returns the code of what must be an error."""
     assert isinstance(answer, Error), answer
     return answer.code
 

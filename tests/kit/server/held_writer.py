@@ -15,7 +15,7 @@ HELD_MS = 20_000
 
 @contextmanager
 def held_writer(core: native.Cache) -> Iterator[None]:
-    """As long as the block runs; nothing in it has waited for the lock."""
+    """Holds the writer as long as the block runs; nothing in it has waited for the lock."""
     told, until = os.eventfd(0), os.eventfd(0)
     try:
         with ThreadPoolExecutor(1) as pool:

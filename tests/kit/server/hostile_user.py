@@ -199,7 +199,7 @@ class Claimant:
 
 @contextmanager
 def beset(*, files: int = 0) -> Iterator[Beset]:
-    """`files`: how many descriptors the server may have; 0: as many as we."""
+    """Besets a server. `files`: how many descriptors the server may have; 0: as many as we."""
     with (
         tempfile.TemporaryDirectory() as folder,
         child(["-c", SERVER, f"{folder}/s", str(files)], says="serves") as process,
@@ -224,7 +224,7 @@ def is_let_go(connected: socket.socket) -> bool:
 
 
 def say(connected: socket.socket, data: bytes) -> int:
-    """As much as is taken; -1: it was let go."""
+    """Says as much as is taken; -1: it was let go."""
     sent = 0
     try:
         while sent < len(data):

@@ -88,7 +88,7 @@ class RawClient:
         return found[0].message
 
     def receive_event(self) -> ServerMessage:
-        """Of the lifeline."""
+        """Receives an event of the lifeline."""
         found: list[ServerMessage] = []
 
         def poll() -> bool:
@@ -130,7 +130,7 @@ class RawClient:
         return self.joining.step in (Step.JOINED, Step.FAILED)
 
     def receive_lifeline(self) -> tuple[Answer, list[int]] | None:
-        """None: nothing came, or the express channel."""
+        """Receives what came on the lifeline. None: nothing, or the express channel."""
         packet = self.lifeline.receive()
         if packet is None:
             return None

@@ -57,7 +57,7 @@ class RemoteClient:
         return answer.message
 
     def is_refused(self) -> bool:
-        """Whether its key is not known; waits until that is certain."""
+        """Says whether its key is not known; waits until that is certain."""
         self.wait(lambda: bool(self.events.poll(0)))
         event = int.from_bytes(self.events.recv_multipart()[0][:2], "little")
         return event == zmq.EVENT_HANDSHAKE_FAILED_AUTH

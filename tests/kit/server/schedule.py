@@ -49,7 +49,7 @@ GEOMETRIES = {"engine 0": HYBRID, "engine 1": PLAIN, "engine 2": HYBRID}
 
 @dataclass
 class Slot:
-    """Reserved: a session writes here, and nobody else may read or write."""
+    """Is reserved: a session writes here, and nobody else may read or write."""
 
     geometry: CacheGeometry
     space: tuple[int, int]
@@ -238,7 +238,7 @@ class Schedule:
             self.put(process, Invalidate(name_space=process.name_space, group=0, hashes=self.chain()))
 
     def crash(self) -> None:
-        """The lifeline ends; the process may still be copying."""
+        """Ends the lifeline; the process may still be copying."""
         process = self.pick()
         if process is not None and self.random.random() < 0.3:
             process.hang_up()
@@ -259,7 +259,7 @@ class Schedule:
     # ---- the wire ----
 
     def ask(self, process: EngineProcess, message: Any) -> Any:
-        """None: the request was lost, or dropped as it came late."""
+        """Asks. None: the request was lost, or dropped as it came late."""
         if self.random.random() < 0.1:
             return None
         process.expires_ns = self.server.now_ns if self.random.random() < 0.1 else 0
@@ -348,7 +348,7 @@ class Schedule:
             assert self.holdings.pop(session).members <= cache.exited, "memory was taken from a living process"
 
     def end(self) -> None:
-        """Nothing is left when all processes have ended."""
+        """Ends all processes, after which nothing is left."""
         for process in self.processes:
             self.server.exit_process(process)
         self.server.core.tick()

@@ -23,7 +23,7 @@ NO_PARENT = bytes(32)
 
 
 class TierSetting:
-    """`faults`: by verb and place in a batch, how that record ends."""
+    """Is a tier below a memory. `faults`: by verb and place in a batch, how that record ends."""
 
     def __init__(self, geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **terms: Any) -> None:
         self.faults: dict[tuple[str, int], Any] = {}
@@ -99,7 +99,7 @@ class TierSetting:
     # ---- time ----
 
     def turn(self, seconds: float = 0.001, times: int = 4) -> None:
-        """As the server's loop does."""
+        """Turns as the server's loop does."""
         for _ in range(times):
             self.now_s += seconds
             self.chain.advance(self.now_s)
@@ -113,13 +113,13 @@ class TierSetting:
 
     @property
     def held_bytes(self) -> int:
-        """By the traffic itself."""
+        """Returns what the traffic itself holds."""
         return self.cache.stats.leases + self.cache.stats.reserved
 
 
 @contextmanager
 def tier_setting(geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **terms: Any) -> Iterator[TierSetting]:
-    """At its end nothing is held."""
+    """Makes a setting, at whose end nothing is held."""
     setting = TierSetting(geometry, tier, **terms)
     try:
         yield setting

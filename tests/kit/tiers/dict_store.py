@@ -36,7 +36,7 @@ class Place:
 
 
 class DictStore:
-    """A RecordStore."""
+    """Is a RecordStore over a dictionary."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -40,7 +40,7 @@ class Stored:
 
 
 class MemoryTier:
-    """For one thread."""
+    """Is a tier for one thread."""
 
     knows_all = True
 

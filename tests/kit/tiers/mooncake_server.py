@@ -38,7 +38,7 @@ sys.stdin.read()
 
 
 def add_libraries(patch: pytest.MonkeyPatch) -> None:
-    """For all processes that are started."""
+    """Adds libraries for all processes that are started."""
     patch.setenv("LD_LIBRARY_PATH", f"{LIBRARIES}:{os.environ.get('LD_LIBRARY_PATH', '')}")
 
 

@@ -57,7 +57,7 @@ class Records:
         )
 
     def batch(self, *, is_durable: bool = False) -> RecordBatch:
-        """All of them, to be put."""
+        """Returns all of them, to be put."""
         return RecordBatch(
             self.names,
             self.slots,
@@ -87,7 +87,7 @@ def get(tier: Tier, records: Records) -> FinishedBatch:
 
 
 def get_all(tier: Tier, records: Records) -> FinishedBatch:
-    """Of a tier that is not patient: on a busy machine it may be late now and then."""
+    """Gets all records of a tier that is not patient: on a busy machine it may be late now and then."""
     end_s = time.monotonic() + TIMEOUT_S
     while (ended := get(tier, records)).count(RecordOutcome.FOUND) < len(records.names):
         assert time.monotonic() < end_s, ended.outcomes

@@ -97,7 +97,7 @@ def serve(folder: Path, *options: str, port: int = 0) -> Iterator[Server]:
 
 
 def ask(server: Server, *words: str) -> str:
-    """By the server's own client."""
+    """Asks by the server's own client."""
     command = [find_program("redis-cli"), "-p", str(server.port), *words]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout.strip()
 
@@ -133,7 +133,7 @@ def serve_cluster(folder: Path, *options: str, nodes: int = 3, replicas: int = 0
 
 
 def await_told(server: Server, wanted: str, *words: str) -> None:
-    """Until the answer has it."""
+    """Waits until the answer has it."""
     end_s = time.monotonic() + WAIT_S
     while wanted not in (told := ask(server, *words)):
         assert time.monotonic() < end_s, told
@@ -180,7 +180,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 @contextmanager
 def serve_tls(folder: Path, *options: str) -> Iterator[tuple[Server, Path]]:
-    """With the certificate that has to be trusted."""
+    """Serves with the certificate that has to be trusted."""
     folder.mkdir(exist_ok=True)
     key, certificate = make_certificate(folder, "server")
     port = free_port()

@@ -121,7 +121,7 @@ class HeldEngine(PassingEngine):
         self._is_held = True
 
     def release(self) -> None:
-        """All of them, in their order."""
+        """Releases all of them, in their order."""
         self._is_held = False
         while self._held:
             plan = self._held.popleft()

@@ -50,7 +50,7 @@ class Browser:
         return found["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
-        """Until an expression in the page is true."""
+        """Waits until an expression in the page is true."""
         end_s = time.monotonic() + WAIT_S
         while not self.run(condition):
             assert time.monotonic() < end_s, f"not so after {WAIT_S:g} s: {condition}"

@@ -26,7 +26,7 @@ GEOMETRY = CacheGeometry(
 
 
 class PromptLoad:
-    """Of one engine at a server. `turn` is a prompt: asked, told of, and what was missing stored."""
+    """Loads a server with one engine's prompts. `turn` is a prompt: asked, told of, and what was missing stored."""
 
     def __init__(self, socket: Path, *, model: str = "made-up/model-8b", seed: int = 1, tenant: str = "") -> None:
         identity = (IdentityField(name="model", value=model),)
@@ -69,7 +69,7 @@ class PromptLoad:
         self._store(chain, boundary // BLOCK)
 
     def await_told(self) -> None:
-        """Until the server has heard of all prompts."""
+        """Waits until the server has heard of all prompts."""
         while sum(self.client.insight().outcomes.values()) < self._tokens:
             time.sleep(0.02)
 

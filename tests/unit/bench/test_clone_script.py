@@ -20,7 +20,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def ignore(step: str) -> None:
-    """Nobody looks on."""
+    """Ignores what is told: nobody looks on."""
 
 
 def test_a_result_is_read_as_it_was() -> None:

@@ -9,14 +9,14 @@ import torch
 
 from kvoffload.bench import copy_gpu
 from kvoffload.bench.copied_blocks import LAYERS
-from kvoffload.bench.copy_gpu import _Background, measure_gpu
+from kvoffload.bench.copy_gpu import Background, measure_gpu
 from kvoffload.units import KIB, MIB
 
 
 def test_a_background_runs_beside_the_block_and_ends_with_it() -> None:
     has_called = threading.Event()
     before = threading.active_count()
-    with _Background(has_called.set):
+    with Background(has_called.set):
         assert has_called.wait(60)
         assert threading.active_count() == before + 1
     assert threading.active_count() == before

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.bench.base import Bound, Goal, Measure, Result
-from kvoffload.bench.report import _find_processor, describe_machine, render_report
+from kvoffload.bench.report import describe_machine, find_processor, render_report
 
 
 def result(name: str = "toy", value: float = 1.0, limit: float = 2.0, goal: Goal | None = None) -> Result:
@@ -71,6 +71,6 @@ def test_the_machine_is_described_without_its_name(tmp_path: Path) -> None:
     told = describe_machine()
     assert told["processors"].isdigit()
     assert platform.node() not in told.values()
-    assert _find_processor(tmp_path / "none") == ""
+    assert find_processor(tmp_path / "none") == ""
     (tmp_path / "cpuinfo").write_text("vendor_id : x\nmodel name\t: A Fast One\n")
-    assert _find_processor(tmp_path / "cpuinfo") == "A Fast One"
+    assert find_processor(tmp_path / "cpuinfo") == "A Fast One"

@@ -57,7 +57,7 @@ def accepts(rule: GroupRule, group: int, boundary: int, local: int, present: Pre
 
 
 def search(rules: list[GroupRule], *, local: int, limit: int, present: Present, alignment: int = 1) -> int:
-    """The definition: try every boundary."""
+    """Searches by the definition: tries every boundary."""
     if all(rule.reuse is ReuseRule.NOTHING for rule in rules):
         return local
     step = lcm(alignment, *(rule.block_size for rule in rules))

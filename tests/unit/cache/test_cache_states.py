@@ -64,7 +64,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(session=sessions, name_space=st.integers(0, 1), conversation=conversations, blocks=lengths)
     def save_request(self, session: int, name_space: int, conversation: int, blocks: int) -> None:
-        """What an engine does after a prefill: every group's missing blocks, parents first."""
+        """Saves a request, as an engine does after a prefill: every group's missing blocks, parents first."""
         owner = self.sessions_open[session]
         chain = make_chain(conversation, blocks)
         for group, rules in enumerate(HYBRID.groups):
@@ -123,7 +123,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.reservations)
     @rule(data=st.data())
     def abort_one(self, data: st.DataObject) -> None:
-        """Once is enough; the second time it is nobody's."""
+        """Aborts one reservation. Once is enough; the second time it is nobody's."""
         ticket = data.draw(st.sampled_from(sorted(self.model.reservations)))
         session = SessionId(self.model.reservations.pop(ticket).session)
         assert self.cache.abort(session, np.array([ticket], np.uint64)) == 1
@@ -160,7 +160,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data())
     def release_one(self, data: st.DataObject) -> None:
-        """By its own session, once."""
+        """Releases one lease by its own session, once."""
         lease = data.draw(st.sampled_from(sorted(self.model.leases)))
         owner = SessionId(self.model.leases.pop(lease).session)
         other = next(session for session in self.sessions_open if session != owner)
@@ -213,7 +213,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.sessions_open[session] = self.cache.open_session()
 
     def unevictable_blocks(self) -> set[tuple[int, int, bytes]]:
-        """What is leased."""
+        """Returns what is leased."""
         return self.model.leased_blocks()
 
     def learn_evictions(self) -> None:

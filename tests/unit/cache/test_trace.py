@@ -98,7 +98,7 @@ def test_a_value_nested_as_deep_as_can_be_read_is_refused_like_others(tmp_path: 
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_module, "_LINE_BYTES", 1000)
+    monkeypatch.setattr(trace_module, "LINE_BYTES", 1000)
     path = write(tmp_path / "long.jsonl", GOOD, " " * 1000)
     with pytest.raises(ConfigError, match="line 2: it is too long"):
         list(read_trace(path))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cli.below import choose_tiers
-from kvoffload.cli.fleet import FleetPlan, _links_a_peer, admit, plan_fleet
+from kvoffload.cli.fleet import FleetPlan, admit, links_a_peer, plan_fleet
 from kvoffload.cli.serve import choose_remote
 from kvoffload.config.sources import Settings, load_settings
 from kvoffload.config.tcp_address import parse_tcp_address
@@ -125,8 +125,8 @@ def test_a_peer_is_known_as_long_as_it_is_named_or_announced(tmp_path: Path, key
 
 
 def test_links_of_a_full_fleet_fit_what_a_server_takes() -> None:
-    assert (MAX_MEMBERS - 1) * _links_a_peer(MAX_MEMBERS) <= MAX_LINKS
-    assert _links_a_peer(MAX_MEMBERS) > 4, "the default of remote_connections, and one for probes"
+    assert (MAX_MEMBERS - 1) * links_a_peer(MAX_MEMBERS) <= MAX_LINKS
+    assert links_a_peer(MAX_MEMBERS) > 4, "the default of remote_connections, and one for probes"
 
 
 def test_a_fleet_has_no_more_members_than_agree_on_homes() -> None:

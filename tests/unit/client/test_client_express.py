@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -101,43 +101,30 @@ async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_pa
 def test_the_keeper_is_woken_for_what_is_unsent(tmp_path: Path) -> None:
     client = Client(make_terms(tmp_path / "nobody"))
     client.wire.on_unsent()
-    assert _is_woken(client)
+    assert client.is_woken
     client.close()
 
 
 def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = served(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S))
-        keeps, may_keep = threading.Event(), threading.Event()
-        find = client._find_server
+        # Its keeper does not run.
+        client = Client(make_terms(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)))
 
-        def wait() -> None:
-            keeps.set()
-            assert may_keep.wait(WAIT_S)
-            find()
+        def is_served() -> bool:
+            client.wire.receive_all(client.link, time.monotonic_ns())
+            client.link.on_time(time.monotonic_ns())
+            return client.is_served and client.wire.express_file >= 0
 
-        client._find_server = wait  # type: ignore[method-assign]
-        os.eventfd_write(client._wake, 1)
-        assert keeps.wait(WAIT_S)  # the keeper looks at nothing from here on
-        wait_for(lambda: not _is_woken(client))
+        wait_for(is_served)
         server.send_signal(signal.SIGKILL)
         server.wait()
+        assert not client.is_woken
         assert len(client.take(0, 1)) == 0
         assert client.state is LinkState.DOWN
         assert "express" in client.fault or "other end" in client.fault
-        assert _is_woken(client)
-        may_keep.set()
+        assert client.is_woken
         client.close()
-
-
-def _is_woken(client: Client) -> bool:
-    """Whether the keeper has been woken since it last looked."""
-    try:
-        os.eventfd_read(client._wake)
-    except BlockingIOError:
-        return False
-    return True
 
 
 async def test_a_server_that_comes_back_gives_another(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.unit.client.conftest import make_terms
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_before_its_start_it_asks_nobody(kind: type[Client] | type[AsyncClient], tmp_path: Path) -> None:
+async def test_before_its_start_it_asks_nobody(kind: type[Client] | type[AsyncClient], tmp_path: Path) -> None:
     client = kind(make_terms(tmp_path / "nobody"))
     assert (client.state, client.is_served, client.fault, client.refusal) == (LinkState.DOWN, False, "", None)
     assert (client.boot_id, client.memory_id) == (0, 0)
@@ -24,7 +24,9 @@ def test_before_its_start_it_asks_nobody(kind: type[Client] | type[AsyncClient],
     assert client.find_boundary(CHAIN, local=16) == 16
     with pytest.raises(ValueError, match="not mapped here"):
         client.memory(7)
-    client._end()
+    closing = client.close()
+    if closing is not None:
+        await closing
 
 
 async def test_what_was_told_last_arrives(socket_path: Path) -> None:

@@ -88,7 +88,7 @@ def lease(number: int) -> Release:
 
 
 def tell(lane: Lane, message: OneWay) -> bool:
-    """As the link does."""
+    """Tells something as the link does."""
     lane.log.add(message, lane.pending.last_number)
     return lane.tell(message, SESSION)
 

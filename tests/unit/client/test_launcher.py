@@ -27,7 +27,7 @@ sys.exit(subprocess.run(sys.argv[1:]).returncode)
 
 
 def launch(*command: str) -> subprocess.CompletedProcess[str]:
-    """By an engine that ignores and blocks signals. The answer is there when what was launched has ended."""
+    """Launches by an engine that ignores and blocks signals. The answer is there when what was launched has ended."""
     engine = [sys.executable, "-c", ENGINE, sys.executable, "-I", "-S", str(Path(launcher.__file__))]
     return subprocess.run([*engine, *command], capture_output=True, text=True, check=False)
 

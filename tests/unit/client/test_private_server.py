@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from kvoffload.cli.config import parse_assignments
-from kvoffload.client import private_server
 from kvoffload.client.private_server import find_or_start, is_listening
 from kvoffload.config.sources import TEST_VARIABLE, Settings, load_settings
 from kvoffload.errors import ConfigError, PrivateServerError
@@ -258,34 +258,44 @@ CHANGED: dict[str, object] = {
 }
 
 
+def note_starts(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Returns the commands of servers that are started from here on: none of them runs, and each says that it does."""
+    commands: list[list[str]] = []
+
+    def note(command: list[str], *, pass_fds: tuple[int, int], **_: object) -> None:
+        commands.append(command)
+        os.write(pass_fds[1], b"+")
+
+    monkeypatch.setattr(subprocess, "run", note)
+    return commands
+
+
+def assigned(command: list[str]) -> dict[str, object]:
+    return parse_assignments([value for flag, value in pairwise(command) if flag == "--set"])
+
+
 @pytest.mark.parametrize("name", list(Settings.model_fields))
 def test_each_setting_that_a_private_server_can_have_reaches_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A new setting stands in one of the two lists above, or this fails."""
     monkeypatch.setenv(TEST_VARIABLE, "1")
-    started: list[dict[str, object]] = []
-
-    def note(_files: object, _lock: object, options: list[str], _until: float) -> None:
-        started.append(parse_assignments([one for one in options if "=" in one and not one.startswith("--")]))
-
-    monkeypatch.setattr(private_server, "_start", note)
+    commands = note_starts(monkeypatch)
     if name in NOT_SERVED:
         find_or_start(SETTINGS, tmp_path)
-        assert name not in started[0] or name in ("server", "log_level")
+        assert name not in assigned(commands[0]) or name in ("server", "log_level")
         return
     settings = load_settings(flags={name: CHANGED[name]}).settings
     assert getattr(settings, name) != getattr(Settings(), name)
     first, second = find_or_start(Settings(), tmp_path), find_or_start(settings, tmp_path)
     assert first != second
-    assert getattr(load_settings(flags=started[1]).settings, name) == getattr(settings, name)
+    assert getattr(load_settings(flags=assigned(commands[1])).settings, name) == getattr(settings, name)
 
 
 def test_what_engines_cache_themselves_is_told_and_names_no_other_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(private_server, "_start", lambda _files, _lock, options, _until: started.append(options))
+    started = note_starts(monkeypatch)
     assert find_or_start(SETTINGS, tmp_path, engine_bytes=5 * GIB) == find_or_start(SETTINGS, tmp_path)
     assert f"--engine-cache={5 * GIB}" in started[0]
     assert not [option for option in started[1] if "engine-cache" in option]
@@ -344,7 +354,7 @@ def test_a_starter_may_be_killed_at_any_moment(engines: Nursery, tmp_path: Path,
 
 
 def start_by_another(room: Path, first_engine_s: float) -> Path:
-    """By a process that is gone then. Were its pipes left with the server, this would wait for that."""
+    """Starts a server by a process that is gone then. Were its pipes left with the server, this would wait for that."""
     command = [sys.executable, "-c", STARTER, str(room), "never", str(first_engine_s)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvoffload.cache import GroupRule
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.prompt_log import MAX_QUEUED, MESSAGE_BYTES, SEND_AFTER_NS, PromptLog, PromptNote
+from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import CODEC, Error, ErrorCode, Explain, Explained, Explanation, Miss
 from kvoffload.protocol.insight import MAX_TAGS
 from kvoffload.protocol.limits import MAX_QUERIES
@@ -98,11 +101,11 @@ def test_where_no_more_could_have_been_promised_nothing_is_missing(boundary: int
 
 
 def test_blocks_of_several_hashes_are_named_by_their_last() -> None:
-    setting = Setting(geometry=HYBRID)
-    setting.log._group, setting.log._block_size = 1, 32
+    prefix = replace(HYBRID.groups[0], rule=GroupRule(block_size=32, reuse=ReuseRule.PREFIX))
+    setting = Setting(geometry=replace(HYBRID, groups=(HYBRID.groups[1], prefix)))
     setting.note(boundary=32)
     (call,) = setting.send()
-    assert call.message.queries[0].missing == CHAIN[3 * 32 : 4 * 32]
+    assert (call.message.queries[0].group, call.message.queries[0].missing) == (1, CHAIN[3 * 32 : 4 * 32])
 
 
 def test_of_an_endless_prompt_the_beginning_is_counted() -> None:

@@ -63,11 +63,11 @@ def wire(path: Path) -> Iterator[SocketWire]:
 
 @pytest.fixture
 def link(wire: SocketWire) -> Iterator[Link]:
-    link = make_link(wire)  # type: ignore[arg-type]
-    link._pidfd = os.pidfd_open(os.getpid())
+    pidfd = os.pidfd_open(os.getpid())
+    link = make_link(wire, pidfd=pidfd)  # type: ignore[arg-type]
     yield link
     link.close()
-    os.close(link._pidfd)
+    os.close(pidfd)
 
 
 def test_nobody_listens(wire: SocketWire) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -259,10 +260,10 @@ def test_a_length_that_no_frame_has_ends_it(wire: SocketWire, peer: Peer, link: 
 
 def test_a_second_one_ends_the_first(wire: SocketWire, peer: Peer, link: Any) -> None:
     peer.answer(Done())
-    first = wire._express  # as a thread that waits at it has it
+    first = os.dup(wire.express_file)  # as a thread that waits at it has it
     second = Peer(wire)
-    assert first is not None
     assert peer.is_ended()
+    os.close(first)
     assert send(wire, Mark())
     assert [call.message for call in second.receive()] == [Mark()]
     assert wire.receive_answers(link, NOW_NS)

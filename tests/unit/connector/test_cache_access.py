@@ -166,6 +166,9 @@ class LateClient:
     def __init__(self) -> None:
         self.looks = 0
 
+    def start(self) -> LateClient:
+        return self
+
     def wait_until_served(self, timeout_s: float) -> bool:
         self.looks += 1
         return self.looks > 5
@@ -177,8 +180,10 @@ def test_a_private_server_that_answers_late_is_waited_for(
 ) -> None:
     """Beside an engine that starts, it may have to wait for a processor for seconds."""
     monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
-    client: Any = LateClient()
-    make_access("" if is_private else tmp_path / "s")._await(client, Role.SCHEDULER)
+    client = LateClient()
+    monkeypatch.setattr(cache_access, "Client", lambda terms, on_event: client)
+    monkeypatch.setattr(cache_access, "find_or_start", lambda *given, **named: tmp_path / "s")
+    make_access("" if is_private else tmp_path / "s").open(make_register("m"), role=Role.SCHEDULER)
     assert client.looks == looks
     assert ("starts without a cache server" in caplog.text) == (looks == 1)
 
@@ -187,9 +192,9 @@ def test_of_an_engines_processes_its_scheduler_alone_says_that_there_is_no_serve
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
+    monkeypatch.setattr(cache_access, "Client", lambda terms, on_event: LateClient())
     for role in (Role.WORKER, Role.WORKER, Role.SCHEDULER):
-        client: Any = LateClient()
-        make_access(tmp_path / "s")._await(client, role)
+        make_access(tmp_path / "s").open(make_register("m"), role=role)
     assert len(caplog.messages) == 1
 
 

@@ -18,7 +18,7 @@ class Side:
 
     @degrade(lambda: -1)
     def count(self, number: int, *, fault: BaseException | None = None) -> int:
-        """Of a thing."""
+        """Counts a thing."""
         if fault is not None:
             raise fault
         return number
@@ -27,7 +27,7 @@ class Side:
 def test_an_answer_is_handed_on() -> None:
     side = Side()
     assert (side.count(3), side.noted) == (3, [])
-    assert (Side.count.__name__, Side.count.__doc__) == ("count", "Of a thing.")
+    assert (Side.count.__name__, Side.count.__doc__) == ("count", "Counts a thing.")
 
 
 def test_a_fault_is_noted_and_answered() -> None:

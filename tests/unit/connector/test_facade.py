@@ -201,7 +201,7 @@ def test_each_registration_is_measured() -> None:
 def test_an_engine_that_makes_its_cache_anew_registers_again() -> None:
     connector, _, _ = make_worker()
     before = connector.get_handshake_metadata()
-    connector.register_kv_caches(make_tensors(connector._kv_cache_config))
+    connector.register_kv_caches(make_tensors(make_config((["a"], full(4)), num_blocks=8)))
     assert connector.get_handshake_metadata() == before
     connector.shutdown()
 
@@ -233,7 +233,10 @@ def test_layers_that_share_scaled_pages_cannot_wipe_restored_scales() -> None:
     class Impl:
         _k_scale_cache: torch.Tensor | None = None
         _v_scale_cache: torch.Tensor | None = None
-        _ensure_scale_caches = TritonAttentionImpl._ensure_scale_caches
+        _ensure_scale_caches = TritonAttentionImpl._ensure_scale_caches  # private: what each first forward runs
+
+        def run_first(self, pages: torch.Tensor) -> None:
+            self._ensure_scale_caches(pages)
 
     layers = {
         "a": SimpleNamespace(impl=Impl()),
@@ -246,7 +249,7 @@ def test_layers_that_share_scaled_pages_cannot_wipe_restored_scales() -> None:
     connector.register_kv_caches(tensors)
     tensors["a"].fill_(3)  # a restored cache
     for layer in layers.values():
-        layer.impl._ensure_scale_caches(tensors["a"])
+        layer.impl.run_first(tensors["a"])
     assert (tensors["a"] == 3).all()
     connector.shutdown()
 

@@ -18,12 +18,13 @@ from kvoffload.connector.identity.weight_watch import PAUSE_S, WeightWatch
 from kvoffload.connector.identity.weights import ModelWeights
 from kvoffload.connector.step_plan import UNASKED, StepPlan, WeightDigests, WorkerFacts, WorkerReport
 from kvoffload.errors import RegistrationError
-from tests.kit.connector.engine_configs import full
+from tests.kit.connector.engine_configs import full, make_config, make_vllm_config
 from tests.kit.connector.scripted import ScriptedEngine
 from tests.kit.connector.workers import Move
 from tests.kit.connector.workers_of_facades import (
     load_plan,
     make_worker,
+    open_worker,
     run_step,
     run_until_loaded,
     run_until_saved,
@@ -93,13 +94,11 @@ def test_both_hooks_may_be_called_any_number_of_times(times: int) -> None:
 
 
 def test_an_engine_whose_cache_was_never_registered_sleeps_too() -> None:
-    connector, _, _ = make_worker()
-    fresh = KVOffloadConnector(connector._vllm_config, connector.role, connector._kv_cache_config)
+    fresh, _ = open_worker(make_vllm_config(), make_config((["a"], full(4)), num_blocks=8))
     fresh.unregister_kv_caches()
     fresh.restore_kv_caches()
     assert fresh.get_handshake_metadata() is None
     assert fresh.faults == {}
-    connector.shutdown()
 
 
 def test_who_the_engine_is_is_not_found_out_again_while_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +131,10 @@ def test_a_wake_up_that_fails_is_a_fault_and_the_rank_has_nowhere_to_copy(monkey
     def refuse(*given: object, **named: object) -> None:
         raise RegistrationError("no", remedy="none")
 
-    assert connector.worker_side is not None
+    side = connector.worker_side
+    assert side is not None
     with monkeypatch.context() as patch:
-        patch.setattr(connector.worker_side, "_open", refuse)
+        patch.setattr(side, "terms", replace(side.terms, open_engine=refuse))
         connector.restore_kv_caches()
     assert connector.faults == {"restore_kv_caches": 1}
     assert facts_of(connector) == replace(before, places=())

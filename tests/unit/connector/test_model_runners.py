@@ -24,7 +24,7 @@ from kvoffload.connector import worker_side
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, StepPlan
 from kvoffload.connector.worker_side import IDLE_WAIT_S
-from tests.kit.connector.engine_configs import make_tensors, make_vllm_config
+from tests.kit.connector.engine_configs import make_vllm_config
 from tests.kit.connector.workers import Move, replace_engine
 from tests.kit.connector.workers_of_facades import Worker, load_plan, make_worker, save_job, warm_engine
 from tests.kit.transfer.stand_ins import HeldEngine, MarkingEngine
@@ -74,7 +74,7 @@ class RunnerV2:
     """gpu/model_runner.py around its `ActiveKVConnector`. It has no metadata in the context that loads begin in."""
 
     def __init__(self, worker: Worker) -> None:
-        self._hooks = ActiveKVConnector(ENGINE_CONFIG, make_tensors(worker.connector._kv_cache_config))
+        self._hooks = ActiveKVConnector(ENGINE_CONFIG, worker.tensors)
 
     def step(self, output: SchedulerOutput, forward: Callable[[], None]) -> None:
         if not output.total_num_scheduled_tokens:
@@ -116,13 +116,13 @@ RUNNERS: tuple[type[Runner], ...] = (RunnerV1, DraftingRunnerV1, RunnerV2, Draft
 def running(kind: type[Runner]) -> Iterator[tuple[Runner, Worker, HeldEngine]]:
     """A worker whose copies wait for the test."""
     worker = make_worker()
+    # private: vLLM makes its connector itself otherwise, with the ranks of a process group
     kv_transfer_state._KV_CONNECTOR_AGENT = worker.connector
     try:
         runner = kind(worker)
         yield runner, worker, replace_engine(side_of(worker.connector), HeldEngine)
     finally:
-        kv_transfer_state._KV_CONNECTOR_AGENT = None
-        worker.connector.shutdown()
+        kv_transfer_state.ensure_kv_transfer_shutdown()
 
 
 def side_of(connector: KVOffloadConnector) -> Any:

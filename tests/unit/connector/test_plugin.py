@@ -5,6 +5,7 @@ That real vLLM runs it is shown in tests/vllm/test_plugin.py.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector import plugin
+import kvoffload.connector.plugin
 from kvoffload.errors import ConfigError
 
 
@@ -31,12 +32,18 @@ class StandInFactory:
 
 
 @pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """It has not registered anything yet."""
+    name = kvoffload.connector.plugin.__name__
+    monkeypatch.setattr(kvoffload.connector, "plugin", kvoffload.connector.plugin)
+    monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module(name)
+
+
+@pytest.fixture
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a stand-in in vllm's place, of any version, for a plugin that has not registered anything yet."""
-    monkeypatch.setattr(plugin, "_registered_with", None)
+    """Puts a stand-in in vllm's place, of any version."""
     monkeypatch.setattr(logging.getLogger("kvoffload"), "parent", logging.getLogger())
-    plugin._warn_once.cache_clear()
-    plugin._tell_refusals_in_one_line.cache_clear()
 
     def install(factory: StandInFactory | None, version: tuple[int | str, ...] = (0, 32, 0)) -> None:
         home = "vllm.distributed.kv_transfer.kv_connector.factory"
@@ -50,7 +57,9 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_repeated_calls_register_once_and_import_nothing(install_vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_calls_register_once_and_import_nothing(
+    plugin: Any, install_vllm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, logger=plugin.logger.name)
     install_vllm(factory := StandInFactory())
     before = set(sys.modules)
@@ -63,7 +72,9 @@ def test_repeated_calls_register_once_and_import_nothing(install_vllm: Any, capl
     assert set(sys.modules) == before
 
 
-def test_foreign_registration_stays_with_one_warning(install_vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_registration_stays_with_one_warning(
+    plugin: Any, install_vllm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     install_vllm(factory := StandInFactory("KVOffloadConnector"))
     plugin.register()
     plugin.register()
@@ -72,7 +83,7 @@ def test_foreign_registration_stays_with_one_warning(install_vllm: Any, caplog: 
 
 
 def test_vllm_below_the_floor_gets_one_line_with_both_versions(
-    install_vllm: Any, caplog: pytest.LogCaptureFixture
+    plugin: Any, install_vllm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     install_vllm(factory := StandInFactory(), version=(0, 30, 2))
     plugin.register()
@@ -85,7 +96,9 @@ def test_vllm_below_the_floor_gets_one_line_with_both_versions(
 
 
 @pytest.mark.parametrize("version", [(0, 31, 0), (0, 33, 1, "dev7"), (1, 0), (0, 0, "dev")])
-def test_vllm_at_the_floor_newer_or_unversioned_is_accepted(install_vllm: Any, version: tuple[int | str, ...]) -> None:
+def test_vllm_at_the_floor_newer_or_unversioned_is_accepted(
+    plugin: Any, install_vllm: Any, version: tuple[int | str, ...]
+) -> None:
     install_vllm(factory := StandInFactory(), version=version)
     plugin.register()
     assert "KVOffloadConnector" in factory.names
@@ -103,7 +116,7 @@ def transfer(name: str, **settings: object) -> Any:
 
 
 def test_a_wrong_setting_is_refused_where_vllm_looks_for_the_class(
-    install_vllm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plugin: Any, install_vllm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     install_vllm(factory := Looking())
@@ -117,7 +130,7 @@ def test_a_wrong_setting_is_refused_where_vllm_looks_for_the_class(
     assert capsys.readouterr().err == f"kvoffload: {refusal.value}\n"
 
 
-def test_factory_that_moved_is_a_warning(install_vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_factory_that_moved_is_a_warning(plugin: Any, install_vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
     install_vllm(None)
     plugin.register()
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -17,7 +17,7 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerTerms, assemble
-from kvoffload.connector.step_plan import Place
+from kvoffload.connector.step_plan import Place, WorkerReport
 from kvoffload.protocol import Register
 from tests.kit.connector.local_client import MEMORY, LocalClient
 from tests.kit.connector.saving import DENSE, make_engine
@@ -28,7 +28,7 @@ SHARING = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0"
 
 
 class Opening:
-    """Who opens the cache, and who was to hear of its events."""
+    """Opens the cache, and knows who was to hear of its events."""
 
     def __init__(self, *, is_there: bool = True, pool_bytes: int = MEMORY.memory_bytes) -> None:
         self._is_there = is_there
@@ -58,7 +58,7 @@ def put_together(opening: Opening | None = None, *, sharing: SharingTerms = SHAR
 
 
 def policy_of(parts: SchedulerParts) -> str:
-    assert parts.saves._policy is parts.policy
+    assert parts.saves.policy is parts.policy
     return {Auto: "auto", Eager: "eager", EvictionWatch: "on_evict", SecondUse: "second_use"}[type(parts.policy)]
 
 
@@ -87,15 +87,15 @@ def test_the_queue_is_watched_as_far_as_the_steps_under_way_can_take(
     terms = {"step_tokens": step_tokens, "max_requests": requests, "steps_under_way": under_way}
     watch = put_together(save_policy="on_evict", **terms).policy
     assert isinstance(watch, EvictionWatch)
-    assert watch._look_ahead == expected
+    assert watch.look_ahead == expected
 
 
 def test_memories_of_blocks_are_bounded_by_the_engines_size() -> None:
     second_use = put_together(save_policy="second_use").policy
     assert isinstance(second_use, SecondUse)
     for number in range(1000):
-        second_use._seen.see(0, number.to_bytes(32, "big"), "a")
-    assert 4 * NUM_BLOCKS <= len(second_use._seen) <= 8 * NUM_BLOCKS
+        second_use.seen.see(0, number.to_bytes(32, "big"), "a")
+    assert 4 * NUM_BLOCKS <= len(second_use.seen) <= 8 * NUM_BLOCKS
 
 
 @pytest.mark.parametrize("has_events", [False, True])
@@ -109,27 +109,29 @@ def test_events_are_heard_if_somebody_wants_them(has_events: bool) -> None:
         assert parts.events is opening.heard_by is None
 
 
-@pytest.mark.parametrize(("interval", "keeps_all"), [(0, False), (16, False), (None, True)])
-def test_windows_are_retained_as_the_engine_does(interval: int | None, keeps_all: bool) -> None:
-    worth = put_together(retention_interval=interval).worth
-    assert (worth._interval, worth._keeps_all_windows) == (interval or 0, keeps_all)
+@pytest.mark.parametrize(("interval", "expected"), [(0, 0), (16, 16), (None, None), (18, 0)])
+def test_windows_are_retained_as_the_engine_does(interval: int | None, expected: int | None) -> None:
+    """It retains none at boundaries at which it has no hits."""
+    assert put_together(retention_interval=interval).worth.interval == expected
 
 
 def test_rounds_and_drafts_are_those_of_the_engine() -> None:
     parts = put_together(decoded_tokens=5, round_steps=3, gathered_tokens=9)
-    assert (parts.saves.look_out._decoded_tokens, parts.saves.look_out._round_steps) == (5, 3)
-    assert parts.worth._gathered == [8] * len(parts.groups)
+    assert (parts.saves.look_out.decoded_tokens, parts.saves.look_out.round_steps) == (5, 3)
+    assert parts.worth.begin(prompt_tokens=40).decoded_due == 8
 
 
 def test_all_parts_go_by_the_same_places() -> None:
-    """Of the ranks, where they may copy."""
-    parts = put_together()
-    here = Place(parts.cache.memory_id, parts.cache.session)
-    for part in (parts.saves, parts.restores):
-        assert not part._is_ready(here)
-    parts.places.note({0: (here,)})
-    for part in (parts.saves, parts.restores):
-        assert part._is_ready(here)
+    """Of the ranks, where they may copy: nothing is loaded or saved elsewhere, and a hit there waits for them."""
+    engine = make_engine(DENSE)
+    engine.serve("first", range(30))
+    engine.forget()
+    for may_copy in (False, True):
+        engine.hear(WorkerReport(places={0: engine.places if may_copy else ()}))
+        request = engine.arrive(f"again {may_copy}", range(30))
+        assert engine.match(request) == (28 if may_copy else None)
+        engine.admit(engine.arrive(f"new {may_copy}", range(100, 130)))
+        assert bool(engine.step().saves) is may_copy
 
 
 def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +141,7 @@ def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = engine.parts
     assert policy_of(parts) == "on_evict"
     assert parts.events is not None
-    assert parts.saves.look_out._decoded_tokens == 4
+    assert parts.saves.look_out.decoded_tokens == 4
     assert parts.restores.terms.verify_always
 
 

@@ -23,7 +23,7 @@ from tests.kit.connector.scripted import ScriptedEngine, list_moves, make_reques
 
 
 class Opening:
-    """Who opens the cache, and with what."""
+    """Opens the cache, and knows with what."""
 
     def __init__(self) -> None:
         self.registers: list[Register] = []
@@ -38,7 +38,12 @@ class Opening:
 
 
 def make_side(
-    *, ranks: int = 1, pipeline_ranks: int = 1, num_blocks: int = 32, hash_block_size: int = 4
+    *,
+    ranks: int = 1,
+    pipeline_ranks: int = 1,
+    num_blocks: int = 32,
+    hash_block_size: int = 4,
+    opening: Opening | None = None,
 ) -> tuple[SchedulerSide, Opening]:
     sharing = SharingTerms(
         hash_block_size=hash_block_size,
@@ -47,7 +52,7 @@ def make_side(
         tensor_ranks=ranks,
         pipeline_ranks=pipeline_ranks,
     )
-    opening = Opening()
+    opening = opening or Opening()
     side = SchedulerSide(SchedulerTerms(sharing=sharing, hit_alignment=4), opening)
     side.bind_pool(BlockPool(num_blocks, enable_caching=True, hash_block_size=4))
     return side, opening
@@ -106,12 +111,11 @@ def test_blocks_that_hashes_do_not_divide_are_refused_before_the_cache_is_opened
 
 
 def test_a_cache_that_refuses_the_engine_keeps_it_from_starting() -> None:
-    side, _ = make_side()
+    class Refusing(Opening):
+        def __call__(self, register: Register, engine: EngineFacts, on_event: object) -> LocalClient:
+            raise ServerError("refused", remedy="ask somebody else")
 
-    def refuse(register: Register, engine: EngineFacts, on_event: object) -> LocalClient:
-        raise ServerError("refused", remedy="ask somebody else")
-
-    side._open_cache = refuse
+    side, _ = make_side(opening=Refusing())
     with pytest.raises(ServerError):
         side.accept_facts({(0, 0): two_groups()})
     assert side.plan_step(SchedulerOutput.make_empty()) == StepPlan()

@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.cache import CacheTerms
 from kvoffload.connector.loads import restores
 from kvoffload.connector.loads.admission import LoadAdmission
-from kvoffload.connector.scheduler_side import SchedulerSide
+from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.step_plan import StepPlan
 from tests.kit.campaign import is_campaign
 from tests.kit.connector.engine_configs import chunked, full, recurrent, window
@@ -73,7 +73,7 @@ def play(
             engine.damage_record()
         if random.random() < reset:
             engine.connector.reset_cache()
-        if engine.side._is_mixed and random.random() < 0.6:
+        if engine.side.is_mixed and random.random() < 0.6:
             empty(engine)
             engine.connector.reset_cache()
         if random.random() < 0.3:
@@ -209,7 +209,7 @@ class NotedEngine(SimulatedEngine):
 
     def step(self) -> StepPlan:
         plan = super().step()
-        self.rests += self.side._rested > 0
+        self.rests += self.side.rested > 0
         loads = [(load.request_id, load.moves.blocks.tolist()) for load in plan.loads]
         self.plans.append((loads, [save.moves.blocks.tolist() for save in plan.saves], plan.doomed))
         return plan
@@ -222,7 +222,7 @@ def test_a_scheduler_that_rests_plans_what_one_plans_that_does_not(model: str, m
         for rests in (True, False):
             with monkeypatch.context() as patched:
                 if not rests:
-                    patched.setattr(SchedulerSide, "_find_rest", lambda side, parts: 0)
+                    patched.setattr(LookOut, "rest_steps", 0)
                 random = Random(seed)
                 engine = NotedEngine(*MODELS[model], num_blocks=96, random=random, round_steps=8, gathered_tokens=8)
                 play(engine, random, reset=0.03)
@@ -244,7 +244,7 @@ def test_a_scheduler_that_rests_plans_what_one_plans_that_does_not(model: str, m
 def test_what_is_saved_when_the_engine_loses_it_is_right(model: str, seed: int, looked_at: int) -> None:
     random = Random(seed)
     engine = make_any(model, random, extra={"save_policy": "on_evict"})
-    engine.parts.policy._look_ahead = looked_at
+    engine.parts.policy.look_ahead = looked_at
     play(engine, random, reset=0.02)
 
 

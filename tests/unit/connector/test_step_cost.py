@@ -53,7 +53,7 @@ class Instructions:
 
 
 def make_patient_engine() -> ScriptedEngine:
-    """With the rounds that an engine has."""
+    """Makes an engine with the rounds that a real one has."""
     return make_engine(
         DENSE, num_blocks=2048, max_model_len=1024, round_steps=ROUND_STEPS, gathered_tokens=GATHERED_TOKENS
     )

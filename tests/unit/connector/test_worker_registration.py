@@ -26,6 +26,7 @@ from tests.kit.connector.workers import (
     NUM_BLOCKS,
     PAGE,
     Move,
+    SharedCache,
     block_of,
     collect,
     fill,
@@ -185,16 +186,20 @@ def test_a_cache_with_other_pages_is_not_registered_in_place_of_the_first() -> N
     worker.close()
 
 
-def test_a_cache_that_cannot_be_opened_leaves_nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(register: Register) -> LocalPlaces:
-        raise ServerError("refused", remedy="ask somebody else")
+def test_a_cache_that_cannot_be_opened_leaves_nothing_registered() -> None:
+    class RefusingOnce(SharedCache):
+        has_refused = False
 
-    worker = make_worker()
+        def open(self, register: Register) -> LocalPlaces:
+            if not self.has_refused:
+                self.has_refused = True
+                raise ServerError("refused", remedy="ask somebody else")
+            return super().open(register)
+
+    worker = make_worker(shared=RefusingOnce())
     geometry, tensors = make_cache()
-    with monkeypatch.context() as patch:
-        patch.setattr(worker, "_open_cache", refuse)
-        with pytest.raises(ServerError):
-            worker.register(geometry, tensors, scale_views={}, identify=identify)
+    with pytest.raises(ServerError):
+        worker.register(geometry, tensors, scale_views={}, identify=identify)
     assert not worker.registration.is_registered
     assert worker.facts is None
     worker.register(geometry, tensors, scale_views={}, identify=identify)

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import PeerSpace
 from kvoffload.peers.control_link import ControlLink, ControlTerms
-from kvoffload.protocol import ClientMessage, ServerMessage
+from kvoffload.protocol import CODEC, Call, Error, ErrorCode, Hello
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.terms import RemoteTerms
@@ -98,19 +100,43 @@ def test_nobody_there_is_one_line_and_it_is_found_when_it_comes(there: There) ->
     link.close()
 
 
-def test_those_who_wait_for_one_that_fails_do_not_wait_again(there: There, monkeypatch: pytest.MonkeyPatch) -> None:
+class Refusing:
+    """A server that refuses whoever greets it, when it may."""
+
+    def __init__(self) -> None:
+        self.asked: list[Hello] = []
+        self.was_asked, self.may_answer, self._is_over = threading.Event(), threading.Event(), threading.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            if not self._socket.poll(10):
+                continue
+            connection, frame = self._socket.recv_multipart()
+            call = CODEC.decode_call(frame)
+            assert isinstance(call, Call)
+            assert isinstance(call.message, Hello)
+            self.asked.append(call.message)
+            self.was_asked.set()
+            self.may_answer.wait(TIMEOUT_S)
+            refusal = Error(code=ErrorCode.BUSY, message="not now")
+            self._socket.send_multipart([connection, CODEC.encode_answer(refusal, number=call.number, boot_id=1)])
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._socket.close(0)
+        self._context.term()
+
+
+def test_those_who_wait_for_one_that_fails_do_not_wait_again() -> None:
     """Whoever has come before the failure has it, too; whoever comes after it asks again."""
-    link = there.link()
-    asked: list[ClientMessage] = []
-    has_begun, may_fail = threading.Event(), threading.Event()
-
-    def fail(message: ClientMessage) -> ServerMessage:
-        asked.append(message)
-        has_begun.set()
-        assert may_fail.wait(TIMEOUT_S)
-        raise StoreFaultError("no answer in time")
-
-    monkeypatch.setattr(link, "_exchange", fail)
+    server = Refusing()
+    link = ControlLink(ControlTerms(address=TcpAddress("127.0.0.1", server.port), timeout_s=TIMEOUT_S))
     faults: list[str] = []
 
     def find() -> None:
@@ -121,16 +147,17 @@ def test_those_who_wait_for_one_that_fails_do_not_wait_again(there: There, monke
     threads = [threading.Thread(target=find) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert has_begun.wait(TIMEOUT_S)
+    assert server.was_asked.wait(TIMEOUT_S)
     await_that(lambda: all(is_in(thread, "find_ticket") for thread in threads))
-    may_fail.set()
+    server.may_answer.set()
     for thread in threads:
         thread.join()
-    assert len(asked) == 1
-    assert faults == [faults[0]] * 4
+    assert len(server.asked) == 1
+    assert faults == [f"the peer at tcp://127.0.0.1:{server.port}: not now"] * 4
     find()
-    assert len(asked) == 2
+    assert len(server.asked) == 2
     link.close()
+    server.close()
 
 
 def is_in(thread: threading.Thread, function: str) -> bool:

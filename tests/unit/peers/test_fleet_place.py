@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
 
 from kvoffload.config.tcp_address import TcpAddress
-from kvoffload.peers import SpaceTable
+from kvoffload.config.valkey_address import ValkeyAddress
+from kvoffload.peers import SpaceTable, fleet_place
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
-from kvoffload.peers.fleet_registry import FleetRegistry
+from kvoffload.peers.fleet_registry import RegistryTerms
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import TierState
+from kvoffload.tiers.valkey import ValkeyTerms
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.tier_contract import hashes_of
 
@@ -39,10 +40,10 @@ def test_before_it_is_open_everything_lives_here() -> None:
 class Told(FleetPlace):
     """One server of a fleet, whose tier asks nobody."""
 
-    def __init__(self, own: FleetMember, *others: FleetMember) -> None:
+    def __init__(self, own: FleetMember, *others: FleetMember, registry: RegistryTerms | None = None) -> None:
         self.admitted: list[FleetMember] = []
         super().__init__(
-            FleetTerms(own=own, others=others, timeout_s=0.1),
+            FleetTerms(own=own, others=others, timeout_s=0.1, registry=registry),
             SpaceTable(),
             find_homes,
             on_members=lambda members: self.admitted.__setitem__(slice(None), members),
@@ -85,7 +86,7 @@ def test_however_many_servers_there_are_all_members_agree_on_homes(count: int) -
 
 
 def order(servers: list[FleetMember], place: Told) -> list[str]:
-    """As they were announced there."""
+    """Returns members as they were announced there."""
     at = servers.index(place.terms.own)
     return [one.name for one in (*servers[at + 1 :], *servers[:at])]
 
@@ -110,11 +111,14 @@ def test_members_that_are_named_count_as_those_that_were_announced() -> None:
     first.tier.close()
 
 
-def test_a_server_with_another_ones_key_is_told_where_that_is() -> None:
-    place = Told(member(5, "k" * 40))
+def test_a_server_with_another_ones_key_is_told_where_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = SimpleNamespace(twin_at="", start=lambda: None, close=lambda: None)
+    monkeypatch.setattr(fleet_place, "FleetRegistry", lambda *given: registry)
+    valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=1))
+    place = Told(member(5, "k" * 40), registry=RegistryTerms(valkey=valkey, fleet="blue", secret=b"the fleet's"))
     place.take_members([])
     assert place.faults() == []
-    place._registry = cast(FleetRegistry, SimpleNamespace(twin_at="tcp://10.0.0.2:5555"))
+    registry.twin_at = "tcp://10.0.0.2:5555"
     place.take_members([])
     (told,) = place.faults()
     assert told == (

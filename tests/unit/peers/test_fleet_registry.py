@@ -49,7 +49,7 @@ KEY = RegistryTerms(valkey=ValkeyTerms(address=ValkeyAddress(host="")), fleet="b
 
 
 def now_ms(store: Server) -> int:
-    """By the registry's clock."""
+    """Returns the time by the registry's clock."""
     return int(ask(store, "time").split()[0]) * 1000
 
 
@@ -158,7 +158,7 @@ def test_a_fleet_of_one_name_and_another_secret_is_another_one(store: Server) ->
 
 
 def test_a_registry_that_hangs_keeps_no_server_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_registry, "_FAREWELL_S", 0.05)
+    monkeypatch.setattr(fleet_registry, "FAREWELL_S", 0.05)
     with serve(tmp_path / "own") as server:
         valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=3600.0)
         with announcing(terms_of(server, valkey=valkey), 0) as seen:

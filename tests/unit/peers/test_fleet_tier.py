@@ -28,13 +28,13 @@ def homes_by_first_byte(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[
 
 
 def homes_but_here(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp]:
-    """None of them lives with OWN."""
+    """Finds homes of which none is OWN."""
     others = [at for at, name in enumerate(members) if name != OWN]
     return np.array(others, np.intp)[homes_by_first_byte(tuple(members[at] for at in others), hashes)]
 
 
 class Member(FaultyTier):
-    """That may go away."""
+    """Is a member that may go away."""
 
     is_absent = False
     is_closed = False

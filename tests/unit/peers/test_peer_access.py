@@ -55,7 +55,7 @@ class Setting:
         return np.array([names.hashes[at : at + 32] in self.below for at in range(0, len(names.hashes), 32)], np.bool_)
 
     def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
-        """What is below comes at once."""
+        """Brings what is in a slower tier at once."""
         self.brought.append((hashes, wait_s))
         for at in range(0, len(hashes), 32):
             names = RecordNames(fingerprint=FINGERPRINT, hashes=hashes[at : at + 32], group=group)
@@ -67,7 +67,7 @@ class Setting:
         return RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(first, count), group=group, shard=shard)
 
     def put(self, names: RecordNames) -> list[int]:
-        """As if the right bytes had come."""
+        """Puts records as if the right bytes had come."""
         room = self.access.reserve(names, RECORD)
         assert room is not None
         digests = np.arange(1, 1 + len(room.slots), dtype=np.uint64)

@@ -42,7 +42,7 @@ def greet(end: socket.socket, hello: bytes) -> Any:
 
 
 def open_link(peer: OnePeer) -> socket.socket:
-    """By hand, after the hello."""
+    """Opens a link by hand, after the hello."""
     end = knock(peer)
     session = peer.server.open_session("by hand", "")
     hello = LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack()
@@ -170,7 +170,7 @@ def test_who_is_no_peer_any_more_has_no_links_and_opens_none(peer: OnePeer) -> N
     with open_link(peer) as end, knock(peer) as late:
         hello = LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack()
         answer = greet(late, hello)
-        await_that(lambda: peer.server._of_peer["by hand"] == 1)
+        await_that(lambda: peer.server.count_links("by hand") == 1)
         peer.server.keep_only(lambda name: name == "one")
         assert is_let_go(end)
         late.sendall(LinkSecret(session.secret, hello, answer.nonce).client_proof)

@@ -264,15 +264,21 @@ class Saying:
         return self._said.pop(0)
 
 
-def test_an_answer_without_what_was_asked_for_is_the_peers_fault(peer: OnePeer, store: PeerStore) -> None:
+def test_an_answer_without_what_was_asked_for_is_the_peers_fault(peer: OnePeer) -> None:
     """The server's thread took the counts from an answer that had none."""
     head = answer_only(LinkStatus.CLOSING).pack()
     wanted = LinkAnswer(outcomes=np.zeros(2, np.uint8), digests=np.zeros(2, np.uint64)).pack()
     records = Records(0, 2, 100, filled=True)
-    store._link = Saying(head)  # type: ignore[assignment]
+
+    def connect_to(*said: bytes) -> PeerStore:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        link: Any = Saying(*said)
+        return PeerStore(peer.terms(), lambda ticket, terms: (ours, link))
+
     with pytest.raises(StoreFaultError, match="CLOSING where it was to tell of 2 records"):
-        store.probe()
-    store._link = Saying(wanted[:ANSWER_BYTES], wanted[ANSWER_BYTES:], head)  # type: ignore[assignment]
+        connect_to(head).probe()
+    store = connect_to(wanted[:ANSWER_BYTES], wanted[ANSWER_BYTES:], head)
     with pytest.raises(StoreFaultError, match="CLOSING where it was to tell of 2 records"):
         store.put_slots(records.names, records.slots, record_bytes=100, digests=records.digests, parents=b"")
 

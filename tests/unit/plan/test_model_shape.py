@@ -18,7 +18,7 @@ from tests.kit.plan.configs import DEEPSEEK_V3, ENGINES_ALONE, GPT_OSS, LLAMA_8B
 
 
 def sums(config: dict[str, Any], **terms: Any) -> dict[Keeps, tuple[int, int]]:
-    """By what is kept: layers, and bytes of a token or a state of all of them."""
+    """Sums by what is kept: layers, and bytes of a token or a state of all of them."""
     found: dict[Keeps, tuple[int, int]] = {}
     for layer in read_shape(config, ShapeTerms(**terms)).layers:
         count, size = found.get(layer.keeps, (0, 0))

@@ -15,7 +15,7 @@ HEAD_BYTES = HEADER_BYTES + 4 * 9
 
 
 def most_bytes(kind: FieldKind) -> int:
-    """Of the longest value, by msgpack's longest headers."""
+    """Returns the bytes of the longest value, by msgpack's longest headers."""
     match kind:
         case Whole() | Choice():
             return 9

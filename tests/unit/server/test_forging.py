@@ -16,7 +16,7 @@ KNOWN = Known(numbers=(5, 2**40), hashes=(bytes(32), b"\x01" * 32), names=("red"
 
 
 def count_lies(*messages: type[Message]) -> dict[str, set[bytes]]:
-    """By field: different frames."""
+    """Counts different frames by field."""
     found: dict[str, set[bytes]] = {}
     for forged in forge_in_turn(messages, KNOWN):
         found.setdefault(forged.what, set()).add(forged.pack(number=1, session=7))
@@ -33,7 +33,7 @@ def test_every_field_of_every_message_is_forged_in_turn() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Of a message of tomorrow."""
+    """Is a row of a message of tomorrow."""
 
     count: Annotated[U32, "how many"]
 

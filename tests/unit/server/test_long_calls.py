@@ -61,7 +61,7 @@ def test_what_comes_behind_waits_until_it_is_done(calls: LongCalls) -> None:
     assert calls.take_waiting(b"a") is None
     await_done(calls)
     assert [calls.take_waiting(b"a") for _ in range(2)] == [b"2", None]
-    assert calls._waiting == {}
+    assert calls.waiting == 0
 
 
 def test_users_have_their_turns(calls: LongCalls) -> None:

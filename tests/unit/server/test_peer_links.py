@@ -161,8 +161,7 @@ def test_the_loop_hears_of_what_links_do() -> None:
         number = cache.open_namespace(fingerprint("model"), PLAIN)
         spaces.learn(number, fingerprint("model"), PLAIN)
         setting = TierSetting(PLAIN)
-        opener.attach("main", cache, setting.chain)
-        access = opener._server._accesses["main"]
+        access = opener.attach("main", cache, setting.chain)
         names = RecordNames(fingerprint=fingerprint("model"), hashes=b"h" * 32)
         room = access.reserve(names, PLAIN.groups[0].record_bytes)
         assert room is not None

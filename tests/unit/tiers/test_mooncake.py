@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,10 +171,13 @@ def fake_client(monkeypatch: pytest.MonkeyPatch, *lines: object) -> Iterator[Moo
     code += "end.sendall(sys.argv[1].encode()); time.sleep(60)"
     said = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
 
-    def start(self: mooncake.MooncakeStore, end: socket.socket) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", code, said, str(end.fileno())], pass_fds=[end.fileno()])
+    start = subprocess.Popen
 
-    monkeypatch.setattr(mooncake.MooncakeStore, "_start", start)
+    def start_fake(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        *_, end, _, _ = command
+        return start([sys.executable, "-c", code, said, end], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_fake)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = MooncakeAddress(host="127.0.0.1", port=listener.getsockname()[1])
         yield MooncakeTerms(address=address, call_timeout_s=TIMEOUT_S)

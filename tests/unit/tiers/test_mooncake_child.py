@@ -13,7 +13,7 @@ from kvoffload.tiers.mooncake_child import Child
 
 
 class Client:
-    """As Mooncake's, of one value."""
+    """Is as Mooncake's client, of one value."""
 
     def __init__(self) -> None:
         self.value = b""

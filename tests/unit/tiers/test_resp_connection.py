@@ -16,7 +16,7 @@ LARGE = bytes(range(256)) * 1200
 
 
 class Peer:
-    """The other end: what it is to say, and what it was told."""
+    """Is the other end: what it is to say, and what it was told."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

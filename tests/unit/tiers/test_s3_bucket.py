@@ -16,7 +16,7 @@ import obstore
 from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.s3 import WHOLE_BYTES
-from kvoffload.tiers.s3_bucket import GAP_BYTES, PART_BYTES, Ranges, S3Bucket, _explain, join_ranges
+from kvoffload.tiers.s3_bucket import GAP_BYTES, PART_BYTES, Ranges, S3Bucket, explain_fault, join_ranges
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.fault_proxy import Asked, Fault, FaultProxy, stand_before
 from tests.kit.tiers.s3_server import S3Server, await_state, client, make_tier
@@ -153,9 +153,9 @@ def test_an_answer_that_is_cut_off_is_no_answer(
 
 def test_what_a_store_says_stays_in_one_line_of_the_log() -> None:
     said = 'kind: Connect, message: "refused\nan entry\x1b[2J"'
-    assert _explain(ValueError(said)) == "refused an entry [2J"
+    assert explain_fault(ValueError(said)) == "refused an entry [2J"
     said = "status code: 503 <Code>Slow\nDown</Code> <Message>not\x1b[2J\nso fast</Message>"
-    assert _explain(ValueError(said)) == "503 Slow Down: not [2J so fast"
+    assert explain_fault(ValueError(said)) == "503 Slow Down: not [2J so fast"
 
 
 def test_of_an_object_that_is_too_long_no_more_is_read(weed: S3Server) -> None:

@@ -19,7 +19,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Its other end."""
+    """A terminal's other end."""
     other, own = pty.openpty()
     with os.fdopen(own, "r") as file:
         monkeypatch.setattr(sys, "stdin", file)

@@ -17,7 +17,7 @@ RULE = WayRule(direction=CopyDirection.SAVE, run_bytes=1, runs=1, way=CopyWay.BA
 
 
 def on(*devices: str) -> dict[str, SimpleNamespace]:
-    """Nothing but a device each."""
+    """Returns tensors that are nothing but a device each."""
     return {str(index): SimpleNamespace(device=torch.device(device)) for index, device in enumerate(devices)}
 
 

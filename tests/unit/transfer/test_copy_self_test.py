@@ -57,7 +57,7 @@ def test_a_copy_that_fails_is_named(direction: CopyDirection) -> None:
 
 def test_a_copy_that_does_not_end_is_given_up_and_its_record_is_not_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[object] = []
-    monkeypatch.setattr(copy_self_test, "_unended", kept)
+    monkeypatch.setattr(copy_self_test, "unended_records", kept)
     inner, memory = open_engine()
     engine = HeldEngine(inner)
     engine.hold()

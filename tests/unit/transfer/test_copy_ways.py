@@ -26,7 +26,7 @@ def timing(run_bytes: int, runs: int, way: CopyWay, seconds: float, direction: C
 
 
 def apply(table: WayTable, direction: CopyDirection, run_bytes: int, runs: int) -> CopyWay:
-    """As the native core does it."""
+    """Applies a table as the native core does."""
     for rule in table:
         if rule.direction is direction and run_bytes <= rule.run_bytes and runs <= rule.runs:
             return rule.way

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from kvoffload.errors import BlockCountError, NativeError, StorageError, Unsuppo
 from kvoffload.kvspec import PageMap, build_page_map
 from kvoffload.transfer.copy_engine import CopyDirection, CopyItems, FinishedCopy
 from kvoffload.transfer.copy_ways import NO_LIMIT, CopyWay, WayRule
-from kvoffload.transfer.cuda_engine import CudaEngine, _find_device
+from kvoffload.transfer.cuda_engine import CudaEngine, find_device
 from tests.kit.kvspec.builders import dense
 from tests.kit.transfer.fake_cuda import FakeCuda, needs_fake_cuda
 
@@ -58,7 +59,7 @@ class Scene:
         return bytes(self.slots[block * self.record_bytes : (block + 1) * self.record_bytes])
 
     def read_block(self, block: int) -> bytes:
-        """As the device has it, run by run."""
+        """Reads a block as the device has it, run by run."""
         runs = self.page_map.block_runs(0, block)
         return b"".join(self.driver.read(self.memory[run.allocation] + run.start, run.length) for run in runs)
 
@@ -219,8 +220,9 @@ def test_whether_kernels_can_be_used_is_told(scene: Scene) -> None:
 
 
 def test_a_way_that_is_none_is_refused(scene: Scene) -> None:
+    way: Any = SimpleNamespace(value="teleport")
     with pytest.raises(ValueError, match="batch, staged or mapped"):
-        scene.engine._core.set_ways([(True, 1, 1, "teleport")])
+        scene.engine.set_ways((WayRule(direction=CopyDirection.LOAD, run_bytes=1, runs=1, way=way),))
 
 
 def test_no_driver_and_no_such_device_are_told(scene: Scene) -> None:
@@ -231,11 +233,11 @@ def test_no_driver_and_no_such_device_are_told(scene: Scene) -> None:
 
 def test_memory_of_the_host_and_of_several_gpus_is_refused() -> None:
     with pytest.raises(StorageError, match="allocation kv is on cpu"):
-        _find_device({"kv": torch.zeros(1)}, None)
+        find_device({"kv": torch.zeros(1)}, None)
     on = [SimpleNamespace(device=torch.device("cuda", index)) for index in (0, 1)]
-    assert _find_device({"a": on[1]}, None) == 1  # type: ignore[dict-item]
-    assert _find_device({}, 2) == 2
+    assert find_device({"a": on[1]}, None) == 1  # type: ignore[dict-item]
+    assert find_device({}, 2) == 2
     with pytest.raises(StorageError, match="several GPUs: 0, 1"):
-        _find_device({"a": on[0], "b": on[1]}, None)  # type: ignore[dict-item]
+        find_device({"a": on[0], "b": on[1]}, None)  # type: ignore[dict-item]
     with pytest.raises(StorageError, match="several GPUs: 1, 2"):
-        _find_device({"b": on[1]}, 2)  # type: ignore[dict-item]
+        find_device({"b": on[1]}, 2)  # type: ignore[dict-item]

@@ -144,7 +144,7 @@ async def test_where_all_are_busy_a_newcomer_is_told() -> None:
         busy = [await connect(server) for _ in range(2)]
         for _, writer in busy:
             writer.write(b"GET / HT")
-        while server._idle or len(server._open) < 2:
+        while server.idle_connections or server.connections < 2:
             await asyncio.sleep(0.01)
         reader, writer = await connect(server)
         assert (await read_answer(reader))[0] == 503

@@ -29,9 +29,15 @@ TOKENS = list(range(1000, 1000 + 10 * BLOCK))
 
 
 @asynccontextmanager
-async def asking(path: Path) -> AsyncIterator[Prefixes]:
+async def observing(path: Path) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
         assert await client.wait_until_served(30)
+        yield client
+
+
+@asynccontextmanager
+async def asking(path: Path) -> AsyncIterator[Prefixes]:
+    async with observing(path) as client:
         yield Prefixes(client, "")
 
 
@@ -119,12 +125,12 @@ async def test_a_disk_adds_to_what_memory_has(tmp_path: Path) -> None:
     path = tmp_path / "s"
     (tmp_path / "d").mkdir(mode=0o700)
     tiers = {"": [disk_below(tmp_path / "d")]}
-    with one_server(path, tiers=tiers) as server, engine(path) as client:
+    with one_server(path, tiers=tiers) as server, engine(path) as saving:
         hashes = name_blocks(TOKENS)
-        save(client, hashes)
+        save(saving, hashes)
         await_that(lambda: counts_of(server)["written"] == 10)
-        async with asking(path) as asked:
-            assert await asked._client.clear() == 10
+        async with observing(path) as client, asking(path) as asked:
+            assert await client.clear() == 10
             [row] = await ask(asked, tokens=TOKENS, seed="7")
             assert (row["hit_tokens"], row["reaches"]) == (144, {"memory": 0, "disk": 144})
 
@@ -145,32 +151,32 @@ async def test_without_a_server_nothing_is_told(tmp_path: Path) -> None:
             await ask(Prefixes(one, ""), tokens=TOKENS)
 
 
-async def test_a_new_server_numbers_its_identities_anew(tmp_path: Path) -> None:
+async def test_a_new_server_numbers_its_identities_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "FRESH_S", 2.0**40)
     path = tmp_path / "s"
     async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
-        asked = Prefixes(client, "")
+        asked, former = Prefixes(client, ""), 0
         for name in ("one", "two"):
             with one_server(path), engine(path, name):
                 async with asyncio.timeout(30):
-                    while not (client.is_served and client.boot_id != asked._known_of):
+                    while not (client.is_served and client.boot_id != former):
                         await asyncio.sleep(0.01)
-                asked._fresh_until_s = 2.0**40
                 assert [row["model"] for row in await ask(asked, hashes=[])] == [name]
-                asked._fresh_until_s = 2.0**40
+                former = client.boot_id
 
 
 async def test_what_two_servers_said_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s"
     with one_server(path), engine(path):
-        async with asking(path) as asked:
-            look_into = asked._client.look_into
+        async with observing(path) as client:
+            look_into = client.look_into
 
             async def look_and_change(message: Any) -> Any:
                 found = await look_into(message)
                 if isinstance(message, FindPrefix):
-                    asked._client.link.boot_id += 1
+                    client.link.boot_id += 1
                 return found
 
-            monkeypatch.setattr(asked._client, "look_into", look_and_change)
+            monkeypatch.setattr(client, "look_into", look_and_change)
             with pytest.raises(ServerError, match="was replaced"):
-                await ask(asked, hashes=["aa" * 32])
+                await ask(Prefixes(client, ""), hashes=["aa" * 32])

@@ -25,7 +25,7 @@ def test_each_is_told_once_and_what_follows_with_it() -> None:
     assert take(saved, 3) == take(saved, 1) == (0, [])
     assert saved.take(b"".join(NAMES[4:9]), 1) == (3, list(range(20, 32)))
     assert take(saved, 2, 3) == (2, list(range(8, 16)))
-    assert (saved._runs, saved._places, saved._blocks) == ({}, {}, 0)
+    assert (saved.held_blocks, saved.untold_blocks) == (0, 0)
 
 
 def test_a_name_with_the_same_beginning_is_another() -> None:
@@ -46,12 +46,12 @@ def test_the_oldest_are_forgotten_however_often_they_are_offered() -> None:
     saved = SavedTokens(4, limit=10)
     for _ in range(50):
         note(saved, 0, 3)
-    assert (saved._blocks, len(saved._places)) == (9, 3)
+    assert (saved.held_blocks, saved.untold_blocks) == (9, 3)
     note(saved, 10, 20)
     assert take(saved, 0) == (0, [])
     assert take(saved, 19) == (1, [76, 77, 78, 79])
     note(saved, 20, 40)
-    assert not saved._runs
+    assert (saved.held_blocks, saved.untold_blocks) == (0, 0)
 
 
 def test_whatever_comes_the_tokens_are_those_of_the_names() -> None:
@@ -65,5 +65,8 @@ def test_whatever_comes_the_tokens_are_those_of_the_names() -> None:
         asked = [*range(at, min(at + chance.randrange(1, 6), 40)), chance.randrange(40)]
         count, tokens = take(saved, *asked)
         assert tokens == [4 * one + token for one in asked[:count] for token in range(4)]
-        assert saved._blocks == sum(len(run.words) for run in saved._runs.values()) <= 25
-        assert len(saved._places) <= saved._blocks
+        assert saved.untold_blocks <= saved.held_blocks <= 25
+    # A run as long as the limit displaces all others, and nothing is left when it was told.
+    note(saved, 0, 25)
+    assert take(saved, *range(25))[0] == len(range(25))
+    assert (saved.held_blocks, saved.untold_blocks) == (0, 0)

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from kvoffload.connector import scheduler_parts
 from kvoffload.connector.engine.traces import NAME, Traces, open_traces
 from tests.kit.connector.measured import measured_engine
 
@@ -78,10 +79,10 @@ def test_an_engine_that_traces_nothing_needs_no_opentelemetry(monkeypatch: pytes
     open_traces("http://127.0.0.1:4317").note(HEADERS, "load", 0.1, {})
 
 
-def test_a_hit_is_found_and_loaded_in_its_requests_trace() -> None:
-    engine, collector = measured_engine(), Collector()
-    notes = engine.parts.restores.notes
-    notes._traces = collector.traces
+def test_a_hit_is_found_and_loaded_in_its_requests_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Collector()
+    monkeypatch.setattr(scheduler_parts, "open_traces", lambda endpoint: collector.traces)
+    engine = measured_engine()
     request = engine.arrive("second", range(30))
     request.trace_headers = HEADERS
     engine.admit(request)

@@ -38,7 +38,15 @@ class Impl:
 
     _k_scale_cache: torch.Tensor | None = None
     _v_scale_cache: torch.Tensor | None = None
-    _ensure_scale_caches = TritonAttentionImpl._ensure_scale_caches
+    _ensure_scale_caches = TritonAttentionImpl._ensure_scale_caches  # private: what is tested is that very method
+
+    def run_first(self, pages: torch.Tensor) -> None:
+        """Does what the first forward does."""
+        self._ensure_scale_caches(pages)
+
+    @property
+    def key_scales(self) -> torch.Tensor | None:
+        return self._k_scale_cache
 
 
 @pytest.fixture
@@ -55,7 +63,7 @@ def test_restored_scales_are_wiped_by_the_first_forward_without_our_views(
     _, tensors, impl = cache
     memory = memory_of(tensors["a"])
     memory.fill_(3)  # a restored cache
-    impl._ensure_scale_caches(tensors["a"])  # what the first forward does
+    impl.run_first(tensors["a"])
     changed = memory.reshape(-1, 12) != 3
     assert changed[:, 8:].all()  # each head's scale, of keys and of values
     assert not changed[:, :8].any()  # and nothing else
@@ -69,9 +77,9 @@ def test_scales_that_are_restored_after_registration_stay(cache: tuple[Any, dict
     assert all((view == 1.0).all() for view in views.values())
     memory = memory_of(tensors["a"])
     memory.fill_(3)
-    impl._ensure_scale_caches(tensors["a"])
+    impl.run_first(tensors["a"])
     assert (memory == 3).all()
-    assert impl._k_scale_cache is views["a.k_scales"]
+    assert impl.key_scales is views["a.k_scales"]
 
 
 def test_layers_without_scales_have_no_views() -> None:

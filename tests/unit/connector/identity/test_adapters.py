@@ -65,7 +65,7 @@ def test_an_adapter_is_known_after_it_was_read(contents: AdapterContents, tmp_pa
 
 
 def find_anew(request: LoRARequest) -> bytes | None:
-    """What another engine finds."""
+    """Returns what another engine finds."""
     contents = AdapterContents()
     contents.start()
     answer = find(contents, request)

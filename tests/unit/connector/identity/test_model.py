@@ -62,7 +62,7 @@ def set_draft(draft: Any, *, target: Any = None) -> Change:
 
 
 def change_drafting(*, look_ahead: int = 0, **values: Any) -> Change:
-    """Of one and the same model that drafts."""
+    """Changes the drafting of one and the same model that drafts."""
 
     def change(config: Any) -> None:
         set_draft(draft_model())(config)

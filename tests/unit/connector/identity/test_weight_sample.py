@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode  # private: torch has no other way to see every operation
 
 from kvoffload.connector.identity.weight_sample import SAMPLED_ELEMENTS, pick_positions, sample_tensors
 
@@ -122,7 +122,7 @@ def test_tensors_without_elements_or_memory_are_told_apart_by_their_shape() -> N
 
 
 class Packed:
-    """As vLLM's shared weights: a tensor that is none, over others."""
+    """Is as vLLM's shared weights: a tensor that is none, over others."""
 
     def __init__(self, **partitions: torch.Tensor) -> None:
         self.partitions = partitions
@@ -173,8 +173,7 @@ class LargestResult(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_view = any(returned.alias_info is not None for returned in func._schema.returns)
-        if isinstance(result, torch.Tensor) and not is_view:
+        if isinstance(result, torch.Tensor) and not func.is_view:
             self.elements = max(self.elements, result.numel())
         return result
 

@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """What vLLM puts around a layer for adapters."""
+    """Is what vLLM puts around a layer for adapters."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(model: nn.Module) -> Any:
-    """As vLLM's loader notes it."""
+    """Notes a model as vLLM's loader does."""
     record_metadata_for_reloading(model)
     return model
 
@@ -78,7 +78,7 @@ def test_another_engines_model_in_this_process_is_left_out() -> None:
     _, mine, _ = (load(Model()) for _ in range(3))
     found = find_weights(config_of(mine.block.attn))
     assert {id(tensor) for _, tensor in found.tensors} == {
-        id(tensor) for tensor in (*mine.parameters(), mine.block.attn._k_scale)
+        id(tensor) for tensor in (*mine.parameters(), mine.block.attn.get_buffer("_k_scale"))
     }
 
 

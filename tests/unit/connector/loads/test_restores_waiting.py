@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.cache import AcquireOutcome
-from kvoffload.connector.loads.judge import MIN_SAMPLES
+from kvoffload.connector.loads.judge import MAX_REFUSALS, MIN_SAMPLES
 from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.loads.restores import MAX_EARLY, READY_WAIT_S
 from kvoffload.connector.step_plan import WorkerReport
@@ -205,7 +205,8 @@ def is_slower(engine: ScriptedEngine) -> None:
     request = engine.requests["second"]
     assert [engine.match(request) for _ in range(3)] == [0, 0, 0]
     assert noted == [("second", MissReason.SLOWER_THAN_COMPUTING)]
-    assert engine.parts.judge._refusals == 1, "it is asked once for each request"
+    favours = [engine.parts.judge.favours_load(64, 1) for _ in range(MAX_REFUSALS)]
+    assert favours.index(True) == MAX_REFUSALS - 1, "it is asked once for each request"
 
 
 @pytest.mark.parametrize("event", [gets_it_itself, is_gone, is_reset, grows, runs_without_it, is_slower])

@@ -17,7 +17,7 @@ PROMPT = 10_000
 
 
 class Heard:
-    """In the judge's place."""
+    """Hears samples in the judge's place."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[str, int, int, float]] = []
@@ -139,6 +139,9 @@ def test_a_step_that_never_ends_is_forgotten_with_the_next_one() -> None:
 def test_what_is_under_way_is_bounded() -> None:
     scene = Scene()
     numbers = [scene.begin({"1": 100}) for _ in range(10 * MAX_STEPS_UNDER_WAY)]
-    assert len(scene.times._under_way) == MAX_STEPS_UNDER_WAY
-    scene.end(numbers[-1], at_s=1.0)
+    scene.end(numbers[-MAX_STEPS_UNDER_WAY - 1], at_s=1.0)
+    assert scene.heard.samples == []
+    scene.end(numbers[-MAX_STEPS_UNDER_WAY], at_s=2.0)
+    assert scene.heard.samples == [("prefill", 100, 0, 1.0)]
+    scene.end(numbers[-1], at_s=3.0)
     assert not scene.times.are_wanted

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.saves.eviction_watch import EvictionWatch
@@ -26,7 +26,7 @@ TWO = ((["a"], full(4)), (["c"], window(4, tokens=64)))
 
 def watching(groups: object = DENSE, *, look_ahead: int = 256, **changes: Any) -> ScriptedEngine:
     engine = make_engine(groups, extra={"save_policy": "on_evict"}, **changes)
-    watch_of(engine)._look_ahead = look_ahead
+    watch_of(engine).look_ahead = look_ahead
     return engine
 
 
@@ -37,6 +37,18 @@ def watch_of(engine: ScriptedEngine) -> EvictionWatch:
 
 def free_order(engine: ScriptedEngine) -> list[int]:
     return [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+
+
+def hold(block: KVCacheBlock, name: BlockHashWithGroupId | None, tokens: int | None) -> None:
+    """It holds something else from now on."""
+    assert name is not None
+    block.reset_hash()
+    block.set_block_hash(name, tokens)
+
+
+def know_adapters(engine: ScriptedEngine) -> None:
+    """What a request's adapter holds is what it held when the request came."""
+    engine.side.masks.find = lambda request, terms: engine.side.masks.generation
 
 
 def take_bare(engine: ScriptedEngine) -> Sequence[KVCacheBlock]:
@@ -168,7 +180,7 @@ def test_a_block_that_holds_no_whole_block_of_ours_is_not_saved(lacks: str) -> N
     if lacks == "hash":
         engine.pool.evict_blocks({block.block_id})
     elif lacks == "whole":
-        block._block_hash_num_tokens = 26
+        hold(block, block.block_hash, 26)
     else:
         watch_of(engine).settle(np.array(order[:1]))
     assert saved_blocks(engine.step()) == order[1:]
@@ -179,7 +191,7 @@ def test_a_block_that_holds_something_else_by_now_is_not_saved_under_its_old_nam
     fill(engine)
     order = free_order(engine)
     other = engine.pool.blocks[order[3]]
-    engine.pool.blocks[order[0]]._block_hash = other.block_hash
+    hold(engine.pool.blocks[order[0]], other.block_hash, other.block_hash_num_tokens)
     assert saved_blocks(engine.step()) == order[1:]
 
 
@@ -254,7 +266,7 @@ def test_what_a_fault_kept_from_being_saved_is_saved_in_the_next_step(monkeypatc
 def test_windows_that_are_not_worth_saving_are_not_saved() -> None:
     """The engine keeps all of them here."""
     engine = watching(MIXED, retention_interval=None)
-    engine.parts.worth._keeps_all_windows = False
+    engine.parts.worth.interval = 0
     hashes = fill(engine)
     engine.report(engine.step())
     assert names_of(engine, 0) == hashes[::-1]
@@ -301,7 +313,7 @@ def test_what_an_adapter_computes_is_saved_at_once_as_its_content_may_change() -
     engine = watching()
     request = engine.arrive("a", range(30))
     request.lora_request = object()  # type: ignore[assignment]
-    engine.parts.saves._is_known = lambda tracked: True
+    know_adapters(engine)
     engine.admit(request)
     assert len(saved_blocks(engine.step())) == 7
     engine.connector.shutdown()
@@ -332,7 +344,7 @@ def automatic(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
 
 def fill_pool(engine: ScriptedEngine) -> None:
     """Nothing more is to be had without displacing something."""
-    engine.parts.policy._has_room = lambda: False
+    engine.cache.is_full = True
 
 
 def test_while_the_pool_has_room_blocks_are_saved_as_they_fill() -> None:
@@ -353,8 +365,7 @@ def test_when_the_pool_is_full_blocks_are_saved_when_the_engine_is_about_to_lose
 def test_when_the_pool_is_full_what_is_used_a_second_time_is_saved_at_once() -> None:
     engine = automatic(num_blocks=512)
     fill_pool(engine)
-    watch_of_auto = engine.parts.policy
-    watch_of_auto._look_ahead = 1
+    engine.parts.policy.look_ahead = 1
     assert [plan.saves for plan in engine.serve("first", range(30))] == [()]
     request = engine.arrive("second", [*range(16), *range(100, 130)])
     assert engine.admit(request) == Admission(16, 0)
@@ -427,7 +438,7 @@ def test_where_nothing_waits_to_be_saved_the_queue_is_not_looked_at() -> None:
 def test_an_engine_that_is_told_to_stop_saves_what_its_cache_still_holds_within_a_bound() -> None:
     engine = automatic()
     fill_pool(engine)
-    engine.parts.policy._look_ahead = 1
+    engine.parts.policy.look_ahead = 1
     assert [plan.saves for plan in engine.serve("first", range(30))] == [()]
     assert not engine.connector.has_pending_push_work()
     engine.side.begin_ending()
@@ -459,7 +470,7 @@ def test_what_an_adapter_computed_and_found_no_room_is_dropped_and_counted() -> 
     engine.cache.slots_left = 2
     request = engine.arrive("a", range(30))
     request.lora_request = object()  # type: ignore[assignment]
-    engine.parts.saves._is_known = lambda tracked: True
+    know_adapters(engine)
     engine.admit(request)
     plan = engine.step()
     engine.finish(request)

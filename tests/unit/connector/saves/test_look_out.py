@@ -176,7 +176,7 @@ def test_who_is_never_due_is_not_looked_at() -> None:
     tracked.progress.due = tracked.progress.decoded_due = NEVER
     out.note(tracked, 10)
     assert [look(out, "a") for _ in range(5)] == [[]] * 5
-    assert not out._later
+    assert out.entries == 0
 
 
 @pytest.mark.parametrize("left_out", [1, 2, 9])
@@ -206,8 +206,7 @@ def test_who_has_ended_is_not_looked_at() -> None:
     for name in ("one", "other"):
         out.forget(name)
     assert [look(out, "one", "other") for _ in range(5)] == [[]] * 5
-    assert not out._next
-    assert not any(out._later.values())
+    assert out.entries == 0
 
 
 def test_it_has_run_when_it_was_part_of_a_step_since_it_got_its_blocks() -> None:
@@ -231,8 +230,7 @@ def test_what_it_holds_does_not_grow_with_steps() -> None:
         tracked.request.num_tokens += 1
         if look(out, "a"):
             note(out, tracked, tracked.request.num_tokens)
-        assert sum(len(requests) for requests in out._later.values()) == 1
-        assert len(out._later) == 1
+        assert out.entries == 1
 
 
 @pytest.mark.parametrize("begins", [LookOut.admit, begin_decoding])

@@ -40,14 +40,14 @@ def test_an_engine_that_caches_nothing_itself_has_nothing_to_lose(wish: PolicyNa
 
 
 class EverySecond(Eager):
-    """Of the blocks that are worth saving."""
+    """Chooses every second of the blocks that are worth saving."""
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
         return [replace(one, blocks=np.where(np.arange(len(one.blocks)) % 2, one.blocks, 0)) for one in candidates]
 
 
 class Finding(Eager):
-    """The same blocks in every step."""
+    """Finds the same blocks in every step."""
 
     is_watching = True
     saves_at_once = False
@@ -61,7 +61,7 @@ class Finding(Eager):
 
 def test_a_policy_may_refuse_blocks() -> None:
     engine = make_engine()
-    engine.parts.saves._policy = EverySecond()
+    engine.parts.saves.policy = EverySecond()
     plan = save_prompt(engine, "a", range(30))
     assert saved_blocks(plan) == engine.manager.get_block_ids("a")[0][1:7:2]
     engine.report(plan)
@@ -72,7 +72,7 @@ def test_blocks_that_the_engine_evicts_may_be_saved_beside_the_others() -> None:
     engine = make_engine()
     engine.serve("a", range(30))
     blocks = np.array([1, 2], np.int64)
-    engine.parts.saves._policy = Finding([NamedBlocks(0, b"x" * 32 + b"y" * 32, bytes(64), blocks)])
+    engine.parts.saves.policy = Finding([NamedBlocks(0, b"x" * 32 + b"y" * 32, bytes(64), blocks)])
     plan = engine.step()
     assert saved_blocks(plan) == [1, 2]
     engine.report(plan)

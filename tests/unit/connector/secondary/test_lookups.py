@@ -126,7 +126,7 @@ def test_requests_that_ended_leave_nothing(cache: TieredCache) -> None:
     lookups.forget("r")
     assert (cache.cancelled, lookups.questions) == ([0], 0)
     lookups.note_lost("r", names)
-    assert lookups._requests == {}
+    assert lookups.requests == 0
 
 
 def test_after_a_reset_everything_is_asked_anew(cache: TieredCache) -> None:

@@ -57,7 +57,7 @@ class Setting:
         return key, end
 
     def let_in(self) -> list[tuple[bytes, bytes]]:
-        """Until nothing more comes."""
+        """Lets connections in until nothing more comes."""
         came = []
         while select.select([self.control], [], [], 0)[0]:
             received = self.control.receive()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Protocol
 
 import pytest
@@ -195,15 +194,16 @@ def test_who_is_taken_away_is_heard_no_more_and_ends_nothing(connect: Connect, t
     server.close()
 
 
-def test_frames_of_nobody_take_one_turn_of_the_loop_and_no_more(tmp_path: Path) -> None:
+def test_frames_of_nobody_take_one_turn_of_the_loop_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a key, and without a guest for whoever has none."""
     remote = RemoteControl(RemoteTerms(address=LOOPBACK), tmp_path / "inner", Loop())
     frames = iter(range(DROPPED_AT_ONCE))
-    router = remote._router
-    remote._router = SimpleNamespace(recv_multipart=lambda *_, **__: [next(frames), None])  # type: ignore[assignment]
+    router, _ = remote.sockets
+    monkeypatch.setattr(router, "recv_multipart", lambda *_, **__: [next(frames), None])
     assert remote.receive() is None
     assert next(frames, None) is None
-    remote._router = router
     remote.close()
 
 

@@ -16,7 +16,7 @@ FIRST, SECOND = 1001, 1002
 
 
 class Line:
-    """Both ends."""
+    """Has both ends of a connection."""
 
     def __init__(self, number: int, unread: UnreadDescriptors, uid: int) -> None:
         self.number, self.uid, self._unread = number, uid, unread
@@ -31,7 +31,7 @@ class Line:
         return True
 
     def send_all(self, count: int = 2) -> int:
-        """As many as may be; how many descriptors that were."""
+        """Sends as many as may be, and returns how many descriptors that were."""
         sent = 0
         while self.send(count):
             sent += count

@@ -301,7 +301,7 @@ class FarTier(MemoryTier):
 
 
 def find_in_tiers(operator: Client, message: FindPrefix, *, steps: int = 4) -> PrefixFound:
-    """As the loop does: the tiers' answer comes a few turns later."""
+    """Finds blocks as the loop does: the tiers' answer comes a few turns later."""
     server = operator.server
     answer = operator.ask(message)
     while answer is None:

@@ -124,9 +124,9 @@ def await_that(is_so: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(plan: ServerPlan) -> Iterator[CacheServer]:
+def serving(plan: ServerPlan, clock_ns: Callable[[], int] = time.monotonic_ns) -> Iterator[CacheServer]:
     """Gone like one that was killed: engines are not told."""
-    server, is_over = CacheServer(plan), threading.Event()
+    server, is_over = CacheServer(plan, clock_ns=clock_ns), threading.Event()
 
     def run() -> None:
         while not is_over.is_set():
@@ -190,9 +190,10 @@ def test_a_server_with_new_memory_does_not_double_what_its_engines_have(
             domains=(DomainTerms(name="", memory_bytes=1),),
             adopt_wait_s=3600.0,
         )
-        with serving(plan) as second:
+        later_s = [0]
+        with serving(plan, lambda: time.monotonic_ns() + later_s[0] * 1_000_000_000) as second:
             await_that(lambda: second.core.count_former("", 0) == POOL.memory_bytes)
-            second._adopt_until_ns = 0
+            later_s[0] = 3600
             for client in (scheduler, worker):
                 assert client.wait_until_served(WAIT_S)
             assert len(scheduler.places()) == len(worker.places()) == 2

@@ -158,7 +158,7 @@ def leave_behind(server: Server, name: str, *, uid: int = UID, geometry: CacheGe
 
 
 def sized(record_bytes: int) -> CacheGeometry:
-    """Of one group whose records have this size."""
+    """Returns a geometry of one group whose records have this size."""
     return replace(PLAIN, groups=(replace(PLAIN.groups[0], record_bytes=record_bytes),))
 
 
@@ -290,9 +290,7 @@ def test_subscribers_hear_that_it_is_another() -> None:
                     removed[event.name_space] = event.hashes
         assert stored == removed == dict.fromkeys(names, CHAIN)
         assert sorted(names.values()) == sorted(fingerprint(f"model {at}") for at in range(3 * FEW.namespaces))
-        (watch,) = server.core.feed._watches.values()
-        assert not watch.hashes
-        assert not watch.fingerprints
+        assert (server.core.feed.watched_blocks, server.core.feed.watched_namespaces) == (0, 0)
 
 
 @pytest.mark.parametrize("has_disk", [False, True])

@@ -119,7 +119,7 @@ def serving(path: Path, domain: str, *users: int) -> Iterator[subprocess.Popen[s
 
 @contextmanager
 def serving_apart(path: Path, *, wait_s: float) -> Iterator[subprocess.Popen[str]]:
-    """As in a container of its own: it sees no process but itself."""
+    """Serves as in a container of its own: it sees no process but itself."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", SERVER]
     with subprocess.Popen([*command, str(path), "", str(wait_s)], stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -300,7 +300,7 @@ def test_two_engines_do_not_share_an_adopted_session(adopted: CacheWithoutProces
 
 
 class RealPidfd:
-    """As the sockets will hand it in."""
+    """Is a pidfd as the sockets hand it in."""
 
     def __init__(self, number: int) -> None:
         self.number = number

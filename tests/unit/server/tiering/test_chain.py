@@ -48,7 +48,7 @@ class ChainSetting(TierSetting):
         return [self.far_traffic]
 
     def drop(self, tier: FaultyTier, *blocks: int) -> None:
-        """That tier has these no more."""
+        """Drops these records from that tier."""
         names = b"".join(CHAIN[32 * block : 32 * block + 32] for block in blocks)
         space = self.traffic.find_space(self.name_space)
         assert space is not None
@@ -268,7 +268,7 @@ def test_files_and_times_are_those_of_all(setting: ChainSetting) -> None:
 
 
 def find_places(setting: ChainSetting, block_hash: bytes, *, wait_s: float, name_space: int | None = None) -> list[Any]:
-    """What is answered now, and later."""
+    """Returns what is answered now, and later."""
     answers: list[Any] = []
     setting.chain.find_places(
         setting.name_space if name_space is None else name_space,

@@ -42,7 +42,7 @@ class Setting:
     tier: FaultyTier
 
     def turn(self) -> list[Promoted]:
-        """As the loop does; what was answered."""
+        """Turns as the loop does, and returns what was answered."""
         answers = []
         for _ in range(4):
             self.server.now_ns += 1_000_000

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def save_below(client: AsyncClient, server: CacheServer) -> None:
-    """Until the disk has it, too."""
+    """Saves blocks, and waits until the disk has them, too."""
     await save(client)
     await_that(lambda: counts_of(server)["written"] == 16 + 8 + 4)
 
