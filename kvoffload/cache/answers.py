@@ -97,6 +97,7 @@ class LeasedGroup:
     first: int
     addresses: Addresses
     digests: npt.NDArray[np.uint64]
+    """A row for each shard that was asked for; 0 is one that is not known."""
 
 
 @dataclass(frozen=True, eq=False)

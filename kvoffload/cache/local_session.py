@@ -74,25 +74,14 @@ class LocalSession:
         alignment: int = 1,
         shards: Sequence[int] = (),
     ) -> AcquiredBlocks:
-        def ask(shard: int) -> Acquired:
-            return self._cache.acquire(
-                self.session,
-                self._name_space,
-                chain,
-                local=local,
-                limit=limit,
-                alignment=alignment,
-                shard=shard,
-            )
-
-        return self._describe(ask(shards[0] if shards else 0), [ask(shard) for shard in shards[1:]], len(shards))
+        found = self._cache.acquire(
+            self.session, self._name_space, chain, local=local, limit=limit, alignment=alignment, shards=shards
+        )
+        return self._describe(found, found.groups)
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
-        def ask(shard: int) -> Acquired:
-            return self._cache.acquire_entries(self.session, self._name_space, group, hashes, shard=shard)
-
-        found = self._describe(ask(shards[0] if shards else 0), [ask(shard) for shard in shards[1:]], len(shards))
-        return AcquiredBlocks(found.outcome, found.boundary, found.lease, found.groups[group : group + 1])
+        found = self._cache.acquire_entries(self.session, self._name_space, group, hashes, shards=shards)
+        return self._describe(found, found.groups[group : group + 1])
 
     def release(self, lease: BlockLease) -> None:
         if lease.memory_id == self._memory_id:
@@ -148,23 +137,9 @@ class LocalSession:
             self._cache.release(self.session, LeaseId(lease))
         self._leases.clear()
 
-    def _describe(self, found: Acquired, others: list[Acquired], shards: int) -> AcquiredBlocks:
-        """Other shards' digests come from leases of their own, which are short."""
-        for other in others:
-            self._cache.release(self.session, other.lease)
+    def _describe(self, found: Acquired, groups: tuple[LeasedGroup, ...]) -> AcquiredBlocks:
         if not found.is_hit:
             return AcquiredBlocks(found.outcome, found.boundary)
         self._leases.add(found.lease)
-        groups = []
-        for at, group in enumerate(found.groups):
-            rows = [
-                other.groups[at].digests
-                if other.is_hit and np.array_equal(other.groups[at].addresses, group.addresses)
-                else np.zeros_like(group.digests)
-                for other in others
-            ]
-            digests = np.array([group.digests, *rows][:shards], np.uint64).reshape(shards, len(group.addresses))
-            groups.append(LeasedGroup(group.first, group.addresses, digests))
-        return AcquiredBlocks(
-            found.outcome, found.boundary, BlockLease(self._memory_id, found.lease, self.session), tuple(groups)
-        )
+        lease = BlockLease(self._memory_id, found.lease, self.session)
+        return AcquiredBlocks(found.outcome, found.boundary, lease, groups)

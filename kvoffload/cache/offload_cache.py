@@ -38,10 +38,7 @@ class BlockLease:
 
 @dataclass(frozen=True, eq=False)
 class AcquiredBlocks:
-    """The answer of `acquire`: with a lease if it is a hit. `boundary` is in tokens, `local` again where it is none.
-
-    The digests of a group have a row for each shard that was asked for; 0 is one that is not known.
-    """
+    """The answer of `acquire`: with a lease if it is a hit. `boundary` is in tokens, `local` again where it is none."""
 
     outcome: AcquireOutcome
     boundary: int

@@ -146,12 +146,12 @@ class PeerAccess:
             if not found.any():
                 break
             acquired = self.cache.acquire_entries(
-                self._session, space.number, names.group, rows[found].tobytes(), shard=names.shard
+                self._session, space.number, names.group, rows[found].tobytes(), shards=(names.shard,)
             )
             if acquired.is_hit:
                 leased = acquired.groups[names.group]
                 slots = self.cache.pointers(leased.addresses) + np.uint64(names.shard * record_bytes)
-                return Held(found=found, slots=slots, digests=leased.digests, lease=acquired.lease)
+                return Held(found=found, slots=slots, digests=leased.digests[0], lease=acquired.lease)
         return nothing
 
     def release(self, held: Held) -> None:

@@ -6,7 +6,7 @@ are found in it by the next cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,7 @@ class ModelCache:
         local: int = 0,
         limit: int = NO_LIMIT,
         alignment: int = 1,
-        shard: int = 0,
+        shards: Sequence[int] = (),
     ) -> Acquired:
         boundary = self.memory.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
         if boundary == local:
@@ -206,7 +206,7 @@ class ModelCache:
         size = self.memory.spaces[name_space][1].hash_block_size
         names = split(chain)[local // size : boundary // size]
         self.memory.used |= {(name_space, 0, name) for name in names}
-        return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size)
+        return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size, len(shards))
 
     def acquire_entries(
         self,
@@ -215,7 +215,7 @@ class ModelCache:
         group: int,
         hashes: Buffer,
         *,
-        shard: int = 0,
+        shards: Sequence[int] = (),
         is_use: bool = True,
     ) -> Acquired:
         keys = [(name_space, group, name) for name in split(hashes)]
@@ -223,7 +223,7 @@ class ModelCache:
             return Acquired(AcquireOutcome.MISS, 0, LeaseId(0), ())
         if is_use:
             self.memory.used |= set(keys)
-        return self._lease(session, keys, 0, 0)
+        return self._lease(session, keys, 0, 0, len(shards))
 
     def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return np.array([(name_space, group, name) in self.memory.used for name in split(hashes)], np.bool_)
@@ -359,7 +359,9 @@ class ModelCache:
         found = self.memory.sessions.get(session)
         return found is not None and found.is_open and not found.is_ending
 
-    def _lease(self, session: SessionId, keys: list[tuple[int, int, bytes]], boundary: int, first: int) -> Acquired:
+    def _lease(
+        self, session: SessionId, keys: list[tuple[int, int, bytes]], boundary: int, first: int, shards: int
+    ) -> Acquired:
         if not self._may_have_more(session):
             return Acquired(AcquireOutcome.OVER_LIMIT, 0, LeaseId(0), ())
         memory = self.memory
@@ -371,7 +373,7 @@ class ModelCache:
             entry.touched = memory.clock
         memory.leases[memory.last_lease] = (session, entries)
         addresses = np.array([entry.place * SLOT_BYTES for entry in entries], np.uint64)
-        group = LeasedGroup(first, addresses, np.ones(len(entries), np.uint64))
+        group = LeasedGroup(first, addresses, np.ones((shards, len(entries)), np.uint64))
         return Acquired(AcquireOutcome.HIT, boundary, LeaseId(memory.last_lease), (group,))
 
     def _commit_one(self, session: SessionId, key: tuple[int, int, bytes], ticket: int, shard: int) -> CommitOutcome:

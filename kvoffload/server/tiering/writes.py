@@ -231,7 +231,8 @@ class TierWrites:
             hashes = noted.hashes.tobytes()
             if not hashes:
                 return True
-            found = cache.acquire_entries(self._session, space.number, group, hashes, is_use=False)
+            shards = range(space.shards(group))
+            found = cache.acquire_entries(self._session, space.number, group, hashes, shards=shards, is_use=False)
             if found.is_hit:
                 return self._put(noted, found.lease, found.groups[group], now_s)
         self._counts.dropped_gone += len(noted.hashes)
@@ -244,10 +245,7 @@ class TierWrites:
         pointers = cache.pointers(leased.addresses)
         count = len(noted.hashes)
         writing = _Writing(noted, lease, noted.size_bytes, 0, np.ones(count, np.bool_), np.zeros(count, np.bool_))
-        for shard in range(space.shards(group)):
-            digests = leased.digests if not shard else self._find_digests(noted, hashes, shard)
-            if digests is None:
-                break
+        for shard, digests in enumerate(leased.digests):
             batch = RecordBatch(
                 space.names(group, hashes, shard),
                 pointers + np.uint64(shard * record_bytes),
@@ -266,13 +264,3 @@ class TierWrites:
         elif writing.waits_for < space.shards(group):
             writing.is_good[:] = False
         return writing.waits_for > 0
-
-    def _find_digests(self, noted: _Noted, hashes: bytes, shard: int) -> np.ndarray | None:
-        """Of another shard of what is leased. None: it was invalidated since."""
-        cache = self._cache
-        assert cache is not None
-        found = cache.acquire_entries(self._session, noted.space.number, noted.group, hashes, shard=shard, is_use=False)
-        if not found.is_hit:
-            return None
-        cache.release(self._session, found.lease)
-        return found.groups[noted.group].digests
