@@ -29,12 +29,12 @@ from kvoffload.cache.answers import (
     TenantUsage,
     Tickets,
 )
+from kvoffload.cache.ask import NO_LIMIT, Ask
 from kvoffload.cache.terms import RULE_NUMBERS, CacheFiles, CacheGeometry, CacheOwner, CacheTerms
 from kvoffload.errors import CacheMemoryError
 from kvoffload.types import Fingerprint
 from kvoffload.units import format_size
 
-NO_LIMIT = 2**64 - 1
 NOBODY = CacheOwner()
 _OUTCOMES = {outcome.value: outcome for outcome in AcquireOutcome}
 
@@ -266,21 +266,10 @@ class LocalCache:
         """Which blocks are readable now. Changes nothing."""
         return np.frombuffer(self._core.lookup(name_space, group, hashes), dtype=np.bool_)
 
-    def acquire(
-        self,
-        session: SessionId,
-        name_space: int,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-    ) -> Acquired:
-        """The longest boundary in (local, limit] that all groups accept, and a lease on the slots that a load up to it
-        needs. `chain` is the request's, from its first token on; tokens before `local` are the engine's own."""
-        found = self._core.acquire(session, name_space, chain, local, limit, alignment, shards)
-        return _read_acquired(found, len(shards))
+    def acquire(self, session: SessionId, name_space: int, ask: Ask) -> Acquired:
+        """The longest boundary that all groups accept, and a lease on the slots that a load up to it needs."""
+        found = self._core.acquire(session, name_space, *ask)
+        return _read_acquired(found, len(ask.shards))
 
     def acquire_entries(
         self,

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache.answers import Acquired, CacheStats, LeasedGroup, LeaseId
+from kvoffload.cache.ask import Ask
 from kvoffload.cache.index_reader import IndexReader
-from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
-from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, Placed, ReservedSlots
+from kvoffload.cache.local_cache import LocalCache
+from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, Placed, Publication, ReservedSlots
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import CacheGeometry
 from kvoffload.types import Fingerprint
@@ -62,21 +63,11 @@ class LocalSession:
             raise ValueError(f"there is no group {group}, there are {len(self._geometry.groups)}")
         return self._index.lookup(self._name_space, group, hashes)
 
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
-        return self._index.find_boundary(self._name_space, chain, local=local, limit=limit, alignment=alignment)
+    def find_boundary(self, ask: Ask) -> int:
+        return self._index.find_boundary(self._name_space, ask)
 
-    def acquire(
-        self,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-    ) -> AcquiredBlocks:
-        found = self._cache.acquire(
-            self.session, self._name_space, chain, local=local, limit=limit, alignment=alignment, shards=shards
-        )
+    def acquire(self, ask: Ask) -> AcquiredBlocks:
+        found = self._cache.acquire(self.session, self._name_space, ask)
         return self._describe(found, found.groups)
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
@@ -94,31 +85,22 @@ class LocalSession:
         )
         return ReservedSlots(self._memory_id, self.session, group, found.tickets, found.addresses)
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None = None,
-        digests: npt.NDArray[np.uint64] | None = None,
-        shard: int = 0,
-        shards: int = 1,
-        tenant: str = "",
-    ) -> bool:
+    def publish(self, publication: Publication) -> bool:
+        slots, digests, shards = publication.slots, publication.digests, publication.shards
         if slots.memory_id != self._memory_id:
             return False
         totals = [None] * shards if digests is None else digests.reshape(shards, len(slots))
-        for each, of_shard in enumerate(totals, shard):
+        for each, of_shard in enumerate(totals, publication.shard):
             self._cache.commit(
                 self.session,
                 self._name_space,
                 slots.group,
                 slots.tickets,
-                hashes=hashes,
-                parents=parents,
+                hashes=publication.hashes,
+                parents=publication.parents,
                 digests=of_shard,
                 shard=each,
-                tenant=self._tenants.get(tenant),
+                tenant=self._tenants.get(publication.tenant),
             )
         return True
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import Acquired as CacheAcquired
-from kvoffload.cache import CommitOutcome, LeaseId, LocalCache, SessionId
+from kvoffload.cache import Ask, CommitOutcome, LeaseId, LocalCache, SessionId
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
     Abort,
@@ -155,11 +155,9 @@ def _ask(cache: LocalCache, session: SessionId, message: Acquire | AcquireEntrie
     return cache.acquire(
         session,
         message.name_space,
-        message.chain,
-        local=message.local,
-        limit=message.limit,
-        alignment=message.alignment,
-        shards=message.shards,
+        Ask(
+            message.chain, local=message.local, limit=message.limit, alignment=message.alignment, shards=message.shards
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from kvoffload.cache import (
     NO_LIMIT,
     Acquired,
     AcquireOutcome,
+    Ask,
     CacheGeometry,
     CacheStats,
     CommitOutcome,
@@ -66,15 +67,13 @@ class ModelMemory:
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return np.array([(name_space, group, name) in self.readable for name in split(hashes)], np.bool_)
 
-    def find_boundary(
-        self, name_space: int, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1
-    ) -> int:
+    def find_boundary(self, name_space: int, ask: Ask) -> int:
         """Of a geometry with one group, of which each block has one hash."""
         if name_space >= len(self.spaces):
-            return local
+            return ask.local
         size = self.spaces[name_space][1].hash_block_size
-        end = local // size
-        for name in split(chain)[end : limit // size]:
+        end = ask.local // size
+        for name in split(ask.chain)[end : ask.limit // size]:
             if (name_space, 0, name) not in self.readable:
                 break
             end += 1
@@ -189,24 +188,15 @@ class ModelCache:
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return self.memory.lookup(name_space, group, hashes)
 
-    def acquire(
-        self,
-        session: SessionId,
-        name_space: int,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-    ) -> Acquired:
-        boundary = self.memory.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+    def acquire(self, session: SessionId, name_space: int, ask: Ask) -> Acquired:
+        local = ask.local
+        boundary = self.memory.find_boundary(name_space, ask)
         if boundary == local:
             return Acquired(AcquireOutcome.MISS, local, LeaseId(0), ())
         size = self.memory.spaces[name_space][1].hash_block_size
-        names = split(chain)[local // size : boundary // size]
+        names = split(ask.chain)[local // size : boundary // size]
         self.memory.used |= {(name_space, 0, name) for name in names}
-        return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size, len(shards))
+        return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size, len(ask.shards))
 
     def acquire_entries(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload.cache import CacheGeometry, LocalCache
+from kvoffload.cache import Ask, CacheGeometry, LocalCache
 from kvoffload.protocol import Promote, Promoted
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
@@ -78,7 +78,7 @@ class TierSetting:
 
     def load(self, chain: bytes, *, local: int = 0) -> int:
         """The boundary of a hit, of which every byte was looked at."""
-        found = self.cache.acquire(self.session, self.name_space, chain, local=local)
+        found = self.cache.acquire(self.session, self.name_space, Ask(chain, local=local))
         for group, leased in enumerate(found.groups):
             names = block_hashes(chain, self.geometry, group)[leased.first :]
             terms = self.geometry.groups[group]
