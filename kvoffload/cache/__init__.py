@@ -19,6 +19,7 @@ from kvoffload.cache.answers import (
     Reservation,
     Residence,
     SessionId,
+    StoredBlocks,
     TenantUsage,
 )
 from kvoffload.cache.ask import NO_LIMIT, Ask
@@ -77,6 +78,7 @@ __all__ = [
     "Residence",
     "SegmentMap",
     "SessionId",
+    "StoredBlocks",
     "TenantUsage",
     "find_reach",
     "longest_boundary",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -193,3 +193,12 @@ class AdoptionReport:
     """Of sessions that may still write to them."""
     dropped: int
     """Half-written, or in contradiction to others."""
+
+
+class StoredBlocks(NamedTuple):
+    """Blocks of one group that became readable together, and the block before each."""
+
+    group: int
+    hashes: bytes
+    parents: bytes
+    """As many, or none: nobody knows them."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import Acquired as CacheAcquired
-from kvoffload.cache import Ask, CommitOutcome, LeaseId, LocalCache, SessionId
+from kvoffload.cache import Ask, CommitOutcome, LeaseId, LocalCache, SessionId, StoredBlocks
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
     Abort,
@@ -100,9 +100,9 @@ def publish(
     session: SessionId,
     registration: Registration,
     message: Publish,
-    on_stored: Callable[[bytes, bytes], None],
+    on_stored: Callable[[StoredBlocks], None],
 ) -> Error | None:
-    """`on_stored(hashes, parents)` hears of the blocks that became readable. Void tickets are nothing to be told."""
+    """`on_stored` hears of the blocks that became readable. Void tickets are nothing to be told."""
     digests = _read_numbers(message.digests)
     if message.digests and not digests.all():
         return refuse(message, ErrorCode.MALFORMED, "0 is no record's digest")
@@ -126,7 +126,7 @@ def publish(
         is_stored = outcomes == CommitOutcome.READABLE
         if is_stored.any():
             parents = choose_rows(message.parents, is_stored) if message.parents else b""
-            on_stored(choose_rows(message.hashes, is_stored), parents)
+            on_stored(StoredBlocks(message.group, choose_rows(message.hashes, is_stored), parents))
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.cache import LeasedGroup, LeaseId, LocalCache, SessionId
+from kvoffload.cache import LeasedGroup, LeaseId, LocalCache, SessionId, StoredBlocks
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
@@ -99,8 +99,9 @@ class TierWrites:
     def is_idle(self) -> bool:
         return not (self._kept or self._queue or self._writing)
 
-    def note(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
+    def note(self, name_space: int, stored: StoredBlocks) -> None:
         """These blocks can be read in memory from now on."""
+        group, hashes, parents = stored
         space = self._find_space(name_space)
         if space is None or not hashes or self._cache is None:
             return

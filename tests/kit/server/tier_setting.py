@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload.cache import Ask, CacheGeometry, LocalCache
+from kvoffload.cache import Ask, CacheGeometry, LocalCache, StoredBlocks
 from kvoffload.protocol import Promote, Promoted
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
@@ -34,7 +34,7 @@ class TierSetting:
         self.chain = TierChain([self.traffic, *(self.open_farther())])
         self.told: list[tuple[int, bytes]] = []
         self.now_s = 100.0
-        self.chain.attach(self.cache, lambda space, group, hashes, parents: self.told.append((group, hashes)))
+        self.chain.attach(self.cache, lambda _, stored: self.told.append((stored.group, stored.hashes)))
         self.name_space = self.cache.open_namespace(fingerprint("model"), geometry)
         self.chain.learn(self.name_space, fingerprint("model"), geometry)
         self.session = self.cache.open_session()
@@ -71,7 +71,7 @@ class TierSetting:
                     parents=parents,
                     shard=shard,
                 )
-            self.chain.note_stored(self.name_space, group, hashes, NO_PARENT + hashes[:-32])
+            self.chain.note_stored(self.name_space, StoredBlocks(group, hashes, NO_PARENT + hashes[:-32]))
 
     def pattern(self, group: int, name: bytes, shard: int) -> Any:
         return record_pattern((0, group), name, shard, self.geometry.groups[group].record_bytes)
