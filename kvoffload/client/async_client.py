@@ -11,7 +11,7 @@ from typing import Self
 
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
 from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
@@ -105,9 +105,9 @@ class AsyncClient(Connection):
     def release(self, lease: BlockLease) -> None:
         self.engine.release(lease, time.monotonic_ns())
 
-    def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
-        """A request with this chain comes soon."""
-        self.engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+    def prefetch(self, ask: Ask) -> None:
+        """A request that asks so comes soon."""
+        self.engine.prefetch(ask, time.monotonic_ns())
 
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""

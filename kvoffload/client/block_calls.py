@@ -214,11 +214,13 @@ class BlockCalls:
             self._link.tell(Release(leases=lease.number.to_bytes(8, "little")), now_ns)
         self._link.memories.let_go(lease.memory_id)
 
-    def prefetch(self, chain: Buffer, now_ns: int, *, local: int = 0, limit: int = NO_LIMIT) -> None:
+    def prefetch(self, ask: Ask, now_ns: int) -> None:
         """A hint, which may be dropped."""
         if self._blocks.mapped is not None and self._link.is_serving:
-            data = bytes(memoryview(chain).cast("B")[: HASH_BYTES * MAX_BLOCKS])
-            self._link.tell(Prefetch(name_space=self._blocks.mapped[1], chain=data, local=local, limit=limit), now_ns)
+            chain = bytes(memoryview(ask.chain).cast("B")[: HASH_BYTES * MAX_BLOCKS])
+            name_space = self._blocks.mapped[1]
+            message = Prefetch(name_space=name_space, chain=chain, local=ask.local, limit=ask.limit)
+            self._link.tell(message, now_ns)
 
     # ---- saves ----
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
 from kvoffload.client.block_calls import FarTerms, PendingAcquire
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
@@ -151,10 +151,10 @@ class Client(Connection):
         with self.lock:
             self.engine.release(lease, time.monotonic_ns())
 
-    def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
-        """A request with this chain comes soon."""
+    def prefetch(self, ask: Ask) -> None:
+        """A request that asks so comes soon."""
         with self.lock:
-            self.engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+            self.engine.prefetch(ask, time.monotonic_ns())
 
     # ---- saves ----
 

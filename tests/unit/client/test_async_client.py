@@ -62,7 +62,7 @@ async def test_a_server_is_drained_from_a_loop(tmp_path: Path) -> None:
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = await served(path)
         await save(client)
-        client.prefetch(CHAIN)
+        client.prefetch(Ask(CHAIN))
         leased = await client.acquire(Ask(CHAIN))
         assert leased.lease is not None
         assert (await client.drain()).leases == 1

@@ -286,10 +286,10 @@ def test_large_batches_are_cut() -> None:
 
 def test_a_prefetch_is_a_hint() -> None:
     setting = Setting()
-    setting.blocks.prefetch(CHAIN, 0, local=16)
+    setting.blocks.prefetch(Ask(CHAIN, local=16), 0)
     assert [call.message for call in setting.wire.take_all()] == [Prefetch(name_space=4, chain=CHAIN, local=16)]
     setting.link.on_hang_up(0, "gone")
-    setting.blocks.prefetch(CHAIN, 0, local=32)
+    setting.blocks.prefetch(Ask(CHAIN, local=32), 0)
     setting.script.now_ns += SECOND_NS
     assert setting.script.join(boot_id=2, memory=NO_FILE + 10) == []
 

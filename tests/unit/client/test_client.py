@@ -142,7 +142,7 @@ def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
         client.publish(Publication(slots, hashes=b""))
         client.abort(slots)
         client.invalidate(0, CHAIN)
-        client.prefetch(CHAIN)
+        client.prefetch(Ask(CHAIN))
         with pytest.raises(ServerError, match="did not answer"):
             client.stats()
     assert client.state is LinkState.CLOSED

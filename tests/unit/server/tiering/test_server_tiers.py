@@ -88,7 +88,7 @@ async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder:
     ):
         assert client.wait_until_served(WAIT_S)
         await_that(lambda: [place.state for place in client.stats().places] == ["ready"])
-        client.prefetch(CHAIN)
+        client.prefetch(Ask(CHAIN))
         await_that(lambda: client.find_boundary(Ask(CHAIN)) == TOKENS)
 
 
@@ -134,7 +134,7 @@ def test_without_a_tier_nobody_asks_for_one(tmp_path: Path) -> None:
         assert client.wait_until_served(WAIT_S)
         assert not client.has_tiers
         assert client.acquire(Ask(CHAIN), far=FAR).outcome is AcquireOutcome.MISS
-        client.prefetch(CHAIN)
+        client.prefetch(Ask(CHAIN))
         assert client.stats().leases == 0
         assert server.core.tiers.files() == []
 
