@@ -185,7 +185,7 @@ sanitize-thread: setup
 
 # ---- on demand ----
 
-bench: setup ## every benchmark, beside this machine's limits
+bench: setup ## every benchmark of `kvoffload bench`, beside this machine's limits
 	@$(BIN)/kvoffload bench
 
 fuzz: setup ## each decoder under a fuzzer for FUZZ_SECONDS (600); Debian's Clang is fetched for those of the native core

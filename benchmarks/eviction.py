@@ -17,8 +17,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.evictions.traces import GENERATED, Trace, describe
 from kvoffload import native
 from kvoffload.cache.replay import OPTIMUM, pack_trace, replay

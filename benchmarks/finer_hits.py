@@ -20,8 +20,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.ground.models import MODELS, QWEN3_NEXT_80B, Model
 from benchmarks.ground.work import Ask, make_agents
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace

@@ -11,12 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.fleets.costs import read_costs  # noqa: E402
-from benchmarks.fleets.pictures import draw_all  # noqa: E402
-from benchmarks.fleets.sweeps import (  # noqa: E402
+from benchmarks.fleets.costs import read_costs
+from benchmarks.fleets.pictures import draw_all
+from benchmarks.fleets.sweeps import (
     SPLIT,
     Bench,
     Row,
@@ -27,9 +24,11 @@ from benchmarks.fleets.sweeps import (  # noqa: E402
     ask_places,
     ask_speeds,
 )
-from benchmarks.fleets.tables import make_tables  # noqa: E402
-from benchmarks.fleets.workload import make_workload  # noqa: E402
-from kvoffload.cache.trace import read_trace  # noqa: E402
+from benchmarks.fleets.tables import make_tables
+from benchmarks.fleets.workload import make_workload
+from kvoffload.cache.trace import read_trace
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:

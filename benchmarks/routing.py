@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples/07_router")]
+sys.path.insert(0, str(ROOT / "examples/07_router"))
 
 from choice import choose  # noqa: E402
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from kvoffload.cache.trace import read_trace
 
 ENGINE_PERCENTS = (2, 5, 10, 20)

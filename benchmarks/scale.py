@@ -15,8 +15,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 for _name in [name for name in os.environ if name.startswith("VLLM_")]:
     del os.environ[_name]
 # Before vLLM is imported, which reads it then.

@@ -14,13 +14,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 for _name in [name for name in os.environ if name.startswith("VLLM_")]:
     del os.environ[_name]
 # Before vLLM is imported, which reads it then.

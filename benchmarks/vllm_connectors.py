@@ -16,17 +16,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.connectors.kept import measure_kept
+from benchmarks.connectors.overhead import measure_overhead
+from benchmarks.connectors.real_size import measure_real_size
+from benchmarks.connectors.steps import measure_scheduler
+from benchmarks.connectors.ttft import measure_ttft
+from kvoffload.bench.base import Result
+from kvoffload.cli.bench import make_table
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the tests' models and engine settings are the benchmark's
-
-from benchmarks.connectors.kept import measure_kept  # noqa: E402
-from benchmarks.connectors.overhead import measure_overhead  # noqa: E402
-from benchmarks.connectors.real_size import measure_real_size  # noqa: E402
-from benchmarks.connectors.steps import measure_scheduler  # noqa: E402
-from benchmarks.connectors.ttft import measure_ttft  # noqa: E402
-from kvoffload.bench.base import Result  # noqa: E402
-from kvoffload.cli.bench import make_table  # noqa: E402
-
 ROWS = {
     "ttft": measure_ttft,
     "overhead": measure_overhead,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from serving import serve
 
-from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
+from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
 from kvoffload.client import AsyncClient, Client, ClientTerms, LinkTerms, Member, describe_blocks
 from kvoffload.keys.block_hash import BlockHasher
 from kvoffload.kvspec import ReuseRule
@@ -47,7 +47,7 @@ def save(socket: Path, chain: bytes) -> None:
         memory = client.memory(slots.memory_id)
         for block, address in enumerate(slots.addresses.tolist()):
             memory.view(address, RECORD_BYTES)[:] = block
-        client.publish(slots, hashes=chain, parents=bytes(32) + chain[:-32])
+        client.publish(Publication(slots, hashes=chain, parents=bytes(32) + chain[:-32]))
         print(f"saved {count} blocks of {RECORD_BYTES >> 10} KiB; {client.stats().readable} are readable")
 
 
@@ -55,7 +55,7 @@ async def load(socket: Path, chain: bytes) -> bool:
     """A hit is leased, so its bytes stay until they are released, whatever the server does meanwhile."""
     async with AsyncClient(terms_of(socket, "loads")) as client:
         assert await client.wait_until_served(30), client.fault
-        found = await client.acquire(chain)
+        found = await client.acquire(Ask(chain))
         if found.lease is None:
             return False
         memory = client.memory(found.lease.memory_id)

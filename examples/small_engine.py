@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
+from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
 from kvoffload.client import (
     Client,
     ClientTerms,
@@ -163,7 +163,7 @@ class SmallEngine:
         restored: list[Floats] = []
         if local < len(names):
             far = FarTerms(wait_s=DEADLINE_S) if self.client.has_tiers else None
-            found = self.client.acquire(chain, local=boundary, far=far)
+            found = self.client.acquire(Ask(chain, local=boundary), far=far)
             if found.lease is not None:
                 boundary = found.boundary
                 memory = self.client.memory(found.lease.memory_id)
@@ -200,4 +200,4 @@ class SmallEngine:
             memory.view(address, RECORD_BYTES).view(np.float32)[:] = block.ravel()
         hashes = b"".join(names[first : first + count])
         parents = (names[first - 1] if first else bytes(HASH_BYTES)) + hashes[:-HASH_BYTES]
-        self.client.publish(slots, hashes=hashes, parents=parents)
+        self.client.publish(Publication(slots, hashes=hashes, parents=parents))

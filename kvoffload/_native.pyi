@@ -1,5 +1,6 @@
 """The compiled extension, native/src/bindings/. Import it through kvoffload.native."""
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -111,10 +112,18 @@ class Cache:
     def reclaim_ended(self) -> int: ...
     def lookup(self, name_space: int, group: int, hashes: Buffer, /) -> bytes: ...
     def acquire(
-        self, session: int, name_space: int, chain: Buffer, local: int, limit: int, alignment: int, shard: int, /
+        self,
+        session: int,
+        name_space: int,
+        chain: Buffer,
+        local: int,
+        limit: int,
+        alignment: int,
+        shards: Sequence[int],
+        /,
     ) -> AcquiredTuple: ...
     def acquire_entries(
-        self, session: int, name_space: int, group: int, hashes: Buffer, shard: int, is_use: bool, /
+        self, session: int, name_space: int, group: int, hashes: Buffer, shards: Sequence[int], is_use: bool, /
     ) -> AcquiredTuple: ...
     def find_used(self, name_space: int, group: int, hashes: Buffer, /) -> bytes: ...
     def find_stored(self, name_space: int, group: int, hashes: Buffer, /) -> list[int | None]: ...

@@ -68,9 +68,9 @@ class PublishedRecords:
         self._served: list[Served] = []
         cache, publish, end = side.parts.cache, side.parts.cache.publish, side.end_request
 
-        def note_publish(slots: Any, *, hashes: bytes, **others: Any) -> bool:
-            self._kept |= {(slots.group, name) for name in _split(bytes(hashes))}
-            return bool(publish(slots, hashes=hashes, **others))
+        def note_publish(publication: Any) -> bool:
+            self._kept |= {(publication.slots.group, name) for name in _split(bytes(publication.hashes))}
+            return bool(publish(publication))
 
         def note_end(request: Any, block_ids: Any) -> None:
             chain = side.requests[request.request_id].chain

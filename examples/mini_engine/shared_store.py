@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from kvoffload.cache import AcquiredBlocks, CacheGeometry, CacheGroup, EntryKey, ReservedSlots
+from kvoffload.cache import AcquiredBlocks, Ask, CacheGeometry, CacheGroup, EntryKey, Publication, ReservedSlots
 from kvoffload.client import (
     Client,
     ClientTerms,
@@ -81,7 +81,7 @@ class SharedStore(Registrar):
     def bring_up(self, chain: bytes) -> None:
         """From the server's tiers, if it has any; then `has` finds it. The server holds it for a moment."""
         if self.client.has_tiers:
-            found = self.client.acquire(chain, far=FarTerms(wait_s=DEADLINE_S))
+            found = self.client.acquire(Ask(chain), far=FarTerms(wait_s=DEADLINE_S))
             if found.lease is not None:
                 self.client.release(found.lease)
 
@@ -156,5 +156,5 @@ class SharedStore(Registrar):
         """Until all copies have ended; what they saved is published."""
         super().wait()
         for slots, hashes, parents in self._saving:
-            self.client.publish(slots, hashes=hashes, parents=parents)
+            self.client.publish(Publication(slots, hashes=hashes, parents=parents))
         self._saving.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvoffload.bench.arena import ArenaBenchmark
 from kvoffload.bench.base import Benchmark
 from kvoffload.bench.block_hash import BlockHashBenchmark
-from kvoffload.bench.clone_script import EngineBenchmark, ScaleBenchmark
 from kvoffload.bench.copy import CopyBenchmark
 from kvoffload.bench.digest import DigestBenchmark
 from kvoffload.bench.disk import DiskBenchmark
@@ -25,14 +24,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     CopyBenchmark(),
     DigestBenchmark(),
     DiskBenchmark(),
-    EngineBenchmark(),
     IndexBenchmark(),
     MooncakeBenchmark(),
     PageMapBenchmark(),
     PeerBenchmark(),
     RpcBenchmark(),
     S3Benchmark(),
-    ScaleBenchmark(),
     ShmBenchmark(),
     ValkeyBenchmark(),
     WebBenchmark(),

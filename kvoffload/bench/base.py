@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, Self
+from typing import Protocol
 
 
 class Measure(Enum):
@@ -29,12 +29,6 @@ class Goal:
     measure: Measure
     bound: Bound
     number: float
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Reads what `str` makes of one."""
-        measure, at, bound, number = text.split()
-        return cls(Measure(measure), Bound(f"{at} {bound}"), float(number))
 
     def is_met(self, *, value: float, ratio: float) -> bool:
         """Whether what was measured is on the right side; a tie is."""

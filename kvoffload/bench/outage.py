@@ -14,7 +14,7 @@ import numpy as np
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.child import Child
 from kvoffload.bench.served import JOIN_S, join, make_chain, save_chain
-from kvoffload.cache import AcquiredBlocks
+from kvoffload.cache import AcquiredBlocks, Ask
 from kvoffload.client import Client, LinkTerms
 from kvoffload.errors import BenchmarkError
 
@@ -115,7 +115,7 @@ def _step(client: Client, chain: bytes) -> float:
     """Seconds of a scheduler's call, in a step of its own."""
     client.begin_step()
     start = time.perf_counter()
-    found = client.acquire(chain)
+    found = client.acquire(Ask(chain))
     seconds = time.perf_counter() - start
     if found.lease is not None:
         client.release(found.lease)
@@ -126,7 +126,7 @@ def _hold(client: Client, chain: bytes) -> AcquiredBlocks:
     """A hit, which a step's budget may be too short for on a busy machine."""
     for _ in range(CALLS):
         client.begin_step()
-        found = client.acquire(chain)
+        found = client.acquire(Ask(chain))
         if found.is_hit:
             return found
     raise BenchmarkError(f"none of {CALLS} acquires was a hit within a step of {STEP_MS} ms")

@@ -10,6 +10,7 @@ from pathlib import Path
 from kvoffload.bench.child import say_ready
 from kvoffload.bench.served import JOIN_S, PATIENT, make_chain, make_register
 from kvoffload.bench.tiered import HIT_BLOCKS, HIT_RECORD_BYTES, PROMOTIONS
+from kvoffload.cache import Ask
 from kvoffload.client import AsyncClient, ClientTerms, FarTerms, Member
 from kvoffload.errors import BenchmarkError
 from kvoffload.protocol import Role
@@ -34,7 +35,7 @@ async def _promote(path: Path, chains: int) -> None:
 
 async def _wait_for(client: AsyncClient, chains: int, choice: random.Random) -> None:
     while True:
-        found = await client.acquire(make_chain(HIT_BLOCKS, 1000 + choice.randrange(chains)), far=FAR)
+        found = await client.acquire(Ask(make_chain(HIT_BLOCKS, 1000 + choice.randrange(chains))), far=FAR)
         if found.lease is not None:
             client.release(found.lease)
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.bench.served import acquire, make_chain
-from kvoffload.cache import ReservedSlots
+from kvoffload.cache import Publication, ReservedSlots
 from kvoffload.client import Client
 from kvoffload.errors import BenchmarkError
 from kvoffload.types import HASH_BYTES
@@ -53,7 +53,7 @@ class RecordMover:
             slots = self._find_slots(taken.addresses)
             self._copy_all(list(zip(slots, self._buffer[first : first + batch], strict=True)))
             hashes = slice(first * HASH_BYTES, (first + batch) * HASH_BYTES)
-            client.publish(taken, hashes=chain[hashes], parents=parents[hashes])
+            client.publish(Publication(taken, hashes=chain[hashes], parents=parents[hashes]))
             self.slots += slots
         seconds = time.perf_counter() - start
         client.stats()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kvoffload.bench.child import say_ready
-from kvoffload.cache import AcquiredBlocks, CacheTerms
+from kvoffload.cache import AcquiredBlocks, Ask, CacheTerms, Publication
 from kvoffload.cache.terms import DEFAULT_POLICY
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.errors import BenchmarkError
@@ -62,7 +62,7 @@ def save_chain(client: Client, chain: bytes) -> None:
     for first in range(0, len(chain), MAX_BATCH * HASH_BYTES):
         hashes = chain[first : first + MAX_BATCH * HASH_BYTES]
         slots = client.reserve(0, count=len(hashes) // HASH_BYTES)
-        client.publish(slots, hashes=hashes, parents=parents[first : first + len(hashes)])
+        client.publish(Publication(slots, hashes=hashes, parents=parents[first : first + len(hashes)]))
     client.stats()
     if not client.lookup(0, chain).all():
         raise BenchmarkError(f"of {len(chain) // HASH_BYTES} blocks not all were saved")
@@ -70,7 +70,7 @@ def save_chain(client: Client, chain: bytes) -> None:
 
 def acquire(client: Client, chain: bytes) -> AcquiredBlocks:
     """Acquires blocks. BenchmarkError: it is no hit, or not of all."""
-    found = client.acquire(chain)
+    found = client.acquire(Ask(chain))
     if not found.is_hit or found.boundary != len(chain) // HASH_BYTES * BLOCK_TOKENS:
         raise BenchmarkError(f"an acquire of what was saved is a {found.outcome.name} up to {found.boundary}")
     return found

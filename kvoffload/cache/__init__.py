@@ -19,13 +19,15 @@ from kvoffload.cache.answers import (
     Reservation,
     Residence,
     SessionId,
+    StoredBlocks,
     TenantUsage,
 )
+from kvoffload.cache.ask import NO_LIMIT, Ask
 from kvoffload.cache.boundary import EntryKey, GroupRule, find_reach, longest_boundary, needed_blocks
 from kvoffload.cache.index_reader import IndexReader
-from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
+from kvoffload.cache.local_cache import LocalCache
 from kvoffload.cache.local_session import LocalSession
-from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, Placed, ReservedSlots
+from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, Placed, Publication, ReservedSlots
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import (
     TENANT_LIMIT,
@@ -47,6 +49,7 @@ __all__ = [
     "Acquired",
     "AcquiredBlocks",
     "AdoptionReport",
+    "Ask",
     "BlockLease",
     "CacheFiles",
     "CacheGeometry",
@@ -69,11 +72,13 @@ __all__ = [
     "OffloadCache",
     "PlaceUsage",
     "Placed",
+    "Publication",
     "Reservation",
     "ReservedSlots",
     "Residence",
     "SegmentMap",
     "SessionId",
+    "StoredBlocks",
     "TenantUsage",
     "find_reach",
     "longest_boundary",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +98,7 @@ class LeasedGroup:
     first: int
     addresses: Addresses
     digests: npt.NDArray[np.uint64]
+    """A row for each shard that was asked for; 0 is one that is not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,3 +194,12 @@ class AdoptionReport:
     """Of sessions that may still write to them."""
     dropped: int
     """Half-written, or in contradiction to others."""
+
+
+class StoredBlocks(NamedTuple):
+    """Blocks of one group that became readable together, and the block before each."""
+
+    group: int
+    hashes: bytes
+    parents: bytes
+    """As many, or none: nobody knows them."""

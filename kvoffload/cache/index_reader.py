@@ -7,7 +7,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload import native
-from kvoffload.cache.local_cache import NO_LIMIT
+from kvoffload.cache.ask import Ask
 
 
 class IndexReader:
@@ -22,11 +22,9 @@ class IndexReader:
         """Says which blocks are readable now."""
         return np.frombuffer(self._reader.lookup(name_space, group, hashes), dtype=np.bool_)
 
-    def find_boundary(
-        self, name_space: int, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1
-    ) -> int:
-        """The boundary that an `acquire` with the same arguments would find now; `local` if there is none."""
-        return self._reader.find_boundary(name_space, chain, local, limit, alignment)
+    def find_boundary(self, name_space: int, ask: Ask) -> int:
+        """The boundary that an `acquire` of it would find now; `local` if there is none."""
+        return self._reader.find_boundary(name_space, ask.chain, ask.local, ask.limit, ask.alignment)
 
     @property
     def version(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,12 +29,12 @@ from kvoffload.cache.answers import (
     TenantUsage,
     Tickets,
 )
+from kvoffload.cache.ask import NO_LIMIT, Ask
 from kvoffload.cache.terms import RULE_NUMBERS, CacheFiles, CacheGeometry, CacheOwner, CacheTerms
 from kvoffload.errors import CacheMemoryError
 from kvoffload.types import Fingerprint
 from kvoffload.units import format_size
 
-NO_LIMIT = 2**64 - 1
 NOBODY = CacheOwner()
 _OUTCOMES = {outcome.value: outcome for outcome in AcquireOutcome}
 
@@ -266,20 +266,10 @@ class LocalCache:
         """Says which blocks are readable now. Changes nothing."""
         return np.frombuffer(self._core.lookup(name_space, group, hashes), dtype=np.bool_)
 
-    def acquire(
-        self,
-        session: SessionId,
-        name_space: int,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shard: int = 0,
-    ) -> Acquired:
-        """The longest boundary in (local, limit] that all groups accept, and a lease on the slots that a load up to it
-        needs. `chain` is the request's, from its first token on; tokens before `local` are the engine's own."""
-        return _read_acquired(self._core.acquire(session, name_space, chain, local, limit, alignment, shard))
+    def acquire(self, session: SessionId, name_space: int, ask: Ask) -> Acquired:
+        """The longest boundary that all groups accept, and a lease on the slots that a load up to it needs."""
+        found = self._core.acquire(session, name_space, *ask)
+        return _read_acquired(found, len(ask.shards))
 
     def acquire_entries(
         self,
@@ -288,11 +278,12 @@ class LocalCache:
         group: int,
         hashes: Buffer,
         *,
-        shard: int = 0,
+        shards: Sequence[int] = (),
         is_use: bool = True,
     ) -> Acquired:
         """A lease on these blocks of one group, all or none. If not for use, it counts for no policy, and as no hit."""
-        return _read_acquired(self._core.acquire_entries(session, name_space, group, hashes, shard, is_use))
+        found = self._core.acquire_entries(session, name_space, group, hashes, shards, is_use)
+        return _read_acquired(found, len(shards))
 
     def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         """Which blocks are readable and were acquired for use since they are."""
@@ -492,11 +483,14 @@ def _as_buffer(numbers: npt.NDArray[np.uint64], name: str) -> memoryview:
     return np.ascontiguousarray(numbers).data
 
 
-def _read_acquired(answer: tuple[int, int, int, tuple[tuple[int, bytes, bytes], ...]]) -> Acquired:
+def _read_acquired(answer: tuple[int, int, int, tuple[tuple[int, bytes, bytes], ...]], shards: int) -> Acquired:
     outcome, boundary, lease, groups = answer
     return Acquired(
         _OUTCOMES[outcome],
         boundary,
         LeaseId(lease),
-        tuple(LeasedGroup(first, _numbers(addresses), _numbers(digests)) for first, addresses, digests in groups),
+        tuple(
+            LeasedGroup(first, _numbers(addresses), _numbers(digests).reshape(shards, len(addresses) // 8))
+            for first, addresses, digests in groups
+        ),
     )

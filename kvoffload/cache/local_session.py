@@ -10,9 +10,10 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache.answers import Acquired, CacheStats, LeasedGroup, LeaseId
+from kvoffload.cache.ask import Ask
 from kvoffload.cache.index_reader import IndexReader
-from kvoffload.cache.local_cache import NO_LIMIT, LocalCache
-from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, Placed, ReservedSlots
+from kvoffload.cache.local_cache import LocalCache
+from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, Placed, Publication, ReservedSlots
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.cache.terms import CacheGeometry
 from kvoffload.types import Fingerprint
@@ -62,37 +63,16 @@ class LocalSession:
             raise ValueError(f"there is no group {group}, there are {len(self._geometry.groups)}")
         return self._index.lookup(self._name_space, group, hashes)
 
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
-        return self._index.find_boundary(self._name_space, chain, local=local, limit=limit, alignment=alignment)
+    def find_boundary(self, ask: Ask) -> int:
+        return self._index.find_boundary(self._name_space, ask)
 
-    def acquire(
-        self,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-    ) -> AcquiredBlocks:
-        def ask(shard: int) -> Acquired:
-            return self._cache.acquire(
-                self.session,
-                self._name_space,
-                chain,
-                local=local,
-                limit=limit,
-                alignment=alignment,
-                shard=shard,
-            )
-
-        return self._describe(ask(shards[0] if shards else 0), [ask(shard) for shard in shards[1:]], len(shards))
+    def acquire(self, ask: Ask) -> AcquiredBlocks:
+        found = self._cache.acquire(self.session, self._name_space, ask)
+        return self._describe(found, found.groups)
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
-        def ask(shard: int) -> Acquired:
-            return self._cache.acquire_entries(self.session, self._name_space, group, hashes, shard=shard)
-
-        found = self._describe(ask(shards[0] if shards else 0), [ask(shard) for shard in shards[1:]], len(shards))
-        return AcquiredBlocks(found.outcome, found.boundary, found.lease, found.groups[group : group + 1])
+        found = self._cache.acquire_entries(self.session, self._name_space, group, hashes, shards=shards)
+        return self._describe(found, found.groups[group : group + 1])
 
     def release(self, lease: BlockLease) -> None:
         if lease.memory_id == self._memory_id:
@@ -105,31 +85,22 @@ class LocalSession:
         )
         return ReservedSlots(self._memory_id, self.session, group, found.tickets, found.addresses)
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None = None,
-        digests: npt.NDArray[np.uint64] | None = None,
-        shard: int = 0,
-        shards: int = 1,
-        tenant: str = "",
-    ) -> bool:
+    def publish(self, publication: Publication) -> bool:
+        slots, digests, shards = publication.slots, publication.digests, publication.shards
         if slots.memory_id != self._memory_id:
             return False
         totals = [None] * shards if digests is None else digests.reshape(shards, len(slots))
-        for each, of_shard in enumerate(totals, shard):
+        for each, of_shard in enumerate(totals, publication.shard):
             self._cache.commit(
                 self.session,
                 self._name_space,
                 slots.group,
                 slots.tickets,
-                hashes=hashes,
-                parents=parents,
+                hashes=publication.hashes,
+                parents=publication.parents,
                 digests=of_shard,
                 shard=each,
-                tenant=self._tenants.get(tenant),
+                tenant=self._tenants.get(publication.tenant),
             )
         return True
 
@@ -148,23 +119,9 @@ class LocalSession:
             self._cache.release(self.session, LeaseId(lease))
         self._leases.clear()
 
-    def _describe(self, found: Acquired, others: list[Acquired], shards: int) -> AcquiredBlocks:
-        """Other shards' digests come from leases of their own, which are short."""
-        for other in others:
-            self._cache.release(self.session, other.lease)
+    def _describe(self, found: Acquired, groups: tuple[LeasedGroup, ...]) -> AcquiredBlocks:
         if not found.is_hit:
             return AcquiredBlocks(found.outcome, found.boundary)
         self._leases.add(found.lease)
-        groups = []
-        for at, group in enumerate(found.groups):
-            rows = [
-                other.groups[at].digests
-                if other.is_hit and np.array_equal(other.groups[at].addresses, group.addresses)
-                else np.zeros_like(group.digests)
-                for other in others
-            ]
-            digests = np.array([group.digests, *rows][:shards], np.uint64).reshape(shards, len(group.addresses))
-            groups.append(LeasedGroup(group.first, group.addresses, digests))
-        return AcquiredBlocks(
-            found.outcome, found.boundary, BlockLease(self._memory_id, found.lease, self.session), tuple(groups)
-        )
+        lease = BlockLease(self._memory_id, found.lease, self.session)
+        return AcquiredBlocks(found.outcome, found.boundary, lease, groups)

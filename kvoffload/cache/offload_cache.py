@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache.answers import AcquireOutcome, Addresses, CacheStats, LeasedGroup, Tickets
-from kvoffload.cache.local_cache import NO_LIMIT
+from kvoffload.cache.ask import Ask
 from kvoffload.cache.segment_map import SegmentMap
 
 
@@ -38,10 +38,7 @@ class BlockLease:
 
 @dataclass(frozen=True, eq=False)
 class AcquiredBlocks:
-    """The answer of `acquire`: with a lease if it is a hit. `boundary` is in tokens, `local` again where it is none.
-
-    The digests of a group have a row for each shard that was asked for; 0 is one that is not known.
-    """
+    """The answer of `acquire`: with a lease if it is a hit. `boundary` is in tokens, `local` again where it is none."""
 
     outcome: AcquireOutcome
     boundary: int
@@ -70,6 +67,22 @@ class ReservedSlots:
         return ReservedSlots(self.memory_id, self.session, self.group, self.tickets[part], self.addresses[part])
 
 
+@dataclass(frozen=True, eq=False)
+class Publication:
+    """Records that are written: of `shards` shards from `shard` on."""
+
+    slots: ReservedSlots
+    _: KW_ONLY
+    hashes: Buffer
+    parents: Buffer | None = None
+    digests: npt.NDArray[np.uint64] | None = None
+    """Shard after shard. See `LocalCache.commit` for both."""
+    shard: int = 0
+    shards: int = 1
+    tenant: str = ""
+    """Whose quota pays, if it is one that the session may name; else the session's."""
+
+
 class OffloadCache(Protocol):
     """Hashes are contiguous buffers of 32 bytes each. A wrong length, or a group that does not exist, is a ValueError.
 
@@ -95,21 +108,12 @@ class OffloadCache(Protocol):
         """Says which blocks are readable now. Changes nothing and waits for nobody."""
         ...
 
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
-        """The boundary that an `acquire` with the same arguments would find now; `local` if there is none."""
+    def find_boundary(self, ask: Ask) -> int:
+        """The boundary that an `acquire` of it would find now; `local` if there is none."""
         ...
 
-    def acquire(
-        self,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-    ) -> AcquiredBlocks:
-        """The longest boundary in (local, limit] that all groups accept, and a lease on what a load up to it needs.
-        `chain` is the request's, from its first token on; tokens before `local` are the engine's own."""
+    def acquire(self, ask: Ask) -> AcquiredBlocks:
+        """The longest boundary that all groups accept, and a lease on what a load up to it needs."""
         ...
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
@@ -125,21 +129,8 @@ class OffloadCache(Protocol):
         0 for the others."""
         ...
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None = None,
-        digests: npt.NDArray[np.uint64] | None = None,
-        shard: int = 0,
-        shards: int = 1,
-        tenant: str = "",
-    ) -> bool:
-        """The records of `shards` shards from `shard` on are written, their digests shard after shard; a block is
-        readable when all its shards are published. Slots that are not ours (any more) are ignored. See
-        `LocalCache.commit` for parents and digests. `tenant`: whose quota pays, if it is one that the session may name;
-        else the session's.
+    def publish(self, publication: Publication) -> bool:
+        """A block is readable when all its shards are published. Slots that are not ours (any more) are ignored.
 
         False: they are of memory that is not the present one, where nobody will look for them; nothing is published.
         """

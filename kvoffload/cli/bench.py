@@ -15,7 +15,6 @@ from rich.table import Table
 
 from kvoffload.bench import BENCHMARKS
 from kvoffload.bench.base import Benchmark, Result
-from kvoffload.bench.clone_script import ScaleBenchmark
 from kvoffload.cli.progress import progress
 from kvoffload.errors import BenchmarkError, ConfigError
 
@@ -28,10 +27,6 @@ def bench(
     explain: Annotated[
         bool, typer.Option("--explain", help="With `copy`: which way each plan takes on this GPU, and why.")
     ] = False,
-    is_short: Annotated[bool, typer.Option("--short", help="With `scale`: two models, in less than a minute.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", help="With `scale`: conversations, as `kvoffload replay` reads them.")
-    ] = None,
 ) -> None:
     """Measure against this machine's limits. Exit code 0 whatever is met, 1 where one that was named could not run."""
     if explain:
@@ -40,10 +35,7 @@ def bench(
     if report is not None:
         # Now, and not when all has been measured.
         _write_report(report, "")
-    if is_short or trace is not None:
-        chosen: list[Benchmark] = [_make_scale(names or [], is_short=is_short, trace=trace)]
-    else:
-        chosen = [_find(name) for name in names] if names else list(BENCHMARKS)
+    chosen = [_find(name) for name in names] if names else list(BENCHMARKS)
     results: list[Result] = []
     for result in measure(chosen, is_each_wanted=bool(names)):
         results.append(result)
@@ -109,12 +101,6 @@ def _find(name: str) -> Benchmark:
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
     raise ConfigError(f"no benchmark is called {name!r}", remedy=hint)
-
-
-def _make_scale(names: list[str], *, is_short: bool, trace: Path | None) -> ScaleBenchmark:
-    if names != [ScaleBenchmark.name]:
-        raise ConfigError("--short and --trace are about the proving ground", remedy="say `kvoffload bench scale`")
-    return ScaleBenchmark(is_short=is_short, trace=trace)
 
 
 def make_table(results: list[Result]) -> Table:

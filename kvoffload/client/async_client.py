@@ -9,11 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
 from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
@@ -86,29 +84,10 @@ class AsyncClient(Connection):
 
     # ---- loads and saves ----
 
-    async def acquire(
-        self,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-        far: FarTerms | None = None,
-    ) -> AcquiredBlocks:
+    async def acquire(self, ask: Ask, *, far: FarTerms | None = None) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
         over = asyncio.Event()
-        pending = self.engine.start_acquire(
-            chain,
-            time.monotonic_ns(),
-            self._acquire_ns,
-            local=local,
-            limit=limit,
-            alignment=alignment,
-            shards=shards,
-            far=far,
-            on_over=over.set,
-        )
+        pending = self.engine.start_acquire(ask, time.monotonic_ns(), self._acquire_ns, far=far, on_over=over.set)
         return await self._finish(pending, over)
 
     async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
@@ -126,9 +105,9 @@ class AsyncClient(Connection):
     def release(self, lease: BlockLease) -> None:
         self.engine.release(lease, time.monotonic_ns())
 
-    def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
-        """A request with this chain comes soon."""
-        self.engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+    def prefetch(self, ask: Ask) -> None:
+        """A request that asks so comes soon."""
+        self.engine.prefetch(ask, time.monotonic_ns())
 
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""
@@ -140,28 +119,8 @@ class AsyncClient(Connection):
         await self._finish_slots(pending, over)
         return pending.slots
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None = None,
-        digests: npt.NDArray[np.uint64] | None = None,
-        shard: int = 0,
-        shards: int = 1,
-        tenant: str = "",
-    ) -> bool:
-        now_ns = time.monotonic_ns()
-        return self.engine.publish(
-            slots,
-            now_ns,
-            hashes=hashes,
-            parents=parents,
-            digests=digests,
-            shard=shard,
-            shards=shards,
-            tenant=tenant,
-        )
+    def publish(self, publication: Publication) -> bool:
+        return self.engine.publish(publication, time.monotonic_ns())
 
     def abort(self, slots: ReservedSlots) -> None:
         self.engine.abort(slots, time.monotonic_ns())

@@ -14,8 +14,10 @@ from kvoffload.cache import (
     NO_LIMIT,
     AcquiredBlocks,
     AcquireOutcome,
+    Ask,
     BlockLease,
     LeasedGroup,
+    Publication,
     ReservedSlots,
 )
 from kvoffload.client.credit_stock import CreditStock, fit_stocks
@@ -50,13 +52,10 @@ _WITHOUT_ROOM_NS = SECOND_NS // 20
 
 
 @dataclass(frozen=True)
-class AcquireAsk:
-    """An acquire that is asked of memory, now or when slower tiers have done what they can."""
+class MemoryAsk:
+    """What is asked of memory, now or when slower tiers have done what they can."""
 
-    chain: bytes
-    limit: int
-    alignment: int
-    shards: tuple[int, ...]
+    ask: Ask
     wait_ns: int
     on_over: Callable[[], None] | None
 
@@ -78,7 +77,7 @@ class PendingAcquire:
     found: AcquiredBlocks | None = None
     request: Pending | None = None
     """None: nobody was asked."""
-    then: AcquireAsk | None = None
+    then: MemoryAsk | None = None
     """To be asked when the request is over."""
     promotion: Pending | None = None
     """This was asked of slower tiers."""
@@ -137,36 +136,34 @@ class BlockCalls:
 
     def start_acquire(
         self,
-        chain: Buffer,
+        ask: Ask,
         now_ns: int,
         wait_ns: int,
         *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
         far: FarTerms | None = None,
         on_over: Callable[[], None] | None = None,
     ) -> PendingAcquire:
         """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can."""
-        pending = PendingAcquire(local=local)
+        pending = PendingAcquire(local=ask.local)
         mapped = self._blocks.mapped
-        boundary = self._blocks.find_boundary(chain, local=local, limit=limit, alignment=alignment)
-        ask = AcquireAsk(bytes(chain), limit, alignment, tuple(shards), wait_ns, on_over)
-        most = min(count_hashes(chain) * self._hash_block_size, limit) // alignment * alignment
+        boundary = self._blocks.find_boundary(ask)
+        asked, alignment = MemoryAsk(ask, wait_ns, on_over), ask.alignment
+        most = min(count_hashes(ask.chain) * self._hash_block_size, ask.limit) // alignment * alignment
         if far is None or mapped is None or boundary >= most or not self._link.has("promote"):
-            self._acquire(pending, ask, now_ns, boundary)
+            self._acquire(pending, asked, now_ns, boundary)
             return pending
+        # What the caller's buffer holds later is something else.
+        chain = bytes(ask.chain)
         message = Promote(
             name_space=mapped[1],
-            chain=ask.chain[: HASH_BYTES * MAX_BLOCKS],
-            local=local,
+            chain=chain[: HASH_BYTES * MAX_BLOCKS],
+            local=ask.local,
             limit=most,
             alignment=alignment,
             wait_ms=int(far.wait_s * 1000),
             prefill_ns=far.token_ns,
         )
-        pending.then, pending.in_memory = ask, boundary
+        pending.then, pending.in_memory = replace(asked, ask=ask._replace(chain=chain)), boundary
         pending.promotion = self._link.ask(message, now_ns, int(far.wait_s * SECOND_NS) + wait_ns)
         pending.request = pending.promotion
         if on_over is not None:
@@ -176,14 +173,12 @@ class BlockCalls:
 
     def go_on(self, pending: PendingAcquire, now_ns: int) -> None:
         """Asks for what has come up meanwhile."""
-        ask, request = pending.then, pending.request
-        if ask is not None and request is not None and request.is_over:
+        asked, request = pending.then, pending.request
+        if asked is not None and request is not None and request.is_over:
             pending.then = None
-            boundary = self._blocks.find_boundary(
-                ask.chain, local=pending.local, limit=ask.limit, alignment=ask.alignment
-            )
+            boundary = self._blocks.find_boundary(asked.ask)
             if not pending.is_over:
-                self._acquire(pending, ask, now_ns, boundary)
+                self._acquire(pending, asked, now_ns, boundary)
 
     def start_acquire_entries(
         self,
@@ -219,11 +214,13 @@ class BlockCalls:
             self._link.tell(Release(leases=lease.number.to_bytes(8, "little")), now_ns)
         self._link.memories.let_go(lease.memory_id)
 
-    def prefetch(self, chain: Buffer, now_ns: int, *, local: int = 0, limit: int = NO_LIMIT) -> None:
+    def prefetch(self, ask: Ask, now_ns: int) -> None:
         """A hint, which may be dropped."""
         if self._blocks.mapped is not None and self._link.is_serving:
-            data = bytes(memoryview(chain).cast("B")[: HASH_BYTES * MAX_BLOCKS])
-            self._link.tell(Prefetch(name_space=self._blocks.mapped[1], chain=data, local=local, limit=limit), now_ns)
+            chain = bytes(memoryview(ask.chain).cast("B")[: HASH_BYTES * MAX_BLOCKS])
+            name_space = self._blocks.mapped[1]
+            message = Prefetch(name_space=name_space, chain=chain, local=ask.local, limit=ask.limit)
+            self._link.tell(message, now_ns)
 
     # ---- saves ----
 
@@ -305,32 +302,22 @@ class BlockCalls:
             pending.request.is_wanted = False
         self.abort(pending.slots, now_ns)
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        now_ns: int,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None = None,
-        digests: npt.NDArray[np.uint64] | None = None,
-        shard: int = 0,
-        shards: int = 1,
-        tenant: str = "",
-    ) -> bool:
-        mapped = self._blocks.mapped
+    def publish(self, publication: Publication, now_ns: int) -> bool:
+        mapped, slots = self._blocks.mapped, publication.slots
         if mapped is None or slots.memory_id != mapped[0].memory_id:
             return False
+        parents, digests, shards = publication.parents, publication.digests, publication.shards
         totals = None if digests is None else np.asarray(digests, np.uint64).reshape(shards, len(slots))
         for part in cut_batches(slots.tickets != 0, values=shards):
             message = Publish(
                 name_space=mapped[1],
                 group=slots.group,
-                shard=shard,
+                shard=publication.shard,
                 tickets=to_blob(slots.tickets[part]),
-                hashes=choose_rows(hashes, part),
+                hashes=choose_rows(publication.hashes, part),
                 parents=b"" if parents is None else choose_rows(parents, part),
                 digests=b"" if totals is None else to_blob(totals[:, part]),
-                tenant=self._tenants.get(tenant, 0),
+                tenant=self._tenants.get(publication.tenant, 0),
                 more_shards=shards - 1,
             )
             self._link.tell(message, now_ns)
@@ -373,21 +360,21 @@ class BlockCalls:
         for stock in () if goes_on else self.stocks:
             stock.clear()
 
-    def _acquire(self, pending: PendingAcquire, ask: AcquireAsk, now_ns: int, boundary: int) -> None:
-        mapped = self._blocks.mapped
+    def _acquire(self, pending: PendingAcquire, asked: MemoryAsk, now_ns: int, boundary: int) -> None:
+        mapped, ask = self._blocks.mapped, asked.ask
         if mapped is None or boundary == pending.local or not self._link.is_serving:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
             return
         message = Acquire(
             name_space=mapped[1],
             # As far as it matters; what a later block would add, the server could not lease now either.
-            chain=ask.chain[: HASH_BYTES * min(-(-boundary // self._hash_block_size), MAX_BLOCKS)],
+            chain=bytes(ask.chain)[: HASH_BYTES * min(-(-boundary // self._hash_block_size), MAX_BLOCKS)],
             local=pending.local,
             limit=boundary,
             alignment=ask.alignment,
-            shards=ask.shards,
+            shards=tuple(ask.shards),
         )
-        self._start(pending, message, now_ns, ask.wait_ns, ask.on_over)
+        self._start(pending, message, now_ns, asked.wait_ns, asked.on_over)
 
     def _start(
         self,

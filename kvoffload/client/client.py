@@ -12,11 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, CacheStats, ReservedSlots
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
 from kvoffload.client.block_calls import FarTerms, PendingAcquire
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
@@ -119,28 +117,10 @@ class Client(Connection):
         """From here on waiting calls share a new step's budget."""
         self.budget_ns = self._step_ns
 
-    def start_acquire(
-        self,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-        far: FarTerms | None = None,
-    ) -> PendingAcquire:
+    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None) -> PendingAcquire:
         """An `acquire` to be polled. Its deadline makes it a miss. With `far`, tiers below memory are waited for."""
         with self.lock:
-            return self.engine.start_acquire(
-                chain,
-                time.monotonic_ns(),
-                self._acquire_ns,
-                local=local,
-                limit=limit,
-                alignment=alignment,
-                shards=shards,
-                far=far,
-            )
+            return self.engine.start_acquire(ask, time.monotonic_ns(), self._acquire_ns, far=far)
 
     def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
         """Returns the answer. None: there is none yet."""
@@ -162,19 +142,9 @@ class Client(Connection):
         with self.lock:
             self.engine.cancel(pending, time.monotonic_ns())
 
-    def acquire(
-        self,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shards: Sequence[int] = (),
-        far: FarTerms | None = None,
-    ) -> AcquiredBlocks:
+    def acquire(self, ask: Ask, *, far: FarTerms | None = None) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
-        pending = self.start_acquire(chain, local=local, limit=limit, alignment=alignment, shards=shards, far=far)
-        return self._finish(pending)
+        return self._finish(self.start_acquire(ask, far=far))
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most."""
@@ -188,10 +158,10 @@ class Client(Connection):
         with self.lock:
             self.engine.release(lease, time.monotonic_ns())
 
-    def prefetch(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT) -> None:
-        """A request with this chain comes soon."""
+    def prefetch(self, ask: Ask) -> None:
+        """A request that asks so comes soon."""
         with self.lock:
-            self.engine.prefetch(chain, time.monotonic_ns(), local=local, limit=limit)
+            self.engine.prefetch(ask, time.monotonic_ns())
 
     # ---- saves ----
 
@@ -217,28 +187,9 @@ class Client(Connection):
         self._wait(lambda: pending.is_over)
         return pending.slots
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None = None,
-        digests: npt.NDArray[np.uint64] | None = None,
-        shard: int = 0,
-        shards: int = 1,
-        tenant: str = "",
-    ) -> bool:
+    def publish(self, publication: Publication) -> bool:
         with self.lock:
-            return self.engine.publish(
-                slots,
-                time.monotonic_ns(),
-                hashes=hashes,
-                parents=parents,
-                digests=digests,
-                shard=shard,
-                shards=shards,
-                tenant=tenant,
-            )
+            return self.engine.publish(publication, time.monotonic_ns())
 
     def abort(self, slots: ReservedSlots) -> None:
         with self.lock:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, IndexReader, Placed, SegmentMap
+from kvoffload.cache import Ask, IndexReader, Placed, SegmentMap
 from kvoffload.client.joining import HeldMemory
 from kvoffload.hash_rows import count_hashes
 from kvoffload.packets import close_all
@@ -214,12 +214,12 @@ class MappedBlocks:
         memory, name_space = mapped
         return memory.index.lookup(name_space, group, hashes)
 
-    def find_boundary(self, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1) -> int:
+    def find_boundary(self, ask: Ask) -> int:
         mapped = self.mapped
         if mapped is None:
-            return local
+            return ask.local
         memory, name_space = mapped
-        return memory.index.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+        return memory.index.find_boundary(name_space, ask)
 
     @property
     def has_room(self) -> bool:

@@ -29,7 +29,7 @@ class LinkBlocks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredBlocks(LinkBlocks):
+class PutBlocks(LinkBlocks):
     """Tells that blocks became readable."""
 
     parents: bytes
@@ -82,7 +82,7 @@ class LoopQueue:
             if is_taken:
                 self._blocks.append(blocks)
                 self._count += len(blocks)
-            elif isinstance(blocks, StoredBlocks):
+            elif isinstance(blocks, PutBlocks):
                 self._lost += len(blocks)
             os.eventfd_write(self._event, 1)
         if not is_taken:

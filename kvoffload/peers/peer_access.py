@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import NO_LIMIT, CommitOutcome, LeaseId, LocalCache
+from kvoffload.cache import NO_LIMIT, CommitOutcome, LeaseId, LocalCache, StoredBlocks
 from kvoffload.hash_rows import as_rows
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
@@ -33,7 +33,7 @@ _IS_STORED[[CommitOutcome.READABLE, CommitOutcome.INCOMPLETE, CommitOutcome.DUPL
 class PeerLoop(Protocol):
     """What this needs of the server's loop, which has what lies below memory. Safe to call from any thread."""
 
-    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
+    def tell_stored(self, space: PeerSpace, stored: StoredBlocks) -> None:
         """Is told that these blocks became readable."""
         ...
 
@@ -146,12 +146,12 @@ class PeerAccess:
             if not found.any():
                 break
             acquired = self.cache.acquire_entries(
-                self._session, space.number, names.group, rows[found].tobytes(), shard=names.shard
+                self._session, space.number, names.group, rows[found].tobytes(), shards=(names.shard,)
             )
             if acquired.is_hit:
                 leased = acquired.groups[names.group]
                 slots = self.cache.pointers(leased.addresses) + np.uint64(names.shard * record_bytes)
-                return Held(found=found, slots=slots, digests=leased.digests, lease=acquired.lease)
+                return Held(found=found, slots=slots, digests=leased.digests[0], lease=acquired.lease)
         return nothing
 
     def release(self, held: Held) -> None:
@@ -209,7 +209,8 @@ class PeerAccess:
         self._end_move(room, names, is_good, is_whole=ended != CommitOutcome.INCOMPLETE)
         is_new = ended == CommitOutcome.READABLE
         if is_new.any():
-            self._loop.tell_stored(room.space, names.group, rows[is_new].tobytes(), before[is_new].tobytes())
+            stored = StoredBlocks(names.group, rows[is_new].tobytes(), before[is_new].tobytes())
+            self._loop.tell_stored(room.space, stored)
         return outcomes
 
     def abort(self, room: Room, names: RecordNames) -> None:

@@ -40,7 +40,7 @@ from kvoffload.peers.requests import (
 )
 from kvoffload.peers.requests import read_answer as read_records
 from kvoffload.peers.space_table import SpaceTable
-from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import read_key
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError
 from kvoffload.types import HASH_BYTES
@@ -77,23 +77,21 @@ class PeerStore(SlotStore):
             terms.control.forget_ticket(ticket)
             raise
 
-    def put_slots(
-        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
-    ) -> npt.NDArray[np.uint8]:
+    def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
         request = LinkRequest(
             verb=LinkVerb.PUT,
-            names=names,
-            record_bytes=record_bytes,
-            digests=np.ascontiguousarray(digests).tobytes(),
-            parents=parents or bytes(len(names) * HASH_BYTES),
+            names=batch.names,
+            record_bytes=batch.record_bytes,
+            digests=np.ascontiguousarray(batch.digests).tobytes(),
+            parents=batch.parents or bytes(len(batch.names) * HASH_BYTES),
         )
         with self._faults():
             told = self._ask(request)
             if told is None:
-                return np.full(len(names), RecordOutcome.FAILED, np.uint8)
+                return np.full(len(batch.names), RecordOutcome.FAILED, np.uint8)
             wanted = told.outcomes == 0
-            self._send(b"", np.ascontiguousarray(slots[wanted]), record_bytes)
-            return self._read_records(len(names)).outcomes
+            self._send(b"", np.ascontiguousarray(batch.slots[wanted]), batch.record_bytes)
+            return self._read_records(len(batch.names)).outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         with self._faults():

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from kvoffload.cache import LocalCache
+from kvoffload.cache import LocalCache, StoredBlocks
 from kvoffload.packets import ReceivedDescriptor
 from kvoffload.protocol import (
     Adopt,
@@ -291,10 +291,10 @@ class ServerCore:
         fingerprint = self.domains[domain].fingerprints[name_space]
         self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
 
-    def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
+    def tell_stored(self, space: Space, stored: StoredBlocks) -> None:
         """An engine's blocks became readable."""
-        self._feed.tell_stored(space, group, hashes, parents)
-        self._tiers.note_stored(space, group, hashes, parents)
+        self._feed.tell_stored(space, stored)
+        self._tiers.note_stored(space, stored)
 
     def start_drain(
         self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0

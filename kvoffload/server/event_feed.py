@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from kvoffload.cache import LocalCache
+from kvoffload.cache import LocalCache, StoredBlocks
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Cleared, EventsLost, Medium, NamespaceOpened, Removed, Stored
 from kvoffload.protocol.message import Event
@@ -116,8 +116,9 @@ class EventFeed:
             taken.append((event, subscriber.sent))
         return taken
 
-    def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
+    def tell_stored(self, space: Space, stored: StoredBlocks) -> None:
         """These blocks can be found from now on."""
+        group, hashes, parents = stored
         watch = self._watches.get(space.domain)
         if watch is None or not hashes:
             return

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import LocalCache
+from kvoffload.cache import LocalCache, StoredBlocks
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import PeerSpace, SpaceTable
-from kvoffload.peers.loop_queue import LoopQueue, RemovedBlocks, StoredBlocks, WantedBlocks
+from kvoffload.peers.loop_queue import LoopQueue, PutBlocks, RemovedBlocks, WantedBlocks
 from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_server import LinkSession, PeerServer
 from kvoffload.protocol import ClientMessage, Done, Error, ErrorCode, Introduce, LinkOpened, OpenLink, ServerMessage
@@ -45,7 +45,7 @@ class PeeringPlan:
 class PeeredCore(Protocol):
     """Who is told of what links do."""
 
-    def tell_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None: ...
+    def tell_stored(self, space: Space, stored: StoredBlocks) -> None: ...
 
     @property
     def tiers(self) -> TierRequests: ...
@@ -62,8 +62,9 @@ class LoopLink:
     queue: LoopQueue
     find_near: Callable[[RecordNames], npt.NDArray[np.bool_]] | None
 
-    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
-        self.queue.send(StoredBlocks(domain=self.domain, space=space, group=group, hashes=hashes, parents=parents))
+    def tell_stored(self, space: PeerSpace, stored: StoredBlocks) -> None:
+        group, hashes, parents = stored
+        self.queue.send(PutBlocks(domain=self.domain, space=space, group=group, hashes=hashes, parents=parents))
 
     def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
         removed = RemovedBlocks(domain=self.domain, space=space, group=group, hashes=hashes)
@@ -117,8 +118,8 @@ class PeerLinks:
         blocks, lost = self._queue.take()
         for one in blocks:
             space = Space(domain=one.domain, name_space=one.space.number, fingerprint=one.space.fingerprint)
-            if isinstance(one, StoredBlocks):
-                core.tell_stored(space, one.group, one.hashes, one.parents)
+            if isinstance(one, PutBlocks):
+                core.tell_stored(space, StoredBlocks(one.group, one.hashes, one.parents))
             elif isinstance(one, RemovedBlocks):
                 one.is_done.set_result(core.tiers.forget(space, one.group, one.hashes))
             elif isinstance(one, WantedBlocks):

@@ -102,6 +102,10 @@ class RecordBatch:
     is_durable: bool = False
     """The batch ends only when its records are durable."""
 
+    def parent(self, at: int) -> bytes:
+        """The hash before that of a record; zeros where none was given."""
+        return self.parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
+
     def part(self, chosen: slice) -> RecordBatch:
         """Of these records alone."""
         return replace(

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers import mooncake_child
-from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
     HEAD_BYTES,
     OpenValue,
@@ -111,10 +111,8 @@ class MooncakeStore(SlotStore):
             self.close()
             raise
 
-    def put_slots(
-        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
-    ) -> npt.NDArray[np.uint8]:
-        wanted = list(list_names(names))
+    def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
+        wanted, record_bytes = list(list_names(batch.names)), batch.record_bytes
         outcomes = np.full(len(wanted), RecordOutcome.WRITTEN, np.uint8)
         there = self.look([name.key for name in wanted], is_use=True)
         rows, step = self._take(len(wanted), record_bytes)
@@ -123,13 +121,12 @@ class MooncakeStore(SlotStore):
             if there[at]:
                 continue
             data = rows[at, HEAD_BYTES : HEAD_BYTES + record_bytes]
-            fill_slot(data.ctypes.data, view_slot(int(slots[at]), record_bytes))
+            fill_slot(data.ctypes.data, view_slot(int(batch.slots[at]), record_bytes))
             digest = digest_of(data.data, name)
-            if digest != int(digests[at]):
+            if digest != int(batch.digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
                 continue
-            parent = parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
-            head = RecordHead(name, record_bytes, digest, parent).pack()
+            head = RecordHead(name, record_bytes, digest, batch.parent(at)).pack()
             rows[at, :HEAD_BYTES] = np.frombuffer(head, np.uint8)
             sent.append(at)
         keys, offsets = [_name(wanted[at].key) for at in sent], [at * step for at in sent]

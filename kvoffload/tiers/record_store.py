@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.tiers.base import Addresses, Digests, RecordNames
+from kvoffload.tiers.base import Addresses, Digests, RecordBatch, RecordNames
 
 _SMALL_BYTES = 256 << 10
 _SAID_LETTERS = 300
@@ -96,11 +96,9 @@ class SlotStore(ABC):
     """A store that moves records of itself, between its connection and slots. Otherwise as a RecordStore."""
 
     @abstractmethod
-    def put_slots(
-        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
-    ) -> npt.NDArray[np.uint8]:
-        """Puts records from slots, and returns their outcomes. What is there already is not sent; a record without its
-        digest is not stored."""
+    def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
+        """Puts records from slots, and returns their outcomes. What is there already is not sent; a record without
+        its digest is not stored."""
 
     @abstractmethod
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:

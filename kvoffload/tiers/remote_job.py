@@ -136,9 +136,8 @@ class RemoteJob:
             if digest != int(self.batch.digests[at]):
                 self._settle(at, RecordOutcome.DAMAGED)
                 continue
-            parent = self.batch.parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or _NO_PARENT
             coded = coder.encode(name.group, data)
-            head = RecordHead(name, self.batch.record_bytes, digest, parent, len(coded or b""))
+            head = RecordHead(name, self.batch.record_bytes, digest, self.batch.parent(at), len(coded or b""))
             values[at] = head.pack(), coded or data
         if values:
             with coder.moving(Way.SEND):
@@ -179,14 +178,7 @@ class RemoteJob:
         with self._moving(store) as may_move:
             if not may_move:
                 return
-            batch = self.batch.part(chosen)
-            outcomes = store.put_slots(
-                batch.names,
-                batch.slots,
-                record_bytes=batch.record_bytes,
-                digests=batch.digests,
-                parents=batch.parents,
-            )
+            outcomes = store.put_slots(self.batch.part(chosen))
             stored = outcomes == RecordOutcome.WRITTEN
             self._outcomes[chosen] = np.where(stored, np.uint8(self._stored), outcomes)
 

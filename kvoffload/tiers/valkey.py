@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
     HEAD_BYTES,
     OpenValue,
@@ -87,10 +87,8 @@ class ValkeyStore(SlotStore):
         self._ttl_s = terms.ttl_s
         self._nodes = ValkeyNodes(terms, view)
 
-    def put_slots(
-        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
-    ) -> npt.NDArray[np.uint8]:
-        wanted = list(list_names(names))
+    def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
+        wanted = list(list_names(batch.names))
         outcomes = np.full(len(wanted), RecordOutcome.WRITTEN, np.uint8)
         there = self.look([name.key for name in wanted], is_use=True)
         ttl = self._ttl_s
@@ -101,19 +99,18 @@ class ValkeyStore(SlotStore):
         for at, name in enumerate(wanted):
             if there[at]:
                 continue
-            record = view_slot(int(slots[at]), record_bytes)
+            record = view_slot(int(batch.slots[at]), batch.record_bytes)
             # While these are on their way the next ones are verified and coded.
             digest = digest_of(record, name)
-            if digest != int(digests[at]):
+            if digest != int(batch.digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
                 continue
             coded = self._coder.encode(name.group, record)
             data: Value = record if coded is None else coded
-            parent = parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
             words = 5 if ttl else 3
             begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + len(data))
             sent[at] = self._nodes.of(PREFIX + name.key)
-            head = RecordHead(name, record_bytes, digest, parent, len(coded or b"")).pack()
+            head = RecordHead(name, batch.record_bytes, digest, batch.parent(at), len(coded or b"")).pack()
             with self._coder.moving(Way.SEND):
                 outbox.add(sent[at], [begin, head, data, rest], len(data))
             sent_bytes += len(data)

@@ -55,8 +55,8 @@ void CacheCalls::acquire(std::size_t place, const BoundaryQuery& query, std::uin
         return;
     }
     model_.pending.session = static_cast<std::uint8_t>(place);
-    const auto acquired =
-        perform(Call::acquire, [&] { return core_.leases().acquire(model_.sessions[place].id, query, shard); });
+    const auto acquired = perform(
+        Call::acquire, [&] { return core_.leases().acquire(model_.sessions[place].id, query, std::span(&shard, 1)); });
     CHECK(acquired.ok());
     std::uint64_t boundary = find_boundary(query, chain);
     keys = needed_keys(query, chain, boundary);
@@ -86,7 +86,7 @@ void CacheCalls::acquire_entries(std::size_t place, std::size_t space, const std
     model_.pending.session = static_cast<std::uint8_t>(place);
     const auto acquired = perform(Call::acquire_entries, [&] {
         return core_.leases().acquire_entries(model_.sessions[place].id, spaces_[space].space(), hashes_of(keys),
-                                              shard);
+                                              std::span(&shard, 1));
     });
     CHECK(acquired.ok());
     const bool are_readable =

@@ -135,8 +135,8 @@ void CacheCalls::call_wrongly(std::size_t place) {
     CHECK(commit(0, {}, {}) == Code::invalid);
     CHECK(commit(0, hash, {}) == Code::ok);
     CHECK(outcomes[0] == CommitOutcome::stale);
-    CHECK(!core_.leases().acquire(session, {.name_space = 7777, .chain = hash, .limit = 16}, 0).ok());
-    CHECK(!core_.leases().acquire(session, {.name_space = 0, .chain = hash, .limit = 16, .alignment = 0}, 0).ok());
+    CHECK(!core_.leases().acquire(session, {.name_space = 7777, .chain = hash, .limit = 16}).ok());
+    CHECK(!core_.leases().acquire(session, {.name_space = 0, .chain = hash, .limit = 16, .alignment = 0}).ok());
 }
 
 }  // namespace kvo::test

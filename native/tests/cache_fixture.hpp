@@ -231,7 +231,7 @@ public:
 
     // Leases these blocks and compares every byte of them; no value: a miss or a refusal.
     std::optional<Acquired> take(SessionId session, Space space, const Hashes& hashes) {
-        Acquired acquired = value_of(core_->leases().acquire_entries(session, space, hashes, 0));
+        Acquired acquired = value_of(core_->leases().acquire_entries(session, space, hashes));
         if (acquired.outcome != AcquireOutcome::hit) {
             return std::nullopt;
         }

@@ -31,12 +31,12 @@ struct Hybrid {
         }
     }
     Acquired acquire(std::uint64_t prompt, std::size_t hashes, std::uint64_t local = 0, std::uint64_t limit = ~0ull,
-                     std::uint64_t alignment = 1, std::uint32_t shard = 0) {
+                     std::uint64_t alignment = 1, Shards shards = {}) {
         const Hashes request = chain(prompt, hashes);
         return value_of(cache->leases().acquire(
             session,
             {.name_space = name_space, .chain = request, .local = local, .limit = limit, .alignment = alignment},
-            shard));
+            shards));
     }
     // What was leased is what a load needs, no more, and every byte is right.
     void check_hit(const Acquired& acquired, std::uint64_t prompt, std::uint64_t local, std::uint64_t boundary) {

@@ -408,7 +408,7 @@ TEST(adopted_records_are_checked_at_their_first_use) {
     CHECK_EQUAL(cache->stats().used_bytes, 2u * 2000);
     // Not again: what has been checked is believed.
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
-    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 1), 0)).outcome == AcquireOutcome::hit);
+    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 1))).outcome == AcquireOutcome::hit);
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
     // By the next successor it is.
     CHECK_EQUAL(cache.put(session, space, chain(2, 1)), 1u);

@@ -139,7 +139,7 @@ TEST(damaged_files_crash_nobody_and_share_no_slot) {
         }
         for (std::uint64_t prompt = 0; prompt < 12; ++prompt) {
             for (const Space old : victim.spaces) {
-                const auto acquired = cache->leases().acquire_entries(session, old, chain(prompt, 8), 0);
+                const auto acquired = cache->leases().acquire_entries(session, old, chain(prompt, 8));
                 if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
                     CHECK(cache->leases().release(session, acquired.value().lease));
                 }

@@ -77,7 +77,7 @@ TEST(nothing_is_freed_while_one_process_may_copy) {
     CHECK_EQUAL(cache->stats().sessions, 1u);
     CHECK(!cache->leases().release(engine.session, engine.lease.lease));
     CHECK_EQUAL(cache->reservations().abort(engine.session, engine.tickets), 0u);
-    CHECK(value_of(cache->leases().acquire_entries(engine.session, engine.space, chain(0, 1), 0)).outcome ==
+    CHECK(value_of(cache->leases().acquire_entries(engine.session, engine.space, chain(0, 1))).outcome ==
           AcquireOutcome::over_limit);
     cache->removals().evict(~0ull);
     CHECK_EQUAL(cache->stats().used_bytes, 0u);
@@ -166,8 +166,7 @@ TEST(an_acquire_does_not_touch_what_was_taken_back_from_it) {
         std::jthread acquiring([&] {
             has_begun = true;
             for (int i = 0; i < 3; ++i) {
-                if (value_of(cache->leases().acquire_entries(session, space, hashes, 0)).outcome !=
-                    AcquireOutcome::hit) {
+                if (value_of(cache->leases().acquire_entries(session, space, hashes)).outcome != AcquireOutcome::hit) {
                     break;
                 }
             }

@@ -99,7 +99,7 @@ private:
         const std::uint64_t prompt = random_() % kPrompts;
         const Hashes request = chain(prompt, kBlocks);
         const Acquired acquired = value_of(stage_.cache->leases().acquire(
-            session_, {.name_space = namespace_of(stage_.spaces[0]), .chain = request, .limit = ~0ull}, 0));
+            session_, {.name_space = namespace_of(stage_.spaces[0]), .chain = request, .limit = ~0ull}));
         if (acquired.outcome == AcquireOutcome::hit) {
             CHECK(stage_.cache.is_right(acquired, stage_.spaces[0], chain(prompt, acquired.boundary / 16)));
             CHECK(stage_.cache->leases().release(session_, acquired.lease));

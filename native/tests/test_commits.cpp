@@ -84,7 +84,8 @@ TEST(readable_only_with_all_shards) {
     CHECK(cache->commits().commit(session, fourth, outcomes).code() == Code::invalid);
     CHECK((cache.commit(session, space, hashes, tickets, 1) == Outcomes(2, CommitOutcome::readable)));
     for (std::uint32_t shard = 0; shard < 3; ++shard) {
-        const Acquired acquired = value_of(cache->leases().acquire_entries(session, space, hashes, shard));
+        const Acquired acquired =
+            value_of(cache->leases().acquire_entries(session, space, hashes, std::span(&shard, 1)));
         CHECK(cache.is_right(acquired, space, hashes));
         for (std::size_t i = 0; i < 2; ++i) {
             const auto record = cache.record(space, acquired.groups[0].addresses[i], shard);
@@ -211,7 +212,10 @@ TEST(arguments_that_do_not_fit_are_refused_in_one_line_and_change_nothing) {
     digests[1] = 7;
     CHECK(with([&](CommitBatch& batch) { batch.digests = digests; }).ok());
     CHECK((outcomes == Outcomes(2, CommitOutcome::readable)));
-    CHECK_EQUAL(value_of(core.leases().acquire_entries(made.session, made.space, two, 0)).groups[0].digests[1], 7u);
+    const std::uint32_t first = 0;
+    const Acquired leased =
+        value_of(core.leases().acquire_entries(made.session, made.space, two, std::span(&first, 1)));
+    CHECK_EQUAL(leased.groups[0].digests[1], 7u);
 }
 
 TEST(parents_outlive_their_children) {

@@ -90,8 +90,8 @@ TEST(a_number_that_was_given_back_finds_nothing_and_leaves_nothing) {
     CHECK_EQUAL(cache.put(session, other, hashes), 3u);
 
     CHECK_EQUAL(cache.count_readable(former, hashes), 0u);
-    CHECK(cache->leases().acquire(session, query, 0).fault().code() == Code::invalid);
-    CHECK(cache->leases().acquire_entries(session, former, hashes, 0).fault().code() == Code::invalid);
+    CHECK(cache->leases().acquire(session, query).fault().code() == Code::invalid);
+    CHECK(cache->leases().acquire_entries(session, former, hashes).fault().code() == Code::invalid);
     std::vector<Ticket> tickets(3);
     CHECK(cache->reservations().reserve(session, 0, former, hashes, tickets).fault().code() == Code::invalid);
     const Hashes fresh = chain(2, 1);
@@ -177,7 +177,7 @@ TEST(identities_are_forgotten_beside_their_calls) {
                       std::ranges::all_of(tickets, [](Ticket ticket) { return ticket == 0; }));
             }
             const auto acquired =
-                cache->leases().acquire(session, {.name_space = namespace_of(space), .chain = hashes, .limit = 64}, 0);
+                cache->leases().acquire(session, {.name_space = namespace_of(space), .chain = hashes, .limit = 64});
             if (acquired.ok() && acquired.value().lease != 0) {
                 CHECK(cache->leases().release(session, acquired.value().lease));
             }

@@ -61,7 +61,7 @@ TEST(a_boundary_that_needs_nothing_leases_nothing) {
     const SessionId session = cache.session();
     const Hashes request = chain(1, 8);
     const Acquired acquired = value_of(
-        cache->leases().acquire(session, {.name_space = namespace_of(space), .chain = request, .limit = ~0ull}, 0));
+        cache->leases().acquire(session, {.name_space = namespace_of(space), .chain = request, .limit = ~0ull}));
     CHECK(acquired.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(acquired.boundary, 128u);  // a chunk begins there
     CHECK_EQUAL(acquired.lease, 0u);
@@ -78,19 +78,19 @@ TEST(questions_that_are_none_are_refused_in_one_line) {
     const std::span<const std::uint8_t> torn = std::span(hashes).first(33);
     const std::uint32_t number = namespace_of(space);
     const std::vector<Result<Acquired>> refused = {
-        cache->leases().acquire(session, {.name_space = number + 1, .chain = hashes, .limit = 64}, 0),
-        cache->leases().acquire(session, {.name_space = ~0u, .chain = hashes, .limit = 64}, 0),
-        cache->leases().acquire(session, {.name_space = number, .chain = torn, .limit = 64}, 0),
-        cache->leases().acquire(session, {.name_space = number, .chain = hashes, .limit = 64, .alignment = 0}, 0),
-        cache->leases().acquire_entries(session, space, torn, 0),
-        cache->leases().acquire_entries(session, space + 1, hashes, 0),
-        cache->leases().acquire_entries(session, make_space(4000, 0), hashes, 0),
+        cache->leases().acquire(session, {.name_space = number + 1, .chain = hashes, .limit = 64}),
+        cache->leases().acquire(session, {.name_space = ~0u, .chain = hashes, .limit = 64}),
+        cache->leases().acquire(session, {.name_space = number, .chain = torn, .limit = 64}),
+        cache->leases().acquire(session, {.name_space = number, .chain = hashes, .limit = 64, .alignment = 0}),
+        cache->leases().acquire_entries(session, space, torn),
+        cache->leases().acquire_entries(session, space + 1, hashes),
+        cache->leases().acquire_entries(session, make_space(4000, 0), hashes),
     };
     for (const auto& result : refused) {
         CHECK(!result.ok() && result.fault().code() == Code::invalid);
         CHECK(!result.fault().message().empty() && result.fault().message().find('\n') == std::string::npos);
     }
-    CHECK(value_of(cache->leases().acquire_entries(session, space, {}, 0)).outcome == AcquireOutcome::miss);
+    CHECK(value_of(cache->leases().acquire_entries(session, space, {})).outcome == AcquireOutcome::miss);
     CHECK_EQUAL(cache->stats().leases, 0u);
     CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
 }
@@ -121,12 +121,12 @@ TEST(a_lease_for_upkeep_is_no_use) {
     const SessionId session = cache.session();
     CHECK_EQUAL(cache.put(session, space, chain(1, 2)), 2u);
     std::array<std::uint8_t, 3> used{};
-    const auto upkeep = value_of(cache->leases().acquire_entries(session, space, chain(1, 2), 0, LeaseFor::upkeep));
+    const auto upkeep = value_of(cache->leases().acquire_entries(session, space, chain(1, 2), {}, LeaseFor::upkeep));
     CHECK(upkeep.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);  // it holds, as any
     CHECK(cache->search().find_used(space, chain(1, 3), used).ok());
     CHECK((used == std::array<std::uint8_t, 3>{0, 0, 0}));
-    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(9, 1), 0, LeaseFor::upkeep)).outcome ==
+    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(9, 1), {}, LeaseFor::upkeep)).outcome ==
           AcquireOutcome::miss);
     CHECK_EQUAL(cache->stats().hits + cache->stats().misses, 0u);
     CHECK(cache.take(session, space, chain(1, 1, 1)).has_value());
@@ -143,7 +143,7 @@ TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {
     const SessionId poor = cache.session(3 * 4096);
     const SessionId none = 0;
     for (const SessionId session : {poor, none}) {
-        CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 4), 0)).outcome ==
+        CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 4))).outcome ==
               AcquireOutcome::over_limit);
     }
     CHECK_EQUAL(cache->stats().refused, 2u);
@@ -151,7 +151,7 @@ TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {
     CHECK_EQUAL(cache->sessions().held_bytes(poor), 0u);
     const auto some = cache.take(poor, space, chain(1, 3));
     CHECK(some.has_value());
-    CHECK(value_of(cache->leases().acquire_entries(poor, space, chain(1, 1), 0)).outcome == AcquireOutcome::over_limit);
+    CHECK(value_of(cache->leases().acquire_entries(poor, space, chain(1, 1))).outcome == AcquireOutcome::over_limit);
     CHECK_EQUAL(cache.reserve(poor, space, chain(9, 1)).size(), 0u);  // both count
     CHECK(cache->leases().release(poor, some->lease));
     CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 4u * 4096);
@@ -224,10 +224,10 @@ TEST(entries_acquired_together_are_not_one_prompt) {
     Hashes both = chain(1, 2);
     const Hashes second_prompt = chain(2, 2);
     both.insert(both.end(), second_prompt.begin(), second_prompt.end());
-    const Acquired acquired = value_of(cache->leases().acquire_entries(session, space, both, 0));
+    const Acquired acquired = value_of(cache->leases().acquire_entries(session, space, both));
     CHECK(acquired.outcome == AcquireOutcome::hit);
     CHECK(cache->leases().release(session, acquired.lease));
-    const Acquired kept = value_of(cache->leases().acquire_entries(session, space, chain(2, 2), 0));
+    const Acquired kept = value_of(cache->leases().acquire_entries(session, space, chain(2, 2)));
     CHECK(kept.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(cache->removals().evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(space, chain(2, 2)), 2u);
@@ -245,10 +245,10 @@ TEST(blocks_of_one_group_do_not_hang_on_those_of_another) {
     CHECK_EQUAL(cache.put(session, first, hashes), 2u);
     CHECK_EQUAL(cache.put(session, second, hashes), 2u);
     const BoundaryQuery query{.name_space = namespace_of(first), .chain = hashes, .limit = 32};
-    const Acquired acquired = value_of(cache->leases().acquire(session, query, 0));
+    const Acquired acquired = value_of(cache->leases().acquire(session, query));
     CHECK(acquired.outcome == AcquireOutcome::hit);
     CHECK(cache->leases().release(session, acquired.lease));
-    const Acquired kept = value_of(cache->leases().acquire_entries(session, second, hashes, 0));
+    const Acquired kept = value_of(cache->leases().acquire_entries(session, second, hashes));
     CHECK(kept.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(cache->removals().evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(second, hashes), 2u);

@@ -111,7 +111,7 @@ TEST(nothing_that_a_servers_loop_asks_for_waits_for_a_writer) {
         CHECK(core.leases().release(scene.session, held_by_tier->lease));
         CHECK_EQUAL(core.reclaim_ended(), 0u);
         CHECK(!core.removals().leave_evict(std::vector<std::uint32_t>{namespace_of(scene.space)}));
-        CHECK(value_of(core.leases().acquire_entries(scene.session, scene.space, chain(1, 1), 0, LeaseFor::upkeep))
+        CHECK(value_of(core.leases().acquire_entries(scene.session, scene.space, chain(1, 1), {}, LeaseFor::upkeep))
                   .lease == 0);
     });
     CHECK_EQUAL(core.stats().quarantined, 0u);
@@ -133,7 +133,7 @@ TEST(a_damaged_block_that_a_tier_wants_loses_its_name_without_waiting) {
     cache.record(space, acquired->groups[0].addresses[0])[0] ^= std::byte{1};
     CHECK(cache->leases().release(session, acquired->lease));
     call_beside_a_writer(*cache, [&] {
-        CHECK(value_of(cache->leases().acquire_entries(session, space, hashes, 0, LeaseFor::upkeep)).outcome ==
+        CHECK(value_of(cache->leases().acquire_entries(session, space, hashes, {}, LeaseFor::upkeep)).outcome ==
               AcquireOutcome::miss);
     });
     CHECK(!cache.has(space, 1));

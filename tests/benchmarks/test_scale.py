@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 pytestmark = pytest.mark.vllm
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale.py"
+CLONE = Path(__file__).parents[2]
 MODELS = ("Llama-3.1-70B", "gpt-oss-120b")
 RUNNERS = (1, 2)
 
@@ -24,8 +24,8 @@ RUNNERS = (1, 2)
 @cache
 def rows() -> list[dict[str, Any]]:
     """One run for all tests."""
-    command = [sys.executable, str(SCRIPT), "--short", "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.scale", "--short", "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=CLONE)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

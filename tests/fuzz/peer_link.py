@@ -32,7 +32,7 @@ from kvoffload.peers.requests import (
     read_head,
 )
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
-from kvoffload.tiers.base import RecordNames, RecordOutcome
+from kvoffload.tiers.base import RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.units import MIB
 from tests.fuzz.parts import Input, check_line
@@ -154,7 +154,8 @@ def _ask(said: bytes, way: int) -> None:
                     assert len(found.outcomes) == 2
                 case 4:
                     digests = np.array([5, 6], np.uint64)
-                    outcomes = store.put_slots(_NAMES, _SLOTS, record_bytes=_RECORD_BYTES, digests=digests, parents=b"")
+                    batch = RecordBatch(_NAMES, _SLOTS, record_bytes=_RECORD_BYTES, digests=digests)
+                    outcomes = store.put_slots(batch)
                     assert len(outcomes) == 2
                 case 5:
                     assert len(store.look(keys)) == 2

@@ -15,7 +15,7 @@ from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers.announcement import Announcement
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
-from kvoffload.tiers.base import RecordNames
+from kvoffload.tiers.base import RecordBatch, RecordNames
 from kvoffload.tiers.envelope import RecordHead, digest_of, list_names
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError
@@ -134,9 +134,8 @@ def _ask(call: int) -> None:
         case 2:
             names = list(list_names(_NAMES))
             digests = [digest_of(memoryview(_RECORDS[:_RECORD_BYTES].tobytes()), name) for name in names]
-            store.put_slots(
-                _NAMES, _SLOTS, record_bytes=_RECORD_BYTES, digests=np.array(digests, np.uint64), parents=b""
-            )
+            sums = np.array(digests, np.uint64)
+            store.put_slots(RecordBatch(_NAMES, _SLOTS, record_bytes=_RECORD_BYTES, digests=sums))
         case 3:
             assert len(store.look(keys)) == len(keys)
         case 4:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import Acquired as CacheAcquired
-from kvoffload.cache import CommitOutcome, LeaseId, LocalCache, SessionId
+from kvoffload.cache import Ask, CommitOutcome, LeaseId, LocalCache, SessionId, StoredBlocks
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import (
     Abort,
@@ -61,7 +61,7 @@ def check_names(registration: Registration, message: ClientMessage) -> Error | N
 def acquire(cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries) -> Acquired | Error:
     """A hit's answer must fit a frame, or there is no lease."""
     shards = message.shards
-    found = _ask(cache, session, message, shards[0] if shards else 0)
+    found = _ask(cache, session, message)
     if not found.is_hit:
         return Acquired(outcome=Outcome[found.outcome.name], boundary=found.boundary)
     size = _answer_bytes(found, len(shards))
@@ -69,10 +69,9 @@ def acquire(cache: LocalCache, session: SessionId, message: Acquire | AcquireEnt
         cache.release(session, found.lease)
         line = f"the answer has {size} bytes, allowed are {FRAME_BYTES}: ask for fewer blocks or shards"
         return refuse(message, ErrorCode.TOO_LARGE, line)
-    digests = _collect_digests(cache, session, message, found) if shards else [b""] * len(found.groups)
     slots = [
-        LeasedSlots(first=group.first, addresses=_to_blob(group.addresses), digests=of_group)
-        for group, of_group in zip(found.groups, digests, strict=True)
+        LeasedSlots(first=group.first, addresses=_to_blob(group.addresses), digests=_to_blob(group.digests))
+        for group in found.groups
     ]
     if isinstance(message, AcquireEntries):
         slots = [slots[message.group]]
@@ -101,9 +100,9 @@ def publish(
     session: SessionId,
     registration: Registration,
     message: Publish,
-    on_stored: Callable[[bytes, bytes], None],
+    on_stored: Callable[[StoredBlocks], None],
 ) -> Error | None:
-    """`on_stored(hashes, parents)` hears of the blocks that became readable. Void tickets are nothing to be told."""
+    """`on_stored` hears of the blocks that became readable. Void tickets are nothing to be told."""
     digests = _read_numbers(message.digests)
     if message.digests and not digests.all():
         return refuse(message, ErrorCode.MALFORMED, "0 is no record's digest")
@@ -127,7 +126,7 @@ def publish(
         is_stored = outcomes == CommitOutcome.READABLE
         if is_stored.any():
             parents = choose_rows(message.parents, is_stored) if message.parents else b""
-            on_stored(choose_rows(message.hashes, is_stored), parents)
+            on_stored(StoredBlocks(message.group, choose_rows(message.hashes, is_stored), parents))
     return None
 
 
@@ -150,43 +149,21 @@ def _find_tenant(registration: Registration, place: int) -> int | None:
     return tenants[place - 1] if 0 < place <= len(tenants) else None
 
 
-def _ask(
-    cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries, shard: int, *, limit: int | None = None
-) -> CacheAcquired:
+def _ask(cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries) -> CacheAcquired:
     if isinstance(message, AcquireEntries):
-        return cache.acquire_entries(session, message.name_space, message.group, message.hashes, shard=shard)
+        return cache.acquire_entries(session, message.name_space, message.group, message.hashes, shards=message.shards)
     return cache.acquire(
         session,
         message.name_space,
-        message.chain,
-        local=message.local,
-        limit=message.limit if limit is None else limit,
-        alignment=message.alignment,
-        shard=shard,
+        Ask(
+            message.chain, local=message.local, limit=message.limit, alignment=message.alignment, shards=message.shards
+        ),
     )
 
 
 def _answer_bytes(found: CacheAcquired, shards: int) -> int:
     blocks = sum(len(group.addresses) for group in found.groups)
     return _ACQUIRED_BYTES + len(found.groups) * _LEASED_SLOTS_BYTES + blocks * 8 * (1 + shards)
-
-
-def _collect_digests(
-    cache: LocalCache, session: SessionId, message: Acquire | AcquireEntries, found: CacheAcquired
-) -> list[bytes]:
-    """Collects digests of each group, for all shards. Those of a second look count only if it found the very same
-    slots. 0: unknown."""
-    digests = [[group.digests] for group in found.groups]
-    for shard in message.shards[1:]:
-        other = _ask(cache, session, message, shard, limit=found.boundary)
-        same = other.is_hit and all(
-            np.array_equal(ours.addresses, others.addresses)
-            for ours, others in zip(found.groups, other.groups, strict=True)
-        )
-        for at, of_group in enumerate(digests):
-            of_group.append(other.groups[at].digests if same else np.zeros_like(of_group[0]))
-        cache.release(session, other.lease)
-    return [b"".join(map(_to_blob, of_group)) for of_group in digests]
 
 
 def _to_blob(numbers: Numbers) -> bytes:

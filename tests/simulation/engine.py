@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvoffload.cache import BlockLease, ReservedSlots
+from kvoffload.cache import Ask, BlockLease, Publication, ReservedSlots
 from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
 from kvoffload.client.memories import MAX_FORMER
 from kvoffload.types import HASH_BYTES
@@ -123,7 +123,7 @@ class Worker(Process):
             is_told = job.slots is None or self.mapped_blocks.memory_id == job.memory_id
             if job.slots is not None and is_told:
                 self.world.ledger.publish(self, job.slots)
-                self.blocks.publish(job.slots, self.now_ns, hashes=b"".join(job.names), shard=self.rank)
+                self.blocks.publish(Publication(job.slots, hashes=b"".join(job.names), shard=self.rank), self.now_ns)
                 self.turn()
             self.world.timeline.after(self.world.timeline.between_ms(0.05, 2), scheduler.on_done, job, self, is_told)
 
@@ -210,7 +210,9 @@ class Scheduler(Process):
             if self.link.has("promote") and timeline.chance(0.7):
                 far = FarTerms(wait_s=timeline.random.choice(WAITS_MS) / 1e3, token_ns=timeline.random.choice((0, 1)))
                 within_ns += int(far.wait_s * 1e9) + ACQUIRE_NS + MARGIN_NS
-            pending = self.blocks.start_acquire(chain, self.now_ns, ACQUIRE_NS, local=local, far=far, on_over=on_over)
+            pending = self.blocks.start_acquire(
+                Ask(chain, local=local), self.now_ns, ACQUIRE_NS, far=far, on_over=on_over
+            )
         is_cancelled = timeline.chance(0.1)
         if is_cancelled:
             self.note("cancels its acquire")

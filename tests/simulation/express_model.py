@@ -60,7 +60,7 @@ class ExpressModel:
             case Credits():
                 return block_service.grant_credits(self.cache, self.cache_session, self.registration, message)
             case Publish():
-                tell = partial(self.core.tell_stored, self.space, message.group)
+                tell = partial(self.core.tell_stored, self.space)
                 return block_service.publish(self.cache, self.cache_session, self.registration, message, tell)
             case Abort():
                 block_service.abort(self.cache, self.cache_session, message)

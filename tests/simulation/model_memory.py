@@ -6,7 +6,7 @@ are found in it by the next cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from kvoffload.cache import (
     NO_LIMIT,
     Acquired,
     AcquireOutcome,
+    Ask,
     CacheGeometry,
     CacheStats,
     CommitOutcome,
@@ -66,15 +67,13 @@ class ModelMemory:
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return np.array([(name_space, group, name) in self.readable for name in split(hashes)], np.bool_)
 
-    def find_boundary(
-        self, name_space: int, chain: Buffer, *, local: int = 0, limit: int = NO_LIMIT, alignment: int = 1
-    ) -> int:
+    def find_boundary(self, name_space: int, ask: Ask) -> int:
         """Of a geometry with one group, of which each block has one hash."""
         if name_space >= len(self.spaces):
-            return local
+            return ask.local
         size = self.spaces[name_space][1].hash_block_size
-        end = local // size
-        for name in split(chain)[end : limit // size]:
+        end = ask.local // size
+        for name in split(ask.chain)[end : ask.limit // size]:
             if (name_space, 0, name) not in self.readable:
                 break
             end += 1
@@ -189,24 +188,15 @@ class ModelCache:
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return self.memory.lookup(name_space, group, hashes)
 
-    def acquire(
-        self,
-        session: SessionId,
-        name_space: int,
-        chain: Buffer,
-        *,
-        local: int = 0,
-        limit: int = NO_LIMIT,
-        alignment: int = 1,
-        shard: int = 0,
-    ) -> Acquired:
-        boundary = self.memory.find_boundary(name_space, chain, local=local, limit=limit, alignment=alignment)
+    def acquire(self, session: SessionId, name_space: int, ask: Ask) -> Acquired:
+        local = ask.local
+        boundary = self.memory.find_boundary(name_space, ask)
         if boundary == local:
             return Acquired(AcquireOutcome.MISS, local, LeaseId(0), ())
         size = self.memory.spaces[name_space][1].hash_block_size
-        names = split(chain)[local // size : boundary // size]
+        names = split(ask.chain)[local // size : boundary // size]
         self.memory.used |= {(name_space, 0, name) for name in names}
-        return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size)
+        return self._lease(session, [(name_space, 0, name) for name in names], boundary, local // size, len(ask.shards))
 
     def acquire_entries(
         self,
@@ -215,7 +205,7 @@ class ModelCache:
         group: int,
         hashes: Buffer,
         *,
-        shard: int = 0,
+        shards: Sequence[int] = (),
         is_use: bool = True,
     ) -> Acquired:
         keys = [(name_space, group, name) for name in split(hashes)]
@@ -223,7 +213,7 @@ class ModelCache:
             return Acquired(AcquireOutcome.MISS, 0, LeaseId(0), ())
         if is_use:
             self.memory.used |= set(keys)
-        return self._lease(session, keys, 0, 0)
+        return self._lease(session, keys, 0, 0, len(shards))
 
     def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return np.array([(name_space, group, name) in self.memory.used for name in split(hashes)], np.bool_)
@@ -359,7 +349,9 @@ class ModelCache:
         found = self.memory.sessions.get(session)
         return found is not None and found.is_open and not found.is_ending
 
-    def _lease(self, session: SessionId, keys: list[tuple[int, int, bytes]], boundary: int, first: int) -> Acquired:
+    def _lease(
+        self, session: SessionId, keys: list[tuple[int, int, bytes]], boundary: int, first: int, shards: int
+    ) -> Acquired:
         if not self._may_have_more(session):
             return Acquired(AcquireOutcome.OVER_LIMIT, 0, LeaseId(0), ())
         memory = self.memory
@@ -371,7 +363,7 @@ class ModelCache:
             entry.touched = memory.clock
         memory.leases[memory.last_lease] = (session, entries)
         addresses = np.array([entry.place * SLOT_BYTES for entry in entries], np.uint64)
-        group = LeasedGroup(first, addresses, np.ones(len(entries), np.uint64))
+        group = LeasedGroup(first, addresses, np.ones((shards, len(entries)), np.uint64))
         return Acquired(AcquireOutcome.HIT, boundary, LeaseId(memory.last_lease), (group,))
 
     def _commit_one(self, session: SessionId, key: tuple[int, int, bytes], ticket: int, shard: int) -> CommitOutcome:

@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import AcquiredBlocks, SegmentMap
+from kvoffload.cache import AcquiredBlocks, Ask, Publication, SegmentMap
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.protocol import Role
 from kvoffload.types import HASH_BYTES
@@ -68,12 +68,12 @@ class RealEngine:
         names = split(chain)[: len(slots)]
         for name, address in zip(names, slots.addresses.tolist(), strict=True):
             segments.view(address, RECORD_BYTES)[:] = make_record(name)
-        self._client.publish(slots, hashes=b"".join(names))
+        self._client.publish(Publication(slots, hashes=b"".join(names)))
         self.saves += 1
 
     def _load(self) -> None:
         chain = self._choose_chain()
-        found = self._client.acquire(chain)
+        found = self._client.acquire(Ask(chain))
         if found.lease is not None:
             self._held.append((found, split(chain), self._client.memory(found.lease.memory_id)))
             if len(self._held) > 8:

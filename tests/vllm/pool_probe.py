@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheStats, GroupRule
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheStats, GroupRule, Publication
 from kvoffload.client import Client, ClientTerms, Member, describe_blocks
 from kvoffload.errors import ServerError
 from kvoffload.kvspec import ReuseRule
@@ -48,9 +48,9 @@ class PublishLog:
         self._names: dict[tuple[int, bytes], None] = {}
         publish = self._client.publish
 
-        def watched(slots: Any, *, hashes: bytes, **more: Any) -> bool:
-            self._note(slots.group, bytes(hashes))
-            return bool(publish(slots, hashes=hashes, **more))
+        def watched(publication: Publication) -> bool:
+            self._note(publication.slots.group, bytes(publication.hashes))
+            return bool(publish(publication))
 
         self._client.publish = watched
 

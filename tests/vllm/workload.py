@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvoffload.cache import Publication
 from kvoffload.types import HASH_BYTES
 from tests.kit.transfer.stand_ins import HeldEngine
 from tests.vllm import connector_probe as probe
@@ -208,10 +209,11 @@ def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
         for address, digest in zip(addresses, records, strict=True):
             ledger.saved[address] = ledger.saved.get(address, True) and digest == ledger.planned[address]
 
-    def watched_publish(slots: Any, *, hashes: bytes, **more: Any) -> bool:
-        for name, address in zip(_cut_names(bytes(hashes)), slots.addresses.tolist(), strict=True):
+    def watched_publish(publication: Publication) -> bool:
+        slots = publication.slots
+        for name, address in zip(_cut_names(bytes(publication.hashes)), slots.addresses.tolist(), strict=True):
             ledger.published.setdefault((slots.group, name), set()).add(ledger.planned[address])
-        return bool(publish(slots, hashes=hashes, **more))
+        return bool(publish(publication))
 
     side.submit, side.take_results = watched_submit, watched_results  # type: ignore[method-assign]
     client.publish = watched_publish

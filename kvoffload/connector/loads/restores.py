@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvoffload.cache import AcquiredBlocks, AcquireOutcome, needed_blocks
+from kvoffload.cache import AcquiredBlocks, AcquireOutcome, Ask, needed_blocks
 from kvoffload.client import FarTerms, PendingAcquire
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
@@ -157,7 +157,7 @@ class Restores:
             if local < limit:
                 self._ask(tracked, local, limit=limit, version=-1)
             return
-        boundary = self._cache.find_boundary(tracked.chain.data, local=0, limit=limit, alignment=self._groups.alignment)
+        boundary = self._cache.find_boundary(Ask(tracked.chain.data, limit=limit, alignment=self._groups.alignment))
         if boundary and not self._engine_prefix.has(tracked.request.block_hashes, boundary):
             self._ask(tracked, 0, limit=boundary, version=-1)
 
@@ -338,11 +338,13 @@ class Restores:
             far = FarTerms(wait_s=self.terms.promote_wait_s, token_ns=self._judge.token_ns)
             tracked.was_promoted = True
         pending = self._cache.start_acquire(
-            tracked.chain.data,
-            local=local,
-            limit=limit,
-            alignment=self._groups.alignment,
-            shards=range(self.terms.shards) if self.terms.verify_always else (),
+            Ask(
+                tracked.chain.data,
+                local=local,
+                limit=limit,
+                alignment=self._groups.alignment,
+                shards=range(self.terms.shards) if self.terms.verify_always else (),
+            ),
             far=far,
         )
         question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
@@ -355,7 +357,7 @@ class Restores:
         if self._cache.has_tiers or not self._groups.is_all_prefix:
             return limit
         chain, most = tracked.chain.data, limit + self._groups.dropped_tokens
-        matched = self._cache.find_boundary(chain, local=0, limit=most, alignment=self._groups.alignment)
+        matched = self._cache.find_boundary(Ask(chain, limit=most, alignment=self._groups.alignment))
         return min(limit, self._groups.drop(matched))
 
     def _ask_anew(self, tracked: TrackedRequest, local: int, version: int) -> _Question:

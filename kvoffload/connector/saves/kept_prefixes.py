@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvoffload.cache import AcquiredBlocks, BlockLease
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease
 from kvoffload.client import PendingAcquire
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
@@ -94,7 +94,7 @@ class KeptPrefixes:
                 if are_saves_pending and prefix.steps < MAX_STEPS:
                     continue
                 prefix.pending = self._cache.start_acquire(
-                    prefix.chain, local=0, limit=prefix.limit, alignment=self._groups.alignment, shards=()
+                    Ask(prefix.chain, limit=prefix.limit, alignment=self._groups.alignment)
                 )
             found = self._cache.poll(prefix.pending)
             if found is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import ReservedSlots
+from kvoffload.cache import Publication, ReservedSlots
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
@@ -512,13 +512,14 @@ class Saves:
                 for shard in range(shards)
             )
             is_told = self._cache.publish(
-                part.slots,
-                hashes=named.hashes,
-                parents=named.parents,
-                digests=np.frombuffer(digests, np.uint64),
-                shard=0,
-                shards=shards,
-                tenant=named.tenant,
+                Publication(
+                    part.slots,
+                    hashes=named.hashes,
+                    parents=named.parents,
+                    digests=np.frombuffer(digests, np.uint64),
+                    shards=shards,
+                    tenant=named.tenant,
+                )
             )
             if is_told:
                 self._measures.count("kvoffload_saved_bytes_total", records * record_bytes * shards)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
+from kvoffload.cache import Ask
 from kvoffload.client import FarTerms, PendingAcquire
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.secondary.transfers import GROUP, SHARD, TransferTerms
@@ -112,11 +113,12 @@ class TierLookups:
                 request.unanswered.difference_update(names)
                 continue
             pending = self._cache.start_acquire(
-                b"".join(names),
-                local=0,
-                limit=len(names) * self._terms.block_tokens,
-                alignment=self._terms.block_tokens,
-                shards=(SHARD,),
+                Ask(
+                    b"".join(names),
+                    limit=len(names) * self._terms.block_tokens,
+                    alignment=self._terms.block_tokens,
+                    shards=(SHARD,),
+                ),
                 far=FarTerms(wait_s=self._terms.promote_wait_s),
             )
             request.questions.append((names, pending))

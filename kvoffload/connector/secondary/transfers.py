@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import BlockLease, ReservedSlots, SegmentMap
+from kvoffload.cache import Ask, BlockLease, Publication, ReservedSlots, SegmentMap
 from kvoffload.client import FarTerms, PendingAcquire
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.errors import KVOffloadError
@@ -176,11 +176,12 @@ class TierTransfers:
             return
         far = FarTerms(wait_s=self._terms.promote_wait_s) if self._cache.has_tiers else None
         load.pending = self._cache.start_acquire(
-            b"".join(names),
-            local=0,
-            limit=len(names) * self._terms.block_tokens,
-            alignment=self._terms.block_tokens,
-            shards=(SHARD,),
+            Ask(
+                b"".join(names),
+                limit=len(names) * self._terms.block_tokens,
+                alignment=self._terms.block_tokens,
+                shards=(SHARD,),
+            ),
             far=far,
         )
         self._loads[job] = load
@@ -304,9 +305,7 @@ class TierTransfers:
         else:
             names = b"".join(store.names[position] for position in copy.positions)
             digests = self._finish(finished.digests, names)
-            if self._cache.publish(
-                copy.slots, hashes=names, parents=None, digests=digests, shard=SHARD, shards=1, tenant=""
-            ):
+            if self._cache.publish(Publication(copy.slots, hashes=names, digests=digests, shard=SHARD)):
                 store.kept.update(copy.positions)
         self._go_on(store)
 

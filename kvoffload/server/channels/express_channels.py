@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 from kvoffload import native
+from kvoffload.cache import StoredBlocks
 from kvoffload.protocol import limits
 from kvoffload.server.event_feed import Space
 from kvoffload.server.outbox import OpenExpress
@@ -99,7 +100,7 @@ class ExpressChannels:
 
     def take_stored(
         self,
-        tell: Callable[[Space, int, bytes, bytes], None],
+        tell: Callable[[Space, StoredBlocks], None],
         tell_forgotten: Callable[[Space, int, bytes], object],
         tell_lost: Callable[[int], None],
     ) -> None:
@@ -110,7 +111,7 @@ class ExpressChannels:
             if is_forgotten:
                 tell_forgotten(spaces[owner], group, hashes)
             else:
-                tell(spaces[owner], group, hashes, parents)
+                tell(spaces[owner], StoredBlocks(group, hashes, parents))
         if lost:
             tell_lost(lost)
 

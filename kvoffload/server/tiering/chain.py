@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CacheGeometry, LocalCache, find_reach, needed_blocks
+from kvoffload.cache import CacheGeometry, LocalCache, StoredBlocks, find_reach, needed_blocks
 from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
 from kvoffload.server.tiering.looks import Found
+from kvoffload.server.tiering.promotion import OnStored
 from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
 from kvoffload.server.tiering.terms import TierPlan, TierSpace
 from kvoffload.server.tiering.traffic import PREFETCH_WAIT_MS, TierTraffic
@@ -77,18 +78,16 @@ class TierChain:
         self._cache: LocalCache | None = None
         self._is_closing = False
 
-    def attach(self, cache: LocalCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
+    def attach(self, cache: LocalCache, tell: OnStored) -> None:
         """The memory is there. `tell` hears of blocks that came up; so do the tiers above the one they came from."""
         self._cache = cache
         for at, tier in enumerate(self.tiers):
             above = self.tiers[:at]
 
-            def came_up(
-                space: TierSpace, group: int, hashes: bytes, parents: bytes, above: Sequence[TierTraffic] = above
-            ) -> None:
-                tell(space, group, hashes, parents)
+            def came_up(space: TierSpace, stored: StoredBlocks, above: Sequence[TierTraffic] = above) -> None:
+                tell(space, stored)
                 for nearer in above:
-                    nearer.note_stored(space.number, group, hashes, parents)
+                    nearer.note_stored(space.number, stored)
 
             tier.attach(cache, came_up)
 
@@ -118,10 +117,10 @@ class TierChain:
         times = [tier.next_s() for tier in self.tiers]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
-    def note_stored(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
+    def note_stored(self, name_space: int, stored: StoredBlocks) -> None:
         """An engine's blocks can be read in memory from now on."""
         for tier in self.tiers:
-            tier.note_stored(name_space, group, hashes, parents)
+            tier.note_stored(name_space, stored)
 
     def forget(self, name_space: int, group: int, hashes: bytes) -> None:
         """These blocks are not to be trusted, wherever they are."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CommitOutcome, LeaseId, LocalCache, SessionId
+from kvoffload.cache import CommitOutcome, LeaseId, LocalCache, SessionId, StoredBlocks
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.metrics.histogram import WAIT_BOUNDS_S, Histogram
 from kvoffload.protocol import Promoted, PromotionOutcome
@@ -37,8 +37,7 @@ _LOOK_SHARE = 0.5
 _TRIED_EVERY = 16
 """Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
 
-OnStored = Callable[[TierSpace, int, bytes, bytes], None]
-"""Of a group: hashes, and their parents."""
+OnStored = Callable[[TierSpace, StoredBlocks], None]
 
 
 class Promotions:
@@ -409,7 +408,8 @@ class Promotions:
         self._counts.promoted += count
         self._counts.promoted_bytes += count * space.block_bytes(group)
         if count:
-            self._on_stored(space, group, storing.hashes[stored].tobytes(), storing.parents[stored].tobytes())
+            hashes, parents = storing.hashes[stored].tobytes(), storing.parents[stored].tobytes()
+            self._on_stored(space, StoredBlocks(group, hashes, parents))
 
     def _end(self, piece: Piece, now_s: float) -> None:
         """It has come, or what could come of it has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from kvoffload.cache import LocalCache
+from kvoffload.cache import LocalCache, StoredBlocks
 from kvoffload.protocol import Call, ErrorCode, Prefetch, Promote, Promoted, ServerMessage
 from kvoffload.server.event_feed import Space
 from kvoffload.server.operators.fault_log import FaultLog
@@ -25,7 +25,7 @@ class TierRequests:
     def __init__(
         self,
         traffic: Mapping[str, TierChain],
-        tell_stored: Callable[[Space, int, bytes, bytes], None],
+        tell_stored: Callable[[Space, StoredBlocks], None],
         faults: FaultLog,
     ) -> None:
         """`traffic` is by domain. `tell_stored` hears of what can be read in memory again."""
@@ -40,9 +40,9 @@ class TierRequests:
         if traffic is None:
             return
 
-        def tell(space: TierSpace, group: int, hashes: bytes, parents: bytes) -> None:
+        def tell(space: TierSpace, stored: StoredBlocks) -> None:
             told = Space(domain=domain, name_space=space.number, fingerprint=space.fingerprint)
-            self._tell_stored(told, group, hashes, parents)
+            self._tell_stored(told, stored)
 
         traffic.attach(cache, tell)
 
@@ -63,11 +63,11 @@ class TierRequests:
             traffic.promote(message, now_ns / _SECOND_NS, answer)
         return None
 
-    def note_stored(self, space: Space, group: int, hashes: bytes, parents: bytes) -> None:
+    def note_stored(self, space: Space, stored: StoredBlocks) -> None:
         """An engine's blocks can be read in memory from now on."""
         traffic = self._traffic.get(space.domain)
         if traffic is not None:
-            self._faults.attempt("tier traffic", traffic.note_stored, space.name_space, group, hashes, parents)
+            self._faults.attempt("tier traffic", traffic.note_stored, space.name_space, stored)
 
     def forget(self, space: Space, group: int, hashes: bytes) -> bool:
         """An engine does not trust these blocks: what lies below is removed, too. False: a fault, and it may be."""

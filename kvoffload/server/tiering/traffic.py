@@ -9,10 +9,10 @@ from collections.abc import Callable, Set
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache, SessionId
+from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache, SessionId, StoredBlocks
 from kvoffload.errors import TierError
 from kvoffload.server.tiering.bad_records import BadRecords
-from kvoffload.server.tiering.promotion import Promotions
+from kvoffload.server.tiering.promotion import OnStored, Promotions
 from kvoffload.server.tiering.terms import TierCounts, TierSpace, TierTerms
 from kvoffload.server.tiering.writes import TierWrites
 from kvoffload.tiers import RecordNames, Tier, TierHealth, TierState
@@ -36,7 +36,7 @@ class TierTraffic:
         self.counts = TierCounts()
         self._tier = tier
         self._spaces: dict[int, TierSpace] = {}
-        self._tell: Callable[[TierSpace, int, bytes, bytes], None] = lambda *_: None
+        self._tell: OnStored = lambda *_: None
         self._states: dict[str, TierState] = {}
         """Of its places, by name: those of a fleet come and go."""
         self._advanced_s = 0.0
@@ -51,10 +51,10 @@ class TierTraffic:
         cache.add_process(session, pidfd=self._open_pidfd())
         return session
 
-    def _tell_stored(self, space: TierSpace, group: int, hashes: bytes, parents: bytes) -> None:
-        self._tell(space, group, hashes, parents)
+    def _tell_stored(self, space: TierSpace, stored: StoredBlocks) -> None:
+        self._tell(space, stored)
 
-    def attach(self, cache: LocalCache, tell: Callable[[TierSpace, int, bytes, bytes], None]) -> None:
+    def attach(self, cache: LocalCache, tell: OnStored) -> None:
         """The memory is there. `tell` hears of blocks that came up."""
         held_bytes = int(cache.stats.capacity_bytes * self.terms.held_share)
         # Adopted memory may have no place for them. Both or none: nothing is moved then.
@@ -92,9 +92,9 @@ class TierTraffic:
             return self._advanced_s + WRITER_LOOK_S if next_s is None else min(next_s, self._advanced_s + WRITER_LOOK_S)
         return next_s
 
-    def note_stored(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
+    def note_stored(self, name_space: int, stored: StoredBlocks) -> None:
         """An engine's blocks can be read in memory from now on."""
-        self.writes.note(name_space, group, hashes, parents)
+        self.writes.note(name_space, stored)
 
     def forget(self, name_space: int, group: int, hashes: bytes) -> None:
         """These blocks are not to be trusted, wherever they are."""

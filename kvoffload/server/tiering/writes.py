@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.cache import LeasedGroup, LeaseId, LocalCache, SessionId
+from kvoffload.cache import LeasedGroup, LeaseId, LocalCache, SessionId, StoredBlocks
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
@@ -104,8 +104,9 @@ class TierWrites:
     def is_idle(self) -> bool:
         return not (self._kept or self._queue or self._writing)
 
-    def note(self, name_space: int, group: int, hashes: bytes, parents: bytes) -> None:
+    def note(self, name_space: int, stored: StoredBlocks) -> None:
         """These blocks can be read in memory from now on."""
+        group, hashes, parents = stored
         space = self._find_space(name_space)
         if space is None or not hashes or self._cache is None:
             return
@@ -236,7 +237,8 @@ class TierWrites:
             hashes = noted.hashes.tobytes()
             if not hashes:
                 return True
-            found = cache.acquire_entries(self._session, space.number, group, hashes, is_use=False)
+            shards = range(space.shards(group))
+            found = cache.acquire_entries(self._session, space.number, group, hashes, shards=shards, is_use=False)
             if found.is_hit:
                 return self._put(noted, found.lease, found.groups[group], now_s)
         self._counts.dropped_gone += len(noted.hashes)
@@ -249,10 +251,7 @@ class TierWrites:
         pointers = cache.pointers(leased.addresses)
         count = len(noted.hashes)
         writing = _Writing(noted, lease, noted.size_bytes, 0, np.ones(count, np.bool_), np.zeros(count, np.bool_))
-        for shard in range(space.shards(group)):
-            digests = leased.digests if not shard else self._find_digests(noted, hashes, shard)
-            if digests is None:
-                break
+        for shard, digests in enumerate(leased.digests):
             batch = RecordBatch(
                 space.names(group, hashes, shard),
                 pointers + np.uint64(shard * record_bytes),
@@ -271,13 +270,3 @@ class TierWrites:
         elif writing.waits_for < space.shards(group):
             writing.is_good[:] = False
         return writing.waits_for > 0
-
-    def _find_digests(self, noted: _Noted, hashes: bytes, shard: int) -> np.ndarray | None:
-        """Returns the digests of another shard of what is leased. None: it was invalidated since."""
-        cache = self._cache
-        assert cache is not None
-        found = cache.acquire_entries(self._session, noted.space.number, noted.group, hashes, shard=shard, is_use=False)
-        if not found.is_hit:
-            return None
-        cache.release(self._session, found.lease)
-        return found.groups[noted.group].digests

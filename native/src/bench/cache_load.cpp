@@ -121,7 +121,7 @@ Timing CacheLoad::acquire_chain(std::uint64_t number, std::size_t blocks) {
     make_hashes(number * kBatch, chain);
     const BoundaryQuery query{.name_space = namespace_of(space_), .chain = chain, .limit = blocks * kBlockTokens};
     const auto start = Clock::now();
-    const auto acquired = core_->leases().acquire(session_, query, 0);
+    const auto acquired = core_->leases().acquire(session_, query);
     Timing timing{seconds_since(start), 0};
     if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
         timing.done = acquired.value().boundary / kBlockTokens;

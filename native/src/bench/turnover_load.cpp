@@ -144,7 +144,7 @@ void TurnoverLoad::use_one_again() {
     Hash hash;
     make_hashes(one.number, hash);
     const Space space = make_space(name_space_, static_cast<std::uint32_t>(one.group));
-    const auto acquired = core_->leases().acquire_entries(session_, space, hash, 0);
+    const auto acquired = core_->leases().acquire_entries(session_, space, hash);
     if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
         core_->leases().release(session_, acquired.value().lease);
     }

@@ -127,23 +127,24 @@ nb::bytes lookup(const Cache& cache, std::uint32_t name_space, std::uint32_t gro
 }
 
 nb::tuple acquire(const Cache& cache, SessionId session, std::uint32_t name_space, nb::handle chain,
-                  std::uint64_t local, std::uint64_t limit, std::uint64_t alignment, std::uint32_t shard) {
-    check_shard(shard, most_shards(cache, name_space));
+                  std::uint64_t local, std::uint64_t limit, std::uint64_t alignment,
+                  const std::vector<std::uint32_t>& shards) {
+    check_shards(shards, most_shards(cache, name_space));
     const BufferView view(chain);
     const BoundaryQuery query{name_space, view.bytes(), local, limit, alignment};
     return describe(
-        take(without_gil(cache, [&](CacheCore& core) { return core.leases().acquire(session, query, shard); })));
+        take(without_gil(cache, [&](CacheCore& core) { return core.leases().acquire(session, query, shards); })));
 }
 
 nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
-                          nb::handle hashes, std::uint32_t shard, bool is_use) {
+                          nb::handle hashes, const std::vector<std::uint32_t>& shards, bool is_use) {
     const Space space = open_space(cache, name_space, group);
-    check_shard(shard, cache.core()->namespaces().shards_of(space));
+    check_shards(shards, cache.core()->namespaces().shards_of(space));
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
     const LeaseFor purpose = is_use ? LeaseFor::use : LeaseFor::upkeep;
     return describe(take(without_gil(
-        cache, [&](CacheCore& core) { return core.leases().acquire_entries(session, space, keys, shard, purpose); })));
+        cache, [&](CacheCore& core) { return core.leases().acquire_entries(session, space, keys, shards, purpose); })));
 }
 
 nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {

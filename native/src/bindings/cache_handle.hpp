@@ -99,9 +99,11 @@ inline std::uint32_t most_shards(const Cache& cache, std::uint32_t name_space) {
     return most;
 }
 
-inline void check_shard(std::uint32_t shard, std::uint32_t shards) {
-    if (shard >= shards) {
-        throw nanobind::value_error(("no group there has a shard " + std::to_string(shard)).c_str());
+inline void check_shards(std::span<const std::uint32_t> wanted, std::uint32_t shards) {
+    for (const std::uint32_t shard : wanted) {
+        if (shard >= shards) {
+            throw nanobind::value_error(("no group there has a shard " + std::to_string(shard)).c_str());
+        }
     }
 }
 

@@ -17,7 +17,7 @@ constexpr int kLooks = 64;
 
 }  // namespace
 
-Result<Acquired> Leases::acquire(SessionId session, const BoundaryQuery& query, std::uint32_t shard) {
+Result<Acquired> Leases::acquire(SessionId session, const BoundaryQuery& query, Shards shards) {
     const NamespaceUse name_space = state_.namespaces.use(query.name_space);
     if (!name_space) {
         return Status(Code::invalid, "no namespace has number " + std::to_string(query.name_space));
@@ -48,7 +48,7 @@ Result<Acquired> Leases::acquire(SessionId session, const BoundaryQuery& query, 
         if (pin_all(wanted, pinned.entries, LeaseFor::use) != Pin::held) {
             continue;
         }
-        acquired.outcome = lease(session, *name_space, pinned, shard, acquired);
+        acquired.outcome = lease(session, *name_space, pinned, shards, acquired);
         if (acquired.outcome == AcquireOutcome::hit) {
             acquired.boundary = boundary;
         }
@@ -59,7 +59,7 @@ Result<Acquired> Leases::acquire(SessionId session, const BoundaryQuery& query, 
 }
 
 Result<Acquired> Leases::acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
-                                         std::uint32_t shard, LeaseFor purpose) {
+                                         Shards shards, LeaseFor purpose) {
     const NamespaceUse name_space = state_.use_space(space);
     if (!name_space || hashes.size() % kHashBytes != 0) {
         return Status(Code::invalid, "no such group, or hashes that have not 32 bytes each");
@@ -84,7 +84,7 @@ Result<Acquired> Leases::acquire_entries(SessionId session, Space space, std::sp
         pinned.ranges.resize(name_space->groups.size());
         pinned.ranges[group_of(space)] = {0, wanted.size()};
         pinned.bytes = wanted.size() * name_space->groups[group_of(space)].slot_bytes;
-        acquired.outcome = lease(session, *name_space, pinned, shard, acquired);
+        acquired.outcome = lease(session, *name_space, pinned, shards, acquired);
         return acquired;
     }
     counts_.misses.fetch_add(purpose == LeaseFor::use ? 1 : 0, kRelaxed);
@@ -204,7 +204,7 @@ bool Leases::is_suspect(EntryNumber entry) const {
     return verify_ == Verify::always || EntryWord(state_.view.entries[entry].word.load(kRelaxed)).is_unverified();
 }
 
-AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, const Pinned& pinned, std::uint32_t shard,
+AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, const Pinned& pinned, Shards shards,
                              Acquired& acquired) {
     if (!state_.sessions.charge(session, pinned.bytes)) {
         unpin(pinned.entries);
@@ -213,7 +213,7 @@ AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, con
     }
     // Whatever is done with the entries is done before the lease is listed: from then on whoever ends the session may
     // give them back.
-    describe(name_space, pinned, shard, acquired);
+    describe(name_space, pinned, shards, acquired);
     const bool is_use = pinned.purpose == LeaseFor::use;
     if (pinned.entries.empty()) {
         counts_.hits.fetch_add(is_use ? 1 : 0, kRelaxed);
@@ -242,19 +242,23 @@ AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, con
     return AcquireOutcome::hit;
 }
 
-void Leases::describe(const Namespace& name_space, const Pinned& pinned, std::uint32_t shard,
-                      Acquired& acquired) const {
+void Leases::describe(const Namespace& name_space, const Pinned& pinned, Shards shards, Acquired& acquired) const {
     acquired.groups.resize(pinned.ranges.size());
-    std::size_t next = 0;
+    std::span<const EntryNumber> rest = pinned.entries;
     for (std::size_t group = 0; group < pinned.ranges.size(); ++group) {
         LeasedGroup& leased = acquired.groups[group];
-        const std::uint64_t count = pinned.ranges[group].count();
+        const std::span<const EntryNumber> entries = rest.first(pinned.ranges[group].count());
+        rest = rest.subspan(entries.size());
         leased.first = pinned.ranges[group].first;
-        leased.addresses.reserve(count);
-        leased.digests.reserve(count);
-        for (std::uint64_t i = 0; i < count; ++i, ++next) {
-            leased.addresses.push_back(state_.store.slot_address(pinned.entries[next]));
-            leased.digests.push_back(digest_of(state_.view, pinned.entries[next], shard, name_space));
+        leased.addresses.reserve(entries.size());
+        for (const EntryNumber entry : entries) {
+            leased.addresses.push_back(state_.store.slot_address(entry));
+        }
+        leased.digests.reserve(entries.size() * shards.size());
+        for (const std::uint32_t shard : shards) {
+            for (const EntryNumber entry : entries) {
+                leased.digests.push_back(digest_of(state_.view, entry, shard, name_space));
+            }
         }
     }
 }

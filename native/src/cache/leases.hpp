@@ -17,7 +17,7 @@ namespace kvo {
 struct LeasedGroup {
     std::uint64_t first = 0;
     std::vector<std::uint64_t> addresses;  // counted over all segments
-    std::vector<std::uint64_t> digests;    // of the shard that was asked for
+    std::vector<std::uint64_t> digests;    // of each shard that was asked for, shard after shard
 };
 
 enum class AcquireOutcome : std::uint8_t {
@@ -37,6 +37,9 @@ struct Acquired {
     std::vector<LeasedGroup> groups;
 };
 
+// Whose digests are wanted with a lease.
+using Shards = std::span<const std::uint32_t>;
+
 // Read by any thread.
 struct LeaseCounts {
     std::atomic<std::uint64_t> hits = 0;  // acquires with a boundary beyond what the engine had
@@ -52,12 +55,12 @@ public:
     // `state` outlives it.
     Leases(CacheState& state, Verify verify) : state_(state), verify_(verify) {}
 
-    // A lease on exactly the slots that a load up to the longest boundary needs. `shard` chooses the digests.
-    Result<Acquired> acquire(SessionId session, const BoundaryQuery& query, std::uint32_t shard);
+    // A lease on exactly the slots that a load up to the longest boundary needs. `shards` chooses the digests.
+    Result<Acquired> acquire(SessionId session, const BoundaryQuery& query, Shards shards = {});
 
     // A lease on these entries, all of them or none (then a miss); `boundary` is left 0.
     Result<Acquired> acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
-                                     std::uint32_t shard, LeaseFor purpose = LeaseFor::use);
+                                     Shards shards = {}, LeaseFor purpose = LeaseFor::use);
     // False: the session has no such lease (any more).
     bool release(SessionId session, LeaseId lease);
 
@@ -79,9 +82,9 @@ private:
     Pin check_pinned(std::span<const EntryNumber> entries, LeaseFor purpose);
     void remove_damaged(EntryNumber entry);
     bool is_suspect(EntryNumber entry) const;
-    AcquireOutcome lease(SessionId session, const Namespace& name_space, const Pinned& pinned, std::uint32_t shard,
+    AcquireOutcome lease(SessionId session, const Namespace& name_space, const Pinned& pinned, Shards shards,
                          Acquired& acquired);
-    void describe(const Namespace& name_space, const Pinned& pinned, std::uint32_t shard, Acquired& acquired) const;
+    void describe(const Namespace& name_space, const Pinned& pinned, Shards shards, Acquired& acquired) const;
     void note_touches(const Pinned& pinned);
 
     CacheState& state_;

@@ -84,11 +84,8 @@ private:
     void check_shards(std::span<const std::uint32_t> shards, std::uint32_t count) const;
     void check_draining() const;
 
-    template <typename Ask>
-    void answer_acquire(const Call& call, std::span<const std::uint32_t> shards, std::size_t only, std::string& out,
-                        Ask ask);
-    template <typename Ask>
-    void add_digests(Acquired& found, std::uint32_t shard, Ask ask);
+    void answer_acquire(const Call& call, const Result<Acquired>& asked, std::size_t shards, std::size_t only,
+                        std::string& out);
     void write_error(const Call& call, const express::Refusal& refusal, std::string& out);
 
     const std::shared_ptr<CacheCore> core_;

@@ -36,10 +36,9 @@ void BlockService::acquire(const Call& call, Fields& fields, std::string& out) {
         most = std::max(most, core_->namespaces().shards_of(make_space(rights_.name_space, group)));
     }
     check_shards(shards, most);
-    answer_acquire(call, shards, kGroupLimit, out, [&](std::uint32_t shard, std::uint64_t limit) {
-        query.limit = std::min(query.limit, limit);
-        return core_->leases().acquire(rights_.cache_session, query, shard);
-    });
+    check_draining();
+    answer_acquire(call, core_->leases().acquire(rights_.cache_session, query, shards), shards.size(), kGroupLimit,
+                   out);
 }
 
 void BlockService::acquire_entries(const Call& call, Fields& fields, std::string& out) {
@@ -51,9 +50,9 @@ void BlockService::acquire_entries(const Call& call, Fields& fields, std::string
         fields.next() ? fields.shards(terms_.shards) : std::vector<std::uint32_t>();
     fields.end();
     check_shards(shards, core_->namespaces().shards_of(space));
-    answer_acquire(call, shards, group_of(space), out, [&](std::uint32_t shard, std::uint64_t) {
-        return core_->leases().acquire_entries(rights_.cache_session, space, hashes, shard);
-    });
+    check_draining();
+    answer_acquire(call, core_->leases().acquire_entries(rights_.cache_session, space, hashes, shards), shards.size(),
+                   group_of(space), out);
 }
 
 void BlockService::release(Fields& fields) {
@@ -83,15 +82,12 @@ void BlockService::invalidate(Fields& fields) {
 }
 
 // `only`: the one group that is told of; kGroupLimit: all are.
-template <typename Ask>
-void BlockService::answer_acquire(const Call& call, std::span<const std::uint32_t> shards, std::size_t only,
-                                  std::string& out, Ask ask) {
-    check_draining();
-    Result<Acquired> asked = ask(shards.empty() ? 0 : shards[0], UINT64_MAX);
+void BlockService::answer_acquire(const Call& call, const Result<Acquired>& asked, std::size_t shards, std::size_t only,
+                                  std::string& out) {
     if (!asked.ok()) {
         throw Refusal{express::kInternal, asked.fault().message()};
     }
-    Acquired& found = asked.value();
+    const Acquired& found = asked.value();
     if (found.lease != 0) {
         unsettled_leases_.push_back(found.lease);
     }
@@ -100,14 +96,11 @@ void BlockService::answer_acquire(const Call& call, std::span<const std::uint32_
         blocks += group.addresses.size();
     }
     const std::size_t size =
-        kAcquiredBytes + found.groups.size() * kLeasedSlotsBytes + blocks * sizeof(std::uint64_t) * (1 + shards.size());
+        kAcquiredBytes + found.groups.size() * kLeasedSlotsBytes + blocks * sizeof(std::uint64_t) * (1 + shards);
     if (size > terms_.frame_bytes) {
         core_->leases().release(rights_.cache_session, found.lease);
         throw Refusal{express::kTooLarge, "the answer has " + std::to_string(size) + " bytes, allowed are " +
                                               std::to_string(terms_.frame_bytes) + ": ask for fewer blocks or shards"};
-    }
-    for (std::size_t at = 1; at < shards.size() && found.outcome == AcquireOutcome::hit; ++at) {
-        add_digests(found, shards[at], ask);
     }
     const bool is_one = only < found.groups.size();
     express::write_frame(out, 8, [&](PlainWriter& writer) {
@@ -122,31 +115,10 @@ void BlockService::answer_acquire(const Call& call, std::span<const std::uint32_
             writer.array(3);
             writer.whole(found.groups[group].first);
             writer.blob(express::bytes_of(found.groups[group].addresses));
-            writer.blob(shards.empty() ? std::string_view() : express::bytes_of(found.groups[group].digests));
+            writer.blob(express::bytes_of(found.groups[group].digests));
         }
         writer.whole(0);
     });
-}
-
-// Of one shard more, by a look of its own, which counts only if it found the very same slots. 0: unknown.
-template <typename Ask>
-void BlockService::add_digests(Acquired& found, std::uint32_t shard, Ask ask) {
-    const Result<Acquired> other = ask(shard, found.boundary == 0 ? UINT64_MAX : found.boundary);
-    const bool is_hit = other.ok() && other.value().outcome == AcquireOutcome::hit;
-    const bool is_same = is_hit && std::ranges::equal(found.groups, other.value().groups, {}, &LeasedGroup::addresses,
-                                                      &LeasedGroup::addresses);
-    for (std::size_t group = 0; group < found.groups.size(); ++group) {
-        std::vector<std::uint64_t>& digests = found.groups[group].digests;
-        if (is_same) {
-            const std::vector<std::uint64_t>& more = other.value().groups[group].digests;
-            digests.insert(digests.end(), more.begin(), more.end());
-        } else {
-            digests.resize(digests.size() + found.groups[group].addresses.size());
-        }
-    }
-    if (is_hit) {
-        core_->leases().release(rights_.cache_session, other.value().lease);
-    }
 }
 
 }  // namespace kvo

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.cache import AcquireOutcome, ReservedSlots
+from kvoffload.cache import AcquireOutcome, Ask, Publication, ReservedSlots
 from tests.kit.cache.cache_model import HYBRID, block_hashes, make_chain, record_pattern
 
 BLOCKS = 16
@@ -78,7 +78,7 @@ async def save(cache: Any, chain: bytes = CHAIN, **publish: Any) -> None:
         parents = (bytes(32) + prefix)[: len(prefix)] if group == 0 else names
         for shard in range(terms.shards):
             write(cache, slots, names, shard)
-            cache.publish(slots, hashes=names, parents=parents, shard=shard, **publish)
+            cache.publish(Publication(slots, hashes=names, parents=parents, shard=shard, **publish))
     await cache.stats()
 
 
@@ -87,16 +87,16 @@ class OffloadCacheContract:
 
     async def test_at_first_there_is_nothing(self, cache: Any) -> None:
         assert not cache.lookup(0, CHAIN).any()
-        assert cache.find_boundary(CHAIN, local=32) == 32
-        found = await cache.acquire(CHAIN, local=32)
+        assert cache.find_boundary(Ask(CHAIN, local=32)) == 32
+        found = await cache.acquire(Ask(CHAIN, local=32))
         assert (found.outcome, found.boundary, found.lease, found.is_hit) == (AcquireOutcome.MISS, 32, None, False)
         assert not (await cache.acquire_entries(1, names_of(1))).is_hit
 
     async def test_what_is_saved_is_found(self, cache: Any) -> None:
         await save(cache)
         assert all(cache.lookup(group, names_of(group)).all() for group in range(len(HYBRID.groups)))
-        assert cache.find_boundary(CHAIN) == TOKENS
-        found = await cache.acquire(CHAIN)
+        assert cache.find_boundary(Ask(CHAIN)) == TOKENS
+        found = await cache.acquire(Ask(CHAIN))
         assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, TOKENS)
         assert (await cache.stats()).leases == 1
         for number, group in enumerate(found.groups):
@@ -108,8 +108,11 @@ class OffloadCacheContract:
 
     async def test_digests_come_by_shard(self, cache: Any) -> None:
         await save(cache)
-        plain = await cache.acquire(CHAIN)
-        both, second = await cache.acquire(CHAIN, shards=(0, 1)), await cache.acquire_entries(0, CHAIN, shards=(1,))
+        plain = await cache.acquire(Ask(CHAIN))
+        both, second = (
+            await cache.acquire(Ask(CHAIN, shards=(0, 1))),
+            await cache.acquire_entries(0, CHAIN, shards=(1,)),
+        )
         blocks = len(both.groups[0].addresses)
         assert plain.groups[0].digests.shape == (0, blocks)
         assert both.groups[0].digests.shape == (2, blocks)
@@ -121,21 +124,21 @@ class OffloadCacheContract:
 
     async def test_a_load_goes_from_what_the_engine_has_to_where_it_may(self, cache: Any) -> None:
         await save(cache)
-        found = await cache.acquire(CHAIN, local=64, limit=200, alignment=64)
+        found = await cache.acquire(Ask(CHAIN, local=64, limit=200, alignment=64))
         assert (found.is_hit, found.boundary) == (True, 192)
         assert found.groups[0].first == 4
         assert len(found.groups[0].addresses) == 8
         cache.release(found.lease)
-        assert not (await cache.acquire(CHAIN, local=TOKENS)).is_hit
+        assert not (await cache.acquire(Ask(CHAIN, local=TOKENS))).is_hit
 
     async def test_a_block_is_there_when_all_its_shards_are(self, cache: Any) -> None:
         slots = await cache.reserve(0, hashes=CHAIN)
         write(cache, slots, CHAIN, 1)
-        cache.publish(slots, hashes=CHAIN, shard=1)
+        cache.publish(Publication(slots, hashes=CHAIN, shard=1))
         assert (await cache.stats()).reserved == BLOCKS
         assert not cache.lookup(0, CHAIN).any()
         write(cache, slots, CHAIN, 0)
-        cache.publish(slots, hashes=CHAIN, shard=0)
+        cache.publish(Publication(slots, hashes=CHAIN, shard=0))
         assert (await cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).all()
 
@@ -143,7 +146,7 @@ class OffloadCacheContract:
         slots = await cache.reserve(0, hashes=CHAIN)
         for shard in (0, 1):
             write(cache, slots, CHAIN, shard)
-        cache.publish(slots, hashes=CHAIN, shards=2)
+        cache.publish(Publication(slots, hashes=CHAIN, shards=2))
         assert (await cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).all()
         found = await cache.acquire_entries(0, CHAIN, shards=(0, 1))
@@ -182,7 +185,7 @@ class OffloadCacheContract:
         names = CHAIN[: 32 * 3]
         for shard in range(2):
             write(cache, slots[:3], names, shard)
-            cache.publish(slots[:3], hashes=names, shard=shard)
+            cache.publish(Publication(slots[:3], hashes=names, shard=shard))
         cache.abort(slots[3:])
         assert (await cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).sum() == 3
@@ -208,13 +211,13 @@ class OffloadCacheContract:
 
     async def test_what_is_not_ours_is_ignored(self, cache: Any) -> None:
         await save(cache)
-        found = await cache.acquire(CHAIN)
+        found = await cache.acquire(Ask(CHAIN))
         cache.release(replace(found.lease, number=found.lease.number + (1 << 32)))
         cache.release(replace(found.lease, memory_id=found.lease.memory_id + 1))
         assert (await cache.stats()).leases == 1
         slots = await cache.reserve(0, count=2)
         other = replace(slots, memory_id=slots.memory_id + 1)
-        assert not cache.publish(other, hashes=bytes(64))
+        assert not cache.publish(Publication(other, hashes=bytes(64)))
         cache.abort(other)
         assert (await cache.stats()).reserved == 2
         cache.release(found.lease)
@@ -226,7 +229,7 @@ class OffloadCacheContract:
 
     async def test_only_what_waits_for_this_process_may_be_copied(self, cache: Any) -> None:
         await save(cache)
-        found, slots = await cache.acquire(CHAIN), await cache.reserve(0, count=1)
+        found, slots = await cache.acquire(Ask(CHAIN)), await cache.reserve(0, count=1)
         for held in (found.lease, slots):
             assert cache.may_copy(held)
             assert not cache.may_copy(replace(held, session=held.session + 1))
@@ -253,6 +256,6 @@ class OffloadCacheContract:
         with pytest.raises(ValueError, match="32"):
             cache.lookup(0, CHAIN[:-1])
         with pytest.raises(ValueError, match="32"):
-            await cache.acquire(CHAIN[:-1])
+            await cache.acquire(Ask(CHAIN[:-1]))
         with pytest.raises(ValueError, match="32"):
             cache.invalidate(0, CHAIN[:-1])

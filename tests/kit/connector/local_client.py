@@ -5,7 +5,7 @@ What a server's answers depend on is up to the test: when they come, whether the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 from kvoffload.cache import (
     AcquiredBlocks,
     AcquireOutcome,
+    Ask,
     BlockLease,
     CacheStats,
     CacheTerms,
@@ -22,6 +23,7 @@ from kvoffload.cache import (
     LocalCache,
     LocalSession,
     Placed,
+    Publication,
     ReservedSlots,
     SegmentMap,
 )
@@ -147,27 +149,19 @@ class LocalClient:
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return self.current.lookup(group, hashes)
 
-    def find_boundary(self, chain: Buffer, *, local: int, limit: int, alignment: int) -> int:
-        return self.current.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+    def find_boundary(self, ask: Ask) -> int:
+        return self.current.find_boundary(ask)
 
-    def start_acquire(
-        self,
-        chain: Buffer,
-        *,
-        local: int,
-        limit: int,
-        alignment: int,
-        shards: Sequence[int],
-        far: FarTerms | None = None,
-    ) -> PendingAcquire:
+    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None) -> PendingAcquire:
         """As `Client` does, only what is there is asked for."""
         self.far.append(far)
+        local = ask.local
         pending = PendingAcquire(local=local)
-        boundary = self.find_boundary(chain, local=local, limit=limit, alignment=alignment)
+        boundary = self.find_boundary(ask)
         if not self.is_served or boundary == local:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, local)
             return pending
-        message = Acquire(name_space=0, chain=bytes(chain), local=local, limit=boundary, alignment=alignment)
+        message = Acquire(name_space=0, chain=bytes(ask.chain), local=local, limit=boundary, alignment=ask.alignment)
         pending.request = request = Pending(message=message, deadline_ns=0, sent_ns=0)
         session = self.current
         self.asked.append((local, boundary))
@@ -176,7 +170,7 @@ class LocalClient:
             if is_lost or self.refusal is not None:
                 found = AcquiredBlocks(self.refusal or AcquireOutcome.MISS, local)
             else:
-                found = session.acquire(chain, local=local, limit=boundary, alignment=alignment, shards=shards)
+                found = session.acquire(ask._replace(limit=boundary))
             request.end(None if is_lost else Acquired(outcome=Outcome[found.outcome.name]))
             if request.is_wanted:
                 pending.found = found
@@ -226,25 +220,16 @@ class LocalClient:
             self.slots_left -= len(slots)
         return slots
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None,
-        digests: npt.NDArray[np.uint64] | None,
-        shard: int,
-        shards: int,
-        tenant: str,
-    ) -> bool:
+    def publish(self, publication: Publication) -> bool:
+        slots, parents, digests = publication.slots, publication.parents, publication.digests
         assert parents is not None
         assert digests is not None
         if slots.memory_id != self.memory_id:
             return False
-        names, before = bytes(hashes), bytes(parents)
+        names, before = bytes(publication.hashes), bytes(parents)
         assert len(names) == len(before) == HASH_BYTES * len(slots)
         size_bytes = self._geometry.groups[slots.group].record_bytes
-        for number, of_shard in enumerate(digests.reshape(shards, len(slots)), shard):
+        for number, of_shard in enumerate(digests.reshape(publication.shards, len(slots)), publication.shard):
             for at, address in enumerate(slots.addresses.tolist()):
                 part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
                 self.published.append(
@@ -256,12 +241,10 @@ class LocalClient:
                         digest=int(of_shard[at]),
                         memory_id=slots.memory_id,
                         address=address + number * size_bytes,
-                        tenant=tenant,
+                        tenant=publication.tenant,
                     )
                 )
-        return self.current.publish(
-            slots, hashes=hashes, parents=parents, digests=digests, shard=shard, shards=shards, tenant=tenant
-        )
+        return self.current.publish(publication)
 
     def abort(self, slots: ReservedSlots) -> None:
         self.aborted.append(slots)

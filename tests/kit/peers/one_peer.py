@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache, StoredBlocks
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers.control_link import LinkTicket
@@ -69,8 +69,8 @@ class OnePeer:
 
     # ---- the server's loop ----
 
-    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
-        self.stored.append((group, hashes, parents))
+    def tell_stored(self, space: PeerSpace, stored: StoredBlocks) -> None:
+        self.stored.append(stored)
 
     def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
         self.removed.append((group, hashes))

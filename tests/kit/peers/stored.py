@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvoffload.peers.peer_store import PeerStore
@@ -9,5 +10,4 @@ from tests.kit.tiers.tier_contract import Records
 
 
 def put(store: PeerStore, records: Records, **changed: Any) -> list[int]:
-    terms = {"digests": records.digests, "parents": records.parents, **changed}
-    return store.put_slots(records.names, records.slots, record_bytes=records.record_bytes, **terms).tolist()
+    return store.put_slots(replace(records.batch(), **changed)).tolist()

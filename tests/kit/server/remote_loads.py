@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvoffload.cache import Ask
 from kvoffload.client import AsyncClient
 from tests.kit.cache.offload_contract import (
     CHAIN,
@@ -13,7 +14,7 @@ from tests.kit.server.tiers import FAR
 
 async def load(client: AsyncClient) -> int:
     """The boundary of a hit, of which every byte was looked at."""
-    found = await client.acquire(CHAIN, far=FAR)
+    found = await client.acquire(Ask(CHAIN), far=FAR)
     if found.lease is None:
         return 0
     for group, leased in enumerate(found.groups):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload.cache import CacheGeometry, LocalCache
+from kvoffload.cache import Ask, CacheGeometry, LocalCache, StoredBlocks
 from kvoffload.protocol import Promote, Promoted
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
@@ -34,7 +34,7 @@ class TierSetting:
         self.chain = TierChain([self.traffic, *(self.open_farther())])
         self.told: list[tuple[int, bytes]] = []
         self.now_s = 100.0
-        self.chain.attach(self.cache, lambda space, group, hashes, parents: self.told.append((group, hashes)))
+        self.chain.attach(self.cache, lambda _, stored: self.told.append((stored.group, stored.hashes)))
         self.name_space = self.cache.open_namespace(fingerprint("model"), geometry)
         self.chain.learn(self.name_space, fingerprint("model"), geometry)
         self.session = self.cache.open_session()
@@ -71,14 +71,14 @@ class TierSetting:
                     parents=parents,
                     shard=shard,
                 )
-            self.chain.note_stored(self.name_space, group, hashes, NO_PARENT + hashes[:-32])
+            self.chain.note_stored(self.name_space, StoredBlocks(group, hashes, NO_PARENT + hashes[:-32]))
 
     def pattern(self, group: int, name: bytes, shard: int) -> Any:
         return record_pattern((0, group), name, shard, self.geometry.groups[group].record_bytes)
 
     def load(self, chain: bytes, *, local: int = 0) -> int:
         """The boundary of a hit, of which every byte was looked at."""
-        found = self.cache.acquire(self.session, self.name_space, chain, local=local)
+        found = self.cache.acquire(self.session, self.name_space, Ask(chain, local=local))
         for group, leased in enumerate(found.groups):
             names = block_hashes(chain, self.geometry, group)[leased.first :]
             terms = self.geometry.groups[group]

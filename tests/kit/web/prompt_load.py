@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
+from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
 from kvoffload.client import Client, ClientTerms, FarTerms, Member, PromptNote, add_report_text, describe_blocks
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import IdentityField, Miss, Role
@@ -48,8 +48,8 @@ class PromptLoad:
         blocks = self._lengths[who] = min(self._lengths.get(who, 3) + self._random.randint(1, 4), 24)
         chain = make_chain(who, blocks)
         far = FarTerms(wait_s=0.5) if self.client.has_tiers else None
-        memory_alone = self.client.find_boundary(chain)
-        found = self.client.acquire(chain, far=far)
+        memory_alone = self.client.find_boundary(Ask(chain))
+        found = self.client.acquire(Ask(chain), far=far)
         boundary = found.boundary if found.is_hit else 0
         self.client.note_prompt(
             PromptNote(
@@ -88,4 +88,4 @@ class PromptLoad:
         for address in slots.addresses.tolist():
             memory.view(address, RECORD_BYTES)[:] = np.uint8(address >> 16 & 0xFF)
         before = chain[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else bytes(HASH_BYTES)
-        self.client.publish(slots, hashes=hashes, parents=before + hashes[:-HASH_BYTES])
+        self.client.publish(Publication(slots, hashes=hashes, parents=before + hashes[:-HASH_BYTES]))

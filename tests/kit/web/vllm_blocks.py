@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvoffload.cache import Publication
 from kvoffload.client import Client, ClientTerms, Member, describe_blocks
 from kvoffload.keys.prompt_hashes import HashTerms, digest_seed, hash_prompt
 from kvoffload.protocol import IdentityField, Role
@@ -42,5 +43,5 @@ def name_blocks(tokens: Sequence[int], **terms: Any) -> bytes:
 def save(client: Client, hashes: bytes) -> None:
     slots = client.reserve(0, count=len(hashes) // 32)
     assert len(slots) == len(hashes) // 32
-    assert client.publish(slots, hashes=hashes)
+    assert client.publish(Publication(slots, hashes=hashes))
     await_that(lambda: bool(client.lookup(0, hashes).all()))

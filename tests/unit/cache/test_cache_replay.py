@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvoffload import native
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
+from kvoffload.cache import Ask, CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
 from kvoffload.kvspec import ReuseRule
 from tests.kit.cache.cache_model import fingerprint
 from tests.kit.cache.chains import make_requests
@@ -37,7 +37,7 @@ def serve(cache: LocalCache, requests: list[list[int]]) -> int:
     hits = 0
     for ids in requests:
         chain = name_blocks(ids)
-        acquired = cache.acquire(session, name_space, chain)
+        acquired = cache.acquire(session, name_space, Ask(chain))
         hits += acquired.boundary
         if acquired.is_hit:
             cache.release(session, acquired.lease)

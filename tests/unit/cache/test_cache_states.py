@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvoffload.cache import CommitOutcome, IndexReader, LocalCache, SessionId, needed_blocks
+from kvoffload.cache import Ask, CommitOutcome, IndexReader, LocalCache, SessionId, needed_blocks
 from tests.kit.cache.cache_model import (
     HYBRID,
     KIB,
@@ -142,8 +142,8 @@ class CacheMachine(RuleBasedStateMachine):
         owner = self.sessions_open[session]
         chain = make_chain(conversation, blocks)
         expected = self.model.boundary(name_space, HYBRID, chain, local, limit)
-        assert self.reader.find_boundary(name_space, chain, local=local, limit=limit) == expected
-        acquired = self.cache.acquire(owner, name_space, chain, local=local, limit=limit)
+        assert self.reader.find_boundary(name_space, Ask(chain, local=local, limit=limit)) == expected
+        acquired = self.cache.acquire(owner, name_space, Ask(chain, local=local, limit=limit))
         assert acquired.boundary == expected
         assert acquired.is_hit == (expected != local)
         if not acquired.is_hit:

@@ -10,13 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from kvoffload.cache import IndexReader, LocalCache
+from kvoffload.cache import Ask, IndexReader, LocalCache
 from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, block_hashes, fingerprint, make_chain
 from tests.kit.cache.chains import save_chain
 
 READER = """
 import socket, sys
-from kvoffload.cache import IndexReader
+from kvoffload.cache import Ask, IndexReader
 from tests.kit.cache.cache_model import make_chain
 
 channel = socket.socket(fileno=int(sys.argv[1]))
@@ -24,7 +24,7 @@ _, files, _, _ = socket.recv_fds(channel, 1, 1)
 reader = IndexReader(files[0])
 while channel.recv(1):
     found = reader.lookup(0, 0, make_chain(1, 10))
-    boundary = reader.find_boundary(0, make_chain(1, 10))
+    boundary = reader.find_boundary(0, Ask(make_chain(1, 10)))
     channel.send(bytes([int(found.sum()), boundary // 16]))
 """
 
@@ -63,7 +63,7 @@ def test_a_reader_outlives_the_cache() -> None:
     reader = IndexReader(cache.open_index())
     version, boot_id = reader.version, reader.boot_id
     cache.close()
-    assert reader.find_boundary(name_space, make_chain(1, 9)) == 8 * 16
+    assert reader.find_boundary(name_space, Ask(make_chain(1, 9))) == 8 * 16
     assert (reader.version, reader.boot_id) == (version, boot_id)
 
 
@@ -71,10 +71,10 @@ def test_an_identity_that_is_new_to_the_reader_is_known_when_it_is_asked_for() -
     with LocalCache.create(SMALL) as cache:
         reader = IndexReader(cache.open_index())
         with pytest.raises(ValueError, match="no namespace has number 0"):
-            reader.find_boundary(0, make_chain(1, 1))
+            reader.find_boundary(0, Ask(make_chain(1, 1)))
         first = cache.open_namespace(fingerprint("a"), PLAIN)
         second = cache.open_namespace(fingerprint("b"), HYBRID)
-        assert [reader.find_boundary(number, make_chain(1, 4)) for number in (first, second)] == [0, 0]
+        assert [reader.find_boundary(number, Ask(make_chain(1, 4))) for number in (first, second)] == [0, 0]
 
 
 def test_a_descriptor_of_something_else_is_refused() -> None:

@@ -17,6 +17,7 @@ import pytest
 from kvoffload import native
 from kvoffload.cache import (
     AcquireOutcome,
+    Ask,
     CacheFiles,
     CacheTerms,
     IndexReader,
@@ -48,7 +49,7 @@ def test_a_request_is_hit_as_far_as_it_was_saved(cache: LocalCache) -> None:
     name_space = cache.open_namespace(fingerprint("a"), PLAIN)
     session = cache.open_session()
     save_chain(cache, session, name_space, make_chain(1, 7))
-    acquired = cache.acquire(session, name_space, make_chain(1, 12))
+    acquired = cache.acquire(session, name_space, Ask(make_chain(1, 12)))
     assert (acquired.outcome, acquired.boundary) == (AcquireOutcome.HIT, 7 * 16)
     assert len(set(acquired.groups[0].addresses)) == 7
 
@@ -94,7 +95,7 @@ def test_a_cache_is_of_use_from_its_first_step_on() -> None:
         while cache.grow():
             pass
         assert cache.ready_bytes == 64 * MIB
-        assert cache.acquire(session, name_space, make_chain(1, 7)).boundary == 7 * 16
+        assert cache.acquire(session, name_space, Ask(make_chain(1, 7))).boundary == 7 * 16
 
 
 def test_growing_can_be_stopped_from_another_thread() -> None:
@@ -146,9 +147,9 @@ def test_a_closed_cache_says_so_and_its_views_stay(cache: LocalCache) -> None:
         (lambda cache, session: cache.invalidate(0, 0, bytes(33)), "hashes have 32 bytes each"),
         (lambda cache, session: cache.invalidate(0, 1, bytes(32)), "no such group"),
         (lambda cache, session: cache.clear(99), "no namespace has number 99"),
-        (lambda cache, session: cache.acquire(session, 9, bytes(32)), "no namespace has number 9"),
-        (lambda cache, session: cache.acquire(session, 0, bytes(32), shard=1), "has a shard 1"),
-        (lambda cache, session: cache.acquire_entries(session, 0, 0, bytes(32), shard=1), "has a shard 1"),
+        (lambda cache, session: cache.acquire(session, 9, Ask(bytes(32))), "no namespace has number 9"),
+        (lambda cache, session: cache.acquire(session, 0, Ask(bytes(32), shards=(0, 1))), "has a shard 1"),
+        (lambda cache, session: cache.acquire_entries(session, 0, 0, bytes(32), shards=(0, 1)), "has a shard 1"),
         (lambda cache, session: cache.acquire_entries(session, 0, 1, bytes(32)), "no such group"),
         (lambda cache, session: cache.acquire_entries(session, 0, 0, bytes(33)), "hashes have 32 bytes each"),
         (lambda cache, session: cache.reserve(session, 0, 0, hashes=bytes(33)), "hashes have 32 bytes each"),
@@ -164,7 +165,7 @@ def test_a_closed_cache_says_so_and_its_views_stay(cache: LocalCache) -> None:
             lambda cache, session: cache.commit(session, 0, 0, np.ones(1, np.uint64), hashes=bytes(32), shard=1),
             "the group has no shard 1",
         ),
-        (lambda cache, session: cache.acquire(session, 0, bytes(33)), "a chain has 32 bytes a hash"),
+        (lambda cache, session: cache.acquire(session, 0, Ask(bytes(33))), "a chain has 32 bytes a hash"),
         (lambda cache, session: cache.reserve(session, 0, 3, count=1), "no such group"),
         (lambda cache, session: cache.reserve(session, 0, 0, count=1, tenant=5), "no tenant has number 5"),
         (lambda cache, session: cache.view(MIB, 1), "no slot lies there"),
@@ -205,7 +206,7 @@ def test_nothing_lies_under_a_number_that_nobody_has(cache: LocalCache) -> None:
     with pytest.raises(ValueError, match="no such group"):
         cache.reserve(session, number, 0, count=1)
     with pytest.raises(ValueError, match="no namespace has number"):
-        cache.acquire(session, number, bytes(64))
+        cache.acquire(session, number, Ask(bytes(64)))
 
 
 def test_flipped_bytes_are_a_miss_where_every_use_is_verified() -> None:
@@ -215,10 +216,10 @@ def test_flipped_bytes_are_a_miss_where_every_use_is_verified() -> None:
         session = cache.open_session()
         chain = make_chain(1, 5)
         save_chain(cache, session, name_space, chain)
-        lease = cache.acquire(session, name_space, chain)
+        lease = cache.acquire(session, name_space, Ask(chain))
         cache.view(int(lease.groups[0].addresses[3]), 4096)[100] ^= 1
         cache.release(session, lease.lease)
-        assert cache.acquire(session, name_space, chain).boundary == 3 * 16
+        assert cache.acquire(session, name_space, Ask(chain)).boundary == 3 * 16
         assert cache.stats.mismatches == 1
         assert list(cache.lookup(name_space, 0, chain)) == [True, True, True, False, True]
 
@@ -254,14 +255,14 @@ OWNER = """
 import os, socket, sys
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.cache.chains import save_chain
-from kvoffload.cache import LocalCache
+from kvoffload.cache import Ask, LocalCache
 
 cache = LocalCache.create(SMALL)
 name_space = cache.open_namespace(fingerprint("a"), PLAIN)
 session = cache.open_session()
 cache.add_process(session, pid=int(sys.argv[2]))
 save_chain(cache, session, name_space, make_chain(1, 20))
-acquired = cache.acquire(session, name_space, make_chain(1, 3))
+acquired = cache.acquire(session, name_space, Ask(make_chain(1, 3)))
 reservation = cache.reserve(session, name_space, 0, count=4)
 files = cache.files
 channel = socket.socket(fileno=int(sys.argv[1]))
@@ -288,7 +289,7 @@ def test_a_successor_takes_over_what_a_killed_process_held() -> None:
         name_space = cache.open_namespace(fingerprint("a"), PLAIN)
         assert reader.lookup(name_space, 0, chain).all()
         mine = cache.open_session()
-        acquired = cache.acquire(mine, name_space, chain)
+        acquired = cache.acquire(mine, name_space, Ask(chain))
         for name, address in zip(block_hashes(chain, PLAIN, 0), acquired.groups[0].addresses, strict=True):
             assert has_pattern(cache, PLAIN, (name_space, 0), name, int(address))
         # Its member is this very process, so what it held is kept, and goes by its own word.
@@ -317,7 +318,7 @@ def test_a_living_process_is_not_robbed() -> None:
 DAEMONS = """
 import threading, time
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
-from kvoffload.cache import LocalCache
+from kvoffload.cache import Ask, LocalCache
 
 cache = LocalCache.create(SMALL)
 name_space = cache.open_namespace(fingerprint("a"), PLAIN)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.cache import LocalCache, LocalSession
+from kvoffload.cache import Ask, LocalCache, LocalSession
 from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.kit.cache.offload_contract import CHAIN, AsAwaited, OffloadCacheContract, save
 
@@ -26,6 +26,6 @@ class TestLocalSession(OffloadCacheContract):
 
 async def test_the_end_releases_what_is_leased(session: LocalSession) -> None:
     await save(AsAwaited(session))
-    assert session.acquire(CHAIN).is_hit
+    assert session.acquire(Ask(CHAIN)).is_hit
     session.close()
     assert session.stats().leases == 0

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from kvoffload.bench import explain
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
-from kvoffload.bench.clone_script import ScaleBenchmark
 from kvoffload.cli import bench as bench_cli
 from kvoffload.cli.app import make_app
 from kvoffload.errors import BenchmarkError, ConfigError
@@ -80,25 +79,6 @@ def test_what_cannot_run_here_keeps_nothing_else_from_being_measured() -> None:
     assert done.exit_code == 0
     assert json.loads(done.stdout)["name"] == "toy"
     assert "broken was not measured: no disk here" in done.stderr
-
-
-def test_the_proving_ground_is_told_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[ScaleBenchmark] = []
-
-    def run(benchmark: ScaleBenchmark, progress: Progress) -> Iterator[Result]:
-        asked.append(benchmark)
-        yield from ToyBenchmark().run(progress)
-
-    monkeypatch.setattr(ScaleBenchmark, "run", run)
-    assert CliRunner().invoke(app, ["bench", "scale", "--short", "--trace", "t.jsonl"]).exit_code == 0
-    assert asked == [ScaleBenchmark(is_short=True, trace=Path("t.jsonl"))]
-
-
-@pytest.mark.parametrize("names", [[], ["copy"], ["copy", "scale"]])
-def test_its_form_is_no_other_benchmarks(names: list[str]) -> None:
-    done = CliRunner().invoke(app, ["bench", *names, "--short"])
-    assert isinstance(done.exception, ConfigError)
-    assert "kvoffload bench scale" in str(done.exception)
 
 
 def test_the_ways_of_copying_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload.cache import Ask
 from kvoffload.client import AsyncClient, LinkState
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config.sources import Settings
@@ -46,7 +47,7 @@ class TestAsyncClient(OffloadCacheContract):
 async def test_calls_go_on_side_by_side(socket_path: Path) -> None:
     async with await served(socket_path) as client:
         await save(client)
-        found = await asyncio.gather(*(client.acquire(CHAIN) for _ in range(100)))
+        found = await asyncio.gather(*(client.acquire(Ask(CHAIN)) for _ in range(100)))
         assert {one.boundary for one in found} == {TOKENS}
         assert len({one.lease for one in found}) == 100
         assert (await client.stats()).leases == 100
@@ -61,11 +62,11 @@ async def test_a_server_is_drained_from_a_loop(tmp_path: Path) -> None:
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = await served(path)
         await save(client)
-        client.prefetch(CHAIN)
-        leased = await client.acquire(CHAIN)
+        client.prefetch(Ask(CHAIN))
+        leased = await client.acquire(Ask(CHAIN))
         assert leased.lease is not None
         assert (await client.drain()).leases == 1
-        assert not (await client.acquire(CHAIN)).is_hit
+        assert not (await client.acquire(Ask(CHAIN))).is_hit
         client.release(leased.lease)
         await client.close()
         assert server.wait(WAIT_S) == 0
@@ -77,7 +78,7 @@ async def test_a_cancelled_call_keeps_nothing(tmp_path: Path) -> None:
         client = await served(path)
         await save(client)
         stop(server)
-        calls = [asyncio.ensure_future(call) for call in (client.acquire(CHAIN), client.reserve(0, count=3))]
+        calls = [asyncio.ensure_future(call) for call in (client.acquire(Ask(CHAIN)), client.reserve(0, count=3))]
         await asyncio.sleep(0)
         for call in calls:
             call.cancel()
@@ -112,12 +113,12 @@ async def test_it_joins_again(tmp_path: Path) -> None:
         while client.is_served or router.is_served:
             await asyncio.sleep(0.01)
         assert client.lookup(0, CHAIN).all()
-        assert not (await client.acquire(CHAIN)).is_hit
+        assert not (await client.acquire(Ask(CHAIN))).is_hit
     with child(["-c", SERVER, str(path), "60"], says="serves"):
         assert await client.wait_until_served(WAIT_S)
         assert await router.wait_until_served(WAIT_S)
         assert client.memory_id == memory_id
-        assert (await client.acquire(CHAIN)).boundary == TOKENS
+        assert (await client.acquire(Ask(CHAIN))).boundary == TOKENS
         await client.close()
         await router.close()
     assert client.state is LinkState.CLOSED

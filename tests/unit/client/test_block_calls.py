@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache import AcquireOutcome, BlockLease, ReservedSlots
+from kvoffload.cache import AcquireOutcome, Ask, BlockLease, Publication, ReservedSlots
 from kvoffload.client.block_calls import BlockCalls, FarTerms, cut_batches, read_numbers, to_blob
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
@@ -57,9 +57,9 @@ class FakeIndex:
     def lookup(self, _name_space: int, _group: int, hashes: bytes) -> Any:
         return np.arange(len(hashes) // 32) < self.boundary // 16
 
-    def find_boundary(self, _name_space: int, _chain: bytes, *, local: int, limit: int, alignment: int) -> int:
-        assert alignment == 1
-        return max(min(self.boundary, limit), local)
+    def find_boundary(self, _name_space: int, ask: Ask) -> int:
+        assert ask.alignment == 1
+        return max(min(self.boundary, ask.limit), ask.local)
 
 
 class IndexedMemory(FakeMemory):
@@ -87,8 +87,8 @@ class Setting:
         assert isinstance(memory, IndexedMemory)
         return memory.index
 
-    def acquire(self, **options: Any) -> Any:
-        return self.blocks.start_acquire(CHAIN, self.script.now_ns, WAIT_NS, **options)
+    def acquire(self, *, far: FarTerms | None = None, **asked: Any) -> Any:
+        return self.blocks.start_acquire(Ask(CHAIN, **asked), self.script.now_ns, WAIT_NS, far=far)
 
     def hit(self, call: Call, *, lease: int = 9) -> None:
         slots = LeasedSlots(first=0, addresses=np.arange(4, dtype="<u8").tobytes())
@@ -262,7 +262,7 @@ def test_a_tenant_goes_by_its_place_among_those_that_the_server_named() -> None:
     setting = Setting(tenants=("one", "two"))
     slots = ReservedSlots(NO_FILE, SESSION, 0, np.array([7], np.uint64), np.array([0], np.uint64))
     for tenant in ("two", "one", "unknown", ""):
-        assert setting.blocks.publish(slots, 0, hashes=CHAIN[:32], tenant=tenant)
+        assert setting.blocks.publish(Publication(slots, hashes=CHAIN[:32], tenant=tenant), 0)
     assert [call.message.tenant for call in setting.wire.take_all()] == [2, 1, 0, 0]
 
 
@@ -272,7 +272,7 @@ def test_large_batches_are_cut() -> None:
     tickets = np.arange(count, dtype=np.uint64)  # the first one is no slot
     slots = ReservedSlots(NO_FILE, SESSION, 0, tickets, tickets)
     hashes = np.arange(count * 4, dtype="<u8").tobytes()
-    setting.blocks.publish(slots, 0, hashes=hashes, parents=hashes, digests=tickets + np.uint64(1))
+    setting.blocks.publish(Publication(slots, hashes=hashes, parents=hashes, digests=tickets + np.uint64(1)), 0)
     first, second = (call.message for call in setting.wire.take_all())
     assert isinstance(first, Publish)
     assert isinstance(second, Publish)
@@ -286,10 +286,10 @@ def test_large_batches_are_cut() -> None:
 
 def test_a_prefetch_is_a_hint() -> None:
     setting = Setting()
-    setting.blocks.prefetch(CHAIN, 0, local=16)
+    setting.blocks.prefetch(Ask(CHAIN, local=16), 0)
     assert [call.message for call in setting.wire.take_all()] == [Prefetch(name_space=4, chain=CHAIN, local=16)]
     setting.link.on_hang_up(0, "gone")
-    setting.blocks.prefetch(CHAIN, 0, local=32)
+    setting.blocks.prefetch(Ask(CHAIN, local=32), 0)
     setting.script.now_ns += SECOND_NS
     assert setting.script.join(boot_id=2, memory=NO_FILE + 10) == []
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.cache import AcquireOutcome
+from kvoffload.cache import AcquireOutcome, Ask, Publication
 from kvoffload.client import Client, LinkState, LinkTerms
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config.sources import Settings
@@ -54,7 +54,7 @@ async def test_two_engines_share_what_one_has_computed(socket_path: Path) -> Non
     with served(socket_path, name="shared") as first, served(socket_path, name="shared") as second:
         assert first.memory_id == second.memory_id
         await save(AsAwaited(first))
-        found = second.acquire(CHAIN)
+        found = second.acquire(Ask(CHAIN))
         assert found.boundary == TOKENS
         assert found.lease is not None
         assert has_patterns(second, found.lease.memory_id, 0, found.groups[0].addresses, CHAIN)
@@ -64,7 +64,7 @@ async def test_two_models_have_one_pool_and_nothing_else(socket_path: Path) -> N
     with served(socket_path) as hybrid, served(socket_path, geometry=PLAIN) as plain:
         await save(AsAwaited(hybrid))
         assert not plain.lookup(0, CHAIN).any()
-        assert plain.acquire(CHAIN).outcome is AcquireOutcome.MISS
+        assert plain.acquire(Ask(CHAIN)).outcome is AcquireOutcome.MISS
         assert plain.stats().readable == hybrid.stats().readable > 0
 
 
@@ -136,14 +136,14 @@ def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
         assert client.fault == f"{tmp_path}/nobody is not there"
         assert (client.memory_id, client.boot_id, client.state) == (0, 0, LinkState.DOWN)
         assert not client.lookup(0, CHAIN).any()
-        assert client.find_boundary(CHAIN, local=16) == 16
-        assert client.acquire(CHAIN, local=16).boundary == 16
+        assert client.find_boundary(Ask(CHAIN, local=16)) == 16
+        assert client.acquire(Ask(CHAIN, local=16)).boundary == 16
         slots = client.reserve(0, count=3)
         assert len(slots) == len(client.take(0, 3)) == 0
-        client.publish(slots, hashes=b"")
+        client.publish(Publication(slots, hashes=b""))
         client.abort(slots)
         client.invalidate(0, CHAIN)
-        client.prefetch(CHAIN)
+        client.prefetch(Ask(CHAIN))
         with pytest.raises(ServerError, match="did not answer"):
             client.stats()
     assert client.state is LinkState.CLOSED
@@ -162,7 +162,7 @@ def test_events_are_told(socket_path: Path) -> None:
         router.stats()
         slots = client.reserve(0, hashes=CHAIN)
         for shard in range(2):
-            client.publish(slots, hashes=CHAIN, shard=shard)
+            client.publish(Publication(slots, hashes=CHAIN, shard=shard))
         wait_for(lambda: any(isinstance(event, Stored) and event.hashes == CHAIN for event, _ in told))
         assert [number for _, number in told] == list(range(1, len(told) + 1))
         assert isinstance(told[0][0], NamespaceOpened)
@@ -177,7 +177,7 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         client.subscribe()
         await save(AsAwaited(client))
         memory_id, boot_id = client.memory_id, client.boot_id
-        leased = client.acquire(CHAIN)
+        leased = client.acquire(Ask(CHAIN))
         assert leased.lease is not None
         slots = wait_for(lambda: client.take(2, 2))
         server.kill()
@@ -186,7 +186,7 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         # What is leased is read, what is looked up is found; nobody is asked, and nobody waits.
         assert has_patterns(client, memory_id, 0, leased.groups[0].addresses, CHAIN)
         assert client.lookup(0, CHAIN).all()
-        assert not client.acquire(CHAIN).is_hit
+        assert not client.acquire(Ask(CHAIN)).is_hit
         client.release(leased.lease)
         client.abort(slots)
     with child(["-c", SERVER, str(path), "60"], says="serves"):
@@ -194,7 +194,7 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         assert (client.memory_id, client.boot_id != boot_id) == (memory_id, True)
         # What was said while nobody listened is done: no lease is open, and only what is held ready is reserved.
         assert client.stats().leases == 0
-        again = client.acquire(CHAIN)
+        again = client.acquire(Ask(CHAIN))
         assert again.boundary == TOKENS
         assert again.lease is not None
         assert has_patterns(client, memory_id, 1, again.groups[1].addresses, names_of(1)[32 * again.groups[1].first :])
@@ -210,7 +210,7 @@ async def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_pa
         client = served(path)
         await save(AsAwaited(client))
         old = client.memory_id
-        leased = client.acquire(CHAIN)
+        leased = client.acquire(Ask(CHAIN))
         assert leased.lease is not None
         slots = client.reserve(0, count=1)
         os.kill(server.pid, signal.SIGKILL)
@@ -224,7 +224,7 @@ async def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_pa
         assert client.wait_until_served(WAIT_S)
         assert has_patterns(client, old, 0, leased.groups[0].addresses, CHAIN)
         assert not client.lookup(0, CHAIN).any()
-        assert not client.publish(slots, hashes=bytes(32))
+        assert not client.publish(Publication(slots, hashes=bytes(32)))
         client.release(leased.lease)
         with pytest.raises(ValueError, match="not mapped here"):
             client.memory(old)
@@ -236,13 +236,13 @@ async def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_pa
 async def test_an_acquire_can_be_left_to_itself(socket_path: Path) -> None:
     with served(socket_path) as client:
         await save(AsAwaited(client))
-        pending = client.start_acquire(CHAIN)
+        pending = client.start_acquire(Ask(CHAIN))
         client.cancel(pending)
         found = client.poll(pending)
         assert found is not None
         assert not found.is_hit
         wait_for(lambda: client.stats().leases == 0)
-        later = client.start_acquire(CHAIN)
+        later = client.start_acquire(Ask(CHAIN))
         wait_for(lambda: client.poll(later) is not None)
         client.cancel(later)
         assert client.stats().leases == 0
@@ -255,7 +255,7 @@ async def test_many_threads_may_ask_at_once(socket_path: Path) -> None:
 
         def act() -> None:
             for _ in range(50):
-                found = client.acquire(CHAIN)
+                found = client.acquire(Ask(CHAIN))
                 hits.append(found.boundary)
                 assert found.lease is not None
                 client.release(found.lease)
@@ -274,10 +274,10 @@ async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path)
         await save(AsAwaited(client))
-        leased = client.acquire(CHAIN)
+        leased = client.acquire(Ask(CHAIN))
         assert leased.lease is not None
         assert client.drain().leases == 1
-        assert not client.acquire(CHAIN).is_hit
+        assert not client.acquire(Ask(CHAIN)).is_hit
         assert server.poll() is None
         client.release(leased.lease)
         assert server.wait(WAIT_S) == 0
@@ -297,7 +297,7 @@ async def test_an_upgrade_loses_nothing(tmp_path: Path) -> None:
     with child(["-c", SERVER, str(path), "60"], says="serves"):
         assert client.wait_until_served(WAIT_S), client.fault
         assert (client.memory_id, client.stats().readable) == (memory_id, readable)
-        found = client.acquire(CHAIN)
+        found = client.acquire(Ask(CHAIN))
         assert (found.boundary, found.lease is not None) == (TOKENS, True)
         client.close()
 
@@ -323,7 +323,7 @@ async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> 
         wait_for(lambda: not client.is_served)
         assert client.wait_until_served(WAIT_S), client.fault
         assert client.memory_id == memory_id
-        assert client.acquire(CHAIN).is_hit
+        assert client.acquire(Ask(CHAIN)).is_hit
         (server,) = find_servers(tmp_path)
         # The end of the process is what ends it for good; here it is stopped.
         client.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cache import AcquireOutcome
+from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.client import AsyncClient, Client, LinkState, LinkTerms
 from kvoffload.client.lanes import Lane
 from kvoffload.protocol import Call, Mark, Role, Stats
@@ -27,7 +27,7 @@ async def test_a_loop_uses_it_too(socket_path: Path) -> None:
         assert await client.wait_until_served(WAIT_S)
         await save(client)
         await client.stats()
-        found = await client.acquire(CHAIN)
+        found = await client.acquire(Ask(CHAIN))
         assert found.boundary == TOKENS
         assert found.lease is not None
         client.release(found.lease)
@@ -44,7 +44,7 @@ async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypa
     """They come by control, and what they count went by express."""
     with served(socket_path) as client:
         await save(AsAwaited(client))
-        leases = [client.acquire(CHAIN).lease for _ in range(3)]
+        leases = [client.acquire(Ask(CHAIN)).lease for _ in range(3)]
         sent: list[tuple[Lane, type]] = []
         lanes = client.link.lanes
 
@@ -70,7 +70,7 @@ async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path
         long = CHAIN + make_chain(9, 16) * 2000
         client.find_boundary = lambda *_, **__: len(long) // 32 * 16  # type: ignore[method-assign]
         for _ in range(3):
-            found = client.acquire(long)
+            found = client.acquire(Ask(long))
             assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, TOKENS)
             assert found.lease is not None
             client.release(found.lease)
@@ -138,5 +138,5 @@ async def test_a_server_that_comes_back_gives_another(tmp_path: Path) -> None:
         assert client.wire.express_file == -1
     with child(["-c", SERVER, str(path), "60"], says="serves"):
         assert client.wait_until_served(WAIT_S), client.fault
-        assert client.acquire(CHAIN).is_hit
+        assert client.acquire(Ask(CHAIN)).is_hit
         client.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.cache import Ask
 from kvoffload.client import Client, LinkTerms
 from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
 from tests.kit.children import child, stop
@@ -34,7 +35,7 @@ async def stopped_server(path: Path, link: LinkTerms) -> AsyncIterator[tuple[sub
 async def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -> None:
     async with stopped_server(tmp_path / "s", PATIENT) as (server, client):
         client.begin_step()
-        pending = client.start_acquire(CHAIN)
+        pending = client.start_acquire(Ask(CHAIN))
         assert client.wait_for(pending) is None
         assert not pending.is_over
         server.send_signal(signal.SIGCONT)
@@ -52,14 +53,14 @@ async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch:
             client.wire, "await_answers", lambda wait_s, **_: waits.append(wait_s) or time.sleep(wait_s)
         )
         client.begin_step()
-        assert not client.acquire(CHAIN).is_hit
+        assert not client.acquire(Ask(CHAIN)).is_hit
         spent = len(waits)
         assert spent
-        assert client.wait_for(client.start_acquire(CHAIN)) is None
+        assert client.wait_for(client.start_acquire(Ask(CHAIN))) is None
         assert len(client.reserve(0, count=1)) == 0
         assert len(waits) == spent  # nothing was left of it
         client.begin_step()
-        assert not client.acquire(CHAIN).is_hit
+        assert not client.acquire(Ask(CHAIN)).is_hit
         assert len(waits) > spent
         server.send_signal(signal.SIGCONT)
         client.close()
@@ -68,9 +69,9 @@ async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch:
 async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> None:
     async with stopped_server(tmp_path / "s", HASTY) as (server, client):
         client.begin_step()
-        assert not client.acquire(CHAIN).is_hit
+        assert not client.acquire(Ask(CHAIN)).is_hit
         wait_for(lambda: not client.is_served)
-        pending = client.start_acquire(CHAIN)
+        pending = client.start_acquire(Ask(CHAIN))
         assert pending.is_over  # nobody is asked any more
         assert client.lookup(0, CHAIN).all()
         server.send_signal(signal.SIGCONT)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.cache import Ask
 from kvoffload.client import AsyncClient, Client, LinkState
 from kvoffload.protocol import Role
 from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
@@ -21,7 +22,7 @@ async def test_before_its_start_it_asks_nobody(kind: type[Client] | type[AsyncCl
     assert (client.state, client.is_served, client.fault, client.refusal) == (LinkState.DOWN, False, "", None)
     assert (client.boot_id, client.memory_id) == (0, 0)
     assert not client.lookup(0, CHAIN).any()
-    assert client.find_boundary(CHAIN, local=16) == 16
+    assert client.find_boundary(Ask(CHAIN, local=16)) == 16
     with pytest.raises(ValueError, match="not mapped here"):
         client.memory(7)
     closing = client.close()
@@ -36,7 +37,7 @@ async def test_what_was_told_last_arrives(socket_path: Path) -> None:
     with observer:
         assert observer.wait_until_served(WAIT_S)
         await save(AsAwaited(client))
-        assert client.acquire(CHAIN).is_hit
+        assert client.acquire(Ask(CHAIN)).is_hit
         slots = client.reserve(0, count=5)
         assert (observer.stats().leases, observer.stats().reserved) == (1, 5)
         client.abort(slots)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.cache import Ask
 from kvoffload.client import Client, joining
 from kvoffload.protocol import Error, ErrorCode
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited
@@ -43,7 +44,7 @@ async def test_the_highest_version_that_both_have_is_spoken(
     with child(["-c", script, str(tmp_path / "s"), "0"], says="serves"), Client(make_terms(tmp_path / "s")) as client:
         assert client.wait_until_served(WAIT_S), client.fault
         await save_blocks(AsAwaited(client))
-        assert client.acquire(CHAIN).boundary == TOKENS
+        assert client.acquire(Ask(CHAIN)).boundary == TOKENS
 
 
 @pytest.mark.parametrize(("client_versions", "server_versions"), [((1, 1), (2, 3)), ((3, 4), (1, 2))])
@@ -103,4 +104,4 @@ async def test_a_client_of_today_is_served_by_the_next_version(tmp_path: Path) -
     with child(["-c", script, str(path), "0"], says="serves"), Client(make_terms(path)) as client:
         assert client.wait_until_served(WAIT_S), client.fault
         await save_blocks(AsAwaited(client))
-        assert client.acquire(CHAIN).boundary == TOKENS
+        assert client.acquire(Ask(CHAIN)).boundary == TOKENS

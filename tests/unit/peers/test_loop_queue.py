@@ -4,14 +4,14 @@ import select
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.peers import PeerSpace
-from kvoffload.peers.loop_queue import MAX_BLOCKS, LoopQueue, RemovedBlocks, StoredBlocks, WantedBlocks
+from kvoffload.peers.loop_queue import MAX_BLOCKS, LoopQueue, PutBlocks, RemovedBlocks, WantedBlocks
 from tests.kit.cache.cache_model import PLAIN
 
 SPACE = PeerSpace(number=1, fingerprint=b"F" * 32, geometry=CacheGeometry(hash_block_size=16, groups=PLAIN.groups))
 
 
-def stored(count: int) -> StoredBlocks:
-    return StoredBlocks(domain="", space=SPACE, group=0, hashes=bytes(32 * count), parents=bytes(32 * count))
+def stored(count: int) -> PutBlocks:
+    return PutBlocks(domain="", space=SPACE, group=0, hashes=bytes(32 * count), parents=bytes(32 * count))
 
 
 def removed(count: int) -> RemovedBlocks:

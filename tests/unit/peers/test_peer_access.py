@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.cache import CacheGeometry, CacheTerms, LocalCache
+from kvoffload.cache import CacheGeometry, CacheTerms, LocalCache, StoredBlocks
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.peer_access import STAGED_S, PeerAccess
 from kvoffload.tiers.base import RecordNames, RecordOutcome
@@ -44,8 +44,8 @@ class Setting:
 
     # ---- the server's loop ----
 
-    def tell_stored(self, space: PeerSpace, group: int, hashes: bytes, parents: bytes) -> None:
-        self.stored.append(hashes)
+    def tell_stored(self, space: PeerSpace, stored: StoredBlocks) -> None:
+        self.stored.append(stored.hashes)
 
     def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
         self.removed.append(hashes)

@@ -108,10 +108,7 @@ def test_an_identity_that_a_peer_has_forgotten_is_introduced_again(peer: OnePeer
 def test_an_identity_that_nobody_knows_is_not_stored(peer: OnePeer, store: PeerStore) -> None:
     records = Records(0, 2, 5000, filled=True)
     stranger = RecordNames(fingerprint=b"S" * 32, hashes=records.names.hashes)
-    outcomes = store.put_slots(
-        stranger, records.slots, record_bytes=5000, digests=records.digests, parents=records.parents
-    )
-    assert outcomes.tolist() == [RecordOutcome.FAILED] * 2
+    assert put(store, records, names=stranger) == [RecordOutcome.FAILED] * 2
 
 
 def test_a_peer_that_does_not_take_an_identity_is_asked_on(peer: OnePeer, store: PeerStore) -> None:
@@ -175,7 +172,7 @@ def test_a_block_is_readable_when_all_its_shards_have_come(peer: OnePeer, is_sea
             )
         if not is_good:
             digests[1] ^= np.uint64(1)
-        return store.put_slots(names(shard), slots, record_bytes=3000, digests=digests, parents=b"").tolist()
+        return store.put_slots(RecordBatch(names(shard), slots, record_bytes=3000, digests=digests)).tolist()
 
     assert send(0) == [RecordOutcome.WRITTEN] * 3
     keys = [RecordName(FINGERPRINT, 0, 1, hashes[32 * at : 32 * at + 32]).key for at in range(3)]
@@ -280,7 +277,7 @@ def test_an_answer_without_what_was_asked_for_is_the_peers_fault(peer: OnePeer) 
         connect_to(head).probe()
     store = connect_to(wanted[:ANSWER_BYTES], wanted[ANSWER_BYTES:], head)
     with pytest.raises(StoreFaultError, match="CLOSING where it was to tell of 2 records"):
-        store.put_slots(records.names, records.slots, record_bytes=100, digests=records.digests, parents=b"")
+        store.put_slots(records.batch())
 
 
 def test_an_interrupted_store_fails_at_once(store: PeerStore) -> None:

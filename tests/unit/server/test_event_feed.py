@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvoffload.cache import StoredBlocks
 from kvoffload.protocol import (
     Cleared,
     Error,
@@ -73,7 +74,7 @@ def test_events_are_small_whatever_was_stored_at_once() -> None:
         space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
         chain = make_chain(1, 2 * EVENT_BLOCKS + 1)
         parents = bytes(32) + chain[:-32]
-        server.core.tell_stored(space, 0, chain, parents)
+        server.core.tell_stored(space, StoredBlocks(0, chain, parents))
         stored = [event for event in take(router) if isinstance(event, Stored)]
         assert [len(event.hashes) // 32 for event in stored] == [EVENT_BLOCKS, EVENT_BLOCKS, 1]
         assert b"".join(event.hashes for event in stored) == chain
@@ -130,7 +131,7 @@ def test_what_was_gone_before_it_was_told_is_told_too(server: Server, engine: Cl
         server.core.tick()
     gone = make_chain(1, 2)
     space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
-    server.core.tell_stored(space, 0, gone, b"")
+    server.core.tell_stored(space, StoredBlocks(0, gone, b""))
     server.core.tick()
     assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Removed"]
 
@@ -333,7 +334,7 @@ def test_a_server_is_told_with_a_subscription_and_its_end() -> None:
 def test_what_was_stored_without_the_core_is_told_likewise(server: Server, engine: Client, router: Client) -> None:
     chain = make_chain(1, 2)
     space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
-    server.core.tell_stored(space, 0, chain, bytes(32) + chain[:-32])
+    server.core.tell_stored(space, StoredBlocks(0, chain, bytes(32) + chain[:-32]))
     opened, stored = take(router)
     assert opened == NamespaceOpened(name_space=engine.name_space, fingerprint=fingerprint("model"))
     assert isinstance(stored, Stored)

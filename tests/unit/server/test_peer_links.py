@@ -181,7 +181,7 @@ def test_the_loop_hears_of_what_links_do() -> None:
         assert outcomes == [RecordOutcome.MISSING]
         space = Space(domain="main", name_space=number, fingerprint=fingerprint("model"))
         removed = ("removed", space, 0, b"h" * 32)
-        assert core.told == [("stored", space, 0, b"h" * 32, b"p" * 32), removed, removed]
+        assert core.told == [("stored", space, (0, b"h" * 32, b"p" * 32)), removed, removed]
         # What the disk has comes up for a link that waits, on a thread of its own.
         chain = make_chain(1, 4)
         setting.save_below(chain)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.cache import AcquireOutcome
+from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.client import Client
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers.fleet_registry import RegistryTerms
@@ -49,7 +49,7 @@ async def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Pat
         async with fleet.client("b") as client:
             assert await client.wait_until_served(WAIT_S)
             # Which of them live on this machine, the keys of the three decide.
-            assert (await client.acquire(CHAIN)).boundary < TOKENS
+            assert (await client.acquire(Ask(CHAIN))).boundary < TOKENS
             assert await load(client) == TOKENS
             stats = await client.stats()
         assert stats.traffic["peer"]["promoted"] > 0
@@ -69,7 +69,7 @@ async def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Pa
             await_that(lambda: [place.state.value for place in traffic_of(one).health()] == ["absent"])
             # Nobody else is there: all of it lives here now.
             assert fleet.places["a"].is_home(CHAIN).all()
-            assert (await client.acquire(bytes(32 * 8), far=FAR)).outcome is AcquireOutcome.MISS
+            assert (await client.acquire(Ask(bytes(32 * 8)), far=FAR)).outcome is AcquireOutcome.MISS
         with fleet.serving("b") as two:
             await_that(lambda: are_ready(one, two))
             assert not fleet.places["a"].is_home(CHAIN).all()

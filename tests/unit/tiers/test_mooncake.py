@@ -148,9 +148,7 @@ def test_what_was_written_to_while_it_was_copied_is_damaged(master: Master, monk
     # The store may still have records of other tests, evicted or not.
     written, read = Records(700, 2, 1000, filled=True), Records(700, 2, 1000, filled=False)
     store = MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S).open_store()
-    moved = {"record_bytes": 1000, "digests": written.digests, "parents": written.parents}
-    put_now = store.put_slots(written.names, written.slots, **moved)  # type: ignore[arg-type]
-    assert put_now.tolist() == [RecordOutcome.WRITTEN] * 2
+    assert store.put_slots(written.batch()).tolist() == [RecordOutcome.WRITTEN] * 2
     fill = mooncake.fill_slot
 
     def fill_late(address: int, data: memoryview) -> None:

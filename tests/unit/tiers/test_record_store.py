@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.tiers.base import Addresses, Digests, RecordNames
+from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames
 from kvoffload.tiers.record_store import (
     FoundRecords,
     SlotStore,
@@ -21,9 +21,7 @@ from kvoffload.tiers.record_store import (
 
 
 class EmptyStore(SlotStore):
-    def put_slots(
-        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
-    ) -> npt.NDArray[np.uint8]:
+    def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
         raise NotImplementedError
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
+from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, SlotStore, StoreFacts, StoreFaultError
 from kvoffload.tiers.remote_job import Verb
@@ -32,9 +32,7 @@ class HangingStore(SlotStore):
         self.is_cut.wait()
         raise StoreFaultError("it was interrupted")
 
-    def put_slots(
-        self, names: RecordNames, slots: Addresses, *, record_bytes: int, digests: Digests, parents: bytes
-    ) -> npt.NDArray[np.uint8]:
+    def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
         self._hang()
         raise AssertionError
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvoffload.cache import Ask
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms
@@ -173,7 +174,7 @@ async def test_how_much_of_a_prompt_is_there_is_told_with_the_token_alone(tmp_pa
             chain = make_chain(0, 24)
             hashes = [chain[at : at + 32].hex() for at in range(0, len(chain), 32)]
             await_that(lambda: load.client.stats().readable > 0)
-            there = load.client.find_boundary(chain)
+            there = load.client.find_boundary(Ask(chain))
             found = await act(app, "/v1/prefix", {"hashes": hashes})
             load.close()
             [row] = found["identities"]

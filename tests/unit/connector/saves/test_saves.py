@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from tests.kit.connector.saving import HYBRID, TWO_SIZES, make_engine, saved_blo
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.cache import ReservedSlots
+from kvoffload.cache import Publication
 from kvoffload.connector.saves.saves import MAX_STEPS_WAITED, REPORT_WAIT_S
 from kvoffload.connector.step_plan import ONLY_A_FORWARD
 from tests.kit.connector.engine_configs import window
@@ -430,9 +429,9 @@ def test_what_one_step_saves_of_a_group_is_published_together(monkeypatch: pytes
     told: list[int] = []
     publish = engine.cache.publish
 
-    def count(slots: ReservedSlots, **rest: Any) -> bool:
-        told.append(len(slots))
-        return publish(slots, **rest)
+    def count(publication: Publication) -> bool:
+        told.append(len(publication.slots))
+        return publish(publication)
 
     monkeypatch.setattr(engine.cache, "publish", count)
     plan = engine.step()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvoffload.cache import Ask
 from kvoffload.client import FarTerms
 from kvoffload.connector.secondary import lookups as tier_lookups
 from kvoffload.connector.secondary.lookups import TierLookups
@@ -32,8 +33,9 @@ class TieredCache:
     def lookup(self, group: int, hashes: bytes) -> Any:
         return np.array([hashes[at : at + 32] in self.memory for at in range(0, len(hashes), 32)])
 
-    def start_acquire(self, chain: bytes, *, limit: int, far: FarTerms | None, **terms: object) -> int:
-        assert limit == len(chain) // 32 * TOKENS
+    def start_acquire(self, ask: Ask, *, far: FarTerms | None) -> int:
+        chain = bytes(ask.chain)
+        assert ask.limit == len(chain) // 32 * TOKENS
         self.asked.append([chain[at : at + 32] for at in range(0, len(chain), 32)])
         self.far.append(far)
         return len(self.asked) - 1

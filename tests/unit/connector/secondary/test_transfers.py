@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvoffload.cache import Ask
 from kvoffload.connector.secondary import transfers as tier_transfers
 from kvoffload.connector.secondary.transfers import JOB_LIMIT, ROWS, TierTransfers, TransferTerms, map_rows
 from kvoffload.transfer.host_engine import HostEngine
@@ -173,7 +174,7 @@ class SilentCache:
     def take(self, group: int, count: int) -> list[int]:
         return []
 
-    def start_acquire(self, chain: bytes, **terms: object) -> object:
+    def start_acquire(self, ask: Ask, **terms: object) -> object:
         return object()
 
     def poll(self, pending: object) -> None:

@@ -83,7 +83,9 @@ class Served:
     def take(self) -> tuple[Told, list[int]]:
         told: Told = []
         lost: list[int] = []
-        self.channels.take_stored(lambda *stored: told.append(stored), lambda *gone: told.append(gone), lost.append)
+        self.channels.take_stored(
+            lambda space, stored: told.append((space, *stored)), lambda *gone: told.append(gone), lost.append
+        )
         return told, lost
 
     @property

@@ -14,7 +14,7 @@ from tests.kit.server.remote_loads import load
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
-from kvoffload.cache import AcquireOutcome
+from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.client import AsyncClient, Client
 from tests.kit.cache.offload_contract import (
     CHAIN,
@@ -58,7 +58,7 @@ async def test_what_one_machine_has_computed_another_one_has(tmp_path: Path, sto
         assert store.count() == RECORDS
         async with make_client(tmp_path / "two") as client:
             assert await client.wait_until_served(WAIT_S)
-            assert (await client.acquire(CHAIN)).outcome is AcquireOutcome.MISS
+            assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
             assert await load(client) == TOKENS
             stats = await client.stats()
         assert stats.traffic[store.kind]["promoted"] == 16 + 2 + 1
@@ -95,7 +95,7 @@ async def test_a_store_that_is_not_there_is_memory_alone_and_one_line(
             assert await client.wait_until_served(WAIT_S)
             await save(client)
             assert await load(client) == TOKENS
-            assert (await client.acquire(bytes(32 * 8), far=FAR)).outcome is AcquireOutcome.MISS
+            assert (await client.acquire(Ask(bytes(32 * 8)), far=FAR)).outcome is AcquireOutcome.MISS
         await_that(lambda: counts_of(server)["failed"] > 0)
         await_that(lambda: any(f"{store.kind} tier" in record.message for record in caplog.records))
     said = [record for record in caplog.records if f"{store.kind} tier" in record.message]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.cache import CommitOutcome, LocalCache, SessionId
+from kvoffload.cache import Ask, CommitOutcome, LocalCache, SessionId
 from kvoffload.protocol import Call, Clear, ErrorCode, GroupTerms, Hello, IdentityField, Invalidate, Role
 from kvoffload.protocol.survey import (
     NOT_ASKED,
@@ -250,7 +250,7 @@ def test_of_a_hybrid_model_only_boundaries_of_all_groups_count() -> None:
             names = block_hashes(chain, HYBRID, group)
             server.cache.invalidate(engine.name_space, group, names[lost])
             told = operator.ask(FindPrefix(name_space=engine.name_space, chain=chain))
-            hit = server.cache.acquire(session, engine.name_space, chain)
+            hit = server.cache.acquire(session, engine.name_space, Ask(chain))
             server.cache.release(session, hit.lease)
             assert told.in_memory == hit.boundary
             seen.add(told.in_memory)

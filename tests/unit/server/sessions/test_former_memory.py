@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.cache import Ask, CacheTerms, LocalCache, Publication
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.protocol import FormerMemory, Holding, Retire, Role
 from kvoffload.server import DomainTerms
@@ -165,9 +165,9 @@ def test_a_server_with_new_memory_does_not_double_what_its_engines_have(
         scheduler, worker = (engine.enter_context(joined(path, role)) for role in (Role.SCHEDULER, Role.WORKER))
         await_that(lambda: cache_of(server).ready_bytes == POOL.memory_bytes)
         former = [weakref.ref(one.memory(one.memory_id)) for one in (scheduler, worker)]
-        assert scheduler.publish(scheduler.reserve(0, hashes=CHAIN), hashes=CHAIN)
+        assert scheduler.publish(Publication(scheduler.reserve(0, hashes=CHAIN), hashes=CHAIN))
         scheduler.stats()  # the publish was served before it
-        lease = scheduler.acquire(CHAIN).lease
+        lease = scheduler.acquire(Ask(CHAIN)).lease
         assert lease is not None
         first.close()
         grow, peaks = LocalCache.grow, [0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cache import CacheGeometry
+from kvoffload.cache import Ask, CacheGeometry
 from kvoffload.client import AsyncClient
 from kvoffload.protocol import (
     Acquire,
@@ -195,7 +195,7 @@ def test_who_is_registered_or_leased_does_not_give_way() -> None:
         save_chain(server.cache, reader, CHAIN, PLAIN)
         held = server.cache.open_session()
         server.cache.add_process(held, pidfd=99)
-        lease = server.cache.acquire(held, reader.name_space, CHAIN).lease
+        lease = server.cache.acquire(held, reader.name_space, Ask(CHAIN)).lease
         server.exit_process(reader)
         for at in range(50):
             leave_behind(server, f"model {at}")
@@ -304,22 +304,22 @@ async def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, 
         async with AsyncClient(make_terms(tmp_path / "s", name="kept")) as kept:
             assert await kept.wait_until_served(WAIT_S)
             await save(kept)
-            found = await kept.acquire(SAVED)
+            found = await kept.acquire(Ask(SAVED))
             assert found.lease is not None
             for at in range(250):
                 async with AsyncClient(make_terms(tmp_path / "s", name=f"model {at}")) as client:
                     assert await client.wait_until_served(WAIT_S), at
-                    assert (await client.acquire(SAVED)).boundary == 0
+                    assert (await client.acquire(Ask(SAVED))).boundary == 0
                     await save(client)
-                    assert (await client.acquire(SAVED)).boundary == TOKENS
+                    assert (await client.acquire(Ask(SAVED))).boundary == TOKENS
             for group, leased in enumerate(found.groups):
                 names = names_of(group, SAVED)[32 * leased.first :]
                 assert has_patterns(kept, found.lease.memory_id, group, leased.addresses, names)
             kept.release(found.lease)
-            assert (await kept.acquire(SAVED)).boundary == TOKENS
+            assert (await kept.acquire(Ask(SAVED))).boundary == TOKENS
             assert (await kept.stats()).namespaces <= 96
             if has_disk:
                 await_that(lambda: traffic_of(server, 0).is_idle)
                 async with AsyncClient(make_terms(tmp_path / "s", name="model 249")) as client:
                     assert await client.wait_until_served(WAIT_S)
-                    assert (await client.acquire(SAVED, far=FAR)).boundary == TOKENS
+                    assert (await client.acquire(Ask(SAVED), far=FAR)).boundary == TOKENS

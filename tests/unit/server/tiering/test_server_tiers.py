@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.cache import AcquireOutcome
+from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.client import AsyncClient, Client
 from kvoffload.server.loop import CacheServer
 from tests.kit.cache.offload_contract import (
@@ -57,8 +57,8 @@ async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: P
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await until_open(client)
-            assert (await client.acquire(CHAIN)).outcome is AcquireOutcome.MISS
-            found = await client.acquire(CHAIN, far=FAR)
+            assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
+            found = await client.acquire(Ask(CHAIN), far=FAR)
             assert found.boundary == TOKENS
             assert found.lease is not None
             for group, leased in enumerate(found.groups):
@@ -67,9 +67,9 @@ async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: P
             client.release(found.lease)
         with Client(make_terms(tmp_path / "s", name=NAME)) as client:
             assert client.wait_until_served(WAIT_S)
-            found = client.acquire(CHAIN, far=FAR)
+            found = client.acquire(Ask(CHAIN), far=FAR)
             assert found.boundary == TOKENS
-            assert client.acquire(bytes(32 * 8), far=FAR).outcome is AcquireOutcome.MISS
+            assert client.acquire(Ask(bytes(32 * 8)), far=FAR).outcome is AcquireOutcome.MISS
             # Of a window and a state only what the boundary needs; and it was read once.
             assert counts_of(server)["promoted"] == 16 + 2 + 1
     del first, server
@@ -88,8 +88,8 @@ async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder:
     ):
         assert client.wait_until_served(WAIT_S)
         await_that(lambda: [place.state for place in client.stats().places] == ["ready"])
-        client.prefetch(CHAIN)
-        await_that(lambda: client.find_boundary(CHAIN) == TOKENS)
+        client.prefetch(Ask(CHAIN))
+        await_that(lambda: client.find_boundary(Ask(CHAIN)) == TOKENS)
 
 
 async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Path) -> None:
@@ -104,13 +104,13 @@ async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Pa
             assert (place.tier, place.name, place.state, place.records) == ("disk", str(folder), "ready", 28 + 16)
             client.invalidate(0, CHAIN[:32])
             await client.stats()
-            assert (await client.acquire(CHAIN, far=FAR)).outcome is AcquireOutcome.MISS
+            assert (await client.acquire(Ask(CHAIN), far=FAR)).outcome is AcquireOutcome.MISS
     with (
         serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
         Client(make_terms(tmp_path / "s", name=NAME)) as client,
     ):
         assert client.wait_until_served(WAIT_S)
-        assert client.acquire(CHAIN, far=FAR).outcome is AcquireOutcome.MISS
+        assert client.acquire(Ask(CHAIN), far=FAR).outcome is AcquireOutcome.MISS
 
 
 async def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
@@ -120,8 +120,8 @@ async def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
         async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
-            assert (await client.acquire(CHAIN, far=FAR)).boundary == TOKENS
-            assert (await client.acquire(bytes(32 * 8), far=FAR)).outcome is AcquireOutcome.MISS
+            assert (await client.acquire(Ask(CHAIN), far=FAR)).boundary == TOKENS
+            assert (await client.acquire(Ask(bytes(32 * 8)), far=FAR)).outcome is AcquireOutcome.MISS
         await_that(lambda: counts_of(server)["failed"] > 0)
         time.sleep(0.6)
     said = [record for record in caplog.records if record.message.startswith("disk tier")]
@@ -133,8 +133,8 @@ def test_without_a_tier_nobody_asks_for_one(tmp_path: Path) -> None:
     with serving(tmp_path / "s") as server, Client(make_terms(tmp_path / "s", name=NAME)) as client:
         assert client.wait_until_served(WAIT_S)
         assert not client.has_tiers
-        assert client.acquire(CHAIN, far=FAR).outcome is AcquireOutcome.MISS
-        client.prefetch(CHAIN)
+        assert client.acquire(Ask(CHAIN), far=FAR).outcome is AcquireOutcome.MISS
+        client.prefetch(Ask(CHAIN))
         assert client.stats().leases == 0
         assert server.core.tiers.files() == []
 

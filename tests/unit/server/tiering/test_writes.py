@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvoffload.cache import StoredBlocks
 from kvoffload.server.tiering.terms import WriteRule
 from kvoffload.tiers import RecordOutcome
 from tests.kit.cache.cache_model import HYBRID, PLAIN, block_hashes, make_chain
@@ -186,7 +187,7 @@ def test_only_what_was_loaded_is_written_where_a_second_use_is_asked_for() -> No
 
 def test_blocks_of_an_unknown_identity_are_left_alone() -> None:
     with tier_setting(PLAIN) as setting:
-        setting.traffic.note_stored(77, 0, CHAIN, b"")
-        setting.traffic.note_stored(setting.name_space, 0, b"", b"")
+        setting.traffic.note_stored(77, StoredBlocks(0, CHAIN, b""))
+        setting.traffic.note_stored(setting.name_space, StoredBlocks(0, b"", b""))
         setting.turn()
         assert setting.tier.asked == []

@@ -1,0 +1,24 @@
+"""What is asked for when blocks are acquired, from an engine to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+NO_LIMIT = 2**64 - 1
+
+
+class Ask(NamedTuple):
+    """The longest prefix of a chain, in (local, limit], that all groups accept. Tokens everywhere."""
+
+    chain: Buffer
+    """The request's hashes, from its first token on."""
+    local: int = 0
+    """The engine has so many itself."""
+    limit: int = NO_LIMIT
+    alignment: int = 1
+    """Boundaries are multiples of it."""
+    shards: Sequence[int] = ()
+    """Whose digests are wanted with the lease."""
