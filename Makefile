@@ -23,6 +23,13 @@ NEWEST_TESTS := $(addprefix tests/vllm/test_,contract.py sleep.py plugin.py faul
 # Of the real engine: what it may never get wrong, of one model of each kind. The other tests are the rest.
 CORE_TESTS := $(addprefix tests/vllm/test_,contract.py faults.py restart.py) \
               $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
+# Of the unit tests, what takes longest by its nature: benchmarks, other stores, browsers, hostile users, peers on a bad
+# network, vLLM in another process. `make test` leaves them to `make check`.
+LONG_UNIT_TESTS := $(addprefix tests/unit/bench/test_,calls.py child.py mooncake.py outage.py peer.py promoter.py \
+                     record_mover.py requests.py s3.py served.py served_peer.py tiered.py valkey.py web.py) \
+                   $(addprefix tests/unit/tiers/test_,mooncake.py s3.py valkey.py valkey_faults.py valkey_nodes.py) \
+                   $(addprefix tests/unit/server/test_,hostile_domain.py nonsense.py peers_apart.py) \
+                   tests/unit/connector/test_engine_log.py tests/unit/web/test_fuzz.py tests/unit/web/test_page.py
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
@@ -44,7 +51,7 @@ endif
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        unit-test engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs docs-site site-there sbom audit wheel wheels clean
+        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs docs-site site-there sbom audit wheel wheels clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,7 +135,11 @@ PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 
 unit-test: setup test-driver
 	$(call say,test: Python)
-	@$(PYTEST) tests/unit
+	@$(PYTEST) tests/unit $(addprefix --ignore ,$(LONG_UNIT_TESTS))
+
+unit-rest: setup test-driver
+	$(call say,check: the rest of the unit tests)
+	@$(PYTEST) $(LONG_UNIT_TESTS)
 
 engine-core: setup
 	$(call say,test: a core with the real engine)
@@ -145,7 +156,7 @@ other-test: setup test-driver
 # ---- gates ----
 
 # What has one process comes before what has several, so that these fill the machine at the end.
-check: test-driver format-check lint types imports spell site-there engine-rest other-test test newest-check-there sanitize ## what CI runs
+check: test-driver format-check lint types imports spell site-there engine-rest other-test unit-rest test newest-check-there sanitize ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)

@@ -33,6 +33,10 @@ _LISTS = ("layer_types", "layers_block_type")
 _EXACTLY = "run it with --exact where vLLM is installed"
 
 
+class _RanksError(ConfigError):
+    """So many ranks cannot share what the config says itself."""
+
+
 class Keeps(Enum):
     """What is to be in the cache for a hit."""
 
@@ -117,9 +121,16 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 def read_shape(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
     """Reads a model's shape from its config. ConfigError: neither it nor its class in transformers say what its layers
-    keep, or that is not known here."""
+    keep, or that is not known here.
+
+    What is wrong with `terms` is said without transformers, which takes seconds to import.
+    """
+    for dtype, setting in ((terms.kv_dtype, "kv-dtype"), (terms.state_dtype, "state-dtype")):
+        find_element(dtype, of_model="bfloat16", setting=setting)
     try:
         return _read_as_it_is(config, terms)
+    except _RanksError:
+        raise
     except ConfigError:
         completed = complete_config(config)
         if completed is None:
@@ -331,7 +342,7 @@ class _Makers:
     def _share(self, heads: int, name: str) -> int:
         """Heads of all ranks together."""
         if heads % self._ranks and self._ranks % heads:
-            raise ConfigError(
+            raise _RanksError(
                 f"{name} = {heads} cannot be shared by {self._ranks} ranks", remedy="choose another number of ranks"
             )
         return max(heads, self._ranks)

@@ -32,6 +32,7 @@ from kvoffload.protocol import (
     ServerTerms,
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
+from kvoffload.server.channels.control import ControlLimits
 from kvoffload.server.channels.control_channels import ChannelTerms, ControlChannels
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.channels.lifelines import Lifelines
@@ -90,6 +91,8 @@ class ServerPlan:
     peering: PeeringPlan | None = None
     """None: it serves no other servers."""
     limits: ServerLimits = field(default_factory=ServerLimits)
+    connections: ControlLimits = field(default_factory=ControlLimits)
+    """Of the Unix socket's control channel."""
     on_prompt: Callable[[int, int, int, bytes], None] | None = None
 
 
@@ -139,6 +142,7 @@ class CacheServer:
                     group=plan.group,
                     tells_users=len(plan.domains) > 1,
                     remote=plan.remote,
+                    limits=plan.connections,
                 ),
                 self,
             )

@@ -76,3 +76,5 @@ class RemoteTerms:
     """Who is let in, by public key."""
     stranger: Guest | None = None
     """Who comes without a key, where there are none."""
+    handshake_ms: int = 5000
+    """Until then a connection must have said who it is."""

@@ -32,7 +32,6 @@ UNREAD_BYTES = 16 << 20
 """Of one connection, at most: ZeroMQ counts frames. With as many connections as the gate lets in, of one machine and of
 all, they have 256 MiB and 1 GiB unread."""
 QUEUED_OUT = UNREAD_BYTES // ANSWER_BYTES
-HANDSHAKE_MS = 5000
 HEARTBEAT_MS, SILENCE_MS = 10_000, 30_000
 REQUESTS_AT_ONCE = 16
 """Of keys to be looked up, before others have their turn."""
@@ -48,7 +47,7 @@ _NO_KEY = bytes(_KEY_BYTES)
 class RemoteControl:
     """Belongs to the thread of the event loop."""
 
-    def __init__(self, terms: RemoteTerms, path: Path, watcher: Watcher, *, handshake_ms: int = HANDSHAKE_MS) -> None:
+    def __init__(self, terms: RemoteTerms, path: Path, watcher: Watcher) -> None:
         """Listens; `path` is a Unix socket between gate and ROUTER. ConfigError: the address is not to be had, or needs
         keys."""
         if terms.keys is None and not terms.address.is_loopback:
@@ -64,7 +63,7 @@ class RemoteControl:
         self._lookup.bind("inproc://zeromq.zap.01")
         self._router = self._context.socket(zmq.ROUTER)
         try:
-            self._bind(handshake_ms)
+            self._bind()
             self._gate = TcpGate(terms.address, path, watcher)
         except BaseException:
             self._close_sockets()
@@ -139,14 +138,14 @@ class RemoteControl:
         self._gate.close()
         self._close_sockets()
 
-    def _bind(self, handshake_ms: int) -> None:
+    def _bind(self) -> None:
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.MAXMSGSIZE, FRAME_BYTES),
             (zmq.SNDHWM, QUEUED_OUT),
             (zmq.RCVHWM, QUEUED_IN),
             (zmq.ROUTER_MANDATORY, 1),
-            (zmq.HANDSHAKE_IVL, handshake_ms),
+            (zmq.HANDSHAKE_IVL, self._terms.handshake_ms),
             # A machine that was switched off says nothing, not even that it is gone.
             (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),

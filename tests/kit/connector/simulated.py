@@ -204,7 +204,7 @@ class SimulatedEngine(ScriptedEngine):
         """What a block that ends at this token holds: a function of the group and of every token before its end."""
         digest = sha256(repr((group, list(request.all_token_ids[:end]))).encode()).digest()
         length = self.geometry.groups[group].record_bytes
-        return torch.frombuffer(bytearray(digest * (length // 32 + 1)), dtype=torch.uint8)[:length].reshape(1, -1)
+        return torch.frombuffer(bytearray(digest * (length // 32 + 1)), dtype=torch.uint8)[:length]
 
     def _forward(self, request: Request, computed: int) -> None:
         end = request.num_computed_tokens
@@ -214,11 +214,11 @@ class SimulatedEngine(ScriptedEngine):
                 positions = range((end - 1) // spec.block_size, (end - 1) // spec.block_size + 1)
             else:
                 positions = range(computed // spec.block_size, (end - 1) // spec.block_size + 1)
-            for position in positions:
-                block = tables[group][position]
-                if block:
-                    last = min(end, (position + 1) * spec.block_size)
-                    self.copy.load(group, [block], self._pattern(request, group, last))
+            blocks = {position: block for position in positions if (block := tables[group][position])}
+            if blocks:
+                ends = [min(end, (position + 1) * spec.block_size) for position in blocks]
+                rows = torch.stack([self._pattern(request, group, last) for last in ends])
+                self.copy.load(group, list(blocks.values()), rows)
 
     def _check_reads(self, request: Request, computed: int) -> None:
         """Everything that the next token reads and that is whole blocks holds what these tokens say."""
@@ -227,13 +227,16 @@ class SimulatedEngine(ScriptedEngine):
             boundary = computed // facts.rule.block_size * facts.rule.block_size
             if not boundary or (facts.rule.reuse is ReuseRule.EXACT_BOUNDARY and boundary != computed):
                 continue
-            for position in needed_blocks(facts.rule, local=0, boundary=boundary):
-                block = tables[facts.index][position]
-                if block == 0:  # a window that began after `boundary`, which is before `computed`
-                    assert facts.rule.reuse is not ReuseRule.PREFIX
-                    continue
-                row = torch.empty((1, facts.record_bytes), dtype=torch.uint8)
-                self.copy.save(group, [block], row)
+            blocks = {
+                position: tables[facts.index][position]
+                for position in needed_blocks(facts.rule, local=0, boundary=boundary)
+            }
+            # The null block: of a window that began after `boundary`, which is before `computed`.
+            assert facts.rule.reuse is not ReuseRule.PREFIX or all(blocks.values())
+            blocks = {position: block for position, block in blocks.items() if block}
+            rows = torch.empty((len(blocks), facts.record_bytes), dtype=torch.uint8)
+            self.copy.save(group, list(blocks.values()), rows)
+            for position, row in zip(blocks, rows, strict=True):
                 wanted = self._pattern(request, group, (position + 1) * facts.rule.block_size)
                 assert torch.equal(row, wanted), f"{request.request_id}, group {group}, block {position} of {computed}"
 

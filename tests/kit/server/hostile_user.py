@@ -45,12 +45,14 @@ SERVER = """
 import resource, sys
 from pathlib import Path
 from kvoffload.cache import CacheTerms
+from kvoffload.server.channels.control import ControlLimits
 from kvoffload.server.loop import CacheServer, ServerPlan
 files = int(sys.argv[2])
 if files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
-server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}))
+connections = ControlLimits(hello_s=float(sys.argv[3]))
+server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, connections=connections))
 print("serves", flush=True)
 server.run()
 """
@@ -198,11 +200,12 @@ class Claimant:
 
 
 @contextmanager
-def beset(*, files: int = 0) -> Iterator[Beset]:
-    """Besets a server. `files`: how many descriptors the server may have; 0: as many as we."""
+def beset(*, files: int = 0, hello_s: float = 10.0) -> Iterator[Beset]:
+    """Besets a server. `files`: how many descriptors the server may have; 0: as many as we. `hello_s`: how long it waits
+    for a hello."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        child(["-c", SERVER, f"{folder}/s", str(files)], says="serves") as process,
+        child(["-c", SERVER, f"{folder}/s", str(files), str(hello_s)], says="serves") as process,
     ):
         made = Beset(Path(folder) / "s", process)
         try:

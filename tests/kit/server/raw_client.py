@@ -17,10 +17,12 @@ from kvoffload.protocol.message import OneWay
 from tests.kit.server.express_peer import ExpressPeer
 
 TIMEOUT_S = 30.0
+LOOK_MS = 10
+"""Between two looks at whether there is room to send, where nothing comes."""
 
 
 class RawClient:
-    """`turn` lets the server work, where that runs on the same thread."""
+    """`turn` lets the server work, where that runs on the same thread; None: it does so elsewhere."""
 
     def __init__(
         self,
@@ -29,7 +31,7 @@ class RawClient:
         *,
         engine: str = "engine",
         former: HeldMemory | None = None,
-        turn: Callable[[], object] = lambda: None,
+        turn: Callable[[], object] | None = None,
     ) -> None:
         self._turn = turn
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -143,7 +145,7 @@ class RawClient:
         assert self.joining.welcome is not None
         self.joining.on_express()
         (end,) = descriptors
-        self._express = ExpressPeer(end, session=self.joining.welcome.session, turn=self._turn)
+        self._express = ExpressPeer(end, session=self.joining.welcome.session, turn=self._turn or (lambda: None))
         return None
 
     def _send_all(self, messages: list[ToSend]) -> None:
@@ -179,4 +181,15 @@ class RawClient:
         end = time.monotonic() + TIMEOUT_S
         while not poll():
             assert time.monotonic() < end, self.joining.fault
-            self._turn()
+            if self._turn is None:
+                self._rest()
+            else:
+                self._turn()
+
+    def _rest(self) -> None:
+        """Leaves the processor to the server until something comes."""
+        poller = zmq.Poller()
+        poller.register(self.lifeline.fileno(), zmq.POLLIN)
+        if self.control is not None:
+            poller.register(self.control, zmq.POLLIN)
+        poller.poll(LOOK_MS)

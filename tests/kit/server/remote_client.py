@@ -18,7 +18,7 @@ def make_keys() -> KeyPair:
 
 
 class RemoteClient:
-    """`turn` lets the server work, where that runs on the same thread."""
+    """`turn` lets the server work, where that runs on the same thread; None: it does so elsewhere."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class RemoteClient:
         *,
         keys: KeyPair | None = None,
         server_key: bytes = b"",
-        turn: Callable[[], object] = lambda: None,
+        turn: Callable[[], object] | None = None,
     ) -> None:
         self._turn = turn
         self._requests = 0
@@ -51,14 +51,14 @@ class RemoteClient:
         return self.receive()
 
     def receive(self) -> ServerMessage:
-        self.wait(lambda: bool(self.socket.poll(0)))
+        self._await(self.socket)
         answer = CODEC.decode_answer(self.socket.recv())
         assert isinstance(answer, Answer)
         return answer.message
 
     def is_refused(self) -> bool:
         """Says whether its key is not known; waits until that is certain."""
-        self.wait(lambda: bool(self.events.poll(0)))
+        self._await(self.events)
         event = int.from_bytes(self.events.recv_multipart()[0][:2], "little")
         return event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
@@ -66,7 +66,15 @@ class RemoteClient:
         end = time.monotonic() + TIMEOUT_S
         while not is_done():
             assert time.monotonic() < end
-            self._turn()
+            if self._turn is not None:
+                self._turn()
+
+    def _await(self, source: zmq.Socket[bytes]) -> None:
+        """Until something has come there."""
+        if self._turn is None:
+            assert source.poll(int(TIMEOUT_S * 1000))
+        else:
+            self.wait(lambda: bool(source.poll(0)))
 
     def close(self) -> None:
         """Once or more often."""

@@ -149,6 +149,8 @@ def serve_weed(folder: Path, *options: str) -> Iterator[S3Server]:
     # It tells nobody that it runs.
     command += ["-master.telemetry=false", "-master.volumeSizeLimitMB", "256", "-volume.max", "16", "-filer", "-s3"]
     command += ["-s3.config", str(folder / "users.json"), "-s3.port.iceberg", "0", "-s3.port.lance", "0"]
+    # A master that has no other elects itself when this is over.
+    command += ["-master.electionTimeout", "1s"]
     for part, port, other in zip(parts, ports[::2], ports[1::2], strict=True):
         command += [f"-{part}.port", str(port), f"-{part}.port.grpc", str(other)]
     command += [f"-filer.localSocket={folder}/filer.sock", f"-s3.localSocket={folder}/s3.sock", *options]

@@ -111,6 +111,8 @@ def serve_cluster(folder: Path, *options: str, nodes: int = 3, replicas: int = 0
             place = folder / f"node{at}"
             place.mkdir(parents=True)
             cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(free_port()))
+            # A replica's first copy is not put off for others that might want one, too.
+            cluster += ("--repl-diskless-sync-delay", "0")
             servers.append(stack.enter_context(serve(place, *cluster, *options)))
         for at, server in enumerate(servers[:nodes]):
             first, last = SLOTS * at // nodes, SLOTS * (at + 1) // nodes - 1

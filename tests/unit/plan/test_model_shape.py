@@ -74,6 +74,24 @@ def test_ranks_share_heads_and_repeat_what_cannot_be_shared() -> None:
         sums(LLAMA_8B, ranks=3)
 
 
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"kv_dtype": "fp9"}, "kv-dtype 'fp9' is not known"),
+        ({"state_dtype": "fp8"}, "state-dtype 'fp8' is not known"),
+        ({"ranks": 3}, "cannot be shared by 3 ranks"),
+    ],
+)
+def test_what_no_config_makes_right_is_said_without_transformers(
+    monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any], said: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(model_shape, "find_spec", asked.append)
+    with pytest.raises(ConfigError, match=said):
+        sums(LLAMA_8B, **terms)
+    assert asked == []
+
+
 def test_a_head_may_be_named_or_be_a_part_of_what_is_hidden() -> None:
     named = {name: value for name, value in LLAMA_8B.items() if name != "hidden_size"} | {"head_dim": 128}
     assert sums(named) == sums(LLAMA_8B)

@@ -40,7 +40,7 @@ def test_connections_without_hello_hold_next_to_nothing() -> None:
 
 
 def test_who_says_no_hello_is_let_go() -> None:
-    with beset() as server:
+    with beset(hello_s=3.0) as server:
         silent = [server.connect_control(said) for said in (b"", HELLO_GREETING[:9], HELLO_GREETING)]
         server.wait(lambda: all(map(is_let_go, silent)))
         server.check()

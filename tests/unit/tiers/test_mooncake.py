@@ -103,8 +103,11 @@ def test_a_master_that_hangs_costs_one_timeout(tmp_path: Path, libraries: None) 
         put(patient, written)
         patient.close()
         tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=0.3))
-        master.pause()
         read = Records(0, 4, 1000, filled=False)
+        # From here on each connection has its client.
+        get_all(tier, read)
+        read.memory[:] = 0
+        master.pause()
         assert get(tier, read).count(UNAVAILABLE) == 4
         for _ in range(5):
             assert get(tier, read).count(UNAVAILABLE) == 4
@@ -114,6 +117,20 @@ def test_a_master_that_hangs_costs_one_timeout(tmp_path: Path, libraries: None) 
         get_all(tier, read)
         assert np.array_equal(read.memory, written.memory)
         tier.close()
+
+
+def test_a_client_that_is_set_up_while_the_master_hangs_is_given_up(
+    tmp_path: Path, libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve_mooncake(tmp_path) as master:
+        terms = MooncakeTerms(address=master.address)
+        master.pause()
+        monkeypatch.setattr(mooncake.mooncake_child, "START_S", 1.0)
+        with pytest.raises(StoreFaultError, match="no answer within 1 s"):
+            terms.open_store()
+        monkeypatch.undo()
+        master.go_on()
+        terms.open_store().close()
 
 
 def test_a_batch_does_not_wait_for_a_master_beyond_its_own_timeout(tmp_path: Path, libraries: None) -> None:
