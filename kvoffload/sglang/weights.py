@@ -1,0 +1,67 @@
+"""The weights that an engine computes with, as a mask over the names of its pages."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from kvoffload.connector.identity.weight_sample import sample_tensors
+from kvoffload.types import HASH_BYTES
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+ATTENTION = "RadixAttention"
+"""The class of SGLang's layers that have pages; a model is what they are in."""
+_TAG = b"kvoffload sglang weights 1\n"
+
+
+class WeightMask:
+    """Owned by the scheduler's thread. Keeps no weight alive.
+
+    Equal sampled weights have equal masks, in every process. Of weights that cannot be looked at nobody can prove
+    anything, so that each mask is new.
+    """
+
+    def __init__(self, find: Callable[[], Iterable[torch.nn.Module]] | None = None) -> None:
+        self._find = find or find_models
+        self._models = [ref(model) for model in self._find()]
+        """Found once: later on the engine hides its objects from the search."""
+        self._said = ""
+
+    def take(self) -> bytes:
+        """Of the weights as they are now."""
+        try:
+            return sha256(_TAG + sample_tensors(self._tensors()).digest()).digest()
+        except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
+            if self._said != str(fault):
+                self._said = str(fault)
+                logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)
+            return secrets.token_bytes(HASH_BYTES)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        models = [model for one in self._models if (model := one()) is not None]
+        if not models or len(models) < len(self._models):
+            raise ValueError("the model is not known")
+        for number, model in enumerate(models):
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                if tensor.is_meta:
+                    raise ValueError(f"{name} has no bytes")
+                yield f"{number}.{name}", tensor
+
+
+def find_models() -> list[torch.nn.Module]:
+    """Those with attention of the engine in them that are in no other one."""
+    import torch
+
+    modules = [found for found in gc.get_objects() if isinstance(found, torch.nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    roots = [module for module in modules if id(module) not in inner]
+    return [root for root in roots if any(type(module).__name__ == ATTENTION for module in root.modules())]
