@@ -9,6 +9,18 @@ VOCAB_SIZE = 512
 INIT_STD = 0.2
 """Wide, so that attention matters and wrong bytes show in the tokens."""
 
+MLA_POSITIONS = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 40.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 4096,
+}
+"""Scaled as in the published models: SGLang's CPU build knows no others for this kind."""
+
 
 def build_mha(folder: Path, seed: int) -> None:
     """Llama with two heads of keys and values: one buffer of keys and one of values a layer."""
@@ -43,6 +55,7 @@ def build_mla(folder: Path, seed: int) -> None:
         num_experts_per_tok=1,
         n_group=1,
         topk_group=1,
+        rope_parameters=dict(MLA_POSITIONS),
     )
     DeepseekV2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
