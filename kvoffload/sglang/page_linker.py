@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -90,7 +90,9 @@ class PageTerms:
 class _Hit:
     """What a request was told of, and what keeps it there."""
 
+    asked: bytes
     names: bytes
+    """Of those that it has."""
     lease: BlockLease
     addresses: npt.NDArray[np.uint64]
     digests: npt.NDArray[np.uint64]
@@ -142,16 +144,24 @@ class PageLinker:
         self._ended: dict[CopyTicket, FinishedCopy] = {}
         self._under_way: set[bytes] = set()
         self.faults = 0
+        self.is_distrusted = False
+        """Pages of the engine's cache may be of other weights than those that names stand for."""
 
     # ---- loads ----
 
     def lookup(self, rid: str, keys: Sequence[str]) -> list[int]:
         """Every number of pages, from the first on, that is held for this request from here on."""
-        self._drop_hit(rid)
         self._drop_old_hits()
-        if self._engine is None or not keys:
+        if self._engine is None or self.is_distrusted or not keys:
+            self._drop_hit(rid)
             return []
         names, page = self._name(keys), self.terms.page_size
+        former = self._hits.get(rid)
+        if former is not None and self._is_still_longest(former, names):
+            # A request that waits for room is looked up in every step.
+            self._hits[rid] = replace(self._hits.pop(rid), until_s=self._clock() + HELD_S)
+            return list(range(1, len(former.addresses) + 1))
+        self._drop_hit(rid)
         pending = self.cache.start_acquire(
             names, local=0, limit=NO_LIMIT, alignment=page, shards=(0,) if self.terms.verify_always else ()
         )
@@ -167,6 +177,7 @@ class PageLinker:
             return []
         pages = found.boundary // page
         self._hits[rid] = _Hit(
+            asked=names,
             names=names[: pages * HASH_BYTES],
             lease=found.lease,
             addresses=group.addresses,
@@ -243,7 +254,13 @@ class PageLinker:
         self._loaded.clear()
         for rid in list(self._hits):
             self._drop_hit(rid)
-        self.mask = mask
+        self.mask, self.is_distrusted = mask, False
+
+    def distrust(self) -> None:
+        """The weights are others, and the engine has kept its cache: until it empties it, nothing is saved or found."""
+        if not self.is_distrusted:
+            self.is_distrusted = True
+            self.note_line("pages are neither saved nor restored", "the weights changed and the cache was not flushed")
 
     def close(self) -> None:
         """Gives back what is held; nothing is restorable any more."""
@@ -338,6 +355,8 @@ class PageLinker:
         return wrong
 
     def _begin_save(self, save: _Save, names: bytes, rows: npt.NDArray[np.int64]) -> None:
+        if self.is_distrusted:
+            return
         rows_of_names = as_rows(names)
         pages = self._find_pages(rows, len(rows_of_names))
         missing = ~self.cache.lookup(GROUP, names)
@@ -421,6 +440,13 @@ class PageLinker:
         engine.close()
         self._collect()
         self._engine = None
+
+    def _is_still_longest(self, hit: _Hit, names: bytes) -> bool:
+        """Nothing has come meanwhile that would make it longer."""
+        if hit.asked != names or not self.cache.may_copy(hit.lease):
+            return False
+        following = names[len(hit.names) :][:HASH_BYTES]
+        return not following or not self.cache.lookup(GROUP, following).any()
 
     def _drop_hit(self, rid: str) -> None:
         hit = self._hits.pop(rid, None)

@@ -72,6 +72,7 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Any) -> t
 
         @degrade(_nothing)
         def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
+            self._look_at_weights()
             return self._pages.lookup(rid, _find_keys(transfers))
 
         def load(self, rid: str, transfers: list[Any]) -> bool:
@@ -99,6 +100,7 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Any) -> t
 
         def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
             """Every offer is taken, on every rank; what became of it is told when it is done."""
+            self._look_at_weights()
             self._pages.offload(_find_keys(transfers), _find_rows(transfers))
             return True
 
@@ -115,6 +117,10 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Any) -> t
 
         def close(self) -> None:
             self._pages.close()
+
+        def _look_at_weights(self) -> None:
+            if self._weights.has_changed():
+                self._pages.distrust()
 
     return KVOffloadLinker
 

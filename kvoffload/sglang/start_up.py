@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
 from kvoffload.client import add_report_text, describe_blocks
@@ -152,7 +153,7 @@ def _open_cache(
     launcher = f"sglang-{os.getppid()}"
     access = CacheAccess(
         settings=settings,
-        engine=f"{launcher}-{os.getpid()}",
+        engine=f"{launcher}-{uuid4().hex}",
         machine_key=launcher,
         engine_bytes=ranks * sum(allocation.size_bytes for allocation in geometry.allocations),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING
-from weakref import ref
+from weakref import ReferenceType, ref
 
 from kvoffload.connector.identity.weight_sample import sample_tensors
 from kvoffload.types import HASH_BYTES
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOOKED_AT = 4
+"""Tensors, all over the model, that are looked at before pages are named."""
+LOOKED_ELEMENTS = 256
 ATTENTION = "RadixAttention"
 """The class of SGLang's layers that have pages; a model is what they are in."""
 _TAG = b"kvoffload sglang weights 1\n"
@@ -35,16 +38,32 @@ class WeightMask:
         self._models = [ref(model) for model in self._find()]
         """Found once: later on the engine hides its objects from the search."""
         self._said = ""
+        self._looked_at: list[tuple[str, ReferenceType[torch.Tensor]]] = []
+        self._seen: Mapping[str, bytes] = {}
+
+    def has_changed(self) -> bool:
+        """Since `take`, without a word of the engine: an update may leave its cache as it is. A few tensors are looked
+        at; an update of all of them shows in any."""
+        tensors = [(name, tensor) for name, one in self._looked_at if (tensor := one()) is not None]
+        return len(tensors) < len(self._looked_at) or self._look(tensors) != self._seen
 
     def take(self) -> bytes:
         """Of the weights as they are now."""
         try:
-            return sha256(_TAG + sample_tensors(self._tensors()).digest()).digest()
+            tensors = list(self._tensors())
+            chosen = [tensors[at * len(tensors) // LOOKED_AT] for at in range(LOOKED_AT)]
+            self._looked_at = [(name, ref(tensor)) for name, tensor in dict(chosen).items()]
+            self._seen = self._look(list(dict(chosen).items()))
+            return sha256(_TAG + sample_tensors(tensors).digest()).digest()
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
+            self._looked_at, self._seen = [], {}
             if self._said != str(fault):
                 self._said = str(fault)
                 logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)
             return secrets.token_bytes(HASH_BYTES)
+
+    def _look(self, tensors: list[tuple[str, torch.Tensor]]) -> Mapping[str, bytes]:
+        return sample_tensors(tensors, LOOKED_ELEMENTS).digests
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         models = [model for one in self._models if (model := one()) is not None]
@@ -52,7 +71,8 @@ class WeightMask:
             raise ValueError("the model is not known")
         for number, model in enumerate(models):
             for name, tensor in model.state_dict(keep_vars=True).items():
-                if tensor.is_meta:
+                if tensor.is_meta or not tensor.numel():
+                    # A kernel that packs a weight in its own way leaves an empty one behind.
                     raise ValueError(f"{name} has no bytes")
                 yield f"{number}.{name}", tensor
 

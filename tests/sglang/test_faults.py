@@ -1,4 +1,4 @@
-"""Whatever becomes of the cache server or of a record: a shorter hit or none, the right answer, and an engine that lives."""
+"""Whatever becomes of the server or of a record: a shorter hit or none, the right answer, and an engine that lives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.sglang.engine import PAGE, SGLangEngine, Told, build_model, make_prompt
-from tests.sglang.shared_records import observed, zeroed
+from tests.sglang.shared_records import observed, zero_records
 from tests.vllm.cache_server import SharedServer
 
 pytestmark = pytest.mark.sglang
@@ -47,8 +47,8 @@ def verifying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verifying]:
 def test_records_that_are_not_what_was_saved_are_computed_and_saved_anew(verifying: Verifying) -> None:
     prompt = make_prompt(11)
     own = verifying.save(prompt)
-    with zeroed(verifying.server):
-        spoiled = verifying.ask(prompt)
+    zero_records(verifying.server)
+    spoiled = verifying.ask(prompt)
     assert (spoiled.own, spoiled.restored) == (0, 0)
     assert spoiled.answer.tokens == own.answer.tokens
     verifying.engine.flush()

@@ -49,6 +49,7 @@ def build_mla(folder: Path, seed: int) -> None:
         qk_nope_head_dim=32,
         v_head_dim=32,
         first_k_dense_replace=3,
+        moe_layer_freq=1,
         moe_intermediate_size=64,
         n_routed_experts=2,
         n_shared_experts=1,

@@ -89,9 +89,7 @@ class SessionCache:
     ) -> PendingAcquire:
         pending = PendingAcquire(local=local)
         if self.is_answering:
-            pending.found = self.session.acquire(
-                chain, local=local, limit=limit, alignment=alignment, shards=shards
-            )
+            pending.found = self.session.acquire(chain, local=local, limit=limit, alignment=alignment, shards=shards)
             if pending.found.lease is not None:
                 self.held.add(pending.found.lease)
         return pending
@@ -161,7 +159,9 @@ class Linked:
         return self.linker.load(rid, keys, np.array(rows, np.int64))
 
 
-def link(pool: Any, *, cache: SessionCache | None = None, clock: Any = None, mask: bytes = bytes(32), **terms: Any) -> Linked:
+def link(
+    pool: Any, *, cache: SessionCache | None = None, clock: Any = None, mask: bytes = bytes(32), **terms: Any
+) -> Linked:
     pages = describe_pool(pool, page_size=pool.page_size)
     registration = Registration()
     registration.register(pages.geometry, pages.tensors)

@@ -1,4 +1,4 @@
-"""A rank's pages come back as they were, or not at all; offers are told as done in their order, whatever becomes of them."""
+"""A rank's pages come back as they were, or not at all; offers are told as done in their order, whatever happens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from kvoffload.errors import NativeError
 from kvoffload.sglang import page_linker
@@ -235,6 +234,29 @@ def test_a_mask_keeps_names_apart(linked: Linked) -> None:
     assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
     linked.linker.reset(bytes(32))
     assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+
+
+def test_after_weights_have_changed_unsaid_nothing_is_saved_or_found_until_a_reset(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("r", KEYS)
+    linked.linker.distrust()
+    linked.linker.distrust()
+    assert linked.linker.lookup("r", KEYS) == []
+    assert not linked.cache.held
+    assert not linked.save(make_keys(1, seed=8), rows_of(6))
+    assert linked.linker.faults == 1
+    linked.linker.reset(bytes(32))
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+
+
+def test_a_request_that_asks_again_keeps_its_lease(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("r", KEYS)
+    (lease,) = linked.cache.held
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    assert linked.cache.held == {lease}
+    assert linked.linker.lookup("r", KEYS[1:]) == [1, 2]
+    assert lease not in linked.cache.held
 
 
 def test_a_reset_forgets_what_was_told_and_ends_what_is_on_its_way(linked: Linked) -> None:

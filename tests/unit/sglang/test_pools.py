@@ -1,12 +1,11 @@
-"""A pool's pages: every byte of every storage is placed or excluded by name, and a pool that is not known is refused."""
+"""A pool's pages: every byte of every storage is placed or excluded by name; a pool that is not known is refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from kvoffload.errors import GeometryError, KVOffloadError, UnknownLayerError, UnsupportedError
 from kvoffload.kvspec import Registration, build_page_map, prove_complete
@@ -14,12 +13,12 @@ from kvoffload.sglang.pools import describe_pool
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool
 
 POOLS = {
-    "halves of one storage": lambda: MHATokenToKVPool(),
+    "halves of one storage": MHATokenToKVPool,
     "storages of keys and values": lambda: MHATokenToKVPool(v_head_dim=16),
     "rows that are no whole pages": lambda: MHATokenToKVPool(size=30),
     "a stage's layers": lambda: MHATokenToKVPool(start_layer=5),
     "float32": lambda: MHATokenToKVPool(dtype=torch.float32),
-    "latents": lambda: MLATokenToKVPool(),
+    "latents": MLATokenToKVPool,
     "latents with rows that are no whole pages": lambda: MLATokenToKVPool(size=29),
 }
 
@@ -29,7 +28,9 @@ def test_every_byte_belongs_to_a_page_or_is_excluded_by_name(make: Any) -> None:
     pool = make()
     pages = describe_pool(pool, page_size=PAGE)
     report = prove_complete(pages.geometry)
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in pages.tensors.values()}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in pages.tensors.values()
+    }
     assert sum(report.claims.values()) == sum(storages.values())
     assert pages.geometry.num_blocks == pool.rows // PAGE
     rounding = [exclusion.name for exclusion in pages.geometry.exclusions]
@@ -94,7 +95,7 @@ def test_a_pool_that_is_otherwise_than_was_tested_is_refused(name: str, value: o
 def test_a_tensor_that_was_not_placed_is_named(hide: Any) -> None:
     pool = MHATokenToKVPool()
     hide(pool, torch.ones(8))
-    with pytest.raises(UnknownLayerError, match="index_buffer|data_ptrs|kv_buffer"):
+    with pytest.raises(UnknownLayerError, match=r"tensor index_buffer"):
         describe_pool(pool, page_size=PAGE)
 
 
