@@ -86,7 +86,7 @@ class SGLangEngine:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.sglang.engine_process", json.dumps(given)],
             cwd=ROOT,
-            env=_environment(),
+            env=_environment(int(str(given.get("tp_size", 1)))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -160,9 +160,16 @@ def build_model(kind: str, folder: Path, *, seed: int = 1) -> Path:
     return folder
 
 
-def _environment() -> dict[str, str]:
+def _environment(ranks: int = 1) -> dict[str, str]:
     stand_ins = str(Path(__file__).parent / "stand_ins")
-    return {**os.environ, "PYTHONPATH": stand_ins, "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": stand_ins,
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        # Without it there may be no more ranks than NUMA nodes.
+        **({"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} if ranks == 2 else {}),
+    }
 
 
 def _read_told(one: Mapping[str, Any]) -> Told:

@@ -61,3 +61,13 @@ def test_two_engines_on_one_server_find_what_the_other_has_saved(
             (restored,) = finds.generate(prompt)
             assert (own.own, restored.restored) == (HIT, HIT)
             assert restored.answer == own.answer
+
+
+def test_a_private_server_comes_with_the_engine(model: Path, tmp_path: Path) -> None:
+    with SGLangEngine(model, tmp_path / "log", linker={"memory": "64MiB"}) as engine:
+        engine.generate(make_prompt(24))
+        (own,) = engine.generate(make_prompt(24))
+        engine.flush()
+        (restored,) = engine.generate(make_prompt(24))
+        assert (own.own, restored.restored) == (HIT, HIT)
+        assert restored.answer == own.answer
