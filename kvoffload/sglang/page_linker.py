@@ -56,6 +56,7 @@ class PageCache(Protocol):
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None: ...
     def cancel(self, pending: PendingAcquire) -> None: ...
     def release(self, lease: BlockLease) -> None: ...
+    def ready_slots(self) -> list[int]: ...
     def take(self, group: int, count: int) -> ReservedSlots: ...
     def publish(
         self,
@@ -215,8 +216,9 @@ class PageLinker:
     # ---- saves ----
 
     def begin_step(self) -> None:
-        """The engine's loop begins anew."""
+        """The engine's loop begins anew, with or without requests: slots are asked for before a save needs them."""
         self.cache.begin_step()
+        self.cache.ready_slots()
 
     def offload(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
         """Keeps what is not kept yet, as far as there is room. The pages stay as they are until it is told as done."""

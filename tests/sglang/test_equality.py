@@ -34,10 +34,12 @@ class Served:
 
     def save(self, prompt: list[int], *, salt: str | None = None) -> Told:
         """The answer by the engine's own hit; afterwards its cache is empty, and ours has the prompt."""
+        before = self.observer.count()
         cold = self.ask(prompt, salt=salt)
         assert (cold.own, cold.restored) == (0, 0)
         own = self.ask(prompt, salt=salt)
         assert (own.own, own.restored) == (PROMPT_PAGES * PAGE, 0)
+        self.observer.await_pages(before + PROMPT_PAGES)
         self.engine.flush()
         return own
 

@@ -60,7 +60,7 @@ class SessionCache:
         self.published: list[bytes] = []
         self.addresses: dict[bytes, int] = {}
         self.held: set[BlockLease] = set()
-        self.steps = 0
+        self.steps = self.asked_for_slots = 0
         self.is_closed = False
 
     def stats(self) -> CacheStats:
@@ -103,6 +103,10 @@ class SessionCache:
     def release(self, lease: BlockLease) -> None:
         self.held.remove(lease)
         self.session.release(lease)
+
+    def ready_slots(self) -> list[int]:
+        self.asked_for_slots += 1
+        return [self.slots_left]
 
     def take(self, group: int, count: int) -> ReservedSlots:
         slots = self.session.reserve(group, count=min(count, self.slots_left))

@@ -172,6 +172,11 @@ def test_as_much_is_saved_as_there_is_room_for_and_told_so(linked: Linked) -> No
     assert linked.save(KEYS, PAGES)
 
 
+def test_slots_are_asked_for_before_a_save_needs_them(linked: Linked) -> None:
+    linked.linker.begin_step()
+    assert (linked.cache.steps, linked.cache.asked_for_slots) == (1, 1)
+
+
 def test_offers_are_told_as_done_in_their_order(linked: Linked) -> None:
     linked.linker.offload(KEYS, np.array(PAGES))
     linked.linker.offload(KEYS, np.array(PAGES[:-1]))
