@@ -25,7 +25,7 @@ NEWEST_TESTS := $(addprefix tests/vllm/test_,contract.py sleep.py plugin.py faul
 CORE_TESTS := $(addprefix tests/vllm/test_,contract.py faults.py restart.py) \
               $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
 # Of the other engine, likewise.
-SGLANG_CORE := tests/sglang/test_equality.py tests/sglang/test_faults.py
+SGLANG_CORE := tests/sglang/test_equality.py tests/sglang/test_faults.py -k "not mla"
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
