@@ -18,8 +18,8 @@ from typing import Any, Self
 from tests.sglang.engine_process import REPLY
 
 ROOT = Path(__file__).parents[2]
-START_S = 240.0
-ANSWER_S = 120.0
+START_S = 480.0
+ANSWER_S = 240.0
 PAGE = 16
 NEW_TOKENS = 12
 
