@@ -81,7 +81,8 @@ def find_models() -> list[torch.nn.Module]:
     """Those with attention of the engine in them that are in no other one."""
     import torch
 
-    modules = [found for found in gc.get_objects() if isinstance(found, torch.nn.Module)]
+    # By type: some objects answer for their class with a warning, or with more.
+    modules = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
     inner = {id(child) for module in modules for child in module.children()}
     roots = [module for module in modules if id(module) not in inner]
     return [root for root in roots if any(type(module).__name__ == ATTENTION for module in root.modules())]
