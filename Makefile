@@ -265,7 +265,7 @@ $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $
 	@$(BIN)/python -m tests.vllm.version_overlay $(NEWEST)/wheel/*.whl $(NEWEST)
 	@rm -rf $(NEWEST)/wheel && touch $@
 
-sglang: $(SGLANG)/stamps/engine $(STAMPS)/native ## the real SGLang engine's tests, in an environment of its own (three minutes and 3 GB)
+sglang: $(SGLANG)/stamps/engine $(STAMPS)/native ## the real SGLang engine's tests, in an environment of its own (3 GB)
 	$(call say,$$(grep '^sglang==' requirements/sglang.txt))
 	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider tests/sglang
 
