@@ -70,7 +70,8 @@ class WeightMask:
         if not models or len(models) < len(self._models):
             raise ValueError("the model is not known")
         for number, model in enumerate(models):
-            for name, tensor in model.state_dict(keep_vars=True).items():
+            # Buffers are left out: they are made from the configuration, or while the model runs.
+            for name, tensor in model.named_parameters():
                 if tensor.is_meta or not tensor.numel():
                     # A kernel that packs a weight in its own way leaves an empty one behind.
                     raise ValueError(f"{name} has no bytes")
