@@ -144,6 +144,8 @@ class PageLinker:
         self._copies: dict[CopyTicket, _Save] = {}
         self._ended: dict[CopyTicket, FinishedCopy] = {}
         self._under_way: set[bytes] = set()
+        self._forgotten: set[bytes] = set()
+        """Told to be invalid; the index may show them still when the engine offers them anew."""
         self.faults = 0
         self.is_distrusted = False
         """Pages of the engine's cache may be of other weights than those that names stand for."""
@@ -319,7 +321,10 @@ class PageLinker:
         if not wrong.any():
             return ""
         # Whoever asks again computes it.
-        self.cache.invalidate(GROUP, choose_rows(names, wrong))
+        forgotten = choose_rows(names, wrong)
+        self.cache.invalidate(GROUP, forgotten)
+        # Those of one request at most: it is computed next.
+        self._forgotten = {name.tobytes() for name in as_rows(forgotten)}
         return f"{int(wrong.sum())} of {len(keys)} records are not what was saved"
 
     def _begin_load(self, hit: _Hit, names: bytes, rows: npt.NDArray[np.int64]) -> CopyTicket:
@@ -361,7 +366,8 @@ class PageLinker:
             return
         rows_of_names = as_rows(names)
         pages = self._find_pages(rows, len(rows_of_names))
-        missing = ~self.cache.lookup(GROUP, names)
+        forgotten = np.array([name.tobytes() in self._forgotten for name in rows_of_names], np.bool_)
+        missing = ~self.cache.lookup(GROUP, names) | forgotten
         under_way = np.array([name.tobytes() in self._under_way for name in rows_of_names], np.bool_)
         chosen = np.flatnonzero(missing & ~under_way)
         if not len(chosen) or self._engine is None:
@@ -383,6 +389,7 @@ class PageLinker:
         save.result = None
         save.words = {name.tobytes() for name in as_rows(save.names)}
         self._under_way |= save.words
+        self._forgotten -= save.words
         self._copies[save.ticket] = save
 
     def _collect(self) -> None:
