@@ -15,6 +15,7 @@ OLDEST_VLLM := 0.31.0
 OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py multi_connector.py faults.py \
                 pressure.py restart.py pipeline.py speculative.py real_text.py
 NEWEST := .venv-newest
+SGLANG := .venv-sglang
 # Of the newest vLLM: what a release changes first, side by side with what would be wrong then.
 SAME_AS_OWN  := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit
 ZEROS_SEEN   := tests/vllm/test_equality.py::test_zeros_in_the_record_of_any_group_change_the_answer
@@ -30,6 +31,8 @@ LONG_UNIT_TESTS := $(addprefix tests/unit/bench/test_,calls.py child.py mooncake
                    $(addprefix tests/unit/tiers/test_,mooncake.py s3.py valkey.py valkey_faults.py valkey_nodes.py) \
                    $(addprefix tests/unit/server/test_,hostile_domain.py nonsense.py peers_apart.py) \
                    tests/unit/connector/test_engine_log.py tests/unit/web/test_fuzz.py tests/unit/web/test_page.py
+# Of the other engine, likewise.
+SGLANG_CORE := tests/sglang/test_equality.py tests/sglang/test_faults.py -k "not mla"
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
@@ -51,7 +54,7 @@ endif
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions gpu docs docs-site site-there sbom audit wheel wheels clean
+        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions sglang sglang-core gpu docs docs-site site-there sbom audit wheel wheels clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -272,6 +275,22 @@ $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $
 	@$(BIN)/python -m pip download -qq --disable-pip-version-check --no-deps -d $(NEWEST)/wheel "$$(grep '^vllm==' $<)"
 	@$(BIN)/python -m tests.vllm.version_overlay $(NEWEST)/wheel/*.whl $(NEWEST)
 	@rm -rf $(NEWEST)/wheel && touch $@
+
+sglang: $(SGLANG)/stamps/engine $(STAMPS)/native ## the real SGLang engine's tests, in an environment of its own (3 GB)
+	$(call say,$$(grep '^sglang==' requirements/sglang.txt))
+	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider tests/sglang
+
+sglang-core: $(SGLANG)/stamps/engine $(STAMPS)/native ## a part of that in some minutes: equality, zeros, faults
+	$(call say,a core with $$(grep '^sglang==' requirements/sglang.txt))
+	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider $(SGLANG_CORE)
+
+# Its own packages, and of those in .venv kvoffload alone: one build serves both.
+$(SGLANG)/stamps/engine: requirements/sglang.txt $(STAMPS)/packages
+	$(call say,set-up of $(SGLANG): packages)
+	@rm -rf $(SGLANG) && $(BIN)/python -m venv $(SGLANG) && mkdir -p $(SGLANG)/stamps
+	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
+	@$(BIN)/python -m tests.sglang.share_build $(SGLANG)
+	@touch $@
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh

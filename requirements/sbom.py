@@ -22,6 +22,8 @@ LINKED = {
 """Of what builds the package: what is in it then."""
 _DEVELOPMENT = ("test",)
 """Extras for who works on it."""
+_TRIALS = ("requirements/sglang.txt",)
+"""Environments of engines that are there for tests alone, whatever of the package's own requirements they hold."""
 
 
 def make_bill(pins: Sequence[Pin], bounds: Bounds, version: str) -> dict[str, Any]:
@@ -53,7 +55,9 @@ def make_bill(pins: Sequence[Pin], bounds: Bounds, version: str) -> dict[str, An
 
 
 def _describe(pin: Pin, bounds: Bounds, extras: set[str]) -> dict[str, Any]:
-    if pin.name in bounds.runtime or pin.name in LINKED:
+    if pin.file in _TRIALS:
+        scope = "excluded"
+    elif pin.name in bounds.runtime or pin.name in LINKED:
         scope = "required"
     else:
         scope = "optional" if pin.name in extras else "excluded"

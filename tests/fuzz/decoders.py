@@ -92,6 +92,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/connector/block_chain.py": "the engine's own hashes",
     "kvoffload/connector/rank_records.py": "digests of this process",
     "kvoffload/connector/saves/saves.py": "digests of this process",
+    "kvoffload/sglang/page_linker.py": "digests of this process",
     "kvoffload/connector/secondary/transfers.py": "digests of this process",
     "kvoffload/keys/prompt_hashes.py": "tables and digests of this process",
     "kvoffload/web/prefixes.py": "fields of the own server's answers, whose sizes the codec has checked",

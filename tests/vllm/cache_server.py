@@ -45,6 +45,11 @@ class SharedServer:
     def is_running(self) -> bool:
         return self._process is not None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """It has no time for a last word."""
         process, self._process = self._process, None

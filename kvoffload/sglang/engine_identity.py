@@ -1,0 +1,99 @@
+"""Who an SGLang engine's rank is: everything that its pages depend on and its keys do not say.
+
+SGLang's keys cover tokens, the name of an adapter and a salt. Model, dtype, layout and rank are in no key, and two
+ranks give one key to different bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvoffload.errors import IdentityError
+from kvoffload.keys.canonical import Plain
+from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape
+from kvoffload.keys.model_files import identify_revision
+from kvoffload.kvspec import KVGeometry
+from kvoffload.sglang.pools import dtype_name
+
+HASH_ALGORITHM = "sglang sha256 of pages"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+OF_ONE_START = frozenset(
+    {
+        # Where it listens, and what it is called there.
+        "host", "port", "grpc_port", "nccl_port", "dist_init_addr", "dist_timeout", "gated_launch_port",
+        "engine_info_bootstrap_port", "disaggregation_bootstrap_port", "encoder_bootstrap_port",
+        "smg_http_sidecar_port", "served_model_name", "fastapi_root_path", "api_key", "admin_api_key",
+        "ssl_keyfile", "ssl_certfile",
+        "ssl_ca_certs", "ssl_keyfile_password", "skip_server_warmup", "base_gpu_id", "watchdog_timeout",
+        "soft_watchdog_timeout", "sleep_on_idle", "gc_threshold", "gc_warning_threshold_secs", "numa_node",
+        # What it writes down.
+        "log_level", "log_level_http", "log_requests", "log_requests_level", "log_requests_format",
+        "log_requests_target", "crash_dump_folder", "show_time_cost", "enable_metrics", "enable_cache_report",
+        "enable_trace", "trace_modules", "otlp_traces_endpoint", "otlp_service_name", "kv_events_config",
+        "decode_log_interval", "extra_metric_labels", "stat_loggers", "export_metrics_to_file_dir",
+        # How much it does at once, and in which order.
+        "max_running_requests", "max_queued_requests", "max_total_tokens", "mem_fraction_static", "schedule_policy",
+        "schedule_conservativeness", "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests",
+        "stream_interval", "radix_eviction_policy", "radix_eviction_policy_config", "cuda_graph_max_bs_decode",
+        "cuda_graph_max_bs_prefill", "cuda_graph_bs_decode", "cuda_graph_bs_prefill", "cuda_graph_config",
+        # What becomes of numbers after the model, and of text before it.
+        "random_seed", "sampling_backend", "grammar_backend", "sampling_defaults", "preferred_sampling_params",
+        "tokenizer_path", "tokenizer_mode", "tokenizer_backend", "tokenizer_worker_num", "detokenizer_worker_num",
+        "skip_tokenizer_init", "chat_template", "completion_template", "reasoning_parser", "tool_call_parser",
+        # Ourselves.
+        "enable_unified_cache_external_linker", "unified_cache_external_linker_backend",
+        "unified_cache_external_linker_config",
+    }
+)  # fmt: skip
+"""Arguments that two engines with the same pages may differ in. Every other one is part of the identity, one that a
+later version adds too: an argument too many costs a miss, one too few a wrong hit."""
+
+
+def identify_rank(arguments: Any, geometry: KVGeometry, *, version: str, dtype: Any, rank: int) -> Identity:
+    """IdentityError: the model has no revision that stays what it is."""
+    return Identity(
+        engine=f"sglang {version}",
+        model=str(arguments.model_path),
+        revision=_find_revision(arguments),
+        model_config={"arguments": describe_arguments(arguments), "rank": rank},
+        model_dtype=dtype_name(dtype),
+        layers=tuple(LayerDtype(layer=layer.name, dtype=layer.dtype) for layer in geometry.layers.values()),
+        geometry=geometry.describe(),
+        parallel=ParallelShape(tensor=arguments.tp_size),
+        hash_algorithm=HASH_ALGORITHM,
+        hash_seed="",
+    )
+
+
+def describe_arguments(arguments: Any) -> dict[str, Plain]:
+    """As the engine's class declares them; what a process has noted beside them is its own."""
+    names = {name for kind in type(arguments).__mro__ for name in vars(kind).get("__annotations__", {})}
+    told = sorted(name for name in names - OF_ONE_START if not name.startswith("_"))
+    return {name: _plain(getattr(arguments, name, None)) for name in told}
+
+
+def _find_revision(arguments: Any) -> str:
+    folder = Path(arguments.model_path)
+    if folder.is_dir():
+        return identify_revision(folder)
+    revision = str(arguments.revision or "")
+    if not _COMMIT.fullmatch(revision):
+        raise IdentityError(
+            f"model {arguments.model_path}: revision {revision or 'main'} may be another one tomorrow",
+            remedy="give the commit to --revision, or load the model from a folder",
+        )
+    return revision
+
+
+def _plain(value: Any) -> Plain:
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,178 @@
+"""An SGLang rank's start: what its arguments mean for us, what cannot be served, and how it comes to its cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
+from kvoffload.client import add_report_text, describe_blocks
+from kvoffload.config.sources import load_settings
+from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.kvspec import Registration, ReuseRule
+from kvoffload.protocol import Role
+from kvoffload.sglang.engine_identity import HASH_ALGORITHM, identify_rank
+from kvoffload.sglang.page_linker import PageLinker, PageTerms
+from kvoffload.sglang.pools import PoolPages, describe_pool
+from kvoffload.sglang.weights import WeightMask
+from kvoffload.transfer import open_engine, run_copy_self_test
+from kvoffload.units import describe_size
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvoffload.client import Client
+    from kvoffload.config.sources import Settings
+    from kvoffload.kvspec import KVGeometry, PageMap
+    from kvoffload.protocol import Register
+    from kvoffload.transfer import CopyEngine
+
+logger = logging.getLogger(__name__)
+
+DEVICE = "cpu"
+PREFILL_TOKENS = 8192
+"""Of a step, where the engine does not say."""
+STOCK_STEPS = 4
+"""Slots are held ready for what so many steps can fill."""
+FULL = "FULL"
+"""SGLang's name for the part of its tree that keeps every token's page."""
+
+
+def start_linker(
+    arguments: Any,
+    params: Any,
+    *,
+    components: set[Any],
+    extra_config: Mapping[str, object] | None,
+    version: str,
+) -> tuple[PageLinker, WeightMask, PoolPages]:
+    """UnsupportedError: what we cannot serve, and what to do instead. Whatever else is raised, nothing is held."""
+    settings = load_settings(engine=extra_config or {}).settings
+    refuse_unserved(arguments, params, components)
+    rank, ranks = _find_rank(params)
+    pool = params.token_to_kv_pool_allocator.get_kvcache()
+    pages = describe_pool(pool, page_size=params.page_size)
+    identity = identify_rank(arguments, pages.geometry, version=version, dtype=pool.dtype, rank=rank)
+    fingerprint = identity.fingerprint()
+    registration = Registration()
+    copies = _open_copies(registration, pages, settings)
+    try:
+        record_bytes = pages.geometry.groups[0].record_bytes
+        register = _describe(pages.geometry, record_bytes, fingerprint, registration)
+        client = _open_cache(settings, register, arguments, pages.geometry, rank=rank, ranks=ranks)
+    except BaseException:
+        copies.close()
+        raise
+    terms = PageTerms(
+        page_size=params.page_size,
+        record_bytes=record_bytes,
+        fingerprint=fingerprint,
+        ranks=ranks,
+        verify_always=settings.verify == "always",
+    )
+    weights = WeightMask()
+    _tell(client, terms, rank)
+    return PageLinker(terms, client, copies, mask=weights.take()), weights, pages
+
+
+def refuse_unserved(arguments: Any, params: Any, components: set[Any]) -> None:
+    """UnsupportedError for the first thing that was not tested, or whose content is in no key."""
+    unknown = sorted(str(component.name) for component in components if component.name != FULL)
+    wrong: list[tuple[object, str, str]] = [
+        (unknown, f"models with {', '.join(unknown).lower()} state", "run this model without the linker"),
+        (str(arguments.device) != DEVICE, f"engines on {arguments.device}", f"use device {DEVICE}"),
+        (arguments.pp_size > 1, "pipeline parallel engines", "use tensor parallelism"),
+        (arguments.dp_size > 1 or arguments.enable_dp_attention, "data parallel attention", "use tensor parallelism"),
+        (arguments.attn_cp_size > 1 or arguments.dcp_size > 1, "context parallel engines", "use tensor parallelism"),
+        (arguments.nnodes > 1, "engines on several machines", "keep an engine on one machine"),
+        (arguments.speculative_algorithm, "speculative decoding", "leave --speculative-algorithm out"),
+        (params.mtp_draft_device_pools or params.sidecar_draft_device_pools, "pools of draft models", ""),
+        # Their content is in no key.
+        (arguments.enable_lora or arguments.lora_paths, "LoRA adapters", "run them without the linker"),
+        (arguments.enable_multimodal, "multimodal models", "leave --enable-multimodal out"),
+        (arguments.disaggregation_mode != "null", "disaggregated prefill and decode", "use one engine for both"),
+        (arguments.enable_memory_saver, "memory that the engine gives back", "leave --enable-memory-saver out"),
+        (arguments.enable_linker_mla_dedup, "pages of one rank for all", "leave --enable-linker-mla-dedup out"),
+    ]
+    for is_wrong, what, remedy in wrong:
+        if is_wrong:
+            raise UnsupportedError(f"kvoffload's linker for SGLang does not serve {what} yet", remedy=remedy)
+
+
+def _find_rank(params: Any) -> tuple[int, int]:
+    """Among the ranks that share requests, and how many they are."""
+    group = params.tp_cache_group
+    if group is None:
+        return 0, 1
+    import torch.distributed
+
+    return torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+
+
+def _open_copies(registration: Registration, pages: PoolPages, settings: Settings) -> CopyEngine:
+    opened: list[CopyEngine] = []
+
+    def open_tested(page_map: PageMap, memory: Mapping[str, torch.Tensor]) -> None:
+        engine = open_engine(page_map, memory, host_threads=settings.copy_threads)
+        opened.append(engine)
+        if settings.self_test:
+            # Before the engine's first request every page is free.
+            run_copy_self_test(engine, page_map, memory, free_blocks={0: page_map.num_blocks - 1}, has_digests=True)
+
+    try:
+        report = registration.register(pages.geometry, pages.tensors, self_test=open_tested)
+    except BaseException:
+        for engine in opened:
+            engine.close()
+        raise
+    logger.debug("registered KV pool\n%s", report)
+    return opened[0]
+
+
+def _describe(geometry: KVGeometry, record_bytes: int, fingerprint: bytes, registration: Registration) -> Register:
+    rule = GroupRule(block_size=geometry.hash_block_size, reuse=ReuseRule.PREFIX)
+    register = describe_blocks(
+        fingerprint,  # type: ignore[arg-type]
+        CacheGeometry(
+            hash_block_size=geometry.hash_block_size, groups=(CacheGroup(rule=rule, record_bytes=record_bytes),)
+        ),
+        hash_algorithm=HASH_ALGORITHM,
+    )
+    return add_report_text(register, str(registration.report))
+
+
+def _open_cache(
+    settings: Settings, register: Register, arguments: Any, geometry: KVGeometry, *, rank: int, ranks: int
+) -> Client:
+    """A rank has a session of its own: nobody plans for all of them. A private server is one launcher's."""
+    launcher = f"sglang-{os.getppid()}"
+    access = CacheAccess(
+        settings=settings,
+        engine=f"{launcher}-{uuid4().hex}",
+        machine_key=launcher,
+        engine_bytes=ranks * sum(allocation.size_bytes for allocation in geometry.allocations),
+    )
+    tokens = arguments.chunked_prefill_size
+    tokens = tokens if isinstance(tokens, int) and tokens > 0 else PREFILL_TOKENS
+    stock = STOCK_STEPS * ceil(tokens / geometry.hash_block_size)
+    return access.open(register, role=Role.SCHEDULER, rank=rank, stock_slots=(stock,))
+
+
+def _tell(client: Client, terms: PageTerms, rank: int) -> None:
+    """One line that says what is kept, and where."""
+    try:
+        where = describe_size(client.stats().capacity_bytes)
+    except ServerError:
+        where = "a server that is not there yet"
+    logger.info(
+        "kvoffload keeps pages of rank %d in %s: %s a page of %d tokens",
+        rank,
+        where,
+        describe_size(terms.record_bytes),
+        terms.page_size,
+    )

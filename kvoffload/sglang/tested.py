@@ -1,0 +1,89 @@
+"""What of SGLang was tested, to the letter: another version is refused with one line that says what differs.
+
+SGLang's linker is new and its interface changes between releases; a hook that is called otherwise than we think would
+restore wrong bytes, or none.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvoffload.errors import UnsupportedError
+
+VERSION = "0.5.23"
+SHOWN_DIFFERENCES = 3
+
+LINKER = {
+    "record_offload_ready": "(self)",
+    "lookup": "(self, rid, transfers)",
+    "load": "(self, rid, transfers)",
+    "start_layer_wise_loading": "(self)",
+    "finish_layer_wise_loading": "(self, counter_index)",
+    "cancel_queued_load": "(self, rid)",
+    "offload": "(self, transfers, session_id)",
+    "num_completed_offloads": "(self)",
+    "pop_completed_offload": "(self)",
+    "reset": "(self)",
+    "close": "(self)",
+}
+COUNTER = {
+    "__init__": "(self, num_layers, on_layer_ready)",
+    "update_producer": "(self)",
+    "set_consumer": "(self, index)",
+    "complete": "(self, index, layer)",
+    "fail": "(self, index, error)",
+    "wait_until": "(self, threshold)",
+    "finish": "(self, index)",
+    "reset": "(self)",
+}
+TRANSFER = {
+    "__init__": "(self, name, host_indices, device_indices, keys, hit_policy, nodes_to_load, indices_from_pool, "
+    "block_pages, group_pages)"
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """The engine's own, as this process has imported them."""
+
+    version: str
+    linker: type
+    counter: type
+    transfer: type
+
+
+def refuse_untested(parts: EngineParts) -> None:
+    """UnsupportedError: this is another version, or its interface is not what was tested."""
+    differences = [
+        *_differences("UnifiedCacheLinker", parts.linker, LINKER),
+        *_differences("LayerWiseLoadCounter", parts.counter, COUNTER),
+        *_differences("PoolTransfer", parts.transfer, TRANSFER),
+    ]
+    if parts.version == VERSION and not differences:
+        return
+    shown = "; ".join(differences[:SHOWN_DIFFERENCES]) or "its linker has the interface that was tested"
+    more = f"; and {len(differences) - SHOWN_DIFFERENCES} more" if len(differences) > SHOWN_DIFFERENCES else ""
+    raise UnsupportedError(
+        f"kvoffload was tested with SGLang {VERSION}, and this is {parts.version}: {shown}{more}",
+        remedy=f"install sglang=={VERSION}, or run without the linker",
+    )
+
+
+def _differences(name: str, kind: type, tested: Mapping[str, str]) -> Iterator[str]:
+    for method, signature in tested.items():
+        found = _signature(getattr(kind, method, None))
+        if found != signature:
+            yield f"{name}.{method} is {found or 'absent'}, tested was {signature}"
+    abstract: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
+    for method in sorted(abstract - tested.keys()):
+        yield f"{name}.{method} is new"
+
+
+def _signature(method: Any) -> str:
+    """Names of parameters alone: notes of types are written in more than one way."""
+    if not callable(method):
+        return ""
+    return f"({', '.join(inspect.signature(method).parameters)})"

@@ -1,0 +1,182 @@
+"""A page linker over a pool of the kit and a real cache in this process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from kvoffload.cache import (
+    AcquiredBlocks,
+    AcquireOutcome,
+    BlockLease,
+    CacheGeometry,
+    CacheGroup,
+    CacheStats,
+    CacheTerms,
+    GroupRule,
+    HugePages,
+    LocalCache,
+    LocalSession,
+    Placed,
+    ReservedSlots,
+    SegmentMap,
+)
+from kvoffload.client import PendingAcquire
+from kvoffload.kvspec import Registration, ReuseRule
+from kvoffload.sglang.page_linker import PageLinker, PageTerms
+from kvoffload.sglang.pools import describe_pool
+from kvoffload.transfer import open_engine
+from kvoffload.types import Fingerprint
+from tests.kit.sglang.pools import PAGE
+
+FINGERPRINT = Fingerprint(b"s" * 32)
+MEMORY = CacheTerms(
+    memory_bytes=4 << 20,
+    segment_bytes=2 << 20,
+    extent_bytes=16 << 10,
+    entry_limit=1 << 14,
+    huge_pages=HugePages.NONE,
+    threads=1,
+)
+
+
+class SessionCache:
+    """As a client has it. A test says whether a server answers, how many slots there are, and where copies may go."""
+
+    def __init__(self, record_bytes: int) -> None:
+        rule = GroupRule(block_size=PAGE, reuse=ReuseRule.PREFIX)
+        self._record_bytes = record_bytes
+        geometry = CacheGeometry(hash_block_size=PAGE, groups=(CacheGroup(rule=rule, record_bytes=record_bytes),))
+        self.local_cache = LocalCache.create(MEMORY)
+        self.session = LocalSession(self.local_cache, FINGERPRINT, geometry)
+        self.is_answering = self.is_mapped = True
+        self.slots_left = 1 << 20
+        self.published: list[bytes] = []
+        self.addresses: dict[bytes, int] = {}
+        self.held: set[BlockLease] = set()
+        self.steps = self.asked_for_slots = 0
+        self.is_closed = False
+
+    def stats(self) -> CacheStats:
+        return self.session.stats()
+
+    def record(self, name: bytes) -> npt.NDArray[np.uint8]:
+        """To be looked at and damaged."""
+        return self.session.memory(self.session.memory_id).view(self.addresses[name], self._record_bytes)
+
+    # ---- what the linker does ----
+
+    def begin_step(self) -> None:
+        self.steps += 1
+
+    def memory(self, memory_id: int) -> SegmentMap:
+        return self.session.memory(memory_id)
+
+    def may_copy(self, held: Placed) -> bool:
+        return self.is_mapped and self.session.may_copy(held)
+
+    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
+        return self.session.lookup(group, hashes)
+
+    def start_acquire(
+        self, chain: Buffer, *, local: int, limit: int, alignment: int, shards: Sequence[int]
+    ) -> PendingAcquire:
+        pending = PendingAcquire(local=local)
+        if self.is_answering:
+            pending.found = self.session.acquire(chain, local=local, limit=limit, alignment=alignment, shards=shards)
+            if pending.found.lease is not None:
+                self.held.add(pending.found.lease)
+        return pending
+
+    def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
+        return pending.found
+
+    def cancel(self, pending: PendingAcquire) -> None:
+        pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
+
+    def release(self, lease: BlockLease) -> None:
+        self.held.remove(lease)
+        self.session.release(lease)
+
+    def ready_slots(self) -> list[int]:
+        self.asked_for_slots += 1
+        return [self.slots_left]
+
+    def take(self, group: int, count: int) -> ReservedSlots:
+        slots = self.session.reserve(group, count=min(count, self.slots_left))
+        self.slots_left -= len(slots)
+        return slots
+
+    def publish(
+        self,
+        slots: ReservedSlots,
+        *,
+        hashes: Buffer,
+        parents: Buffer | None,
+        digests: npt.NDArray[np.uint64] | None,
+        shard: int,
+        shards: int,
+        tenant: str,
+    ) -> bool:
+        names = bytes(hashes)
+        for at, address in enumerate(slots.addresses.tolist()):
+            name = names[32 * at : 32 * at + 32]
+            self.published.append(name)
+            self.addresses[name] = address
+        return self.session.publish(
+            slots, hashes=hashes, parents=parents, digests=digests, shard=shard, shards=shards, tenant=tenant
+        )
+
+    def abort(self, slots: ReservedSlots) -> None:
+        self.session.abort(slots)
+
+    def invalidate(self, group: int, hashes: Buffer) -> None:
+        self.session.invalidate(group, hashes)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.session.close()
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A rank with its pool."""
+
+    linker: PageLinker
+    cache: SessionCache
+    pool: Any
+
+    def save(self, keys: Sequence[str], rows: Sequence[int]) -> bool:
+        """Offers, and waits until it is told as done."""
+        self.linker.offload(keys, np.array(rows, np.int64))
+        while not self.linker.count_done():
+            pass
+        return self.linker.pop_done()
+
+    def load(self, rid: str, keys: Sequence[str], rows: Sequence[int]) -> bool:
+        return self.linker.load(rid, keys, np.array(rows, np.int64))
+
+
+def link(
+    pool: Any, *, cache: SessionCache | None = None, clock: Any = None, mask: bytes = bytes(32), **terms: Any
+) -> Linked:
+    pages = describe_pool(pool, page_size=pool.page_size)
+    registration = Registration()
+    registration.register(pages.geometry, pages.tensors)
+    engine = open_engine(registration.page_map, registration.memory)
+    record_bytes = pages.geometry.groups[0].record_bytes
+    cache = cache or SessionCache(record_bytes)
+    given = PageTerms(page_size=pool.page_size, record_bytes=record_bytes, fingerprint=FINGERPRINT, **terms)
+    linker = PageLinker(given, cache, engine, mask=mask, **({} if clock is None else {"clock": clock}))
+    return Linked(linker, cache, pool)
+
+
+def make_keys(count: int, *, seed: int = 0) -> list[str]:
+    """As SGLang has them."""
+    return [hashlib.sha256(f"{seed} {at}".encode()).hexdigest() for at in range(count)]

@@ -1,0 +1,111 @@
+"""Pools with the interface of SGLang's, made without SGLang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+PAGE = 4
+
+
+class Pool:
+    """What both kinds have; a test may set anything else."""
+
+    def __init__(self, *, size: int, page_size: int, layer_num: int, start_layer: int, dtype: torch.dtype) -> None:
+        self.size, self.page_size, self.layer_num, self.start_layer = size, page_size, layer_num, start_layer
+        self.dtype = self.store_dtype = dtype
+        self.data_ptrs = torch.zeros(layer_num, dtype=torch.int64)
+        self.custom_mem_pool = None
+
+    @property
+    def rows(self) -> int:
+        return self.size + self.page_size
+
+
+class MHATokenToKVPool(Pool):
+    """Keys and values are halves of one storage if their shapes are equal, whose rows are whole pages."""
+
+    def __init__(
+        self,
+        *,
+        size: int = 32,
+        page_size: int = PAGE,
+        layer_num: int = 2,
+        start_layer: int = 0,
+        heads: int = 2,
+        head_dim: int = 8,
+        v_head_dim: int = 8,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__(size=size, page_size=page_size, layer_num=layer_num, start_layer=start_layer, dtype=dtype)
+        self.head_num, self.head_dim, self.v_head_dim = heads, head_dim, v_head_dim
+        self.kv_cache_layout = "nhd"
+        self.k_scale_buffer = None
+        self.is_quantized_kv_cache = False
+        whole = -(-self.rows // page_size) * page_size
+        if head_dim == v_head_dim:
+            fused = [torch.zeros(2, whole, heads, head_dim, dtype=dtype) for _ in range(layer_num)]
+            self.k_buffer = [both[0, : self.rows] for both in fused]
+            self.v_buffer = [both[1, : self.rows] for both in fused]
+        else:
+            self.k_buffer = [torch.zeros(self.rows, heads, head_dim, dtype=dtype) for _ in range(layer_num)]
+            self.v_buffer = [torch.zeros(self.rows, heads, v_head_dim, dtype=dtype) for _ in range(layer_num)]
+
+    def get_kv_size_bytes(self) -> tuple[int, int]:
+        return sum(map(_bytes, self.k_buffer)), sum(map(_bytes, self.v_buffer))
+
+
+class MLATokenToKVPool(Pool):
+    """One buffer a layer."""
+
+    def __init__(
+        self,
+        *,
+        size: int = 32,
+        page_size: int = PAGE,
+        layer_num: int = 2,
+        start_layer: int = 0,
+        dim: int = 24,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__(size=size, page_size=page_size, layer_num=layer_num, start_layer=start_layer, dtype=dtype)
+        self.kv_cache_dim = dim
+        self.kv_scale_buffer = None
+        self.use_dsa = self.dcp_replicated = self.layer_shard_enabled = False
+        self.kv_buffer = [torch.zeros(self.rows, 1, dim, dtype=dtype) for _ in range(layer_num)]
+
+    def get_kv_size_bytes(self) -> int:
+        return sum(map(_bytes, self.kv_buffer))
+
+
+for _kind in (MHATokenToKVPool, MLATokenToKVPool):
+    _kind.__module__ = "sglang.srt.mem_cache.memory_pool"
+
+
+def fill(pool: Any, seed: int) -> None:
+    """Other numbers in every row of every buffer."""
+    random = torch.Generator().manual_seed(seed)
+    for buffer in buffers_of(pool):
+        buffer.copy_(torch.randn(buffer.shape, generator=random))
+
+
+def clear(pool: Any) -> None:
+    for buffer in buffers_of(pool):
+        buffer.zero_()
+
+
+def copy_rows(pool: Any, rows: list[int]) -> list[torch.Tensor]:
+    return [buffer[rows].clone() for buffer in buffers_of(pool)]
+
+
+def buffers_of(pool: Any) -> list[torch.Tensor]:
+    return [*getattr(pool, "k_buffer", ()), *getattr(pool, "v_buffer", ()), *getattr(pool, "kv_buffer", ())]
+
+
+def rows_of(*pages: int, page_size: int = PAGE) -> list[int]:
+    return [page * page_size + at for page in pages for at in range(page_size)]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

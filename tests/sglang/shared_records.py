@@ -1,0 +1,94 @@
+"""The records of a shared cache server, as a test sees and damages them from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Role
+from tests.vllm.cache_server import SharedServer
+
+SEGMENT_BYTES = 64 << 20
+LOOKS = 3000
+LOOK_S = 0.02
+
+
+class Observer:
+    """Counts what a server has."""
+
+    def __init__(self, server: SharedServer) -> None:
+        member = Member(engine="test", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
+        self._client = Client(ClientTerms(socket=server.socket, member=member)).start()
+
+    def await_pages(self, count: int) -> None:
+        """Until so many pages can be read."""
+        gate, found = threading.Event(), -1
+        for _ in range(LOOKS):
+            # A server that takes over another's memory has none to count at first.
+            with contextlib.suppress(ServerError):
+                found = self._client.stats().readable
+            if found >= count:
+                return
+            gate.wait(LOOK_S)
+        raise AssertionError(f"{found} of {count} pages were saved")
+
+    def count(self) -> int:
+        self.await_pages(0)
+        return self._client.stats().readable
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def observed(server: SharedServer) -> Iterator[Observer]:
+    observer = Observer(server)
+    try:
+        yield observer
+    finally:
+        observer.close()
+
+
+@contextmanager
+def zeroed(server: SharedServer) -> Iterator[None]:
+    """Within it every record is zeros; afterwards it is what it was. Nothing is saved meanwhile."""
+    kept = zero_records(server)
+    try:
+        yield
+    finally:
+        for segment, data in zip(_open_segments(server.pid), kept, strict=True):
+            segment[:] = data
+            segment.close()
+
+
+def zero_records(server: SharedServer) -> list[bytes]:
+    """Overwrites every record; the digests stay. Returns what was there."""
+    kept = []
+    for segment in _open_segments(server.pid):
+        kept.append(segment[:])
+        segment[:] = bytes(len(segment))
+        segment.close()
+    assert any(any(one[: 1 << 20]) for one in kept), "nothing was saved"
+    return kept
+
+
+def _open_segments(pid: int) -> Iterator[mmap.mmap]:
+    """Shared memory without a name in any folder: the server's process has it open."""
+    seen = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            status = file.stat()
+            is_segment = "memfd" in os.readlink(file) and status.st_size == SEGMENT_BYTES
+        except OSError:
+            continue
+        if is_segment and status.st_ino not in seen:
+            seen.add(status.st_ino)
+            with file.open("r+b") as opened:
+                yield mmap.mmap(opened.fileno(), SEGMENT_BYTES)

@@ -1,0 +1,80 @@
+"""Tiny random models for the real SGLang engine: one kind of KV pool each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+VOCAB_SIZE = 512
+INIT_STD = 0.2
+"""Wide, so that attention matters and wrong bytes show in the tokens."""
+
+MLA_POSITIONS = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 40.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 4096,
+}
+"""Scaled as in the published models: SGLang's CPU build knows no others for this kind."""
+
+
+def build_mha(folder: Path, seed: int) -> None:
+    """Llama with two heads of keys and values: one buffer of keys and one of values a layer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(**_shape(), num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def build_mla(folder: Path, seed: int) -> None:
+    """DeepSeek-V2 without experts: one latent a token."""
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = DeepseekV2Config(
+        **_shape(),
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=None,
+        kv_lora_rank=32,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=32,
+        v_head_dim=32,
+        first_k_dense_replace=3,
+        moe_layer_freq=1,
+        moe_intermediate_size=64,
+        n_routed_experts=2,
+        n_shared_experts=1,
+        num_experts_per_tok=1,
+        n_group=1,
+        topk_group=1,
+        rope_parameters=dict(MLA_POSITIONS),
+    )
+    DeepseekV2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def _shape() -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "initializer_range": INIT_STD,
+        "tie_word_embeddings": False,
+    }
+
+
+BUILDERS = {"mha": build_mha, "mla": build_mla}
+
+if __name__ == "__main__":
+    BUILDERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

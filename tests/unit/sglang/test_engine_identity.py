@@ -1,0 +1,109 @@
+"""Ranks whose pages differ have different names, and a rank that is started again has its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvoffload.errors import IdentityError
+from kvoffload.sglang.engine_identity import OF_ONE_START, describe_arguments, identify_rank
+from kvoffload.sglang.pools import describe_pool
+from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool
+
+
+class Fields:
+    """Arguments, as SGLang declares them in a class above its own."""
+
+    model_path: str
+    revision: str | None
+    tp_size: int
+    dtype: str
+    kv_cache_dtype: str
+    attention_backend: str
+    json_model_override_args: str
+    quantization: str | None
+    port: int
+    nccl_port: int | None
+    random_seed: int | None
+    log_level: str
+    _resolved: bool
+
+
+class Arguments(Fields):
+    def __init__(self, **given: object) -> None:
+        self.revision = self.quantization = self.nccl_port = self.random_seed = None
+        self.tp_size, self.port, self._resolved = 1, 30000, False
+        self.dtype, self.kv_cache_dtype, self.attention_backend = "bfloat16", "auto", "torch_native"
+        self.json_model_override_args, self.log_level = "{}", "info"
+        for name, value in given.items():
+            setattr(self, name, value)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+def name(model: Path | str, *, pool: Any = None, rank: int = 0, version: str = "0.5.23", **given: object) -> bytes:
+    pool = pool or MHATokenToKVPool()
+    geometry = describe_pool(pool, page_size=pool.page_size).geometry
+    arguments = Arguments(**{"model_path": str(model), **given})
+    return identify_rank(arguments, geometry, version=version, dtype=pool.dtype, rank=rank).fingerprint()
+
+
+def test_a_rank_that_is_started_again_has_the_same_name(model: Path) -> None:
+    assert name(model) == name(model, port=1, nccl_port=7, random_seed=99, log_level="error", _resolved=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rank": 1},
+        {"tp_size": 2},
+        {"version": "0.5.24"},
+        {"pool": MHATokenToKVPool(heads=4)},
+        {"pool": MHATokenToKVPool(dtype=torch.float16)},
+        {"pool": MHATokenToKVPool(page_size=2 * PAGE)},
+        {"pool": MHATokenToKVPool(start_layer=2)},
+        {"pool": MLATokenToKVPool()},
+        {"attention_backend": "other"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"quantization": "fp8"},
+        {"json_model_override_args": '{"rope_theta": 1}'},
+    ],
+    ids=str,
+)
+def test_whatever_pages_depend_on_is_in_the_name(model: Path, changed: dict[str, Any]) -> None:
+    assert name(model) != name(model, **changed)
+
+
+def test_how_many_pages_there_are_is_not(model: Path) -> None:
+    assert name(model) == name(model, pool=MHATokenToKVPool(size=64))
+
+
+def test_other_weights_at_the_same_place_are_another_model(model: Path) -> None:
+    before = name(model)
+    (model / "model.safetensors").write_bytes(b"heavier")
+    assert name(model) != before
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1"])
+def test_a_model_of_a_hub_needs_a_commit(revision: str | None) -> None:
+    with pytest.raises(IdentityError, match=f"revision {revision or 'main'} may be another one"):
+        name("who/what", revision=revision)
+    assert name("who/what", revision="a" * 40) != name("who/what", revision="b" * 40)
+
+
+def test_an_argument_that_nobody_knows_is_told() -> None:
+    class Later(Arguments):
+        new_rope: dict[str, Any]
+
+    told = describe_arguments(Later(new_rope={"base": (1, 2)}, odd=SimpleNamespace()))
+    assert told["new_rope"] == {"base": [1, 2]}
+    assert not told.keys() & (OF_ONE_START | {"_resolved", "odd"})

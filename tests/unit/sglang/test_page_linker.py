@@ -1,0 +1,281 @@
+"""A rank's pages come back as they were, or not at all; offers are told as done in their order, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvoffload.errors import NativeError
+from kvoffload.sglang import page_linker
+from kvoffload.transfer import CopyDirection
+from tests.kit.sglang.linked import Linked, link, make_keys
+from tests.kit.sglang.pools import MHATokenToKVPool, MLATokenToKVPool, clear, copy_rows, fill, rows_of
+
+KEYS = make_keys(3)
+PAGES = rows_of(1, 2, 3)
+OTHER_PAGES = rows_of(7, 4, 5)
+
+
+@pytest.fixture(params=[MHATokenToKVPool, MLATokenToKVPool])
+def linked(request: pytest.FixtureRequest) -> Iterator[Linked]:
+    pool = request.param()
+    fill(pool, 1)
+    linked = link(pool)
+    yield linked
+    linked.linker.close()
+    assert not linked.cache.held
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    return all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+
+
+def test_pages_come_back_to_other_pages_as_they_were(linked: Linked) -> None:
+    saved = copy_rows(linked.pool, PAGES)
+    assert linked.save(KEYS, PAGES)
+    clear(linked.pool)
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    assert linked.load("r", KEYS, OTHER_PAGES)
+    assert linked.linker.take_loaded() == (True,)
+    assert equal(copy_rows(linked.pool, OTHER_PAGES), saved)
+    others = sorted(set(range(linked.pool.rows)) - set(OTHER_PAGES))
+    assert not any(rows.any() for rows in copy_rows(linked.pool, others))
+
+
+def test_a_shorter_load_than_was_told_of_brings_as_much(linked: Linked) -> None:
+    """The ranks agree on the shortest."""
+    saved = copy_rows(linked.pool, rows_of(1, 2))
+    linked.save(KEYS, PAGES)
+    clear(linked.pool)
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    assert linked.load("r", KEYS[:2], rows_of(5, 6))
+    assert equal(copy_rows(linked.pool, rows_of(5, 6)), saved)
+
+
+def test_a_tail_is_found_by_its_own_keys(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    assert linked.linker.lookup("r", KEYS[1:]) == [1, 2]
+    assert linked.linker.lookup("s", [*KEYS, *make_keys(2, seed=5)]) == [1, 2, 3]
+    assert linked.linker.lookup("t", make_keys(2, seed=5)) == []
+    assert linked.linker.lookup("u", []) == []
+
+
+def test_what_was_told_of_is_leased_until_it_is_loaded_or_the_request_has_ended(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    for rid in ("a", "b", "c"):
+        linked.linker.lookup(rid, KEYS)
+    assert len(linked.cache.held) == 3
+    linked.linker.lookup("a", KEYS)
+    assert len(linked.cache.held) == 3
+    linked.load("a", KEYS, OTHER_PAGES)
+    assert not linked.linker.cancel_load("b")
+    assert len(linked.cache.held) == 1
+    assert linked.linker.cancel_load("a")
+    assert linked.linker.take_loaded() == ()
+
+
+def test_a_hit_that_nobody_loads_is_given_back() -> None:
+    now = [0.0]
+    linked = link(MHATokenToKVPool(), clock=lambda: now[0])
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("a", KEYS)
+    now[0] += page_linker.HELD_S
+    linked.linker.lookup("b", make_keys(1, seed=9))
+    assert not linked.cache.held
+    assert not linked.load("a", KEYS, OTHER_PAGES)
+    for number in range(2 * page_linker.MAX_HELD):
+        linked.linker.lookup(str(number), KEYS)
+    assert len(linked.cache.held) == page_linker.MAX_HELD
+    linked.linker.close()
+
+
+def test_without_an_answer_in_time_there_is_no_hit(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.cache.is_answering = False
+    assert linked.linker.lookup("r", KEYS) == []
+    assert not linked.cache.held
+
+
+def test_memory_that_is_not_mapped_gives_no_hit_and_takes_no_save(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.cache.is_mapped = False
+    assert linked.linker.lookup("r", KEYS) == []
+    assert not linked.save(make_keys(1, seed=3), rows_of(4))
+    linked.cache.is_mapped = True
+    linked.linker.lookup("r", KEYS)
+    linked.cache.is_mapped = False
+    assert not linked.load("r", KEYS, OTHER_PAGES)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [
+        (make_keys(3, seed=1), OTHER_PAGES),
+        (KEYS, OTHER_PAGES[:-1]),
+        (KEYS, [row + 1 for row in OTHER_PAGES]),
+        (KEYS, rows_of(0, 1, 2)),
+        (KEYS, rows_of(1, 2, 99)),
+        (["ab"], rows_of(1)),
+    ],
+    ids=["other keys", "too few rows", "no whole pages", "the padding page", "beyond the pool", "no key"],
+)
+def test_a_load_that_is_not_as_told_is_refused(linked: Linked, keys: list[str], rows: list[int]) -> None:
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("r", KEYS)
+    before = copy_rows(linked.pool, list(range(linked.pool.rows)))
+    assert not linked.load("r", keys, rows)
+    assert equal(copy_rows(linked.pool, list(range(linked.pool.rows))), before)
+
+
+def test_several_ranks_take_every_load_and_tell_of_it_after_the_forward() -> None:
+    linked = link(MHATokenToKVPool(), ranks=2)
+    assert linked.load("r", KEYS, OTHER_PAGES)
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("s", KEYS)
+    assert linked.load("s", KEYS, OTHER_PAGES)
+    assert linked.linker.take_loaded() == (False, True)
+    linked.linker.close()
+
+
+def test_a_record_that_is_not_what_was_saved_fails_its_load_and_is_forgotten() -> None:
+    pool = MHATokenToKVPool()
+    fill(pool, 1)
+    linked = link(pool, verify_always=True)
+    linked.save(KEYS, PAGES)
+    linked.cache.record(bytes.fromhex(KEYS[1]))[5] ^= 1
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    assert not linked.load("r", KEYS, OTHER_PAGES)
+    assert linked.linker.lookup("r", KEYS) == [1]
+    assert linked.save(KEYS, PAGES)
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    assert linked.load("r", KEYS, OTHER_PAGES)
+    linked.linker.close()
+
+
+def test_what_is_kept_is_not_saved_again(linked: Linked) -> None:
+    assert linked.save(KEYS[:2], rows_of(1, 2))
+    assert linked.save(KEYS, PAGES)
+    assert linked.save(KEYS, PAGES)
+    assert [name.hex() for name in linked.cache.published] == KEYS
+
+
+def test_as_much_is_saved_as_there_is_room_for_and_told_so(linked: Linked) -> None:
+    linked.cache.slots_left = 2
+    assert not linked.save(KEYS, PAGES)
+    assert linked.linker.lookup("r", KEYS) == [1, 2]
+    assert not linked.save(KEYS, PAGES)
+    linked.cache.slots_left = 9
+    assert linked.save(KEYS, PAGES)
+
+
+def test_slots_are_asked_for_before_a_save_needs_them(linked: Linked) -> None:
+    linked.linker.begin_step()
+    assert (linked.cache.steps, linked.cache.asked_for_slots) == (1, 1)
+
+
+def test_offers_are_told_as_done_in_their_order(linked: Linked) -> None:
+    linked.linker.offload(KEYS, np.array(PAGES))
+    linked.linker.offload(KEYS, np.array(PAGES[:-1]))
+    linked.linker.offload(make_keys(1, seed=4), np.array(rows_of(6)))
+    while linked.linker.count_done() < 3:
+        pass
+    assert [linked.linker.pop_done() for _ in range(3)] == [True, False, True]
+    assert linked.linker.count_done() == 0
+    assert linked.linker.faults == 1
+
+
+class StuckEngine:
+    """Takes plans, and ends none."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.is_stuck = True
+
+    def submit(self, direction: CopyDirection, items: Any, **options: Any) -> int:
+        return 77 if self.is_stuck else self._engine.submit(direction, items, **options)
+
+    def fence(self, timeout_s: float) -> bool:
+        return False
+
+    def poll(self) -> list[Any]:
+        return []
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        self._engine.close()
+
+
+def test_a_save_that_does_not_end_keeps_no_page_for_ever() -> None:
+    now = [0.0]
+    linked = link(MHATokenToKVPool(), clock=lambda: now[0])
+    linked.linker._engine = StuckEngine(linked.linker._engine)  # type: ignore[assignment]
+    linked.linker.offload(KEYS, np.array(PAGES))
+    assert linked.linker.count_done() == 0
+    now[0] += page_linker.SAVE_WAIT_S
+    assert linked.linker.count_done() == 1
+    assert not linked.linker.pop_done()
+    linked.linker.close()
+
+
+def test_a_load_that_does_not_end_ends_the_engine() -> None:
+    """Its rows would be given to others while it still writes to them."""
+    linked = link(MHATokenToKVPool())
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("r", KEYS)
+    linked.linker._engine = StuckEngine(linked.linker._engine)  # type: ignore[assignment]
+    with pytest.raises(NativeError, match="did not end"):
+        linked.load("r", KEYS, OTHER_PAGES)
+    assert linked.linker.lookup("s", KEYS) == []
+
+
+def test_a_mask_keeps_names_apart(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.linker.reset(b"w" * 32)
+    assert linked.linker.lookup("r", KEYS) == []
+    assert linked.save(KEYS, PAGES)
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    linked.linker.reset(bytes(32))
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+
+
+def test_after_weights_have_changed_unsaid_nothing_is_saved_or_found_until_a_reset(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("r", KEYS)
+    linked.linker.distrust()
+    linked.linker.distrust()
+    assert linked.linker.lookup("r", KEYS) == []
+    assert not linked.cache.held
+    assert not linked.save(make_keys(1, seed=8), rows_of(6))
+    assert linked.linker.faults == 1
+    linked.linker.reset(bytes(32))
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+
+
+def test_a_request_that_asks_again_keeps_its_lease(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("r", KEYS)
+    (lease,) = linked.cache.held
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    assert linked.cache.held == {lease}
+    assert linked.linker.lookup("r", KEYS[1:]) == [1, 2]
+    assert lease not in linked.cache.held
+
+
+def test_a_reset_forgets_what_was_told_and_ends_what_is_on_its_way(linked: Linked) -> None:
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("r", KEYS)
+    linked.linker.offload(make_keys(2, seed=6), np.array(rows_of(4, 5)))
+    linked.linker.reset(bytes(32))
+    assert not linked.cache.held
+    assert linked.linker.count_done() == 0
+    assert not linked.load("r", KEYS, OTHER_PAGES)
+    assert linked.linker.lookup("r", make_keys(2, seed=6)) == [1, 2]
+
+
+def test_after_the_end_there_are_misses(linked: Linked) -> None:
+    linked.linker.close()
+    assert linked.linker.lookup("r", KEYS) == []
+    linked.linker.close()

@@ -1,0 +1,119 @@
+"""A pool's pages: every byte of every storage is placed or excluded by name; a pool that is not known is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvoffload.errors import GeometryError, KVOffloadError, UnknownLayerError, UnsupportedError
+from kvoffload.kvspec import Registration, build_page_map, prove_complete
+from kvoffload.sglang.pools import describe_pool
+from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool
+
+POOLS = {
+    "halves of one storage": MHATokenToKVPool,
+    "storages of keys and values": lambda: MHATokenToKVPool(v_head_dim=16),
+    "rows that are no whole pages": lambda: MHATokenToKVPool(size=30),
+    "a stage's layers": lambda: MHATokenToKVPool(start_layer=5),
+    "float32": lambda: MHATokenToKVPool(dtype=torch.float32),
+    "latents": MLATokenToKVPool,
+    "latents with rows that are no whole pages": lambda: MLATokenToKVPool(size=29),
+}
+
+
+@pytest.mark.parametrize("make", POOLS.values(), ids=POOLS)
+def test_every_byte_belongs_to_a_page_or_is_excluded_by_name(make: Any) -> None:
+    pool = make()
+    pages = describe_pool(pool, page_size=PAGE)
+    report = prove_complete(pages.geometry)
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in pages.tensors.values()
+    }
+    assert sum(report.claims.values()) == sum(storages.values())
+    assert pages.geometry.num_blocks == pool.rows // PAGE
+    rounding = [exclusion.name for exclusion in pages.geometry.exclusions]
+    assert bool(rounding) == bool(pool.rows % PAGE)
+    assert all("rounding" in name for name in rounding)
+    Registration().register(pages.geometry, pages.tensors)
+
+
+def test_a_page_is_its_rows_of_every_layer_and_the_padding_page_is_none() -> None:
+    pool = MHATokenToKVPool()
+    page_map = build_page_map(describe_pool(pool, page_size=PAGE).geometry)
+    runs = page_map.block_runs(0, 3)
+    row_bytes = 2 * 8 * 2
+    assert [run.length for run in runs] == [PAGE * row_bytes] * 4
+    assert [run.start for run in runs] == [3 * PAGE * row_bytes, (36 + 3 * PAGE) * row_bytes] * 2
+    with pytest.raises(GeometryError, match="null block"):
+        page_map.check_blocks([0], group=0)
+
+
+def test_layers_are_named_by_their_place_in_the_model() -> None:
+    pages = describe_pool(MLATokenToKVPool(start_layer=7), page_size=PAGE)
+    assert list(pages.geometry.layers) == ["layer 7", "layer 8"]
+    assert (pages.first_layer, pages.num_layers) == (7, 2)
+
+
+class OtherPool(MHATokenToKVPool):
+    """Derived from one that is served."""
+
+
+def test_a_pool_of_another_class_is_refused_by_its_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"test_pools\.OtherPool is not served"):
+        describe_pool(OtherPool(), page_size=PAGE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("kv_cache_layout", "hnd", "layout hnd"),
+        ("k_scale_buffer", [torch.ones(3)], "k_scale_buffer"),
+        ("post_capture_active", True, "post_capture_active"),
+        ("store_dtype", torch.uint8, "as torch.uint8"),
+        ("is_quantized_kv_cache", True, "quantised"),
+        ("page_size", 8, "pages of 8 tokens"),
+    ],
+)
+def test_a_pool_that_is_otherwise_than_was_tested_is_refused(name: str, value: object, told: str) -> None:
+    pool = MHATokenToKVPool()
+    setattr(pool, name, value)
+    with pytest.raises(UnsupportedError, match=told):
+        describe_pool(pool, page_size=PAGE)
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda pool, tensor: setattr(pool, "index_buffer", tensor),
+        lambda pool, tensor: setattr(pool, "index_buffer", [tensor]),
+        lambda pool, tensor: setattr(pool, "index_buffer", {"deep": (tensor,)}),
+        lambda pool, tensor: setattr(pool, "index_buffer", MLATokenToKVPool(dim=8)),
+    ],
+)
+def test_a_tensor_that_was_not_placed_is_named(hide: Any) -> None:
+    pool = MHATokenToKVPool()
+    hide(pool, torch.ones(8))
+    with pytest.raises(UnknownLayerError, match=r"tensor index_buffer"):
+        describe_pool(pool, page_size=PAGE)
+
+
+def test_a_view_of_placed_rows_is_no_other_tensor() -> None:
+    pool = MHATokenToKVPool()
+    pool.first_rows = pool.k_buffer[0][:4]
+    describe_pool(pool, page_size=PAGE)
+
+
+def test_a_pool_that_counts_other_bytes_than_were_found_is_refused() -> None:
+    pool = MLATokenToKVPool()
+    pool.get_kv_size_bytes = lambda: 17
+    with pytest.raises(KVOffloadError, match="says that it has 17 bytes"):
+        describe_pool(pool, page_size=PAGE)
+
+
+def test_a_buffer_of_other_rows_is_refused() -> None:
+    pool = MHATokenToKVPool()
+    pool.k_buffer[1] = pool.k_buffer[1][:-PAGE]
+    with pytest.raises(KVOffloadError, match=r"layer 1\.k has shape"):
+        describe_pool(pool, page_size=PAGE)

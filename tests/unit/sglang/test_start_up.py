@@ -1,0 +1,209 @@
+"""What an SGLang rank is refused for at its start, and that it comes to a real server as what it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvoffload.errors import ConfigError, IdentityError, ServerError, UnsupportedError
+from kvoffload.sglang import start_up, weights
+from kvoffload.sglang.page_linker import PageLinker
+from kvoffload.sglang.start_up import refuse_unserved, start_linker
+from tests.kit.children import child
+from tests.kit.sglang.linked import make_keys
+from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, clear, copy_rows, fill, rows_of
+from tests.unit.client.conftest import SERVER
+
+VERSION = "0.5.23"
+
+
+class Component(Enum):
+    """Parts of the engine's tree."""
+
+    FULL = 0
+    SWA = 1
+
+
+FULL = Component.FULL
+
+
+class Arguments:
+    """Those that a start reads, each off."""
+
+    model_path: str
+    attention_backend: str
+
+    def __init__(self, **given: object) -> None:
+        self.model_path, self.revision, self.attention_backend = "who/what", "c" * 40, "torch_native"
+        self.device, self.disaggregation_mode, self.chunked_prefill_size = "cpu", "null", 64
+        self.tp_size = self.pp_size = self.dp_size = self.attn_cp_size = self.dcp_size = self.nnodes = 1
+        self.enable_dp_attention = self.enable_memory_saver = self.enable_linker_mla_dedup = False
+        self.speculative_algorithm = self.enable_lora = self.lora_paths = self.enable_multimodal = None
+        for name, value in given.items():
+            setattr(self, name, value)
+
+
+def make_params(pool: Any = None, **given: object) -> Any:
+    allocator = SimpleNamespace(get_kvcache=lambda: pool)
+    usual = {
+        "page_size": PAGE,
+        "token_to_kv_pool_allocator": allocator,
+        "tp_cache_group": None,
+        "mtp_draft_device_pools": (),
+        "sidecar_draft_device_pools": (),
+    }
+    return SimpleNamespace(**{**usual, **given})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("server") / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves"):
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def _model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the engine, the same weights in every test."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 4)
+    monkeypatch.setattr(weights, "find_models", lambda: [model])
+
+
+def start(server: Path, pool: Any, **given: object) -> PageLinker:
+    linker, _, _ = start_linker(
+        Arguments(**given),
+        make_params(pool),
+        components={FULL},
+        extra_config={"server": str(server), "acquire_deadline": "5s", "step_budget": "1s", "memory": "64MiB"},
+        version=VERSION,
+    )
+    return linker
+
+
+def save(linker: PageLinker, keys: list[str], rows: list[int]) -> bool:
+    """Slots come from the server, in their own time."""
+    for _ in range(1000):
+        linker.offload(keys, np.array(rows))
+        while not linker.count_done():
+            pass
+        if linker.pop_done():
+            return True
+        linker.begin_step()
+    return False
+
+
+def test_a_rank_finds_what_one_like_it_has_saved_and_no_other_does(
+    server: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pool, keys = MHATokenToKVPool(), make_keys(2, seed=31)
+    fill(pool, 1)
+    before = copy_rows(pool, list(range(pool.rows)))
+    linker = start(server, pool)
+    assert all(torch.equal(*both) for both in zip(copy_rows(pool, list(range(pool.rows))), before, strict=True))
+    assert "keeps pages of rank 0" in caplog.text
+    try:
+        assert save(linker, keys, rows_of(1, 2))
+    finally:
+        linker.close()
+    saved = copy_rows(pool, rows_of(1, 2))
+    clear(pool)
+    again, other = start(server, pool), start(server, MHATokenToKVPool(), attention_backend="other")
+    try:
+        again.begin_step()
+        assert again.lookup("r", keys) == [1, 2]
+        assert again.load("r", keys, np.array(rows_of(4, 5)))
+        assert all(torch.equal(*both) for both in zip(copy_rows(pool, rows_of(4, 5)), saved, strict=True))
+        other.begin_step()
+        assert other.lookup("r", keys) == []
+    finally:
+        again.close()
+        other.close()
+
+
+def test_an_engine_starts_without_a_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    linker = start(tmp_path / "nobody", MHATokenToKVPool())
+    try:
+        assert linker.lookup("r", make_keys(1)) == []
+        assert "starts without a cache server" in caplog.text
+    finally:
+        linker.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"device": "cuda"}, "engines on cuda"),
+        ({"pp_size": 2}, "pipeline"),
+        ({"dp_size": 2}, "data parallel"),
+        ({"enable_dp_attention": True}, "data parallel"),
+        ({"attn_cp_size": 2}, "context parallel"),
+        ({"nnodes": 2}, "several machines"),
+        ({"speculative_algorithm": "EAGLE"}, "speculative"),
+        ({"enable_lora": True}, "LoRA"),
+        ({"lora_paths": ["a"]}, "LoRA"),
+        ({"enable_multimodal": True}, "multimodal"),
+        ({"disaggregation_mode": "prefill"}, "disaggregated"),
+        ({"enable_memory_saver": True}, "gives back"),
+        ({"enable_linker_mla_dedup": True}, "one rank for all"),
+    ],
+)
+def test_what_was_not_tested_is_refused_by_name(given: dict[str, object], told: str) -> None:
+    refuse_unserved(Arguments(), make_params(), {FULL})
+    with pytest.raises(UnsupportedError, match=told):
+        refuse_unserved(Arguments(**given), make_params(), {FULL})
+
+
+def test_state_of_another_kind_and_pools_of_drafts_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="models with swa state"):
+        refuse_unserved(Arguments(), make_params(), {FULL, Component.SWA})
+    with pytest.raises(UnsupportedError, match="pools of draft models"):
+        refuse_unserved(Arguments(), make_params(sidecar_draft_device_pools=(object(),)), {FULL})
+
+
+def test_whatever_fails_at_the_start_leaves_nothing_open(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    def note(*given: Any, **options: Any) -> Any:
+        opened.append(open_engine(*given, **options))
+        return opened[-1]
+
+    open_engine = start_up.open_engine
+    monkeypatch.setattr(start_up, "open_engine", note)
+    with pytest.raises(IdentityError):
+        start(server, MHATokenToKVPool(), revision="main")
+    assert opened == []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ServerError("it refuses")
+
+    monkeypatch.setattr(start_up.CacheAccess, "open", refuse)
+    with pytest.raises(ServerError):
+        start(server, MHATokenToKVPool())
+    (engine,) = opened
+    assert not engine.poll()
+    with pytest.raises(Exception, match="closed"):
+        engine.submit(*make_plan())
+
+
+def make_plan() -> tuple[Any, Any]:
+    from kvoffload.transfer import CopyDirection, CopyItems
+
+    record = np.zeros(4096, np.uint8)
+    return CopyDirection.SAVE, CopyItems(group=np.array([0]), block=np.array([1]), slot=np.array([record.ctypes.data]))
+
+
+def test_a_setting_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sever"):
+        start_linker(Arguments(), make_params(), components={FULL}, extra_config={"sever": "1GiB"}, version=VERSION)

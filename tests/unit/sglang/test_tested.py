@@ -1,0 +1,74 @@
+"""Another SGLang than the one that was tested is refused with one line that says what differs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from inspect import Parameter, Signature
+from typing import Any
+
+import pytest
+
+from kvoffload.errors import UnsupportedError
+from kvoffload.sglang import tested
+from kvoffload.sglang.tested import EngineParts, refuse_untested
+
+
+def make_class(signatures: dict[str, str]) -> type:
+    """With methods of these names and parameters."""
+    return type("Made", (), {name: make_method(signature) for name, signature in signatures.items()})
+
+
+def make_method(signature: str) -> Any:
+    def method(*_: object) -> None: ...
+
+    names = signature.strip("()").split(", ")
+    told: Any = method
+    told.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    return told
+
+
+def make_parts(**changed: object) -> EngineParts:
+    parts = EngineParts(
+        version=tested.VERSION,
+        linker=make_class(tested.LINKER),
+        counter=make_class(tested.COUNTER),
+        transfer=make_class(tested.TRANSFER),
+    )
+    return replace(parts, **changed)  # type: ignore[arg-type]
+
+
+def test_what_was_tested_is_served() -> None:
+    refuse_untested(make_parts())
+
+
+def test_another_version_is_refused_even_if_nothing_differs() -> None:
+    with pytest.raises(UnsupportedError, match=r"this is 0\.5\.24: its linker has the interface") as refused:
+        refuse_untested(make_parts(version="0.5.24"))
+    assert "\n" not in str(refused.value)
+
+
+def test_what_differs_is_named() -> None:
+    linker = make_class({**tested.LINKER, "lookup": "(self, rid, transfers, deadline)"})
+    with pytest.raises(
+        UnsupportedError,
+        match=r"UnifiedCacheLinker\.lookup is \(self, rid, transfers, deadline\), tested was \(self, rid, transfers\)",
+    ):
+        refuse_untested(make_parts(linker=linker))
+    counter = make_class({name: signature for name, signature in tested.COUNTER.items() if name != "fail"})
+    with pytest.raises(UnsupportedError, match=r"LayerWiseLoadCounter\.fail is absent"):
+        refuse_untested(make_parts(counter=counter))
+
+
+def test_a_hook_that_nobody_knows_is_named() -> None:
+    class Linker(make_class(tested.LINKER), ABC):  # type: ignore[misc]
+        @abstractmethod
+        def prepare_residency(self) -> None: ...
+
+    with pytest.raises(UnsupportedError, match=r"UnifiedCacheLinker\.prepare_residency is new"):
+        refuse_untested(make_parts(linker=Linker))
+
+
+def test_many_differences_are_counted() -> None:
+    with pytest.raises(UnsupportedError, match=rf"and {len(tested.LINKER) - 3} more"):
+        refuse_untested(make_parts(linker=type("Empty", (), {})))

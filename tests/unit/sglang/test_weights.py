@@ -1,0 +1,86 @@
+"""Equal weights have equal masks, and of weights that nobody can look at each mask is new."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+from kvoffload.sglang.weights import WeightMask, find_models
+
+
+class RadixAttention(torch.nn.Module):
+    """As SGLang's layers are called; it has no weights of its own."""
+
+
+class Model(torch.nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.mixer = torch.nn.Linear(8, 8)
+        self.attention = RadixAttention()
+
+
+def mask_of(*models: torch.nn.Module) -> WeightMask:
+    def find() -> Iterable[torch.nn.Module]:
+        return models
+
+    return WeightMask(find)
+
+
+def test_equal_weights_have_equal_masks_and_others_have_others() -> None:
+    one, same, other = Model(1), Model(1), Model(2)
+    assert mask_of(one).take() == mask_of(same).take()
+    assert len(mask_of(one).take()) == 32
+    assert mask_of(one).take() != mask_of(other).take()
+
+
+def test_weights_that_were_changed_in_place_have_another_mask_and_their_own_again() -> None:
+    model = Model(1)
+    weights = mask_of(model)
+    before = weights.take()
+    model.load_state_dict(Model(2).state_dict())
+    assert weights.take() == mask_of(Model(2)).take() != before
+    model.load_state_dict(Model(1).state_dict())
+    assert weights.take() == before
+
+
+def test_weights_that_change_without_a_word_are_noticed() -> None:
+    model = Model(1)
+    weights = mask_of(model)
+    weights.take()
+    assert not weights.has_changed()
+    model.load_state_dict(Model(2).state_dict())
+    assert weights.has_changed()
+    weights.take()
+    assert not weights.has_changed()
+    model.mixer = torch.nn.Linear(8, 8)
+    gc.collect()
+    assert weights.has_changed()
+
+
+@pytest.mark.parametrize("make", [mask_of, lambda: mask_of(Model(1).to("meta"))])
+def test_what_nobody_can_look_at_has_a_new_mask_each_time(
+    make: type[WeightMask], caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = make()
+    assert len({weights.take() for _ in range(3)}) == 3
+    assert caplog.text.count("cannot be looked at") == 1
+
+
+def test_a_model_that_is_gone_proves_nothing() -> None:
+    models = [Model(1)]
+    weights = WeightMask(lambda: models)
+    models.clear()
+    gc.collect()
+    assert weights.take() != weights.take()
+
+
+def test_the_engines_model_is_the_outermost_with_its_attention() -> None:
+    outer = torch.nn.Sequential(Model(1))
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    found = find_models()
+    assert any(one is outer for one in found)
+    assert not any(one is other or one is outer[0] for one in found)
