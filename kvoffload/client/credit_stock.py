@@ -29,8 +29,8 @@ class CreditStock:
         self.whole = whole
         self.high = self.most = self.wanted = min(wanted, MAX_SLOTS)
         self.lacking = 0
-        """So many more were wanted than there were. They are asked for once, up to `most` in all: a prompt that is saved
-        in pieces, in a full pool, is partly evicted before its end is there."""
+        """So many more were wanted than there were. They are asked for once, up to `most` in all: of a prompt that is
+        saved in pieces, a full pool evicts the first before the last is there."""
         self.slot_bytes = max(slot_bytes, 1)
         self.tickets = self._addresses = _NONE
         self.is_asking = False

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, BlockLease, Placed, ReservedSlots, SegmentMap
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, Placed, Publication, ReservedSlots, SegmentMap
 from kvoffload.client import PendingAcquire
 from kvoffload.errors import KVOffloadError, NativeError, StorageError
 from kvoffload.hash_rows import as_rows, choose_rows
@@ -50,25 +50,13 @@ class PageCache(Protocol):
     def memory(self, memory_id: int) -> SegmentMap: ...
     def may_copy(self, held: Placed) -> bool: ...
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
-    def start_acquire(
-        self, chain: Buffer, *, local: int, limit: int, alignment: int, shards: Sequence[int]
-    ) -> PendingAcquire: ...
+    def start_acquire(self, ask: Ask) -> PendingAcquire: ...
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None: ...
     def cancel(self, pending: PendingAcquire) -> None: ...
     def release(self, lease: BlockLease) -> None: ...
     def ready_slots(self) -> list[int]: ...
     def take(self, group: int, count: int) -> ReservedSlots: ...
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None,
-        digests: npt.NDArray[np.uint64] | None,
-        shard: int,
-        shards: int,
-        tenant: str,
-    ) -> bool: ...
+    def publish(self, publication: Publication) -> bool: ...
     def abort(self, slots: ReservedSlots) -> None: ...
     def invalidate(self, group: int, hashes: Buffer) -> None: ...
     def close(self) -> None: ...
@@ -165,9 +153,7 @@ class PageLinker:
             self._hits[rid] = replace(self._hits.pop(rid), until_s=self._clock() + HELD_S)
             return list(range(1, len(former.addresses) + 1))
         self._drop_hit(rid)
-        pending = self.cache.start_acquire(
-            names, local=0, limit=NO_LIMIT, alignment=page, shards=(0,) if self.terms.verify_always else ()
-        )
+        pending = self.cache.start_acquire(Ask(names, alignment=page, shards=(0,) if self.terms.verify_always else ()))
         found = self.cache.wait_for(pending)
         if found is None:
             self.cache.cancel(pending)
@@ -412,15 +398,8 @@ class PageLinker:
                 self.note_line("a save failed", finished.fault)
             save.result = False
         else:
-            is_told = self.cache.publish(
-                save.slots,
-                hashes=save.names,
-                parents=None,
-                digests=self._digest(finished, save.names),
-                shard=0,
-                shards=1,
-                tenant="",
-            )
+            digests = self._digest(finished, save.names)
+            is_told = self.cache.publish(Publication(save.slots, hashes=save.names, digests=digests))
             save.result = is_told and save.is_whole
         save.memory = save.slots = None
 

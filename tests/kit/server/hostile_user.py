@@ -201,8 +201,8 @@ class Claimant:
 
 @contextmanager
 def beset(*, files: int = 0, hello_s: float = 10.0) -> Iterator[Beset]:
-    """Besets a server. `files`: how many descriptors the server may have; 0: as many as we. `hello_s`: how long it waits
-    for a hello."""
+    """Besets a server. `files`: how many descriptors it may have; 0: as many as we. `hello_s`: how long it waits for a
+    hello."""
     with (
         tempfile.TemporaryDirectory() as folder,
         child(["-c", SERVER, f"{folder}/s", str(files), str(hello_s)], says="serves") as process,

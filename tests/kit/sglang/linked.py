@@ -14,6 +14,7 @@ from typing_extensions import Buffer
 from kvoffload.cache import (
     AcquiredBlocks,
     AcquireOutcome,
+    Ask,
     BlockLease,
     CacheGeometry,
     CacheGroup,
@@ -24,6 +25,7 @@ from kvoffload.cache import (
     LocalCache,
     LocalSession,
     Placed,
+    Publication,
     ReservedSlots,
     SegmentMap,
 )
@@ -84,12 +86,10 @@ class SessionCache:
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         return self.session.lookup(group, hashes)
 
-    def start_acquire(
-        self, chain: Buffer, *, local: int, limit: int, alignment: int, shards: Sequence[int]
-    ) -> PendingAcquire:
-        pending = PendingAcquire(local=local)
+    def start_acquire(self, ask: Ask) -> PendingAcquire:
+        pending = PendingAcquire(local=ask.local)
         if self.is_answering:
-            pending.found = self.session.acquire(chain, local=local, limit=limit, alignment=alignment, shards=shards)
+            pending.found = self.session.acquire(ask)
             if pending.found.lease is not None:
                 self.held.add(pending.found.lease)
         return pending
@@ -113,25 +113,13 @@ class SessionCache:
         self.slots_left -= len(slots)
         return slots
 
-    def publish(
-        self,
-        slots: ReservedSlots,
-        *,
-        hashes: Buffer,
-        parents: Buffer | None,
-        digests: npt.NDArray[np.uint64] | None,
-        shard: int,
-        shards: int,
-        tenant: str,
-    ) -> bool:
-        names = bytes(hashes)
-        for at, address in enumerate(slots.addresses.tolist()):
+    def publish(self, publication: Publication) -> bool:
+        names = bytes(publication.hashes)
+        for at, address in enumerate(publication.slots.addresses.tolist()):
             name = names[32 * at : 32 * at + 32]
             self.published.append(name)
             self.addresses[name] = address
-        return self.session.publish(
-            slots, hashes=hashes, parents=parents, digests=digests, shard=shard, shards=shards, tenant=tenant
-        )
+        return self.session.publish(publication)
 
     def abort(self, slots: ReservedSlots) -> None:
         self.session.abort(slots)
