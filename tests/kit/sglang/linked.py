@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from kvoffload.client import PendingAcquire
 from kvoffload.kvspec import Registration, ReuseRule
 from kvoffload.sglang.page_linker import PageLinker, PageTerms
 from kvoffload.sglang.pools import describe_pool
-from kvoffload.transfer import open_engine
+from kvoffload.transfer import CopyEngine, open_engine
 from kvoffload.types import Fingerprint
 from tests.kit.sglang.pools import PAGE
 
@@ -152,12 +152,19 @@ class Linked:
 
 
 def link(
-    pool: Any, *, cache: SessionCache | None = None, clock: Any = None, mask: bytes = bytes(32), **terms: Any
+    pool: Any,
+    *,
+    cache: SessionCache | None = None,
+    clock: Any = None,
+    mask: bytes = bytes(32),
+    wrap: Callable[[CopyEngine], Any] = lambda engine: engine,
+    **terms: Any,
 ) -> Linked:
+    """`wrap` makes of the copy engine the one that the linker has."""
     pages = describe_pool(pool, page_size=pool.page_size)
     registration = Registration()
     registration.register(pages.geometry, pages.tensors)
-    engine = open_engine(registration.page_map, registration.memory)
+    engine = wrap(open_engine(registration.page_map, registration.memory))
     record_bytes = pages.geometry.groups[0].record_bytes
     cache = cache or SessionCache(record_bytes)
     given = PageTerms(page_size=pool.page_size, record_bytes=record_bytes, fingerprint=FINGERPRINT, **terms)

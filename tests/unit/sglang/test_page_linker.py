@@ -189,20 +189,20 @@ def test_offers_are_told_as_done_in_their_order(linked: Linked) -> None:
 
 
 class StuckEngine:
-    """Takes plans, and ends none."""
+    """Takes plans of the directions that are `stuck`, and ends none of them."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, *stuck: CopyDirection) -> None:
         self._engine = engine
-        self.is_stuck = True
+        self._stuck = stuck
 
     def submit(self, direction: CopyDirection, items: Any, **options: Any) -> int:
-        return 77 if self.is_stuck else self._engine.submit(direction, items, **options)
+        return 77 if direction in self._stuck else self._engine.submit(direction, items, **options)
 
     def fence(self, timeout_s: float) -> bool:
         return False
 
     def poll(self) -> list[Any]:
-        return []
+        return list(self._engine.poll())
 
     def close(self, timeout_s: float = 0.0) -> None:
         self._engine.close()
@@ -210,8 +210,7 @@ class StuckEngine:
 
 def test_a_save_that_does_not_end_keeps_no_page_for_ever() -> None:
     now = [0.0]
-    linked = link(MHATokenToKVPool(), clock=lambda: now[0])
-    linked.linker._engine = StuckEngine(linked.linker._engine)  # type: ignore[assignment]
+    linked = link(MHATokenToKVPool(), clock=lambda: now[0], wrap=lambda engine: StuckEngine(engine, CopyDirection.SAVE))
     linked.linker.offload(KEYS, np.array(PAGES))
     assert linked.linker.count_done() == 0
     now[0] += page_linker.SAVE_WAIT_S
@@ -222,10 +221,9 @@ def test_a_save_that_does_not_end_keeps_no_page_for_ever() -> None:
 
 def test_a_load_that_does_not_end_ends_the_engine() -> None:
     """Its rows would be given to others while it still writes to them."""
-    linked = link(MHATokenToKVPool())
+    linked = link(MHATokenToKVPool(), wrap=lambda engine: StuckEngine(engine, CopyDirection.LOAD))
     linked.save(KEYS, PAGES)
     linked.linker.lookup("r", KEYS)
-    linked.linker._engine = StuckEngine(linked.linker._engine)  # type: ignore[assignment]
     with pytest.raises(NativeError, match="did not end"):
         linked.load("r", KEYS, OTHER_PAGES)
     assert linked.linker.lookup("s", KEYS) == []
