@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -67,12 +67,10 @@ class ReservedSlots:
         return ReservedSlots(self.memory_id, self.session, self.group, self.tickets[part], self.addresses[part])
 
 
-@dataclass(frozen=True, eq=False)
-class Publication:
+class Publication(NamedTuple):
     """Records that are written: of `shards` shards from `shard` on."""
 
     slots: ReservedSlots
-    _: KW_ONLY
     hashes: Buffer
     parents: Buffer | None = None
     digests: npt.NDArray[np.uint64] | None = None

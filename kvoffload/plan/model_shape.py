@@ -33,7 +33,7 @@ _LISTS = ("layer_types", "layers_block_type")
 _EXACTLY = "run it with --exact where vLLM is installed"
 
 
-class _RanksError(ConfigError):
+class _WrongRanks(Exception):  # noqa: N818  (nobody outside sees it)
     """So many ranks cannot share what the config says itself."""
 
 
@@ -128,9 +128,15 @@ def read_shape(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
     for dtype, setting in ((terms.kv_dtype, "kv-dtype"), (terms.state_dtype, "state-dtype")):
         find_element(dtype, of_model="bfloat16", setting=setting)
     try:
+        return _read_completed(config, terms)
+    except _WrongRanks as wrong:
+        raise ConfigError(str(wrong), remedy="choose another number of ranks") from None
+
+
+def _read_completed(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
+    """What the config does not say, its class in transformers may."""
+    try:
         return _read_as_it_is(config, terms)
-    except _RanksError:
-        raise
     except ConfigError:
         completed = complete_config(config)
         if completed is None:
@@ -342,7 +348,5 @@ class _Makers:
     def _share(self, heads: int, name: str) -> int:
         """Heads of all ranks together."""
         if heads % self._ranks and self._ranks % heads:
-            raise _RanksError(
-                f"{name} = {heads} cannot be shared by {self._ranks} ranks", remedy="choose another number of ranks"
-            )
+            raise _WrongRanks(f"{name} = {heads} cannot be shared by {self._ranks} ranks")
         return max(heads, self._ranks)

@@ -1,4 +1,5 @@
 // The files of a cache whose process has ended, with anything in them: looked at by a reader, adopted, and used.
+#include <array>
 #include <cstring>
 
 #include "cache/index_reader.hpp"
@@ -11,6 +12,7 @@ using namespace kvo::test;
 namespace {
 
 constexpr std::uint64_t kBytes = 1 << 20;
+constexpr std::array<std::uint32_t, 2> kShards = {0, 1};
 
 CacheOptions tiny_options() {
     CacheOptions options = small_options();
@@ -102,14 +104,15 @@ void use(SmallCache& cache, const Victim& victim) {
     const SessionId session = cache.session();
     for (std::uint64_t prompt = 0; prompt < 4; ++prompt) {
         for (const Space space : victim.spaces) {
-            const auto acquired = cache->leases().acquire_entries(session, space, chain(prompt, 4), 0);
+            const auto acquired = cache->leases().acquire_entries(session, space, chain(prompt, 4), kShards);
             if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
                 CHECK(cache->leases().release(session, acquired.value().lease));
             }
             const Hashes hashes = chain(prompt, 8);
             static_cast<void>(cache->leases().acquire(
                 session,
-                {.name_space = namespace_of(space), .chain = hashes, .local = 0, .limit = 1000, .alignment = 1}, 0));
+                {.name_space = namespace_of(space), .chain = hashes, .local = 0, .limit = 1000, .alignment = 1},
+                kShards));
         }
     }
     const auto fresh = cache->namespaces().open(fingerprint(99), plain_geometry(5000));

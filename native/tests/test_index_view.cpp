@@ -90,8 +90,8 @@ TEST(what_is_no_index_of_this_format_is_refused) {
     const Refusal refusals[] = {
         {"does not begin as one", [](IndexHeader& header) { header.magic = 0; }},
         {"does not begin as one", [](IndexHeader& header) { header.magic ^= 1; }},
-        {"format 6, this build knows format 5", [](IndexHeader& header) { header.format = 6; }},
-        {"format 4, this build knows format 5", [](IndexHeader& header) { header.format = 4; }},
+        {"format 7, this build knows format 6", [](IndexHeader& header) { header.format = 7; }},
+        {"format 5, this build knows format 6", [](IndexHeader& header) { header.format = 5; }},
         {"format 0", [](IndexHeader& header) { header.format = 0; }},
         {"made for 0 entries", [](IndexHeader& header) { header.entry_limit = 0; }},
         {"made for 4294967295 entries", [](IndexHeader& header) { header.entry_limit = 0xffffffff; }},

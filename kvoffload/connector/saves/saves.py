@@ -266,7 +266,8 @@ class Saves:
             # Without the digests of every shard nobody could ever check these records.
             size_bytes = _DIGEST_BYTES * sum(len(part.slots) for part in job.parts)
             job.is_dropped |= any(len(job.digests.get(at, b"")) != size_bytes for at in range(self._terms.shards))
-            self._measures.count("kvoffload_failed_saves_total", number in report.failed)
+            if number in report.failed:
+                self._measures.count("kvoffload_failed_saves_total")
             if job.is_dropped:
                 self._give_up(job.parts)
             else:
@@ -502,7 +503,7 @@ class Saves:
             record_bytes = self.groups.facts[named.group].record_bytes
             digests = b"".join(
                 finish_digests(
-                    job.digests.get(shard, b"")[part.begin : part.begin + records * _DIGEST_BYTES],
+                    job.digests[shard][part.begin : part.begin + records * _DIGEST_BYTES],
                     record_bytes,
                     fingerprint=fingerprint,
                     block_hashes=named.hashes,
