@@ -41,6 +41,7 @@ from kvoffload.protocol import (
     Publish,
     Register,
     Release,
+    Reuse,
     ServerMessage,
 )
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
@@ -127,6 +128,10 @@ class BlockCalls:
             )
             for number, group in enumerate(register.groups)
         ]
+        self._is_hybrid = any(group.reuse is not Reuse.PREFIX for group in register.groups)
+        """Blocks whose windows or states are not there yet, and these without their blocks, are of no use: a full pool
+        evicts the first pieces of a prompt that is saved in pieces. Where all is full attention, more slots held ready
+        only take the place of blocks."""
         self._tenants: dict[str, int] = {}
         """That may be charged, and what the server calls them."""
         self._leases: set[BlockLease] = set()
@@ -242,7 +247,10 @@ class BlockCalls:
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
         self._blocks.check_group(group)
-        taken = self.stocks[group].take(self._blocks.memory_id, self._blocks.session, count)
+        stock = self.stocks[group]
+        if self._is_hybrid:
+            stock.lacking = max(stock.lacking, count - len(stock))
+        taken = stock.take(self._blocks.memory_id, self._blocks.session, count)
         self.refill(now_ns)
         return taken
 

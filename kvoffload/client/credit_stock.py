@@ -29,8 +29,7 @@ class CreditStock:
         self.whole = whole
         self.high = self.most = self.wanted = min(wanted, MAX_SLOTS)
         self.lacking = 0
-        """So many more were wanted than there were. They are asked for once, up to `most` in all: of a prompt that is
-        saved in pieces, a full pool evicts the first before the last is there."""
+        """So many more were wanted than there were. They are asked for once, up to `most` in all."""
         self.slot_bytes = max(slot_bytes, 1)
         self.tickets = self._addresses = _NONE
         self.is_asking = False
@@ -55,8 +54,7 @@ class CreditStock:
         self._addresses = np.concatenate([self._addresses, addresses[granted]])
 
     def take(self, memory_id: int, session: int, count: int) -> ReservedSlots:
-        """Takes so many slots, or as many as are there. What is lacking is asked for next."""
-        self.lacking = max(self.lacking, count - len(self))
+        """Takes so many slots, or as many as are there."""
         taken = ReservedSlots(memory_id, session, self.group, self.tickets[:count], self._addresses[:count])
         self.tickets, self._addresses = self.tickets[count:], self._addresses[count:]
         return taken

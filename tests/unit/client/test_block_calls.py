@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache import AcquireOutcome, Ask, BlockLease, Publication, ReservedSlots
+from kvoffload.cache import AcquireOutcome, Ask, BlockLease, CacheGeometry, Publication, ReservedSlots
 from kvoffload.client.block_calls import BlockCalls, FarTerms, cut_batches, read_numbers, to_blob
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
@@ -35,7 +35,7 @@ from kvoffload.protocol import (
     Release,
 )
 from kvoffload.protocol.limits import MAX_BATCH
-from tests.kit.cache.cache_model import PLAIN, make_chain
+from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
 from tests.kit.client.fake_wire import NO_FILE, TERMS, FakeMemory, FakeWire, Script, make_link
 from tests.kit.server.harness import register_of
 
@@ -72,12 +72,12 @@ class IndexedMemory(FakeMemory):
 
 
 class Setting:
-    def __init__(self, terms: LinkTerms = TERMS, **join: Any) -> None:
+    def __init__(self, terms: LinkTerms = TERMS, geometry: CacheGeometry = PLAIN, **join: Any) -> None:
         self.wire = FakeWire()
         self.link: Link = make_link(self.wire, terms=terms)
         self.link.memories = Memories(keeps_former=False, open_memory=IndexedMemory, name=lambda held: held.index)
-        self.mapped = MappedBlocks(self.link.memories, groups=1)
-        self.blocks = BlockCalls(self.link, self.mapped, register_of(PLAIN), terms)
+        self.mapped = MappedBlocks(self.link.memories, groups=len(geometry.groups))
+        self.blocks = BlockCalls(self.link, self.mapped, register_of(geometry), terms)
         self.script = Script(self.link, self.wire)
         self.script.join(**join)
 
@@ -224,6 +224,22 @@ def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
     setting.script.now_ns += SECOND_NS
     setting.script.join(session=0x70006)
     assert len(setting.blocks.take(0, 5, now_ns)) == 0
+
+
+@pytest.mark.parametrize(("geometry", "asked"), [(PLAIN, 9), (HYBRID, 28)])
+def test_of_a_full_pool_a_hybrid_model_asks_for_what_was_lacking_too(geometry: CacheGeometry, asked: int) -> None:
+    """Without its states a prompt's first piece is of no use; of full attention alone it is."""
+    setting = Setting(LinkTerms(stock_slots=(1000,)), geometry)
+    group = geometry.groups[0]
+    setting.index.ready_bytes = setting.index.used_bytes = 300 * group.record_bytes * group.shards
+    setting.blocks.refill(setting.script.now_ns)
+    (call,) = setting.wire.take_all()
+    assert call.message == Credits(name_space=4, group=0, count=9)
+    tickets = np.arange(1, 10, dtype="<u8").tobytes()
+    setting.script.answer(call, CreditsGranted(tickets=tickets, addresses=tickets))
+    assert len(setting.blocks.take(0, 28, setting.script.now_ns)) == 9
+    (call,) = setting.wire.take_all()
+    assert call.message == Credits(name_space=4, group=0, count=asked)
 
 
 def test_a_server_that_ends_gets_its_slots_back_and_is_asked_for_none() -> None:
