@@ -22,7 +22,7 @@ def make_app(only: str = "") -> typer.Typer:
 
 
 def make_list() -> typer.Typer:
-    """The names of all commands and what they do, with the modules of none: to be read, not to be run."""
+    """Lists the names of all commands and what they do, with the modules of none: to be read, not to be run."""
     app = _make_root()
     for name, command in _COMMANDS.items():
         app.command(name, short_help=command.short_help)(_root)

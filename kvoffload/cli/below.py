@@ -30,7 +30,7 @@ MOONCAKE_CLIENTS = 2
 
 
 def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | None = None) -> dict[str, list[TierPlan]]:
-    """By domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
+    """Chooses tiers by domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
     peers = None if fleet is None else fleet.tier
     plans = (_plan_disk(settings, fleet), peers, _plan_mooncake(settings), _plan_valkey(settings), _plan_s3(settings))
     tiers = [plan for plan in plans if plan is not None]

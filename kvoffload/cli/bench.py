@@ -52,7 +52,7 @@ def bench(
 
 
 def measure(chosen: list[Benchmark], *, is_each_wanted: bool) -> Iterator[Result]:
-    """With a bar on a terminal. One that cannot run here is a line, or else the end."""
+    """Measures with a bar on a terminal. A benchmark that cannot run here is a line, or else the end."""
     with progress(len(chosen)) as tell:
         for benchmark in chosen:
             try:
@@ -104,7 +104,7 @@ def _find(name: str) -> Benchmark:
 
 
 def make_table(results: list[Result]) -> Table:
-    """What is printed where nobody wants JSON."""
+    """Makes what is printed where nobody wants JSON."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("benchmark", "parameters", "value", "limit", "unit", "ratio", "spread", "goal", "met"):
         table.add_column(column, justify="right" if column in ("value", "limit", "ratio", "spread") else "left")

@@ -57,7 +57,7 @@ def show(
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:
-    """`NAME=VALUE` texts as flags; the last of a name wins."""
+    """Reads `NAME=VALUE` texts as flags; the last of a name wins."""
     flags: dict[str, object] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
@@ -68,7 +68,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
 
 
 def parse_engine_config(text: str | None) -> dict[str, object]:
-    """The JSON object that vLLM calls kv_connector_extra_config."""
+    """Reads the JSON object that vLLM calls kv_connector_extra_config."""
     if text is None:
         return {}
     remedy = 'allowed is a JSON object such as {"memory":"8GiB"}'

@@ -38,7 +38,8 @@ def doctor(
 
 
 def _load(file: Path | None, flags: dict[str, object]) -> Settings:
-    """The settings; `server` is the socket of a shared server, if one is said or there is one where commands look."""
+    """Reads the settings; `server` is the socket of a shared server, if one is said or there is one where commands
+    look."""
     loaded = load_settings(file=file, flags=flags)
     if loaded.sources["server"] is not Source.DEFAULT:
         return loaded.settings
@@ -50,7 +51,7 @@ def _load(file: Path | None, flags: dict[str, object]) -> Settings:
 
 
 def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> Iterator[Finding]:
-    """Each as soon as it is known."""
+    """Prints each finding as soon as it is known."""
     from kvoffload.cli.below import choose_tiers
     from kvoffload.cli.serve import choose_memory, read_tables
     from kvoffload.config.types import split_folders
@@ -82,7 +83,7 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
 
 
 def print_finding(finding: Finding, as_json: bool) -> None:
-    """Colors go where there is a terminal."""
+    """Prints a finding, in colors where there is a terminal."""
     if as_json:
         row = {
             "check": finding.check,

@@ -27,7 +27,7 @@ MIN_SECRET_LETTERS = 16
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """What a server of a fleet is started with."""
+    """Is what a server of a fleet is started with."""
 
     tier: TierPlan
     place: FleetPlace
@@ -38,7 +38,7 @@ class FleetPlan:
 
 
 def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
-    """None: it is in none. ConfigError: what is said does not fit together."""
+    """Plans the fleet of this server. None: it is in none. ConfigError: what is said does not fit together."""
     if not settings.peer_listen:
         if config.peers or settings.fleet_registry:
             what = "[[peers]] are named" if config.peers else "a fleet_registry is set"
@@ -94,7 +94,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
 
 
 def admit(guests: dict[str, Guest], domain: str, members: Sequence[FleetMember]) -> None:
-    """These and no others. Read meanwhile by the server's loop."""
+    """Admits these guests and no others. Read meanwhile by the server's loop."""
     announced = {member.key: Guest(domain=domain, name=str(member.address), is_peer=True) for member in members}
     guests.update(announced)
     for key in guests.keys() - announced.keys():

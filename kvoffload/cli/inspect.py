@@ -119,7 +119,7 @@ def block(
 
 
 def parse_hash(text: str) -> bytes:
-    """Of a hash or its beginning. ConfigError: it is none."""
+    """Reads the bytes of a hash or its beginning. ConfigError: it is none."""
     try:
         parsed = bytes.fromhex(text)
     except ValueError:
@@ -149,7 +149,7 @@ def _inspecting(file: Path | None, assignments: list[str] | None, token: Path | 
 
 
 def _await_server(client: Client, socket: str) -> None:
-    """ServerError: it is not to be had, and why. One that is not there is not waited for."""
+    """Waits for the server. ServerError: it is not to be had, and why. One that is not there is not waited for."""
     from kvoffload.client.terms import LinkState
 
     if client.wait_until_served(ABSENT_S):
@@ -159,7 +159,7 @@ def _await_server(client: Client, socket: str) -> None:
 
 
 def _show(rows: list[Row], *, as_json: bool, nothing: str) -> None:
-    """One line for each."""
+    """Prints one line for each."""
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))

@@ -17,7 +17,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def draw_shares(title: str, across: str, lines: Mapping[str, Points], *, dashed: str = "") -> str:
-    """`across`: what sizes are, in percent. One line is a limit: it is dashed."""
+    """Draws shares by size. `across`: what sizes are, in percent. One line is a limit: it is dashed."""
     top = min(max((share for points in lines.values() for _, share in points), default=1.0) * 1.1, 1.0) or 1.0
     ticks = {share: f"{share:.0%}" for share in _SHARES if share <= top}
     return _draw(title, across, lines, ticks, top=top, name_size=lambda size: f"{size:g}%", dashed=dashed)
@@ -26,7 +26,7 @@ def draw_shares(title: str, across: str, lines: Mapping[str, Points], *, dashed:
 def draw_amounts(
     title: str, across: str, lines: Mapping[str, Points], *, name_size: Callable[[float], str], dashed: str = ""
 ) -> str:
-    """As `draw_shares`, of amounts of any size, beside four round numbers."""
+    """Draws amounts of any size, as `draw_shares` does, beside four round numbers."""
     most = max((amount for points in lines.values() for _, amount in points), default=0.0) or 1.0
     power = 10 ** math.floor(math.log10(most))
     step = next(part * power for part in (0.25, 0.5, 1.0, 2.5) if most <= 4 * part * power)
@@ -74,7 +74,7 @@ def _draw(
 
 
 class _Place:
-    """Sizes are apart as their logarithms are."""
+    """Places sizes apart as their logarithms are."""
 
     def __init__(self, sizes: Sequence[float], top: float) -> None:
         self._low = math.log(sizes[0]) if sizes else 0.0
@@ -89,7 +89,7 @@ class _Place:
 
 
 def _spread(wanted: Mapping[str, float]) -> dict[str, float]:
-    """Where labels stand, so that none lies on another; from above."""
+    """Says where labels stand, so that none lies on another; from above."""
     found: dict[str, float] = {}
     last = -math.inf
     for name in sorted(wanted, key=lambda name: wanted[name]):

@@ -74,7 +74,7 @@ def _read(name: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def _rate(name: str, text: str) -> float:
-    """Bytes a second of `25GB/s`."""
+    """Reads bytes a second of `25GB/s`."""
     amount, slash, unit = text.partition("/")
     if not slash or unit.strip() != "s":
         raise ConfigError(f"--{name} {text!r} is no rate", remedy="give one such as 25GB/s")

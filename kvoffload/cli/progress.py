@@ -11,7 +11,7 @@ Tell = Callable[[str, int], None]
 
 @contextmanager
 def progress(steps: int) -> Iterator[Tell]:
-    """Gone at the end of the block."""
+    """Shows a bar that is gone at the end of the block."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -24,12 +24,12 @@ QUEUED = 4096
 
 
 class PromptRecorder:
-    """`note` belongs to one thread and waits for nobody; another thread writes."""
+    """Writes a trace: `note` belongs to one thread and waits for nobody; another thread writes."""
 
     def __init__(
         self, path: Path, *, limit_bytes: int = LIMIT_BYTES, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """ConfigError: there is such a file, or it cannot be made."""
+        """Makes the file. ConfigError: there is one already, or it cannot be made."""
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as fault:
@@ -47,7 +47,7 @@ class PromptRecorder:
         self._thread.start()
 
     def note(self, name_space: int, block_tokens: int, tokens: int, tags: bytes) -> None:
-        """A prompt: so many tokens that the engine had not itself, in blocks of these names."""
+        """Notes a prompt: so many tokens that the engine had not itself, in blocks of these names."""
         try:
             self._queue.put_nowait((self._clock() - self._begun_s, name_space, block_tokens, tokens, tags))
         except queue.Full:

@@ -166,12 +166,12 @@ def _as_json(result: ReplayResult, *, is_hybrid: bool) -> dict[str, object]:
 
 
 def _find_chosen(policies: Sequence[str]) -> str:
-    """The server's own policy, where it was replayed."""
+    """Finds the server's own policy, where it was replayed."""
     return DEFAULT_POLICY if DEFAULT_POLICY in policies else policies[0]
 
 
 def _benefit_table(policy: str, results: list[ReplayResult], benefits: list[Benefit]) -> Table:
-    """Of one policy: how much less is computed than with the engines' own caches alone."""
+    """Says of one policy how much less is computed than with the engines' own caches alone."""
     table = Table(title=f"\nspared by policy {policy}", title_justify="left", box=None, pad_edge=False)
     is_priced = any(benefit.hour_price for benefit in benefits)
     for column in ("pool", "prompt tokens", "share", "GPU time", "GPUs", *(["money an hour"] if is_priced else [])):

@@ -136,8 +136,8 @@ def serve(
 
 
 def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | None, dict[str, list[TierPlan]]]:
-    """The fleet that the server is of, and by domain the tiers slower than its memory. Most have neither, and start
-    sooner as they import nothing that only these need."""
+    """Plans the fleet that the server is of, and by domain the tiers slower than its memory. Most have neither, and
+    start sooner as they import nothing that only these need."""
     if not (config.peers or any(getattr(settings, name) for name in BELOW)):
         return None, {}
     from kvoffload.cli.below import choose_tiers
@@ -148,7 +148,7 @@ def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | No
 
 
 def read_tables(file: Path | None) -> ServerConfig:
-    """What a configuration file says beside settings."""
+    """Reads what a configuration file says beside settings."""
     if file is None:
         return ServerConfig()
     tables = {name: value for name, value in read_toml(file).items() if name in SERVER_TABLES}
@@ -156,7 +156,7 @@ def read_tables(file: Path | None) -> ServerConfig:
 
 
 def choose_memory(settings: Settings, config: ServerConfig, *, engine_bytes: int = 0) -> dict[str, CacheTerms]:
-    """By domain: its own in whole segments, or without domains that of the settings."""
+    """Chooses memory by domain: its own in whole segments, or without domains that of the settings."""
     if not config.domains:
         return {"": make_terms(settings, choose_memory_bytes(settings, engine_bytes=engine_bytes))}
     chosen = {}
@@ -169,8 +169,8 @@ def choose_memory(settings: Settings, config: ServerConfig, *, engine_bytes: int
 def choose_remote(
     settings: Settings, config: ServerConfig, announced: dict[str, Guest] | None = None
 ) -> RemoteTerms | None:
-    """Who comes in over TCP; `announced` ones may come and go. Without keys only loopback may be listened at, which the
-    server sees to."""
+    """Says who comes in over TCP; `announced` ones may come and go. Without keys only loopback may be listened at,
+    which the server sees to."""
     if not settings.listen:
         return None
     address = parse_tcp_address(settings.listen)
@@ -189,7 +189,7 @@ def choose_remote(
 
 
 def tell_starter(lock: FileLock, ready: int) -> None:
-    """The server listens. Others may look for it, whether its starter still lives or not."""
+    """Tells that the server listens. Others may look for it, whether its starter still lives or not."""
     lock.close()
     with contextlib.suppress(BrokenPipeError):
         os.write(ready, b"1")
@@ -197,7 +197,7 @@ def tell_starter(lock: FileLock, ready: int) -> None:
 
 
 def find_group(group: str) -> int | None:
-    """The number of a group by its name or number. ConfigError: there is none of that name."""
+    """Finds the number of a group by its name or number. ConfigError: there is none of that name."""
     if not group:
         return None
     if group.isascii() and group.isdigit():
@@ -211,8 +211,8 @@ def find_group(group: str) -> int | None:
 
 
 def choose_memory_bytes(settings: Settings, *, engine_bytes: int = 0) -> int:
-    """What is asked for in whole segments. `auto` is half of what this process could take now, the machine's and its
-    cgroup's; at most four times what the engines cache themselves, where that is known; at least 1 GiB."""
+    """Rounds what is asked for to whole segments. `auto` is half of what this process could take now, the machine's and
+    its cgroup's; at most four times what the engines cache themselves, where that is known; at least 1 GiB."""
     if isinstance(settings.memory, int):
         wanted = settings.memory
     else:
@@ -223,7 +223,8 @@ def choose_memory_bytes(settings: Settings, *, engine_bytes: int = 0) -> int:
 
 
 def check_memory(memory_bytes: int) -> None:
-    """CacheMemoryError: the machine, or our cgroup, will never have so much. What others have now may be given back."""
+    """Raises CacheMemoryError where the machine, or our cgroup, will never have so much. What others have now may be
+    given back."""
     total_bytes = memory_total_bytes()
     if memory_bytes > total_bytes:
         raise CacheMemoryError(
@@ -233,7 +234,7 @@ def check_memory(memory_bytes: int) -> None:
 
 
 def make_terms(settings: Settings, memory_bytes: int) -> CacheTerms:
-    """The pool of these settings."""
+    """Makes the terms of the pool of these settings."""
     segment_bytes = min(settings.segment_size, memory_bytes)
     return CacheTerms(
         memory_bytes=memory_bytes,

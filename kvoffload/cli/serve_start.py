@@ -39,7 +39,7 @@ class StartTeller:
     def __init__(
         self, server: CacheServer, *, memory_bytes: int, notify: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`notify`: where systemd wants to hear that the server is ready; empty: nowhere."""
+        """Begins to tell. `notify`: where systemd wants to hear that the server is ready; empty: nowhere."""
         self._server = server
         self._memory_bytes = memory_bytes
         self._notify = notify

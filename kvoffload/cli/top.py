@@ -50,7 +50,7 @@ def top(
 
 
 def take_sample(client: Client) -> Sample:
-    """Waits for the client's call deadline at most."""
+    """Takes one sample. Waits for the client's call deadline at most."""
     from kvoffload.errors import ServerError
     from kvoffload.top.samples import Sample
 
@@ -85,7 +85,7 @@ def look_once(client: Client, where: str, *, as_json: bool) -> None:
 
 
 def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> None:
-    """Until somebody wants to leave, or nobody reads any more."""
+    """Shows samples until somebody wants to leave, or nobody reads any more."""
     from rich.console import Console
     from rich.live import Live
 

@@ -12,7 +12,7 @@ from kvoffload.tiers.valkey import ValkeyTerms
 
 
 def make_valkey(settings: Settings, address: str) -> ValkeyTerms:
-    """ConfigError: a file cannot be read."""
+    """Makes the terms. ConfigError: a file cannot be read."""
     password = read_private_text(Path(settings.valkey_password_file)) if settings.valkey_password_file else ""
     return ValkeyTerms(
         address=parse_valkey_address(address),

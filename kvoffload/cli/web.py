@@ -30,7 +30,7 @@ def web(file: ConfigOption = None, assignments: SetOption = None) -> None:
 
 
 def read_token(file: str) -> str:
-    """Empty: there is none. ConfigError: nobody should use this one."""
+    """Reads the token. Empty: there is none. ConfigError: nobody should use this one."""
     if not file:
         return ""
     token = read_private_text(Path(file)).strip()

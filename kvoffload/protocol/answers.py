@@ -36,5 +36,5 @@ class Done(Reply):
 
 
 def answer_fault(fault: ProtocolFault) -> Error:
-    """What the sender of a wrong frame is told."""
+    """Makes what the sender of a wrong frame is told."""
     return Error(code=fault.code, message=fault.message, retryable=fault.retryable, about_op=fault.op)

@@ -30,7 +30,7 @@ _BUFFER_BYTES = 4096
 
 
 class Call(NamedTuple):
-    """What a client sent."""
+    """Holds what a client sent."""
 
     message: ClientMessage
     number: int
@@ -38,12 +38,13 @@ class Call(NamedTuple):
     expires_ns: int
 
     def is_late(self, now_ns: int) -> bool:
-        """Its answer is of no use any more: drop it. `now_ns` is the machine's CLOCK_MONOTONIC."""
+        """Says whether its answer is of no use any more, so that it is dropped. `now_ns` is the machine's
+        CLOCK_MONOTONIC."""
         return 0 < self.expires_ns <= now_ns
 
 
 class Answer(NamedTuple):
-    """What a server sent: a reply or an event."""
+    """Holds what a server sent: a reply or an event."""
 
     message: ServerMessage
     number: int
@@ -56,14 +57,14 @@ class PlainFrames(Protocol):
     def add(self, op: int, plan: Plan, /) -> None: ...
 
     def read(self, frame: Frame, /) -> tuple[Any, ...] | None:
-        """The message and the numbers behind its operation's."""
+        """Returns the message and the numbers behind its operation's."""
         ...
 
     def write(self, op: int, message: Message, numbers: tuple[int, ...], /) -> bytes | None: ...
 
 
 class Codec:
-    """Both directions of one set of messages. Immutable; any thread may use it.
+    """Codes both directions of one set of messages. Immutable; any thread may use it.
 
     Encoding raises ProtocolError if a field is beyond what a reader accepts. Decoding raises nothing.
     """
@@ -107,7 +108,7 @@ class Codec:
 
 
 class _Direction(Generic[M]):
-    """Frames that one side sends on one channel."""
+    """Codes frames that one side sends on one channel."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class _Direction(Generic[M]):
         return frame
 
     def decode(self, frame: Frame) -> tuple[Any, ...] | ProtocolFault:
-        """The message and the numbers behind its operation's."""
+        """Returns the message and the numbers behind its operation's."""
         plain = None if self._plain is None else self._plain.read(frame)
         if plain is not None:
             return plain
@@ -184,7 +185,7 @@ def _pack(items: tuple[Any, ...]) -> bytes:
 
 
 def _unpack(frame: Frame) -> tuple[Any, ...]:
-    """The whole frame as one tuple. Memory: the frame once more, and 16 MiB at worst.
+    """Reads the whole frame as one tuple. Memory: the frame once more, and 16 MiB at worst.
 
     msgpack makes room for an array before it has seen its items, and the smallest objects take 64 times their bytes in
     a frame. So the length of arrays and their number are limited, and there are no maps.

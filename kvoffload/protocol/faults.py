@@ -42,7 +42,7 @@ class ErrorCode(IntEnum):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same message may succeed later on this connection."""
+        """Says whether the same message may succeed later on this connection."""
         return self in (ErrorCode.BUSY, ErrorCode.INTERNAL)
 
 

@@ -35,7 +35,7 @@ class ServerTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far one process has come with the server."""
+    """Says how far one process has come with the server."""
 
     phase: Phase = Phase.NEW
     protocol: int = 0
@@ -44,7 +44,7 @@ class Agreement:
     """What was accepted, for other processes of the session and of the identity to be compared with."""
 
     def describe(self, terms: ServerTerms) -> HelloAccepted:
-        """The answer to an accepted hello."""
+        """Makes the answer to an accepted hello."""
         return HelloAccepted(
             protocol=self.protocol,
             capabilities=tuple(sorted(self.capabilities)),
@@ -56,7 +56,7 @@ class Agreement:
 def advance(
     terms: ServerTerms, agreed: Agreement, message: Hello | Register, *, known: Register | None = None
 ) -> Agreement | Error:
-    """The next state, or the refusal to be sent; then the old state stays.
+    """Returns the next state, or the refusal to be sent; then the old state stays.
 
     `known` is the register that was accepted from another process of the session, else from anybody with the same
     fingerprint.
@@ -80,7 +80,7 @@ def advance(
 
 
 def agree_version(terms: ServerTerms, message: Hello | Greeting) -> int | Error:
-    """The highest version that both have, if the domains agree too; else the refusal to be sent."""
+    """Returns the highest version that both have, if the domains agree too; else the refusal to be sent."""
     protocol = min(terms.protocol_max, message.protocol_max)
     if protocol < max(terms.protocol_min, message.protocol_min):
         ours = f"{terms.protocol_min} to {terms.protocol_max}"
@@ -92,7 +92,7 @@ def agree_version(terms: ServerTerms, message: Hello | Greeting) -> int | Error:
 
 
 def check_call(agreed: Agreement, message: ClientMessage) -> Error | None:
-    """Whether the agreement permits this operation; if not, the answer."""
+    """Returns the answer if the agreement does not permit this operation."""
     if message.needs > agreed.phase:
         if agreed.phase is Phase.NEW:
             return _answer(message, ErrorCode.NOT_GREETED, "came before hello was accepted")
@@ -109,7 +109,8 @@ Value: TypeAlias = str | int | bytes
 
 
 def _compared(terms: ServerTerms, message: Register, known: Register | None) -> Iterator[tuple[str, Value, Value]]:
-    """Field, value here, value there; what explains a difference comes before the fingerprint, which shows it."""
+    """Compares field, value here and value there; what explains a difference comes before the fingerprint, which shows
+    it."""
     if terms.hash_algorithm:
         yield "hash_algorithm", terms.hash_algorithm, message.hash_algorithm
     if terms.hash_seed:

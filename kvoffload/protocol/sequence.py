@@ -26,7 +26,7 @@ class InboundSequence:
 
     @property
     def received(self) -> int:
-        """The last number that arrived in order; 0: none did."""
+        """Returns the last number that arrived in order; 0: none did."""
         return self._next - 1
 
     @property
@@ -34,7 +34,7 @@ class InboundSequence:
         return self._broken is not None
 
     def accept(self, number: int) -> Arrival:
-        """IN_ORDER: serve it. Else, and for all that come afterwards: what broke the sequence."""
+        """Judges a number. IN_ORDER: serve it. Else, and for all that come afterwards: what broke the sequence."""
         if self._broken is None:
             self._broken = self._find_break(number)
         if self._broken is not None:
@@ -43,7 +43,7 @@ class InboundSequence:
         return Arrival.IN_ORDER
 
     def overflow(self) -> Arrival:
-        """The receiver had no room for a message, whatever its number."""
+        """Ends the sequence: the receiver had no room for a message, whatever its number."""
         self._broken = self._broken or Arrival.OVERFLOW
         return self._broken
 

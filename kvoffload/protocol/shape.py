@@ -51,7 +51,7 @@ class Shape:
         self._counts = _compile_counts(self.fields)
 
     def read(self, value: object) -> Any:
-        """`value` is a tuple, as msgpack made it."""
+        """Reads a tuple, as msgpack made it."""
         if type(value) is not tuple:
             raise FieldError(type(value).__name__, self.describe())
         if len(value) < self._required:
@@ -74,7 +74,7 @@ class Shape:
         return record
 
     def lower(self, value: object) -> tuple[Any, ...]:
-        """The reverse, with the same checks: nothing is sent that its reader would refuse."""
+        """Does the reverse, with the same checks: nothing is sent that its reader would refuse."""
         if type(value) is not self.record:
             raise FieldError(type(value).__name__, self.describe())
         lowered = []
@@ -122,7 +122,7 @@ class Shape:
 
 
 def name_of(record: type[Any]) -> str:
-    """`acquire_entries` of AcquireEntries: what people call it."""
+    """Makes `acquire_entries` of AcquireEntries: what people call it."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", record.__name__).lower()
 
 
