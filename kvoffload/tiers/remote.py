@@ -249,8 +249,8 @@ class RemoteTier:
 
     def _serve(self) -> None:
         """Serves jobs by one connection."""
-        store: RecordStore | SlotStore | None = None
         opened = 0
+        store = self._open_ahead()
         while (job := self._next()) is not None:
             losses = self._losses
             if store is not None and opened != losses:
@@ -283,6 +283,23 @@ class RemoteTier:
                     store = None
         if store is not None:
             store.close()
+
+    def _open_ahead(self) -> RecordStore | SlotStore | None:
+        """Opens a connection as soon as the store is there: the first job has no time to wait for that. None: there are
+        jobs already, or it cannot be had, which the first job finds out."""
+        with self._to_serve:
+            self._to_serve.wait_for(
+                lambda: self._is_closed or self._urgent or self._others or self._state is TierState.READY
+            )
+            if self._is_closed or self._losses:
+                return None
+        try:
+            return self._terms.open_store()
+        except StoreFaultError:
+            return None
+        except Exception:
+            logger.exception("%s: a connection cannot be opened", self._terms.place)
+            return None
 
     def _next(self) -> RemoteJob | None:
         """Returns the next job. None: the tier is closed."""
@@ -364,3 +381,4 @@ class RemoteTier:
             if not self._is_closed and self._state is not TierState.READY:
                 self._state, self._reason = TierState.READY, ""
                 self._to_watch.notify_all()
+                self._to_serve.notify_all()

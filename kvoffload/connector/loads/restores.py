@@ -335,7 +335,8 @@ class Restores:
             limit = self._drop_last(tracked, limit)
         far = None
         if self._cache.has_tiers and self.terms.promote_wait_s and not tracked.was_promoted:
-            far = FarTerms(wait_s=self.terms.promote_wait_s, token_ns=self._judge.token_ns)
+            token_ns = 0 if self.terms.always else self._judge.token_ns
+            far = FarTerms(wait_s=self.terms.promote_wait_s, token_ns=token_ns)
             tracked.was_promoted = True
         pending = self._cache.start_acquire(
             Ask(

@@ -194,6 +194,18 @@ def test_requests_go_before_what_is_written(place: Place) -> None:
     tier.close()
 
 
+def test_connections_are_open_before_anybody_asks(tier: RemoteTier, place: Place) -> None:
+    """Three, and the one that looks whether the store is there. Some take longer to open than a look may take."""
+    end_s = time.monotonic() + TIMEOUT_S
+    while place.opened < 4:
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+    records = Records(0, 6, 100, filled=True)
+    put(tier, records)
+    get(tier, records)
+    assert place.opened == 4
+
+
 def test_what_comes_before_the_first_answer_waits_for_it(place: Place) -> None:
     place.gate.clear()
     tier = RemoteTier(RemoteTierTerms(place="dictionary", open_store=place.open))

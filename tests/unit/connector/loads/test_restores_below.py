@@ -14,8 +14,8 @@ from tests.kit.connector.scripted import Admission, ScriptedEngine
 from tests.kit.connector.warm import DENSE, warm_engine
 
 
-def tiered_engine() -> ScriptedEngine:
-    engine = warm_engine(DENSE)
+def tiered_engine(**options: Any) -> ScriptedEngine:
+    engine = warm_engine(DENSE, **options)
     engine.cache.has_tiers = True
     return engine
 
@@ -50,13 +50,15 @@ def test_a_deadline_of_nothing_asks_nothing_below() -> None:
     assert set(engine.cache.far) == {None}
 
 
-def test_the_server_is_told_what_computing_would_take() -> None:
-    engine = tiered_engine()
+@pytest.mark.parametrize(("policy", "told"), [("faster", 70_000), ("always", 0)])
+def test_the_server_is_told_what_computing_would_take(policy: str, told: int) -> None:
+    """Where hits are always loaded it is not to be compared with anything."""
+    engine = tiered_engine(extra={"load_policy": policy})
     engine.arrive("second", range(60))
     for _ in range(4):
         engine.parts.judge.note_prefill(1000, 0.07)
     engine.arrive("third", range(60))
-    assert [far.token_ns for far in engine.cache.far if far is not None] == [0, 70_000]
+    assert [far.token_ns for far in engine.cache.far if far is not None] == [0, told]
 
 
 def test_tokens_that_memory_alone_did_not_have_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
