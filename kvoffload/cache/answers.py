@@ -57,7 +57,7 @@ class Leaving(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Departed:
-    """What is remembered of a block that was in memory."""
+    """Says what is remembered of a block that was in memory."""
 
     why: Leaving
     seconds_ago: int

@@ -1,4 +1,4 @@
-"""What is asked for when blocks are acquired, from an engine to the core."""
+"""A question for blocks, the same value from an engine to the core."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class LocalCache:
 
     @property
     def adoption(self) -> AdoptionReport:
-        """What was found in adopted memory; zeros where nothing was adopted."""
+        """Says what was found in adopted memory; zeros where nothing was adopted."""
         readable, reserved, dropped = self._core.adoption()
         return AdoptionReport(readable=readable, reserved=reserved, dropped=dropped)
 

@@ -54,7 +54,7 @@ _WITHOUT_ROOM_NS = SECOND_NS // 20
 
 @dataclass(frozen=True)
 class MemoryAsk:
-    """What is asked of memory, now or when slower tiers have done what they can."""
+    """Is to be asked of memory, now or when slower tiers have done what they can."""
 
     ask: Ask
     wait_ns: int

@@ -62,7 +62,7 @@ class Connection(MappedBlocks):
 
     @property
     def refusal(self) -> Error | None:
-        """What the server said, if it has refused this client."""
+        """Returns what the server said, if it has refused this client."""
         return self.link.refusal
 
     @property

@@ -134,7 +134,7 @@ def read_shape(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
 
 
 def _read_completed(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
-    """What the config does not say, its class in transformers may."""
+    """Reads the config as it is, and where that does not suffice, completed by its class in transformers."""
     try:
         return _read_as_it_is(config, terms)
     except ConfigError:

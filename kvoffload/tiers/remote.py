@@ -285,8 +285,8 @@ class RemoteTier:
             store.close()
 
     def _open_ahead(self) -> RecordStore | SlotStore | None:
-        """Opens a connection as soon as the store is there: the first job has no time to wait for that. None: there are
-        jobs already, or it cannot be had, which the first job finds out."""
+        """Opens a connection as soon as the store is there or somebody asks: the first job has no time to wait for it.
+        None: it cannot be had, which the first job finds out."""
         with self._to_serve:
             self._to_serve.wait_for(
                 lambda: self._is_closed or self._urgent or self._others or self._state is TierState.READY

@@ -5,21 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-VOCAB_SIZE = 512
+from tests.vllm.tiny_models import MLA_POSITIONS, VOCAB_SIZE
+
 INIT_STD = 0.2
 """Wide, so that attention matters and wrong bytes show in the tokens."""
-
-MLA_POSITIONS = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 40.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 0.707,
-    "mscale_all_dim": 0.707,
-    "original_max_position_embeddings": 4096,
-}
-"""Scaled as in the published models: SGLang's CPU build knows no others for this kind."""
 
 
 def build_mha(folder: Path, seed: int) -> None:

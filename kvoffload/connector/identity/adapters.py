@@ -75,7 +75,7 @@ class _Read(NamedTuple):
 
 @dataclass
 class _Adapter:
-    """What is known of one adapter, by its name and path."""
+    """Holds what is known of one adapter, by its name and path."""
 
     folder: Path
     stamp: _Stamp

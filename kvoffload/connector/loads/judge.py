@@ -130,7 +130,7 @@ class _Addition:
 
     @property
     def may_be_free(self) -> bool:
-        """Nothing says so far that these tokens are not free."""
+        """Says whether nothing speaks against these tokens being free so far."""
         return self._samples < FREE_PROBES or self._part <= FREE_SHARE
 
 

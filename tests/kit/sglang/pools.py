@@ -12,7 +12,15 @@ PAGE = 4
 class Pool:
     """What both kinds have; a test may set anything else."""
 
-    def __init__(self, *, size: int, page_size: int, layer_num: int, start_layer: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        *,
+        size: int = 32,
+        page_size: int = PAGE,
+        layer_num: int = 2,
+        start_layer: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         self.size, self.page_size, self.layer_num, self.start_layer = size, page_size, layer_num, start_layer
         self.dtype = self.store_dtype = dtype
         self.data_ptrs = torch.zeros(layer_num, dtype=torch.int64)
@@ -26,19 +34,9 @@ class Pool:
 class MHATokenToKVPool(Pool):
     """Keys and values are halves of one storage if their shapes are equal, whose rows are whole pages."""
 
-    def __init__(
-        self,
-        *,
-        size: int = 32,
-        page_size: int = PAGE,
-        layer_num: int = 2,
-        start_layer: int = 0,
-        heads: int = 2,
-        head_dim: int = 8,
-        v_head_dim: int = 8,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        super().__init__(size=size, page_size=page_size, layer_num=layer_num, start_layer=start_layer, dtype=dtype)
+    def __init__(self, *, heads: int = 2, head_dim: int = 8, v_head_dim: int = 8, **shape: Any) -> None:
+        super().__init__(**shape)
+        layer_num, page_size, dtype = self.layer_num, self.page_size, self.dtype
         self.head_num, self.head_dim, self.v_head_dim = heads, head_dim, v_head_dim
         self.kv_cache_layout = "nhd"
         self.k_scale_buffer = None
@@ -59,21 +57,12 @@ class MHATokenToKVPool(Pool):
 class MLATokenToKVPool(Pool):
     """One buffer a layer."""
 
-    def __init__(
-        self,
-        *,
-        size: int = 32,
-        page_size: int = PAGE,
-        layer_num: int = 2,
-        start_layer: int = 0,
-        dim: int = 24,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        super().__init__(size=size, page_size=page_size, layer_num=layer_num, start_layer=start_layer, dtype=dtype)
+    def __init__(self, *, dim: int = 24, **shape: Any) -> None:
+        super().__init__(**shape)
         self.kv_cache_dim = dim
         self.kv_scale_buffer = None
         self.use_dsa = self.dcp_replicated = self.layer_shard_enabled = False
-        self.kv_buffer = [torch.zeros(self.rows, 1, dim, dtype=dtype) for _ in range(layer_num)]
+        self.kv_buffer = [torch.zeros(self.rows, 1, dim, dtype=self.dtype) for _ in range(self.layer_num)]
 
     def get_kv_size_bytes(self) -> int:
         return sum(map(_bytes, self.kv_buffer))
