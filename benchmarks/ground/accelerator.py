@@ -31,7 +31,7 @@ class StepCost:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        terms = ShapeTerms(kv_dtype=model.kv_dtype, ranks=model.ranks)
+        terms = ShapeTerms(kv_dtype=model.kv_dtype, ranks=model.tensor_ranks)
         shape = read_shape(model.config, terms)
         self._sizing = size_model(shape)
         config = model.config
@@ -47,7 +47,8 @@ class StepCost:
         self._layers = config["num_hidden_layers"]
 
     def seconds(self, shares: Sequence[Share], *, drafts: int = 0) -> float:
-        """Returns how long a step takes; 0 if nothing runs. `drafts` counts passes of a drafting layer beside it."""
+        """Returns how long each stage takes for a step; 0 if nothing runs. `drafts` counts passes of a drafting layer
+        beside it. A stage has its part of the work and of the GPUs."""
         if not shares:
             return 0.0
         model, tokens = self._model, sum(share.tokens for share in shares)
@@ -74,8 +75,9 @@ class StepCost:
         return model.weight_bytes * (1 - (1 - share) ** tokens)
 
     def _reduce(self, tokens: int) -> float:
-        ranks = self._model.ranks
+        ranks = self._model.tensor_ranks
         if ranks == 1:
             return 0.0
         sent = 2 * (ranks - 1) / ranks * tokens * self._model.config["hidden_size"] * 2
-        return self._layers * ALL_REDUCES_PER_LAYER * (ALL_REDUCE_S + sent / NVLINK_RATE)
+        layers = self._layers / self._model.stages
+        return layers * ALL_REDUCES_PER_LAYER * (ALL_REDUCE_S + sent / NVLINK_RATE)

@@ -47,10 +47,11 @@ class GroundConnector(KVOffloadConnector):
 
         def open_engine(page_map: PageMap, memory: object, **terms: object) -> VirtualCopyEngine:
             engine = VirtualCopyEngine(page_map, machine.links[rank])
-            machine.engines.append(engine)
+            machine.engines[rank] = engine
             return engine
 
-        return GroundWorker(replace(start.worker_terms(), open_engine=open_engine), start.open_for_worker)
+        terms = replace(start.worker_terms(), open_engine=open_engine)
+        return GroundWorker(terms, start.open_for_worker, functools.partial(machine.meeting.exchange, rank))
 
     def _find_machine(self) -> Machine:
         assert self._vllm_config.kv_transfer_config is not None

@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +23,10 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.ground.accelerator import Share, StepCost
-from benchmarks.ground.engine_config import EngineConfig
+from benchmarks.ground.engine_config import EngineConfig, count_distinct_bytes
 from benchmarks.ground.machine import MACHINES, Machine
 from benchmarks.ground.rank import Rank
+from benchmarks.ground.virtual_copy import Link
 from benchmarks.ground.work import Ask, iter_roots
 
 IDLE_S = 0.001
@@ -112,6 +114,7 @@ class VirtualEngine:
     def __init__(self, config: EngineConfig, *, between_steps: Callable[[float], None] = lambda seconds: None) -> None:
         self.config = config
         self.machine = Machine.of(config.model.ranks)
+        self.machine.record_bytes = count_distinct_bytes(config)
         self.between_steps = between_steps
         hash_function = get_hash_fn_by_name(config.vllm.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
@@ -121,6 +124,7 @@ class VirtualEngine:
         if config.vllm.kv_transfer_config is not None:
             MACHINES[str(config.vllm.kv_transfer_config.engine_id)] = self.machine
             self.ranks = [Rank(config, number) for number in range(config.model.ranks)]
+            self._register()
         self.scheduler: Scheduler = (AsyncScheduler if config.terms.is_async else Scheduler)(
             vllm_config=config.vllm,
             kv_cache_config=config.scheduler,
@@ -135,8 +139,8 @@ class VirtualEngine:
         if self.ranks:
             connector: Any = self.scheduler.connector
             metadata = {
-                (0, number): facts
-                for number, rank in enumerate(self.ranks)
+                rank.place: facts
+                for rank in self.ranks
                 if (facts := rank.connector.get_handshake_metadata()) is not None
             }
             if metadata:
@@ -151,6 +155,17 @@ class VirtualEngine:
         self._under_way: dict[str, Served] = {}
         self._run = Run()
         self._begun_s = 0.0
+
+    def _register(self) -> None:
+        """Ranks meet in it."""
+        turn = self.machine.meeting.turn
+
+        def take_turn(rank: Rank) -> None:
+            with turn:
+                rank.register()
+
+        with ThreadPoolExecutor(len(self.ranks)) as threads:
+            list(threads.map(take_turn, self.ranks))
 
     # ---- from outside ----
 
@@ -208,7 +223,8 @@ class VirtualEngine:
 
     def step(self) -> list[Served]:
         """`step_with_batch_queue`, or `step`: who has ended."""
-        clock, depth = self.machine.clock, 2 if self.config.terms.is_async else 1
+        clock = self.machine.clock
+        depth = self.config.vllm.max_concurrent_batches
         cpu_ns, begun_s, launched = time.thread_time_ns(), clock.now_s, None
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
@@ -243,16 +259,26 @@ class VirtualEngine:
         # What this step samples is known to the model alone, and told later.
         result = self._sample(output)
         reports, machine = [], self.machine
-        ends = []
+        ends: list[float] = []
+        handed_s = machine.clock.now_s
         for rank, link, watch in zip(self.ranks, machine.links, machine.workers, strict=False):
+            if rank.place[1] == 0:
+                # The stage before hands over what it has computed.
+                handed_s = max(ends, default=handed_s)
+
+            def launch(link: Link = link, handed_s: float = handed_s) -> None:
+                link.forwards.run(seconds, not_before_s=max(link.worker.now_s, handed_s))
+
             link.worker.reach(machine.clock.now_s)
-            report = rank.step(output, lambda link=link: link.forwards.run(seconds, not_before_s=link.worker.now_s))
+            report = rank.step(output, launch)
             link.worker.pass_time(watch.spent.cpu_ns / 1e9)
             reports.append(ModelRunnerOutput([], {}, kv_connector_output=report))
             ends.append(link.forwards.free_s if shares else link.worker.now_s)
         if not self.ranks:
-            link = machine.links[0]
-            ends.append(link.forwards.run(seconds, not_before_s=machine.clock.now_s) if shares else machine.clock.now_s)
+            for link in machine.links[:: self.config.model.tensor_ranks]:
+                if shares:
+                    handed_s = link.forwards.run(seconds, not_before_s=handed_s)
+            ends.append(handed_s)
         if self._aggregator is not None:
             aggregated = self._aggregator.aggregate(reports)
             assert aggregated is not None
@@ -316,7 +342,7 @@ class VirtualEngine:
     def _note(self, flight: Flight, begun_s: float, engine_ns: int, hooks_ns: int, wall_ns: int) -> None:
         machine = self.machine
         worker_ns = max((watch.spent.take()[0] for watch in machine.workers), default=0)
-        waited_s = max((engine.take_wait() for engine in machine.engines), default=0.0)
+        waited_s = max((engine.take_wait() for engine in machine.engines.values()), default=0.0)
         self._run.steps.append(
             Step(
                 begun_s=begun_s - self._begun_s,
@@ -328,6 +354,6 @@ class VirtualEngine:
                 worker_ms=worker_ns / 1e6,
                 waited_ms=waited_s * 1e3,
                 engine_ms=engine_ns / 1e6,
-                saved_bytes=sum(engine.take_saved() for engine in machine.engines),
+                saved_bytes=sum(engine.take_saved() for engine in machine.engines.values()),
             )
         )

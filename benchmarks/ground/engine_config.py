@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator, MambaStateShapeCalculator
 from vllm.v1.core.kv_cache_utils import (
@@ -69,11 +70,16 @@ class EngineConfig:
     model: Model
     terms: EngineTerms
     vllm: VllmConfig
-    worker: KVCacheConfig
-    """Of every rank: they are alike."""
+    stages: tuple[KVCacheConfig, ...]
+    """Of every rank of each stage: they are alike."""
     scheduler: KVCacheConfig
     block_size: int
     hash_block_size: int
+
+    @property
+    def worker(self) -> KVCacheConfig:
+        """Of the first rank."""
+        return self.stages[0]
 
 
 def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
@@ -82,7 +88,8 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
     specs = make_layer_specs(model, vllm)
     for name in specs:
         vllm.compilation_config.static_forward_context[name] = _make_layer(model)
-    workers = get_kv_cache_configs(vllm, [specs] * model.ranks, [model.cache_bytes] * model.ranks)
+    parts = [part for part in _divide(specs, model.stages) for _ in range(model.tensor_ranks)]
+    workers = get_kv_cache_configs(vllm, parts, [model.cache_bytes] * model.ranks)
     for worker in workers:
         worker.kv_cache_layout = LAYOUT.name
     scheduler = generate_scheduler_kv_cache_config(workers)
@@ -94,7 +101,8 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
     for cache in (*workers, scheduler):
         cache.hash_block_size = hash_block_size
         cache.cache_hit_alignment_tokens = alignment
-    return EngineConfig(model, terms, vllm, workers[0], scheduler, block_size, hash_block_size)
+    stages = tuple(workers[:: model.tensor_ranks])
+    return EngineConfig(model, terms, vllm, stages, scheduler, block_size, hash_block_size)
 
 
 def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
@@ -104,6 +112,29 @@ def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
     if drafts_by_layer(vllm):
         kinds.append("latent" if kinds[-1] == "latent" else "full")
     return {f"model.layers.{layer}.attn": makers.make(kind) for layer, kind in enumerate(kinds)}
+
+
+def count_distinct_bytes(config: EngineConfig) -> list[int]:
+    """Returns the bytes of a block in each group, of all stages: each byte once, as one rank alone would have them."""
+    alone = make_layer_specs(replace(config.model, ranks=1, stages=1), config.vllm)
+    sizes = []
+    for groups in zip(*(stage.kv_cache_groups for stage in config.stages), strict=True):
+        layers = [(name, group.kv_cache_spec.block_size) for group in groups for name in group.layer_names]
+        sizes.append(sum(_count_block_bytes(alone[name], block_size) for name, block_size in layers))
+    return sizes
+
+
+def _count_block_bytes(spec: KVCacheSpec, block_size: int) -> int:
+    if isinstance(spec, MambaSpec):
+        return replace(spec, page_size_padded=None).page_size_bytes
+    return int(spec.real_page_size_bytes) // spec.block_size * block_size
+
+
+def _divide(specs: Mapping[str, KVCacheSpec], stages: int) -> list[dict[str, KVCacheSpec]]:
+    """As vLLM gives a model's layers to the stages of a pipeline."""
+    names = list(specs)
+    bounds = [get_pp_indices(len(names), stage, stages) for stage in range(stages)]
+    return [{name: specs[name] for name in names[begin:end]} for begin, end in bounds]
 
 
 def drafts_by_layer(vllm: VllmConfig) -> bool:
@@ -133,7 +164,8 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
         "load_format": "dummy",
         "enforce_eager": True,
         "enable_prefix_caching": True,
-        "tensor_parallel_size": model.ranks,
+        "tensor_parallel_size": model.tensor_ranks,
+        "pipeline_parallel_size": model.stages,
         "distributed_executor_backend": "mp",
         "kv_cache_dtype": model.kv_dtype,
         "block_size": model.block_size,
@@ -182,7 +214,7 @@ class _SpecMakers:
 
     def __init__(self, model: Model, vllm: VllmConfig) -> None:
         self._config = model.config
-        self._ranks = model.ranks
+        self._ranks = model.tensor_ranks
         self._vllm = vllm
         self._dtype = torch.uint8 if model.kv_dtype == "fp8" else torch.bfloat16
         self._quant = get_kv_quant_mode(model.kv_dtype)

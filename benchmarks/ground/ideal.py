@@ -71,10 +71,9 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
             GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window) for group in groups
         ]
         self._bytes = [group.record_bytes for group in groups]
-        shards = vllm_config.parallel_config.tensor_parallel_size // vllm_compat.kv_replicas(kv_cache_config)
         self.pool = IdealPool(
             self._rules,
-            [shards * size for size in self._bytes],
+            self._machine.record_bytes,
             capacity_bytes=transfer.kv_connector_extra_config["pool_bytes"],
         )
         self._alignment = vllm_compat.hit_alignment(vllm_config, kv_cache_config)

@@ -95,6 +95,14 @@ class PoolLedger:
         taken = {key for key in log.taken if key in self._worth}
         return Share(self._count_present(taken), len(taken))
 
+    def count_bytes(self, record_bytes: Sequence[int]) -> int:
+        """Of the blocks that `count_saved` counts, by the bytes of a block in each group of the engine's tables."""
+        tables = {key[0] for key in self._worth}
+        return sum(
+            record_bytes[table] * self._count_present([key for key in self._worth if key[0] == table])
+            for table in tables
+        )
+
     def _note(self, one: Served, chain: BlockChain, group: int, positions: range) -> None:
         index, per_block = self._parts.groups.facts[group].index, self._parts.groups.hashes_per_block[group]
         hashes, names = one.request.block_hashes, chain.names(group, positions)

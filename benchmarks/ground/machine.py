@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.ground.virtual_copy import Link, VirtualCopyEngine
 from benchmarks.ground.virtual_time import Clock, Stream
+
+MEETING_S = 60.0
+"""So long ranks wait for each other at most."""
 
 
 @dataclass
@@ -42,6 +47,26 @@ class Stopwatch:
             self.spent.wall_ns += time.perf_counter_ns() - self._begun[1]
 
 
+class Meeting:
+    """Where ranks meet when they register, each in a thread. One of them runs at a time: vLLM keeps the connector of a
+    process in a global."""
+
+    def __init__(self, ranks: int) -> None:
+        self.turn = threading.Lock()
+        self._frames = [b""] * ranks
+        self._all_have_come = threading.Barrier(ranks, timeout=MEETING_S)
+
+    def exchange(self, rank: int, frame: bytes) -> Sequence[bytes]:
+        """Gives a rank's frame to all and returns those of all, in their order. The caller has the turn."""
+        self._frames[rank] = frame
+        self.turn.release()
+        try:
+            self._all_have_come.wait()
+        finally:
+            self.turn.acquire()
+        return list(self._frames)
+
+
 @dataclass
 class Machine:
     """One engine's. The scheduler's thread and the workers' have clocks of their own, as they are processes."""
@@ -50,13 +75,17 @@ class Machine:
     links: list[Link]
     scheduler: Stopwatch = field(default_factory=Stopwatch)
     workers: list[Stopwatch] = field(default_factory=list)
-    engines: list[VirtualCopyEngine] = field(default_factory=list)
+    engines: dict[int, VirtualCopyEngine] = field(default_factory=dict)
+    """By rank."""
+    record_bytes: Sequence[int] = ()
+    """Of a block in each group of the engine, of all ranks: each byte once."""
+    meeting: Meeting = field(default_factory=lambda: Meeting(1))
 
     @classmethod
     def of(cls, ranks: int) -> Machine:
         clock = Clock()
         links = [Link.of(Clock(), Stream()) for _ in range(ranks)]
-        return cls(clock, links, workers=[Stopwatch() for _ in range(ranks)])
+        return cls(clock, links, workers=[Stopwatch() for _ in range(ranks)], meeting=Meeting(ranks))
 
 
 MACHINES: dict[str, Machine] = {}

@@ -6,7 +6,7 @@ Configs are the fields of the published `config.json` that decide about the cach
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 GB = 10**9
@@ -41,6 +41,7 @@ class Model:
     name: str
     config: Mapping[str, Any]
     ranks: int
+    """Of all stages."""
     weight_bytes: float
     parameters: float
     active_parameters: float
@@ -49,6 +50,8 @@ class Model:
     kv_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int = 131072
+    stages: int = 1
+    """Of a pipeline, which divides the layers; its ranks divide the heads of a stage's layers."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the engine beside these."""
 
@@ -56,6 +59,11 @@ class Model:
     def cache_bytes(self) -> int:
         """Of one rank."""
         return int(self.gpu.memory_bytes * USABLE_SHARE - self.weight_bytes / self.ranks - WORKSPACE_BYTES)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Of one stage."""
+        return self.ranks // self.stages
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -247,3 +255,15 @@ MODELS: Sequence[Model] = (
     GEMMA_3_27B,
     QWEN3_NEXT_80B,
 )
+
+SHAPES: Mapping[str, Sequence[Model]] = {
+    LLAMA_70B.name: (
+        replace(LLAMA_70B, stages=2),
+        replace(LLAMA_70B, ranks=16),
+        replace(LLAMA_70B, ranks=32, stages=4),
+    ),
+    DEEPSEEK_V3.name: (DEEPSEEK_V3, replace(DEEPSEEK_V3, ranks=16, stages=2)),
+    GEMMA_3_27B.name: (replace(GEMMA_3_27B, ranks=4, stages=2),),
+    QWEN3_NEXT_80B.name: (QWEN3_NEXT_80B, replace(QWEN3_NEXT_80B, stages=2)),
+}
+"""How the ranks of a model may divide it, by its name: in stages, of unequal layers too; more ranks than KV heads."""

@@ -28,21 +28,30 @@ class Rank:
 
     def __init__(self, config: EngineConfig, number: int) -> None:
         self._config = config
+        self._stage = number // config.model.tensor_ranks
         self._vllm = copy.copy(config.vllm)
         self._vllm.parallel_config = copy.copy(config.vllm.parallel_config)
         self._vllm.parallel_config.rank = number
         self.connector: Any = KVConnectorFactory.create_connector(
-            config=self._vllm, role=KVConnectorRole.WORKER, kv_cache_config=config.worker
+            config=self._vllm, role=KVConnectorRole.WORKER, kv_cache_config=config.stages[self._stage]
         )
+        self._hooks: Any = None
+
+    def register(self) -> None:
+        """As the model runner does; all ranks at once, each in its turn."""
         self._become_current()
-        # Registers, as the model runner does.
-        self._hooks = ActiveKVConnector(self._vllm, map_tensors(config.worker, LAYOUT))
+        self._hooks = ActiveKVConnector(self._vllm, map_tensors(self._config.stages[self._stage], LAYOUT))
 
     def step(self, output: SchedulerOutput, launch: Callable[[], None]) -> KVConnectorOutput:
         """`launch`: the forward, which goes on when this returns."""
         self._become_current()
         found = self._step_v2(output, launch) if self._config.terms.runner == 2 else self._step_v1(output, launch)
         return found or KVConnectorOutput()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Returns its stage, and which of the stage's ranks it is."""
+        return self._stage, self._vllm.parallel_config.rank % self._config.model.tensor_ranks
 
     def close(self) -> None:
         self._become_current()

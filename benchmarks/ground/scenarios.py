@@ -15,7 +15,7 @@ from benchmarks.ground.accelerator import StepCost
 from benchmarks.ground.engine import Run, VirtualEngine
 from benchmarks.ground.engine_config import EngineTerms
 from benchmarks.ground.ledger import PoolLedger, Share, watch_evictions
-from benchmarks.ground.models import Model
+from benchmarks.ground.models import SHAPES, Model
 from benchmarks.ground.server import SEGMENT_BYTES, count_left
 from benchmarks.ground.trial import ROOM, open_bare, open_ideal, open_ours
 from benchmarks.ground.work import (
@@ -177,6 +177,48 @@ def _time_decoding(model: Model, asks: Sequence[Ask], pool_bytes: int) -> float:
     return statistics.fmean([step.scheduler_ms for step in steps if step.requests == most][:48])
 
 
+def divide(model: Model, ground: Ground) -> Iterator[Result]:
+    """Prompts of a whole step each, on other ranks and stages than most have: each byte is kept once."""
+    asks = make_fresh(6 if ground.is_short else 16, tokens=8192, new_tokens=64, per_s=0)
+    for shape in SHAPES.get(model.name, ()):
+        params: Params = {"model": model.name, "scenario": "shape", "ranks": shape.ranks, "stages": shape.stages}
+        with open_ours(shape, EngineTerms()) as engine:
+            first = engine.serve(asks)
+            ledger = PoolLedger(engine)
+            ledger.add(first.served)
+            saved, distinct = ledger.count_saved(), ledger.count_bytes(engine.machine.record_bytes)
+            links = [copies.all_saved_bytes for copies in engine.machine.engines.values()]
+            assert engine.forget()
+            again = engine.serve(repeat(asks, from_s=0, new_tokens=16))
+            left = count_left(engine)
+        yield _share("saved", saved, 0.995, params)
+        yield Result(
+            name="bytes stored of each",
+            value=sum(links),
+            limit=distinct,
+            unit="bytes",
+            spread=0.0,
+            goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.0),
+            params=params,
+        )
+        yield Result(
+            name="bytes over the busiest link",
+            value=max(links),
+            limit=sum(links) / len(links),
+            unit="bytes",
+            spread=0.0,
+            goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.25),
+            params=params,
+        )
+        with open_ideal(shape, EngineTerms()) as engine:
+            engine.serve(asks)
+            assert engine.forget()
+            yield from _compare(again, engine.serve(repeat(asks, from_s=0, new_tokens=16)), params)
+        yield from _scheduler_times(first, params)
+        yield from _worker_times(first, params)
+        yield _left(left, params)
+
+
 def serve_conversations(model: Model, ground: Ground) -> Iterator[Result]:
     """Conversations at 0.3 to 1.2 of the tokens a second that it can compute; it forgets its own cache three times."""
     asks = _read_conversations(model, ground)
@@ -237,12 +279,13 @@ def _read_conversations(model: Model, ground: Ground) -> list[Ask]:
 
 
 Scenario = Callable[[Model, Ground], Iterator[Result]]
-SHORT: Sequence[Scenario] = (save_all, save_before_eviction, carry_backlog, compute_all)
+SHORT: Sequence[Scenario] = (save_all, save_before_eviction, carry_backlog, divide, compute_all)
 ALL: Sequence[Scenario] = (
     save_all,
     save_before_eviction,
     keep_up,
     carry_backlog,
+    divide,
     serve_conversations,
     outgrow_pool,
     serve_agents,

@@ -68,6 +68,7 @@ class VirtualCopyEngine:
         }
         self._is_closed = False
         self._saved_bytes = 0
+        self.all_saved_bytes = 0
         self._waited_s = 0.0
 
     def take_saved(self) -> int:
@@ -95,7 +96,9 @@ class VirtualCopyEngine:
         digests = np.full((len(items), 2), ANY_DIGEST, np.uint64) if has_digests else None
         finished = FinishedCopy(ticket=ticket, fault="", digests=digests, copied_s=seconds)
         self._under_way[direction].append((end_s, finished))
-        self._saved_bytes += size_bytes if direction is CopyDirection.SAVE else 0
+        if direction is CopyDirection.SAVE:
+            self._saved_bytes += size_bytes
+            self.all_saved_bytes += size_bytes
         return ticket
 
     def mark(self) -> Mark:
