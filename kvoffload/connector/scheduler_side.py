@@ -138,6 +138,7 @@ class SchedulerSide:
             measures=self._measures,
             clock=self._clock,
             is_known=self._is_known,
+            find_mask=lambda: self.masks.generation,
         )
         claims: Counter[str] = Counter()
         for rank in facts.values():
@@ -393,12 +394,14 @@ class SchedulerSide:
         self.masks.close()
         if self.parts is not None:
             self.parts.cache.close()
+            if self.parts.events is not None:
+                self.parts.events.close()
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """What became of cached blocks since the last call."""
         if self.parts is None or self.parts.events is None:
             return ()
-        return self.parts.events.take(self.masks.generation)
+        return self.parts.events.take()
 
     def note_gauges(self) -> None:
         """Somebody is about to take what was measured."""
