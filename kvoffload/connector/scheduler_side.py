@@ -186,7 +186,9 @@ class SchedulerSide:
             request,
             BlockChain(parts.groups, mask or NO_MASK),
             terms,
-            parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
+            parts.worth.begin(
+                prompt_tokens=request.num_prompt_tokens, limit=terms.find_save_limit(request.num_prompt_tokens)
+            ),
             is_tainted=mask is None or self._is_off,
         )
         self.requests[request.request_id] = tracked
@@ -209,7 +211,11 @@ class SchedulerSide:
         found = parts.restores.match(tracked, local, version=parts.saves.version)
         # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
         branch = 0 if found is None else find_branch(parts.cache, parts.groups, tracked, local + found)
-        tracked.progress = parts.worth.begin(prompt_tokens=request.num_prompt_tokens, branch=branch)
+        tracked.progress = parts.worth.begin(
+            prompt_tokens=request.num_prompt_tokens,
+            branch=branch,
+            limit=tracked.terms.find_save_limit(request.num_prompt_tokens),
+        )
         return found
 
     def admit(self, request: Request) -> None:
