@@ -54,7 +54,8 @@ class Client(Connection):
     """
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
-        """`on_event` hears of the events of a subscription, on any thread; it must not call the client."""
+        """`on_event` hears of the events of a subscription, mostly on the client's own thread; it must not call the
+        client, which waits for it."""
         super().__init__(terms, on_event=on_event)
         self.lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -326,7 +327,7 @@ class Client(Connection):
                     files[self.wire.lifeline_file] |= select.POLLOUT
                 if self.wire.has_unsent:
                     files[self.wire.express_file] = select.POLLOUT
-                if self.link.state is LinkState.JOINING:
+                if self.link.state is LinkState.JOINING or self.link.hears_events:
                     files[self.wire.control_file] = select.POLLIN
                 wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
                 if self.link.awaits_answers:

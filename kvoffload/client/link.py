@@ -129,8 +129,13 @@ class Link:
 
     @property
     def awaits_control(self) -> bool:
-        """Something on the control channel is of interest."""
-        return len(self.lanes.control.pending) > 0 or self._on_event is not None
+        """Something was asked on the control channel."""
+        return len(self.lanes.control.pending) > 0
+
+    @property
+    def hears_events(self) -> bool:
+        """Something may come on the control channel that nobody waits for."""
+        return self.state is LinkState.SERVING and self._on_event is not None
 
     @property
     def one_way_count(self) -> int:

@@ -49,6 +49,11 @@ class BlockChain:
         """Returns the names of the group's blocks there: the hash of a block's last part covers all before it."""
         return self._pick(self._groups.hashes_per_block[group], positions)
 
+    def before(self, group: int, position: int) -> bytes:
+        """The name that the group's block before this one has, if it has one; zeros before the first."""
+        end = position * self._groups.hashes_per_block[group] * HASH_BYTES
+        return self.data[end - HASH_BYTES : end] if end else _NO_PARENT
+
     def parents(self, group: int, positions: range) -> bytes:
         """The block before each; of a window or a state the first prefix group's block that ends at the same token."""
         per_block, prefix = self._groups.hashes_per_block[group], self._groups.first_prefix

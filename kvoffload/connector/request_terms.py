@@ -21,9 +21,22 @@ class RequestTerms:
     """Save nothing that this request computes."""
     max_load_tokens: int | None = None
     """At most so many tokens from the cache; None for no limit."""
+    max_save_tokens: int | None = None
+    """Nothing is saved beyond so many tokens; None for no limit."""
+    prompt_only: bool = False
+    """Save nothing that this request decodes."""
     pin_s: float = 0.0
     """How long its blocks should be kept from eviction."""
     tenant: str = ""
+
+    def find_save_limit(self, prompt_tokens: int) -> int | None:
+        """Tokens beyond which nothing is saved of a request with such a prompt; None: there is no limit."""
+        if not self.prompt_only:
+            return self.max_save_tokens
+        return prompt_tokens if self.max_save_tokens is None else min(prompt_tokens, self.max_save_tokens)
+
+
+NO_TERMS = RequestTerms()
 
 
 class _Term(NamedTuple):
@@ -51,6 +64,8 @@ _TERMS = {
     "skip_load": _Term("true or false", _is_flag),
     "skip_save": _Term("true or false", _is_flag),
     "max_load_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "max_save_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "prompt_only": _Term("true or false", _is_flag),
     "pin_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
     "tenant": _Term(f"a text of at most {MAX_TENANT_LENGTH} characters", _is_tenant),
 }
@@ -61,7 +76,9 @@ def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
 
     Keys that we do not know are another connector's. None is as good as absent: clients write null for it.
     """
-    given = {name: value for name in _TERMS if (value := (params or {}).get(name)) is not None}
+    if not params:
+        return NO_TERMS, ""
+    given = {name: value for name in _TERMS if (value := params.get(name)) is not None}
     wrong = {name for name, value in given.items() if not _TERMS[name].accepts(value)}
     taken: dict[str, Any] = {name: value for name, value in given.items() if name not in wrong}
     # A stranger's value goes into a log: cut short, and without line breaks.
@@ -70,4 +87,4 @@ def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
         for name in _TERMS
         if name in wrong
     ]
-    return replace(RequestTerms(), **taken), "; ".join(complaints)
+    return replace(NO_TERMS, **taken), "; ".join(complaints)

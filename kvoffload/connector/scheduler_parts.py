@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from kvoffload.connector.block_chain import NO_MASK
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.engine.traces import open_traces
+from kvoffload.connector.engine.vllm_compat import GroupKind
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingTerms, agree, make_register
 from kvoffload.connector.loads.judge import LoadJudge
@@ -61,8 +63,8 @@ class SchedulerTerms:
     save_policy: PolicyName = "auto"
     traces_endpoint: str | None = None
     """Where the engine sends what it traces; None: nowhere."""
-    has_events: bool = False
-    """Somebody wants to hear what becomes of cached blocks."""
+    event_kinds: tuple[GroupKind, ...] | None = None
+    """Of the engine's block tables, for events of what becomes of cached blocks; None: nobody wants to hear."""
     has_prefix_cache: bool = True
     """Of the engine's own."""
     whole_prompts: bool = False
@@ -135,9 +137,10 @@ def assemble(
     measures: Measures,
     clock: Callable[[], float],
     is_known: Callable[[TrackedRequest], bool] = lambda tracked: True,
+    find_mask: Callable[[], bytes] = lambda: NO_MASK,
 ) -> SchedulerParts:
-    """Puts the parts together; `is_known` is what `Saves` asks. Raises where ranks disagree, and what keeps the cache
-    from being opened."""
+    """Puts the parts together; `is_known` is what `Saves` asks, `find_mask` what `CacheEvents` does. Raises where ranks
+    disagree, and what keeps the cache from being opened."""
     sharing = terms.sharing
     engine = agree(facts, sharing)
     groups = GroupTable(
@@ -148,7 +151,10 @@ def assemble(
         drops_last_block=terms.drops_last_block,
     )
     register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
-    events = CacheEvents(engine.fingerprint, groups) if terms.has_events else None
+    events = None
+    if terms.event_kinds is not None:
+        events = CacheEvents(engine.fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask)
+        events.start()
     cache = open_cache(register, engine, None if events is None else events.hear)
     places = RankPlaces(sharing.ranks)
     places.note({rank.rank: rank.places for rank in facts.values()})

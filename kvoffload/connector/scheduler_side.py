@@ -138,6 +138,7 @@ class SchedulerSide:
             measures=self._measures,
             clock=self._clock,
             is_known=self._is_known,
+            find_mask=lambda: self.masks.generation,
         )
         claims: Counter[str] = Counter()
         for rank in facts.values():
@@ -185,7 +186,9 @@ class SchedulerSide:
             request,
             BlockChain(parts.groups, mask or NO_MASK),
             terms,
-            parts.worth.begin(prompt_tokens=request.num_prompt_tokens),
+            parts.worth.begin(
+                prompt_tokens=request.num_prompt_tokens, limit=terms.find_save_limit(request.num_prompt_tokens)
+            ),
             is_tainted=mask is None or self._is_off,
         )
         self.requests[request.request_id] = tracked
@@ -208,7 +211,11 @@ class SchedulerSide:
         found = parts.restores.match(tracked, local, version=parts.saves.version)
         # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
         branch = 0 if found is None else find_branch(parts.cache, parts.groups, tracked, local + found)
-        tracked.progress = parts.worth.begin(prompt_tokens=request.num_prompt_tokens, branch=branch)
+        tracked.progress = parts.worth.begin(
+            prompt_tokens=request.num_prompt_tokens,
+            branch=branch,
+            limit=tracked.terms.find_save_limit(request.num_prompt_tokens),
+        )
         return found
 
     def admit(self, request: Request) -> None:
@@ -393,12 +400,14 @@ class SchedulerSide:
         self.masks.close()
         if self.parts is not None:
             self.parts.cache.close()
+            if self.parts.events is not None:
+                self.parts.events.close()
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """What became of cached blocks since the last call."""
         if self.parts is None or self.parts.events is None:
             return ()
-        return self.parts.events.take(self.masks.generation)
+        return self.parts.events.take()
 
     def note_gauges(self) -> None:
         """Somebody is about to take what was measured."""

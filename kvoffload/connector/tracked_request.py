@@ -28,6 +28,8 @@ class SaveProgress:
     """Boundaries whose windows are still to be saved, ascending."""
     interval_end: int = 0
     """The next boundary of those that the engine keeps at regular intervals."""
+    limit: int = NEVER
+    """Tokens beyond which nothing is saved."""
     states_end: int = 0
     """In models with states: tokens up to which a state was handed off. Blocks beyond it are of no use to anybody."""
 

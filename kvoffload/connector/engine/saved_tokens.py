@@ -1,8 +1,11 @@
-"""Tokens of blocks that were saved lately, for events: the server knows names alone."""
+"""What blocks that were saved lately are made of, for events: the server knows names alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,27 +16,53 @@ MAX_BLOCKS = 65_536
 """Of one group. Beyond it the oldest runs are forgotten, and their blocks are told without tokens."""
 _RUN_BITS = 20
 """A place in a run has so many bits of a number; a run is a part of one request."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(eq=False)
-class _Run:
-    """Blocks of one request that follow each other."""
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """Blocks of one request that follow each other, with the tokens of all of them."""
 
-    words: list[int]
     names: bytes
     tokens: list[int]
-    left: int
-    """Blocks that have not been told yet."""
+    parent: bytes | None = None
+    """The name of the block before the first."""
+    mask: bytes = bytes(HASH_BYTES)
+    """That lies over its names."""
+    extra_keys: Sequence[tuple[Any, ...] | None] | None = None
+    """What else than tokens makes the names, by block."""
+    about: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """What its events say of the request."""
+
+    def cut(self, place: int, count: int, block_size: int) -> SavedRun:
+        """Some of its blocks as a run."""
+        names = self.names[place * HASH_BYTES : (place + count) * HASH_BYTES]
+        return SavedRun(
+            names,
+            self.tokens[place * block_size : (place + count) * block_size],
+            self.names[(place - 1) * HASH_BYTES : place * HASH_BYTES] if place else self.parent,
+            self.mask,
+            None if self.extra_keys is None else self.extra_keys[place : place + count],
+            self.about,
+        )
+
+
+class _Kept(NamedTuple):
+    run: SavedRun
+    words: list[int]
+    """First words of its names."""
 
 
 class SavedTokens:
-    """Keeps the tokens of one group's blocks. Owned by the scheduler's thread."""
+    """Keeps what one group's blocks are made of. Owned by one thread."""
 
     def __init__(self, block_size: int, *, limit: int = MAX_BLOCKS) -> None:
         self._block_size = block_size
         self._limit = min(limit, 1 << _RUN_BITS)
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _Kept] = {}
         """The oldest first."""
+        self._left: dict[int, int] = {}
+        """By run: blocks that have not been told yet."""
         self._places: dict[int, int] = {}
         """By the first word of a name: the number of its run, and behind it its place there."""
         self._next = 0
@@ -50,42 +79,46 @@ class SavedTokens:
         """How many blocks the kept runs have, those included that were told or offered again: `limit` at most."""
         return self._blocks
 
-    def note(self, names: bytes, tokens: list[int]) -> None:
-        """These blocks are about to be saved, and have these tokens one after the other."""
-        words: list[int] = np.frombuffer(names, "<u8")[:: HASH_BYTES // 8].tolist()
+    def note(self, run: SavedRun) -> None:
+        """These blocks are about to be saved."""
+        words: list[int] = np.frombuffer(run.names, "<u8")[:: HASH_BYTES // 8].tolist()
         number, self._next = self._next, self._next + 1
         first = number << _RUN_BITS
-        self._runs[number] = _Run(words, names, tokens, len(words))
+        self._runs[number] = _Kept(run, words)
+        self._left[number] = len(words)
         self._places.update(zip(words, range(first, first + len(words)), strict=True))
         self._blocks += len(words)
         while self._blocks > self._limit:
             self._forget(next(iter(self._runs)))
 
-    def take(self, names: bytes, at: int) -> tuple[int, list[int]]:
-        """Of blocks that are told now, from the one at this place on: how many are the next ones of one run, and their
-        tokens, once. 0: the first is not known (any more)."""
+    def take(self, names: bytes, at: int) -> SavedRun | None:
+        """Of blocks that are told now, from the one at this place on: the next ones that are of one run, once. None:
+        the first is not known (any more)."""
         begin = at * HASH_BYTES
         number, place = divmod(self._places.get(int.from_bytes(names[begin : begin + 8], "little"), -1), 1 << _RUN_BITS)
-        run = self._runs.get(number)
-        if run is None:
-            return 0, []
-        known = run.names[place * HASH_BYTES : (place + len(names) // HASH_BYTES - at) * HASH_BYTES]
+        kept = self._runs.get(number)
+        if kept is None:
+            return None
+        known = kept.run.names[place * HASH_BYTES : (place + len(names) // HASH_BYTES - at) * HASH_BYTES]
         count = len(known) // HASH_BYTES
         if known != names[begin : begin + len(known)]:
             differs = (as_rows(known) != as_rows(names[begin : begin + len(known)])).any(axis=1)
             count = int(differs.argmax())
+        if not count:
+            return None
         first = (number << _RUN_BITS) + place
-        for offset, word in enumerate(run.words[place : place + count]):
+        for offset, word in enumerate(kept.words[place : place + count]):
             if self._places.get(word) == first + offset:
                 del self._places[word]
-        run.left -= count
-        if run.left <= 0:
+        self._left[number] -= count
+        if self._left[number] <= 0:
             self._forget(number)
-        return count, run.tokens[place * self._block_size : (place + count) * self._block_size]
+        return kept.run.cut(place, count, self._block_size)
 
     def _forget(self, number: int) -> None:
-        run, first = self._runs.pop(number), number << _RUN_BITS
-        self._blocks -= len(run.words)
-        for at, word in enumerate(run.words):
+        kept, first = self._runs.pop(number), number << _RUN_BITS
+        del self._left[number]
+        self._blocks -= len(kept.words)
+        for at, word in enumerate(kept.words):
             if self._places.get(word) == first + at:
                 del self._places[word]

@@ -75,7 +75,7 @@ class EngineStart:
             verify_always=self._settings.verify == "always",
             load_always=self._settings.load_policy == "always",
             promote_wait_s=self._settings.promote_deadline,
-            has_events=vllm_compat.wants_events(self._config),
+            event_kinds=vllm_compat.group_kinds(self._cache) if vllm_compat.wants_events(self._config) else None,
             save_policy=self._settings.save_policy,
             traces_endpoint=self._config.observability_config.otlp_traces_endpoint,
             has_prefix_cache=bool(self._config.cache_config.enable_prefix_caching),

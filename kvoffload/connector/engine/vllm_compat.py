@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1 import kv_cache_interface
 from vllm.v1.core import kv_cache_utils
 
 from kvoffload.errors import UnsupportedError
@@ -54,6 +55,23 @@ def retention_interval(config: VllmConfig) -> int | None:
 def wants_events(config: VllmConfig) -> bool:
     """Whether the engine publishes what becomes of cached blocks."""
     return bool(getattr(config.kv_events_config, "enable_kv_cache_events", False))
+
+
+class GroupKind(NamedTuple):
+    """What events say of a group of the engine's block tables, by the names of their fields."""
+
+    kv_cache_spec_kind: str
+    kv_cache_spec_sliding_window: int | None
+
+
+def group_kinds(cache: KVCacheConfig) -> tuple[GroupKind, ...]:
+    """Of all groups; none where the engine's events have no such fields."""
+    find_kind = getattr(kv_cache_interface, "get_kv_cache_spec_kind", None)
+    find_window = getattr(kv_cache_interface, "get_kv_cache_spec_sliding_window", None)
+    if find_kind is None or find_window is None:
+        return ()
+    specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+    return tuple(GroupKind(str(find_kind(spec).value), find_window(spec)) for spec in specs)
 
 
 def draft_tokens(config: VllmConfig) -> int:
@@ -230,6 +248,20 @@ def has_extra_keys(request: Request) -> bool:
     """Whether the names of its blocks come of more than tokens: an adapter, a salt, images, or embeddings."""
     is_plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None
     return not is_plain or bool(request.cache_salt or request.mm_features)
+
+
+def list_extra_keys(request: Request, positions: range, block_size: int) -> Sequence[tuple[Any, ...] | None] | None:
+    """What the names of these blocks come of beside tokens, as events say it; None: nothing."""
+    if not has_extra_keys(request):
+        return None
+    keys, media = [], 0
+    for position in positions:
+        begin = position * block_size
+        key, media = kv_cache_utils.generate_block_hash_extra_keys(request, begin, begin + block_size, media)
+        keys.append(key)
+    # Older releases say in events what they hash.
+    as_told: Callable[[Any], Any] = getattr(kv_cache_utils, "to_event_extra_keys", list)
+    return as_told(keys)  # type: ignore[no-any-return]
 
 
 def find_layers(config: VllmConfig) -> dict[str, Any]:

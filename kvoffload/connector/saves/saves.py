@@ -361,7 +361,7 @@ class Saves:
         tracked.chain.follow(tracked.request.block_hashes)
         for table, block, boundary in offers:
             group = self.groups.of_table.get(table)
-            if group is None or boundary > tracked.chain.tokens:
+            if group is None or boundary > min(tracked.chain.tokens, tracked.progress.limit):
                 continue
             block_size = self.groups.rules[group].block_size
             if boundary % block_size == 0:

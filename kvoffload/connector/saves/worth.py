@@ -119,10 +119,12 @@ class SaveWorth:
     def _goes_by_ends(self) -> bool:
         return bool(self._groups.windows) and not self._keeps_all_windows
 
-    def begin(self, *, prompt_tokens: int, branch: int = 0) -> SaveProgress:
+    def begin(self, *, prompt_tokens: int, branch: int = 0, limit: int | None = None) -> SaveProgress:
         """Begins the progress of a request without blocks. `branch`: where it parts from what is cached, 0 if that is
-        not known."""
-        progress = SaveProgress(next=[0] * len(self._groups), interval_end=self.interval or 0)
+        not known. `limit`: tokens beyond which nothing is saved."""
+        progress = SaveProgress(
+            next=[0] * len(self._groups), interval_end=self.interval or 0, limit=NEVER if limit is None else limit
+        )
         if self._goes_by_ends and not self._groups.with_states:
             # A repetition of the prompt computes its last token at least; what continues it may use all of it.
             matched = {self._groups.align(prompt_tokens - 1), self._groups.align(prompt_tokens), branch}
@@ -131,7 +133,7 @@ class SaveWorth:
         return progress
 
     def note_state(self, progress: SaveProgress, boundary: int) -> None:
-        """A state was handed off at this boundary: what leads up to it is of use from now on."""
+        """A state was handed off at this boundary, which is to be saved: what leads up to it is of use from now on."""
         progress.states_end = max(progress.states_end, boundary)
         if self._goes_by_ends and boundary not in progress.ends:
             insort(progress.ends, boundary)
@@ -141,7 +143,7 @@ class SaveWorth:
         """The request ends with so many tokens computed."""
         if not self._goes_by_ends or self._groups.with_states:
             return
-        end = self._groups.drop(self._groups.align(tokens))
+        end = self._groups.drop(self._groups.align(min(tokens, progress.limit)))
         if end and end not in progress.ends:
             insort(progress.ends, end)
             progress.due = 0
@@ -152,6 +154,7 @@ class SaveWorth:
         """Everything below `full_tokens` that was not looked at before, as far as there is room. What there is none
         for makes the request due at once."""
         progress, groups = tracked.progress, self._groups
+        full_tokens = min(full_tokens, progress.limit)
         found: list[Candidates] = []
         useful = min(full_tokens, progress.states_end) if groups.with_states else full_tokens
         everywhere = (*groups.prefixes, *groups.windows) if self._keeps_all_windows else groups.prefixes
@@ -225,3 +228,5 @@ class SaveWorth:
             size = groups.rules[group].block_size
             progress.due = min(progress.due, (progress.next[group] + 1) * size)
             progress.decoded_due = min(progress.decoded_due, progress.next[group] * size + self._gathered[group])
+        if progress.due > progress.limit:
+            progress.due = progress.decoded_due = NEVER

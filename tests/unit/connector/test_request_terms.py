@@ -23,6 +23,8 @@ def test_without_terms_of_ours_everything_is_default(params: dict[str, object] |
         ("skip_save", True),
         ("max_load_tokens", 0),
         ("max_load_tokens", 10**9),
+        ("max_save_tokens", 0),
+        ("prompt_only", True),
         ("pin_s", 0),
         ("pin_s", 0.5),
         ("pin_s", 3600),
@@ -43,6 +45,8 @@ def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
         ("max_load_tokens", 1.5, "a whole number, 0 or more"),
         ("max_load_tokens", True, "a whole number, 0 or more"),
         ("max_load_tokens", "7", "a whole number, 0 or more"),
+        ("max_save_tokens", -1, "a whole number, 0 or more"),
+        ("prompt_only", 1, "true or false"),
         ("pin_s", -0.1, "a number of seconds from 0 to 3600"),
         ("pin_s", 3601, "a number of seconds from 0 to 3600"),
         ("pin_s", 10**400, "a number of seconds from 0 to 3600"),
@@ -55,6 +59,7 @@ def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
 )
 def test_a_wrong_value_leaves_its_own_term_at_the_default(name: str, value: object, allowed: str) -> None:
     others = {"skip_load": True, "skip_save": True, "max_load_tokens": 5, "pin_s": 1.5, "tenant": "acme"}
+    others |= {"max_save_tokens": 6, "prompt_only": True}
     terms, complaint = read_terms({**others, name: value})
     default = getattr(RequestTerms(), name)
     assert terms == dataclasses.replace(RequestTerms(**others), **{name: default})  # type: ignore[arg-type]
@@ -73,3 +78,11 @@ def test_all_that_is_wrong_is_said_in_one_short_line() -> None:
 @pytest.mark.parametrize("field", dataclasses.fields(RequestTerms), ids=lambda field: str(field.name))
 def test_null_is_as_good_as_absent(field: dataclasses.Field[object]) -> None:
     assert read_terms({field.name: None}) == (RequestTerms(), "")
+
+
+@pytest.mark.parametrize(
+    ("most", "prompt_only", "limit"),
+    [(None, False, None), (9, False, 9), (None, True, 30), (9, True, 9), (40, True, 30)],
+)
+def test_what_is_saved_ends_where_the_request_wants_it(most: int | None, prompt_only: bool, limit: int | None) -> None:
+    assert RequestTerms(max_save_tokens=most, prompt_only=prompt_only).find_save_limit(30) == limit

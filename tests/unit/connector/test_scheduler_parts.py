@@ -98,15 +98,14 @@ def test_memories_of_blocks_are_bounded_by_the_engines_size() -> None:
     assert 4 * NUM_BLOCKS <= len(second_use.seen) <= 8 * NUM_BLOCKS
 
 
-@pytest.mark.parametrize("has_events", [False, True])
-def test_events_are_heard_if_somebody_wants_them(has_events: bool) -> None:
+def test_events_are_heard_if_somebody_wants_them() -> None:
     opening = Opening()
-    parts = put_together(opening, has_events=has_events)
-    if has_events:
-        assert parts.events is not None
-        assert opening.heard_by == parts.events.hear
-    else:
-        assert parts.events is opening.heard_by is None
+    parts = put_together(opening)
+    assert parts.events is opening.heard_by is None
+    parts = put_together(opening, event_kinds=())
+    assert parts.events is not None
+    parts.events.close()
+    assert opening.heard_by == parts.events.hear
 
 
 @pytest.mark.parametrize(("interval", "expected"), [(0, 0), (16, 16), (None, None), (18, 0)])
@@ -141,6 +140,7 @@ def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = engine.parts
     assert policy_of(parts) == "on_evict"
     assert parts.events is not None
+    parts.events.close()
     assert parts.saves.look_out.decoded_tokens == 4
     assert parts.restores.terms.verify_always
 

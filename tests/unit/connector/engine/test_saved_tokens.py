@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 
-from kvoffload.connector.engine.saved_tokens import SavedTokens
+from kvoffload.connector.engine.saved_tokens import SavedRun, SavedTokens
 from tests.kit.cache.cache_model import make_chain
 
 NAMES = [make_chain(1, 40)[at : at + 32] for at in range(0, 40 * 32, 32)]
 
 
 def note(saved: SavedTokens, first: int, end: int, offset: int = 0) -> None:
-    saved.note(b"".join(NAMES[first:end]), list(range(offset + 4 * first, offset + 4 * end)))
+    saved.note(SavedRun(b"".join(NAMES[first:end]), list(range(offset + 4 * first, offset + 4 * end))))
 
 
 def take(saved: SavedTokens, *places: int) -> tuple[int, list[int]]:
-    return saved.take(b"".join(NAMES[at] for at in places), 0)
+    return read(saved.take(b"".join(NAMES[at] for at in places), 0))
+
+
+def read(run: SavedRun | None) -> tuple[int, list[int]]:
+    return (0, []) if run is None else (len(run.names) // 32, run.tokens)
 
 
 def test_each_is_told_once_and_what_follows_with_it() -> None:
@@ -23,7 +27,7 @@ def test_each_is_told_once_and_what_follows_with_it() -> None:
     note(saved, 2, 8)
     assert take(saved, 3, 4, 6) == (2, list(range(12, 20)))
     assert take(saved, 3) == take(saved, 1) == (0, [])
-    assert saved.take(b"".join(NAMES[4:9]), 1) == (3, list(range(20, 32)))
+    assert read(saved.take(b"".join(NAMES[4:9]), 1)) == (3, list(range(20, 32)))
     assert take(saved, 2, 3) == (2, list(range(8, 16)))
     assert (saved.held_blocks, saved.untold_blocks) == (0, 0)
 
@@ -31,7 +35,7 @@ def test_each_is_told_once_and_what_follows_with_it() -> None:
 def test_a_name_with_the_same_beginning_is_another() -> None:
     saved = SavedTokens(4)
     note(saved, 0, 1)
-    assert saved.take(NAMES[0][:8] + bytes(24), 0) == (0, [])
+    assert saved.take(NAMES[0][:8] + bytes(24), 0) is None
     assert take(saved, 0, 5) == (1, [0, 1, 2, 3])
 
 
@@ -40,6 +44,17 @@ def test_what_is_offered_again_is_known_by_its_last_word() -> None:
     note(saved, 0, 4)
     note(saved, 2, 6, offset=1000)
     assert [take(saved, at)[1][0] for at in range(6)] == [0, 4, 1008, 1012, 1016, 1020]
+
+
+def test_a_part_of_a_run_has_its_own_parent_and_keys() -> None:
+    saved = SavedTokens(4)
+    keys = [("s",), None, ("image", 3), None]
+    saved.note(SavedRun(b"".join(NAMES[:4]), list(range(16)), b"p", extra_keys=keys, about={"session_id": "a"}))
+    first, rest = saved.take(NAMES[0], 0), saved.take(b"".join(NAMES[2:4]), 0)
+    assert first is not None
+    assert rest is not None
+    assert (first.parent, first.extra_keys, first.about) == (b"p", [("s",)], {"session_id": "a"})
+    assert (rest.parent, rest.extra_keys, rest.about) == (NAMES[1], [("image", 3), None], {"session_id": "a"})
 
 
 def test_the_oldest_are_forgotten_however_often_they_are_offered() -> None:

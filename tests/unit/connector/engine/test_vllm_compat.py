@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
+from vllm.lora.request import LoRARequest
+from vllm.v1 import kv_cache_interface
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm.v1.core.block_pool import BlockPool
@@ -332,6 +334,29 @@ def test_where_no_step_follows_the_signal_its_handler_is_left_alone() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+def test_kinds_of_groups_are_those_of_the_engines_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_config((["a"], full(16)))
+    assert vllm_compat.group_kinds(cache) == (("full_attention", None),)
+    monkeypatch.delattr(kv_cache_interface, "get_kv_cache_spec_sliding_window")
+    assert vllm_compat.group_kinds(cache) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"cache_salt": "s"}, [("s",), None]),
+        ({"cache_salt": "s", "lora_request": LoRARequest("poet", 1, "/poet")}, [("poet", "s"), ("poet",)]),
+    ],
+)
+def test_what_names_come_of_beside_tokens_is_said_as_the_engines_own_events_say_it(
+    changes: dict[str, Any], expected: list[tuple[str, ...] | None] | None
+) -> None:
+    given = {"lora_request": None, "cache_salt": None, "mm_features": [], "prompt_embeds": None, **changes}
+    request: Any = SimpleNamespace(**given)
+    assert vllm_compat.list_extra_keys(request, range(2), 16) == expected
 
 
 @pytest.mark.parametrize(

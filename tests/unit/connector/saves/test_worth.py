@@ -28,14 +28,14 @@ TABLES = tuple([100 * (group + 1) + at for at in range(40)] for group in range(3
 class Way:
     """One request, as far as it has come."""
 
-    def __init__(self, *groups: Any, prompt: int = 30, branch: int = 0, **terms: Any) -> None:
+    def __init__(self, *groups: Any, prompt: int = 30, branch: int = 0, limit: int | None = None, **terms: Any) -> None:
         self.table = GroupTable(groups, hash_block_size=4, alignment=4)
         self.worth = SaveWorth(self.table, **terms)
         self.tracked = TrackedRequest(
             SimpleNamespace(request_id="a"),  # type: ignore[arg-type]
             BlockChain(self.table),
             RequestTerms(),
-            self.worth.begin(prompt_tokens=prompt, branch=branch),
+            self.worth.begin(prompt_tokens=prompt, branch=branch, limit=limit),
         )
 
     @property
@@ -62,6 +62,23 @@ def test_every_full_block_once() -> None:
     assert way.due == 12
     assert way.go(11) == {}
     assert way.go(20) == {0: [2, 3, 4]}
+
+
+@pytest.mark.parametrize(("limit", "blocks"), [(0, 0), (3, 0), (17, 4), (30, 7)])
+def test_nothing_beyond_a_limit_is_looked_at_again(limit: int, blocks: int) -> None:
+    way = Way(FULL, limit=limit)
+    found = way.go(40)
+    assert sum(map(len, found.values())) == blocks
+    assert (way.due, way.tracked.progress.decoded_due) == (NEVER, NEVER)
+    assert way.go(60) == {}
+
+
+def test_windows_beyond_a_limit_are_not_saved() -> None:
+    # The prompt's own window ends at 28, and the request's end would be a boundary, too.
+    way = Way(FULL, WINDOW, limit=24)
+    assert way.go(48) == {0: [*range(6)]}
+    way.worth.note_end(way.tracked.progress, 48)
+    assert way.go(48) == {1: [4, 5]}
 
 
 def test_only_blocks_that_the_engine_has_yet() -> None:
