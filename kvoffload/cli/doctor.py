@@ -60,7 +60,7 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
     from kvoffload.doctor.limit_checks import Wanted, check_limits
     from kvoffload.doctor.machine import look_at_machine
     from kvoffload.doctor.machine_checks import check_machine
-    from kvoffload.doctor.place_checks import check_server, check_stores
+    from kvoffload.doctor.place_checks import check_server, check_shapes, check_stores
 
     machine = look_at_machine()
     yield from check_machine(machine)
@@ -79,6 +79,7 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
     yield from check_limits(machine, wanted, given)
     yield from check_disks([Path(folder) for folder in split_folders(settings.disk)], settings.disk_size, given)
     yield check_server(settings.server, given)
+    yield from check_shapes(settings.server)
     yield from check_stores([plan for plan in plans if plan.terms.name != "disk"], settings.remote_timeout)
 
 

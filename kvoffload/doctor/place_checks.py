@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvoffload.client.client import Client
+from kvoffload.client.inspector import Inspector, Row
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.doctor.findings import Finding, fail, ok, warn
@@ -49,6 +50,34 @@ def check_server(socket: str, given: Given = NOTHING) -> Finding:
         f"{socket}: {describe_size(stats.used_bytes)} of {describe_size(stats.capacity_bytes)} used, "
         f"{stats.sessions} sessions",
     )
+
+
+def check_shapes(socket: str) -> Iterator[Finding]:
+    """Yields how the engines of a server divide their blocks. Only its operator is told."""
+    if not socket:
+        return
+    with Client(ClientTerms(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))) as client:
+        if not client.wait_until_served(ABSENT_S):
+            return
+        with contextlib.suppress(ServerError):
+            for row in Inspector(client.look_into).list_identities():
+                if row["ranks"]:
+                    yield ok("shape", describe_shape(row))
+
+
+def describe_shape(row: Row) -> str:
+    """Describes an identity's ranks and in how many parts they keep a block, by group."""
+    parts: dict[int, list[int]] = {}
+    for number, group in enumerate(row["groups"]):
+        parts.setdefault(group["shards"], []).append(number)
+    kept = "; ".join(
+        f"{count} {'part' if count == 1 else 'parts'}"
+        + (f" (group{'s' * (len(groups) > 1)} {', '.join(map(str, groups))})" if len(parts) > 1 else "")
+        for count, groups in parts.items()
+    )
+    ranks = row["ranks"]
+    name = f"{row['made_of'].get('model', '')} {row['identity']}".strip()
+    return f"{name}: {ranks} {'rank' if ranks == 1 else 'ranks'}, a block is kept in {kept}"
 
 
 def check_stores(plans: Sequence[TierPlan], timeout_s: float) -> Iterator[Finding]:

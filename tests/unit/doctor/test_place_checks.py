@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kvoffload.cli.below import choose_tiers
 from kvoffload.config.sources import load_settings
 from kvoffload.doctor.findings import Finding, Verdict
-from kvoffload.doctor.place_checks import check_server, check_stores
+from kvoffload.doctor.place_checks import check_server, check_shapes, check_stores, describe_shape
 from kvoffload.server.config import ServerConfig
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.tiers.valkey_server import Server
+from tests.kit.web import vllm_blocks
 
 TIMEOUT_S = 5.0
 
@@ -51,6 +54,32 @@ def test_a_server_that_cannot_be_reached_is_not_to_be_started_again(tmp_path: Pa
     path.write_text("")
     found = check_server(str(path))
     assert (found.text, found.remedy) == (f"{path} is no socket", "name another path in `server`")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards", "text"),
+    [
+        (1, [1], "1 rank, a block is kept in 1 part"),
+        (8, [8, 8], "8 ranks, a block is kept in 8 parts"),
+        (4, [4, 2, 4], "4 ranks, a block is kept in 4 parts (groups 0, 2); 2 parts (group 1)"),
+    ],
+)
+def test_a_shape_says_in_how_many_parts_a_block_is_kept(ranks: int, shards: list[int], text: str) -> None:
+    row = {"identity": "ab12", "ranks": ranks, "groups": [{"shards": count} for count in shards]}
+    assert describe_shape({**row, "made_of": {"model": "m"}}) == f"m ab12: {text}"
+    assert describe_shape({**row, "made_of": {}}) == f"ab12: {text}"
+
+
+def test_shapes_of_engines_are_told_to_who_may_know(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serving(path) as server:
+        await_that(lambda: server.has_memory)
+        assert list(check_shapes(str(path))) == []
+        with vllm_blocks.engine(path):
+            [found] = check_shapes(str(path))
+    assert found.verdict is Verdict.OK
+    assert "1 rank, a block is kept in 1 part" in found.text
+    assert list(check_shapes("")) == list(check_shapes(str(tmp_path / "none"))) == []
 
 
 def check_valkey(port: int) -> Finding:
