@@ -128,9 +128,12 @@ class EngineStart:
 
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """One line that says what is kept, and where."""
-        shards = self._sharing_terms().shards
-        per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
-        own = self._cached_bytes(engine.cache_bytes // self._sharing_terms().ranks)
+        sharing, deployed = self._sharing_terms(), max(self._config.parallel_config.data_parallel_size_local, 1)
+        block_bytes = [sharing.shards_of(group) * group.record_bytes for group in engine.groups]
+        per_token = sum(n / group.rule.block_size for n, group in zip(block_bytes, engine.groups, strict=True))
+        # Ranks that hold the same bytes count once.
+        all_bytes = sum(sharing.ranks * group.record_bytes / group.rule.block_size for group in engine.groups)
+        own = int(engine.cache_bytes * deployed * per_token / all_bytes)
         share = None
         try:
             pool = client.stats().capacity_bytes
@@ -145,9 +148,8 @@ class EngineStart:
             where,
             self._settings.server or _name_private(client),
             ", ".join(
-                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, "
-                f"{group.record_bytes * shards:,} bytes)"
-                for group in engine.groups
+                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, {size:,} bytes)"
+                for group, size in zip(engine.groups, block_bytes, strict=True)
             ),
             per_token,
             "what it has" if share is None else f"{share:.0%}",
@@ -161,8 +163,10 @@ class EngineStart:
             )
 
     def _cached_bytes(self, rank_bytes: int) -> int:
-        """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once."""
-        return rank_bytes * self._sharing_terms().shards * max(self._config.parallel_config.data_parallel_size_local, 1)
+        """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once, as
+        far as the configuration shows them."""
+        engine = rank_bytes * self._sharing_terms().ranks // vllm_compat.kv_replicas(self._cache)
+        return engine * max(self._config.parallel_config.data_parallel_size_local, 1)
 
     def _sharing_terms(self) -> SharingTerms:
         parallel = self._config.parallel_config
@@ -172,7 +176,6 @@ class EngineStart:
             hash_seed=vllm_compat.hash_seed(self._config),
             tensor_ranks=parallel.tensor_parallel_size,
             pipeline_ranks=parallel.pipeline_parallel_size,
-            replicas=vllm_compat.kv_replicas(self._cache),
         )
 
 

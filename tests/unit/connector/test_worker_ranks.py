@@ -30,6 +30,7 @@ from tests.kit.connector.workers import (
     name_of,
     replace_engine,
     save,
+    save_job,
     start,
 )
 from tests.kit.transfer.stand_ins import HeldEngine, PassingEngine
@@ -65,27 +66,55 @@ def test_what_one_rank_finds_damaged_another_may_load() -> None:
     second.close()
 
 
-def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_read() -> None:
+def test_of_ranks_that_hold_the_same_bytes_one_writes_a_block_and_all_read() -> None:
     shared = SharedCache()
     ranks = [start(make_worker(rank=rank, ranks=4, replicas=2, shared=shared)) for rank in range(4)]
-    wanted = block_of(ranks[0][1], 1)
-    for shard, (writer, other) in enumerate([(0, 1), (2, 3)]):
-        save(ranks[writer][0], Move(1, 1, 0))
-        memory_of(ranks[other][1]).fill_(0)
-        engine = replace_engine(ranks[other][0], PassingEngine)
-        save(ranks[other][0], Move(1, 1, 0))
-        assert engine.plans == []
-        assert shared.record(Move(1, 1, 0), shard=shard).tolist() == wanted
-        assert load(ranks[other][0], Move(1, 2, 0), is_checked=True)
-        assert block_of(ranks[other][1], 2) == wanted
+    moves, wanted = (Move(1, 1, 0), Move(1, 2, 1)), [block_of(ranks[0][1], block) for block in (1, 2)]
+    for worker, _ in ranks:
+        save(worker, *moves, writers=[1, 0])
+    for rank, (worker, tensors) in enumerate(ranks):
+        for move, block in zip(moves, wanted, strict=True):
+            assert shared.record(move, shard=rank // 2).tolist() == block
+        memory_of(tensors).fill_(0)
+        assert load(worker, Move(1, 3, 0), Move(1, 4, 1), is_checked=True)
+        assert [block_of(tensors, block) for block in (3, 4)] == wanted
+        worker.close()
+
+
+def test_a_rank_touches_no_record_that_another_writes() -> None:
+    shared = SharedCache()
+    ranks = [start(make_worker(rank=rank, ranks=2, replicas=2, shared=shared)) for rank in range(2)]
+    engine = replace_engine(ranks[1][0], PassingEngine)
+    save(ranks[1][0], Move(1, 1, 0), writers=[0])
+    assert engine.plans == []
+    shared.record(Move(1, 1, 0))[:] = 7
+    ranks[1][0].submit(save_job(ranks[1][0], Move(1, 1, 0), Move(1, 2, 1), writers=[0, 1], compared=[True, True]))
+    _, _, report = collect(ranks[1][0], 1)
+    assert shared.record(Move(1, 1, 0)).tolist() == [7] * PAGE
+    assert shared.record(Move(1, 2, 1)).tolist() == block_of(ranks[1][1], 2)
+    # What it compares it has made digests of: the same that the writer makes.
+    ranks[0][0].submit(save_job(ranks[0][0], Move(1, 1, 0), Move(1, 2, 1), writers=[0, 1], compared=[True, True]))
+    assert collect(ranks[0][0], 1)[2].digests[1][0] == report.digests[1][1]
+    assert len(report.digests[1][1]) == 2 * 16
     for worker, _ in ranks:
         worker.close()
 
 
+def test_groups_of_an_engine_have_as_many_equal_ranks_as_all_their_layers() -> None:
+    worker = make_worker(ranks=4, replicas=4)
+    worker.replicas = {"a": 2}
+    start(worker)
+    assert worker.facts is not None
+    assert [group.replicas for group in worker.facts.groups] == [1, 2]
+    assert [group.shards for group in worker.shared.registers[0].groups] == [4, 2]
+    worker.close()
+
+
 def beside_a_larger_stage(frame: bytes) -> list[bytes]:
     """The second stage's records have 64 bytes more."""
-    sizes = decode_stage(frame).record_bytes
-    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, record_bytes=tuple(size + 64 for size in sizes)))]
+    stage = decode_stage(frame)
+    sizes = tuple(size + 64 for size in stage.record_bytes)
+    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, record_bytes=sizes, replicas=stage.replicas))]
 
 
 def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None:
