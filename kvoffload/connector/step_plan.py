@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -103,11 +103,13 @@ class StepPlan(KVConnectorMetadata):
     """A number that every rank reports with what this step has ended; 0: nobody wants to know."""
     sample: int = 0
     """A number with which every rank reports a proof of the weights that this step computes with; 0: nobody asks."""
+    apart: tuple[int, ...] = ()
+    """Groups of which every rank stores its own bytes from here on, in another session. No job is on its way."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing is to be done. The step may be one that is measured."""
-        return not (self.loads or self.saves or self.doomed or self.retired)
+        return not (self.loads or self.saves or self.doomed or self.retired or self.apart)
 
 
 NOTHING_TO_DO = StepPlan()
@@ -175,6 +177,11 @@ class GroupFacts:
     record_bytes: int
     replicas: int = 1
     """Tensor ranks in a row that hold the same bytes of it."""
+
+
+def store_apart(groups: Sequence[GroupFacts], apart: Collection[int]) -> tuple[GroupFacts, ...]:
+    """Returns the groups with every rank's own bytes stored of some of them, by their numbers among these."""
+    return tuple(replace(one, replicas=1) if number in apart else one for number, one in enumerate(groups))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from kvoffload.connector.step_plan import (
     WeightDigests,
     WorkerFacts,
     WorkerReport,
+    store_apart,
 )
 from kvoffload.errors import KVOffloadError, NativeError, RegistrationError, StorageError
 from kvoffload.keys.identity import Identity
@@ -50,6 +51,7 @@ from kvoffload.transfer import (
     run_copy_self_test,
 )
 from kvoffload.transfer.copy_engine import CopyTicket, Marked, StreamPoint
+from kvoffload.types import Fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,13 @@ class WorkerSide:
         self.cache: CopyPlaces | None = None
         self.records: RankRecords | None = None
         """Known when the cache is joined."""
+        self._groups: tuple[GroupFacts, ...] = ()
+        """Of the session: with what all ranks have in common."""
+        self._apart: set[int] = set()
+        """Groups of which every rank stores its own bytes, whatever their layers say."""
+        self._name = Fingerprint(b"")
+        self._weights = b""
+        """Of all ranks together."""
         self._identity = b""
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
         self._told: tuple[Place, ...] | None = ()
@@ -182,7 +191,7 @@ class WorkerSide:
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
         self.group_numbers = np.array(stored, np.int64)
-        groups = tuple(_group_facts(geometry, index, replicas) for index in stored)
+        groups = store_apart([_group_facts(geometry, index, replicas) for index in stored], self._apart)
         self.record_bytes = [group.record_bytes for group in groups]
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
@@ -251,6 +260,8 @@ class WorkerSide:
         for memory_id in plan.retired:
             if self.cache is not None:
                 self.cache.retire(memory_id)
+        if plan.apart:
+            self._store_apart(plan.apart)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
@@ -337,9 +348,8 @@ class WorkerSide:
         weights: WeightDigests,
     ) -> None:
         """The engine's session, whose memory blocks are copied to and from; once."""
-        if self.cache is not None:
+        if self.records is not None:
             return
-        terms = self.terms
         ranks = self._pipeline.meet(
             Stage(
                 fingerprint=fingerprint,
@@ -348,24 +358,46 @@ class WorkerSide:
                 weights=weights.name,
             )
         )
-        groups = combine_groups(groups, [_take_sizes(groups, rank) for rank in ranks])
-        together = combine_weights([rank.weights for rank in ranks])
-        register = make_register(
-            name_division(
-                name_pipeline([rank.fingerprint for rank in ranks[:: terms.sharing.tensor_ranks]], together), groups
-            ),
-            groups,
-            terms.sharing,
-            description=describe_weights(description, together),
-            rank=terms.rank,
+        self._weights = combine_weights([rank.weights for rank in ranks])
+        self._name = name_pipeline(
+            [rank.fingerprint for rank in ranks[:: self.terms.sharing.tensor_ranks]], self._weights
         )
-        self.cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
+        self._open_session(combine_groups(groups, [_take_sizes(groups, rank) for rank in ranks]), description)
+
+    def _open_session(self, groups: tuple[GroupFacts, ...], description: Mapping[str, object]) -> None:
+        """As the engine that all ranks are together, with these groups."""
+        self._groups = groups
+        register = make_register(
+            name_division(self._name, groups),
+            groups,
+            self.terms.sharing,
+            description=describe_weights(description, self._weights),
+            rank=self.terms.rank,
+        )
+        self.cache = self._open_cache(add_report(register, self._registration.report, self.terms.rank))
         self.records = RankRecords(
-            RankPart.find(terms.rank, groups),
+            RankPart.find(self.terms.rank, groups),
             fingerprint=register.fingerprint,
             record_bytes=self.record_bytes,
             slot_bytes=[group.record_bytes for group in groups],
         )
+
+    def _store_apart(self, apart: tuple[int, ...]) -> None:
+        """Of these groups the ranks do not hold the same bytes: each stores its own, in a session of its own. Without
+        one nothing is copied any more."""
+        if self._facts is None:
+            return
+        former, self.cache = self.cache, None
+        self._apart.update(apart)
+        self._facts = replace(self._facts, groups=store_apart(self._facts.groups, apart))
+        try:
+            self._open_session(store_apart(self._groups, apart), self._facts.description)
+        except Exception as fault:  # noqa: BLE001  (this is a step of an engine that runs)
+            self._note_line("ranks are not stored apart", str(fault) or type(fault).__name__)
+        if self._host_memory is not None and self.cache is not None:
+            self._host_memory.follow(self.cache)
+        if former is not None:
+            former.close()
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""

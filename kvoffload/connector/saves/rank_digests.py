@@ -63,10 +63,11 @@ class RankDigests:
         return sums
 
     def find_unequal(self, job: SaveJob, reported: Mapping[int, bytes], sums: Sums) -> dict[int, list[int]]:
-        """Returns the groups in which ranks hold other bytes than the one that writes them, and these ranks."""
-        unequal: dict[int, list[int]] = {}
+        """Returns the groups of which ranks hold other bytes than the one that writes, each with the ranks that should
+        hold the same."""
         if job.compared is None:
-            return unequal
+            return {}
+        shards: set[tuple[int, int]] = set()
         at = np.flatnonzero(job.compared)
         groups = job.moves.groups[at]
         for part in self._parts:
@@ -74,8 +75,10 @@ class RankDigests:
             rows = _read_rows(reported[part.rank], int(digested.sum()))
             assert rows is not None, "it was gathered"
             bad = (rows[job.compared[digested]] != sums[part.shards[groups], at]).any(axis=1)
-            for group in sorted(set(groups[bad].tolist())):
-                unequal.setdefault(group, []).append(part.rank)
+            shards |= {(group, int(part.shards[group])) for group in groups[bad].tolist()}
+        unequal: dict[int, list[int]] = {}
+        for group, shard in sorted(shards):
+            unequal.setdefault(group, []).extend(part.rank for part in self._parts if part.shards[group] == shard)
         for group in set(groups.tolist()) - unequal.keys():
             self._left[group] = max(self._left[group] - int((groups == group).sum()), 0)
         return unequal

@@ -307,6 +307,10 @@ class Saves:
         self._rank_digests.compare_again()
         self.version += 1
 
+    def follow(self, former: Saves) -> None:
+        """Goes on with the numbers of others, whose jobs some rank may still report."""
+        self._numbers = former._numbers
+
     # ---- inside ----
 
     def _drop(self, job: _Job) -> None:
@@ -321,8 +325,8 @@ class Saves:
         self.unequal = dict(unequal)
         for group, ranks in unequal.items():
             logger.warning(
-                "%s: ranks %s do not hold the bytes that they should have in common with others: nothing of this save "
-                "is kept, and from here on every rank's part of its blocks is stored, under other names",
+                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
+                "from here on every rank's own are stored, under other names",
                 self.groups.facts[group].name,
                 ", ".join(map(str, ranks)),
             )

@@ -41,6 +41,7 @@ from kvoffload.connector.step_plan import (
     WorkerReport,
 )
 from kvoffload.kvspec import KVGeometry
+from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, make_config, make_tensors, make_vllm_config, window
 from tests.kit.connector.local_client import MEMORY, LocalClient
 
@@ -171,7 +172,9 @@ class ScriptedEngine:
         self.vllm_config.cache_config.prefix_cache_retention_interval = retention_interval
         scheduler_terms = EngineStart.scheduler_terms
         with (
-            patch.object(EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.cache),
+            patch.object(
+                EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.open_cache(register)
+            ),
             patch.object(
                 EngineStart,
                 "scheduler_terms",
@@ -194,7 +197,9 @@ class ScriptedEngine:
         facts = {(0, rank): make_facts(self.geometry, rank=rank, replicas=replicas) for rank in range(ranks)}
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
-        self.rank_parts = [RankPart.find(rank, engine.groups) for rank in range(ranks)]
+        self.former: list[LocalClient] = []
+        """Of sessions that the engine has left, for one in which ranks store apart what they do not have in common."""
+        self._memory = memory
         self.cache = LocalClient(make_register(engine.fingerprint, engine.groups, self.sharing), memory)
         facts = {name: replace(rank, places=self.places) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
@@ -207,6 +212,12 @@ class ScriptedEngine:
         self._scheduled: dict[str, int] = {}
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
+
+    def open_cache(self, register: Register) -> LocalClient:
+        if register.fingerprint != self.cache.register.fingerprint:
+            self.former.append(self.cache)
+            self.cache = LocalClient(register, self._memory)
+        return self.cache
 
     @property
     def side(self) -> Any:
@@ -363,11 +374,15 @@ class ScriptedEngine:
         last = first + (ranks or self.ranks)
         self._reported[job] = last
         digests = {
-            rank: bytes(DIGEST_BYTES * int(self.rank_parts[rank].find_digested(save).sum()))
+            rank: bytes(DIGEST_BYTES * int(self.part_of(rank).find_digested(save).sum()))
             for rank in range(first, last)
             if not is_bad
         }
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
+
+    def part_of(self, rank: int) -> RankPart:
+        """What this rank has of a block, as the engine stores it now."""
+        return RankPart.find(rank, self.parts.groups.facts)
 
     def preempt(self, request: Request) -> None:
         """Preempts a request; no hook is called."""

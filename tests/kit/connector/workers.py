@@ -54,6 +54,8 @@ class SharedCache:
 
     def __init__(self) -> None:
         self.opened: list[LocalPlaces] = []
+        self.clients: dict[bytes, LocalClient] = {}
+        """By fingerprint: an engine that stores some groups apart since its start has another."""
         self.registers: list[Register] = []
         self.digests: dict[tuple[int, int], int] = {}
         """Of saved records, by slot and shard."""
@@ -61,15 +63,18 @@ class SharedCache:
 
     @property
     def client(self) -> LocalClient:
-        return self.opened[0].client
+        """Of the session that was opened last."""
+        return self.opened[-1].client
 
     @property
     def place(self) -> Place:
         return Place(self.client.memory_id, self.client.session)
 
     def open(self, register: Register) -> LocalPlaces:
-        client = self.opened[0].client if self.opened else LocalClient(register)
-        self.opened.append(LocalPlaces(client))
+        if register.fingerprint not in self.clients:
+            self.clients[register.fingerprint] = LocalClient(register)
+            self._slots.clear()
+        self.opened.append(LocalPlaces(self.clients[register.fingerprint]))
         self.registers.append(register)
         return self.opened[-1]
 

@@ -15,8 +15,9 @@ import numpy as np
 from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, name_pipeline
 from kvoffload.connector.identity.agreement import agree, make_register
 from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
-from kvoffload.errors import RegistrationError
+from kvoffload.errors import RegistrationError, ServerError
 from kvoffload.native import digest_record
+from tests.kit.connector.local_client import LocalPlaces
 from tests.kit.connector.workers import (
     PAGE,
     Move,
@@ -98,6 +99,50 @@ def test_a_rank_touches_no_record_that_another_writes() -> None:
     assert len(report.digests[1][1]) == 2 * 16
     for worker, _ in ranks:
         worker.close()
+
+
+def test_ranks_that_store_a_group_apart_do_so_in_another_session() -> None:
+    shared = SharedCache()
+    ranks = [start(make_worker(rank=rank, ranks=2, replicas=2, shared=shared)) for rank in range(2)]
+    former, wanted = shared.client, []
+    for worker, tensors in ranks:
+        memory_of(tensors).add_(worker.rank)
+        wanted.append(block_of(tensors, 1))
+        worker.submit(StepPlan(apart=(1,)))
+    assert wanted[0] != wanted[1]
+    assert shared.client is not former
+    assert all(places.is_closed is (places.client is former) for places in shared.opened)
+    assert [group.shards for group in shared.client.register.groups] == [1, 2]
+    for worker, tensors in ranks:
+        # The scheduler side hears where it may copy now.
+        assert worker.take_results(is_idle=False)[2].places == {worker.rank: (shared.place,)}
+        save(worker, Move(1, 1, 0))
+        memory_of(tensors).fill_(0)
+        assert load(worker, Move(1, 2, 0), is_checked=True)
+        assert block_of(tensors, 2) == wanted[worker.rank]
+    for worker, _ in ranks:
+        worker.unregister()
+        start(worker)  # as after a sleep
+        assert worker.facts is not None
+        assert [group.replicas for group in worker.facts.groups] == [2, 1]
+        worker.close()
+
+
+def test_a_rank_that_cannot_join_another_session_copies_nothing_and_says_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = start(make_worker(ranks=2, replicas=2))
+
+    def refuse(register: object) -> LocalPlaces:
+        raise ServerError("it is full", remedy="")
+
+    monkeypatch.setattr(worker, "_open_cache", refuse)
+    worker.submit(StepPlan(apart=(0, 1)))
+    assert "ranks are not stored apart: it is full" in caplog.text
+    assert worker.take_results(is_idle=False)[2].places == {0: ()}
+    worker.submit(save_job(worker, Move(1, 1, 0)))
+    assert collect(worker, 1)[2].failed == {1}
+    worker.close()
 
 
 def test_groups_of_an_engine_have_as_many_equal_ranks_as_all_their_layers() -> None:

@@ -126,4 +126,4 @@ def test_ranks_that_hold_other_bytes_are_found_and_their_group_stays_unproved() 
     reported[other] = rows.tobytes()
     sums = digests.gather(job, reported)
     assert sums is not None
-    assert digests.find_unequal(job, reported, sums) == {1: [other]}
+    assert digests.find_unequal(job, reported, sums) == {1: [2, 3]}
