@@ -362,9 +362,11 @@ class WorkerSide:
         self._name = name_pipeline(
             [rank.fingerprint for rank in ranks[:: self.terms.sharing.tensor_ranks]], self._weights
         )
-        self._open_session(combine_groups(groups, [_take_sizes(groups, rank) for rank in ranks]), description)
+        self.cache = self._open_session(
+            combine_groups(groups, [_take_sizes(groups, rank) for rank in ranks]), description
+        )
 
-    def _open_session(self, groups: tuple[GroupFacts, ...], description: Mapping[str, object]) -> None:
+    def _open_session(self, groups: tuple[GroupFacts, ...], description: Mapping[str, object]) -> CopyPlaces:
         """As the engine that all ranks are together, with these groups."""
         self._groups = groups
         register = make_register(
@@ -374,28 +376,30 @@ class WorkerSide:
             description=describe_weights(description, self._weights),
             rank=self.terms.rank,
         )
-        self.cache = self._open_cache(add_report(register, self._registration.report, self.terms.rank))
+        cache = self._open_cache(add_report(register, self._registration.report, self.terms.rank))
         self.records = RankRecords(
             RankPart.find(self.terms.rank, groups),
             fingerprint=register.fingerprint,
             record_bytes=self.record_bytes,
             slot_bytes=[group.record_bytes for group in groups],
         )
+        return cache
 
     def _store_apart(self, apart: tuple[int, ...]) -> None:
         """Of these groups the ranks do not hold the same bytes: each stores its own, in a session of its own. Without
         one nothing is copied any more."""
         if self._facts is None:
             return
-        former, self.cache = self.cache, None
+        former, cache = self.cache, None
         self._apart.update(apart)
         self._facts = replace(self._facts, groups=store_apart(self._facts.groups, apart))
         try:
-            self._open_session(store_apart(self._groups, apart), self._facts.description)
+            cache = self._open_session(store_apart(self._groups, apart), self._facts.description)
         except Exception as fault:  # noqa: BLE001  (this is a step of an engine that runs)
             self._note_line("ranks are not stored apart", str(fault) or type(fault).__name__)
-        if self._host_memory is not None and self.cache is not None:
-            self._host_memory.follow(self.cache)
+        self.cache = cache
+        if self._host_memory is not None and cache is not None:
+            self._host_memory.follow(cache)
         if former is not None:
             former.close()
 
