@@ -47,16 +47,19 @@ class CacheAccess:
         rank: int = 0,
         on_event: Callable[[Event, int], None] | None = None,
         stock_slots: tuple[int, ...] = (),
+        waits: bool = True,
     ) -> Client:
         """Joins, and returns when it is served, or when it will be served later. `stock_slots`: as in `LinkTerms`.
+        Unless it `waits` it returns at once: the engine runs, and no step waits for a server.
 
         PrivateServerError, ConfigError: there can be no private server. ServerError: the server refuses this engine.
         """
         settings = self.settings
         socket: Path | Callable[[bool], Path] = Path(settings.server)
         if not settings.server:
-            # The first time here, so that what keeps it from starting keeps the engine from starting.
-            self._find_private(holds_memory=False)
+            if waits:
+                # The first time here, so that what keeps it from starting keeps the engine from starting.
+                self._find_private(holds_memory=False)
             socket = lambda holds_memory: self._find_private(holds_memory=holds_memory)  # noqa: E731
         terms = ClientTerms(
             socket=socket,
@@ -66,6 +69,8 @@ class CacheAccess:
             link=LinkTerms(acquire_deadline_s=settings.acquire_deadline, stock_slots=stock_slots),
         )
         client = Client(terms, on_event=on_event).start()
+        if not waits:
+            return client
         try:
             self._await(client, role)
         except BaseException:

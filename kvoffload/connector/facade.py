@@ -28,6 +28,7 @@ from kvoffload.connector.degrade import degrade
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache, with_scale_views
 from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
+from kvoffload.connector.engine.replicas import find_replicas
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.engine.stats import ConnectorProm, ConnectorStats
 from kvoffload.connector.engine_log import join_engine_log
@@ -162,6 +163,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             scale_views=views,
             identify=lambda _: identity,
             weights=self._weights.take(),
+            replicas=find_replicas(config, self._kv_cache_config),
         )
         register()
         self._register_again = register

@@ -21,7 +21,9 @@ class GroupTable:
         alignment: int,
         whole_prompts: bool = False,
         drops_last_block: bool = False,
+        shards: Sequence[int] = (),
     ) -> None:
+        """`shards`: by group, how many ranks hold different bytes of a block; one, if nothing is said."""
         for facts in groups:
             size = facts.rule.block_size
             if size % hash_block_size:
@@ -31,6 +33,9 @@ class GroupTable:
                 )
         self.facts = tuple(groups)
         self.rules = tuple(facts.rule for facts in groups)
+        self.shards = tuple(shards) or (1,) * len(groups)
+        self.stored_bytes = tuple(n * facts.record_bytes for n, facts in zip(self.shards, groups, strict=True))
+        """Of a block, all shards together."""
         self.hash_block_size = hash_block_size
         self.alignment = lcm(alignment, *(facts.rule.block_size for facts in groups))
         """Tokens that every hit of ours is a multiple of: the engine's own may end in a block (`prefix_match_unit`)."""

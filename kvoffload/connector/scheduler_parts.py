@@ -149,6 +149,7 @@ def assemble(
         alignment=terms.hit_alignment,
         whole_prompts=terms.whole_prompts,
         drops_last_block=terms.drops_last_block,
+        shards=[sharing.shards_of(group) for group in engine.groups],
     )
     register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
     events = None
@@ -166,7 +167,7 @@ def assemble(
         groups,
         worth,
         pins=pins,
-        terms=SaveTerms(fingerprint=engine.fingerprint, ranks=sharing.ranks, shards=sharing.shards),
+        terms=SaveTerms(fingerprint=engine.fingerprint, ranks=sharing.ranks),
         policy=policy,
         is_ready=places.has_all,
         is_known=is_known,
@@ -181,7 +182,6 @@ def assemble(
         groups,
         pool=pool,
         terms=RestoreTerms(
-            shards=sharing.shards,
             verify_always=terms.verify_always,
             always=terms.load_always,
             promote_wait_s=terms.promote_wait_s,
@@ -192,7 +192,7 @@ def assemble(
         measures=measures,
         clock=clock,
     )
-    kept = KeptPrefixes(cache, groups, shards=sharing.shards, clock=clock)
+    kept = KeptPrefixes(cache, groups, clock=clock)
     times = StepTimes(judge, decoded_tokens=terms.decoded_tokens, clock=clock)
     return SchedulerParts(cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events)
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
@@ -25,6 +26,7 @@ from kvoffload.connector.step_plan import (
     StepPlan,
     WorkerFacts,
     WorkerReport,
+    store_apart,
 )
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.errors import IdentityError
@@ -42,6 +44,8 @@ ENDING_S = 2.0
 seconds."""
 LEFT_WAIT_S = 0.5
 """How long an idle engine steps on for blocks that wait for slots: they may never come."""
+JOIN_WAIT_S = 5.0
+"""The same for ranks that join another session."""
 MAX_NOTES = 20
 """Lines about requests that ask for what cannot be."""
 
@@ -82,6 +86,8 @@ class SchedulerSide:
         """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
         self._is_asleep = False
         """The engine woke, and a rank of it did not."""
+        self._joins_until_s = 0.0
+        """Until when an idle engine steps to hear that its ranks have joined another session."""
         self._has_changed = False
         """A rank of it woke as another one."""
         self._measures = measures or Measures()
@@ -109,6 +115,10 @@ class SchedulerSide:
             return False
         if parts.saves.pending or parts.restores.is_waited_for or parts.kept.pending:
             return True
+        if self._is_parting:
+            return not self._has_changed
+        if self._clock() < self._joins_until_s and not parts.places.are_all_known:
+            return True
         return self._is_ending(parts) or (parts.saves.has_left and not self._has_waited)
 
     @property
@@ -130,7 +140,21 @@ class SchedulerSide:
         if self.parts is not None:
             self._accept_again(self.parts, facts)
             return
-        self.parts = assemble(
+        self.parts = self._assemble(facts)
+        claims: Counter[str] = Counter()
+        for rank in facts.values():
+            claims.update(dict(rank.claims))
+        for claim, size_bytes in claims.items():
+            self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
+        self._proof.begin(
+            {rank.rank: rank.weights.proof for rank in facts.values()},
+            can_look=all(rank.weights.name for rank in facts.values()),
+        )
+        self.parts.cache.begin_step()
+
+    def _assemble(self, facts: Mapping[Rank, WorkerFacts]) -> SchedulerParts:
+        assert self._pool is not None
+        parts = assemble(
             facts,
             self.terms,
             pool=self._pool,
@@ -140,18 +164,10 @@ class SchedulerSide:
             is_known=self._is_known,
             find_mask=lambda: self.masks.generation,
         )
-        claims: Counter[str] = Counter()
-        for rank in facts.values():
-            claims.update(dict(rank.claims))
-        for claim, size_bytes in claims.items():
-            self._measures.set("kvoffload_registered_bytes", size_bytes, claim=claim)
-        self._memory_id = self.parts.cache.memory_id
         self.facts = dict(facts)
-        self._proof.begin(
-            {rank.rank: rank.weights.proof for rank in facts.values()},
-            can_look=all(rank.weights.name for rank in facts.values()),
-        )
-        self.parts.cache.begin_step()
+        self._memory_id = parts.cache.memory_id
+        self._former.clear()
+        return parts
 
     def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:
         self._rest = 0
@@ -169,7 +185,12 @@ class SchedulerSide:
     @property
     def _is_off(self) -> bool:
         """Nothing is saved or restored of requests that arrive, and nothing waited for."""
-        return self.is_mixed or self._is_asleep or self._has_changed
+        return self.is_mixed or self._is_asleep or self._has_changed or self._is_parting
+
+    @property
+    def _is_parting(self) -> bool:
+        """Ranks are to store apart what they do not have in common, as soon as nothing is on its way."""
+        return self.parts is not None and bool(self.parts.saves.unequal)
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
@@ -249,6 +270,11 @@ class SchedulerSide:
             return NOTHING_TO_DO
         parts.saves.look_out.skip(self.rested)
         self._rest = self.rested = 0
+        apart: tuple[int, ...] = ()
+        if self._is_parting and not (
+            self._has_changed or parts.saves.pending or parts.restores.is_waited_for or parts.restores.unsent
+        ):
+            parts, apart = self._store_apart(parts)
         are_saves_pending = parts.saves.pending > 0
         if are_saves_pending:
             parts.saves.end_overdue()
@@ -261,7 +287,7 @@ class SchedulerSide:
         state = output.kv_connector_block_state
         saves: tuple[SaveJob, ...] = ()
         # From here on nothing may go wrong that is not seen to there: what is planned has to be sent.
-        if state is not None:
+        if state is not None and not self._is_parting:
             saves = parts.saves.plan_step(
                 self.requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
             )
@@ -273,14 +299,14 @@ class SchedulerSide:
         if self._proof.is_open:
             sample = self._proof.take_question(has_forward=tokens > 0)
             if sample:
-                return StepPlan(loads, saves, doomed, retired, tokens > 0, step, sample)
-        if not (loads or saves or doomed or retired):
+                return StepPlan(loads, saves, doomed, retired, tokens > 0, step, sample, apart)
+        if not (loads or saves or doomed or retired or apart):
             if step:
                 # No rest after it: where it computes prompts, the next one tells what steps take without.
                 return StepPlan(has_forward=tokens > 0, step=step)
             self._rest = self._find_rest(parts)
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
-        return StepPlan(loads, saves, doomed, retired, tokens > 0, step)
+        return StepPlan(loads, saves, doomed, retired, tokens > 0, step, apart=apart)
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
         """Returns what must be sent although planning failed: queued loads, or their requests would wait for ever."""
@@ -312,7 +338,10 @@ class SchedulerSide:
                 parts.places.note(report.places)
                 self._is_asleep = self._is_asleep and not parts.places.are_all_known
                 if report.saved:
+                    was_parting = self._is_parting
                     parts.saves.end_jobs(report)
+                    if self._is_parting and not was_parting:
+                        self._begin_parting(parts)
 
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """It has finished or was aborted; its blocks are freed after this."""
@@ -329,6 +358,30 @@ class SchedulerSide:
             tracked.chain.follow(request.block_hashes)
             tokens = min(request.num_computed_tokens, tracked.chain.tokens)
             parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
+
+    def _begin_parting(self, parts: SchedulerParts) -> None:
+        """Nothing is begun any more in the session that all of it went to so far."""
+        for tracked in self.requests.values():
+            tracked.is_tainted = True
+        parts.restores.drop_answers()
+        parts.kept.let_go()
+
+    def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[int, ...]]:
+        """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
+        session for them. Which groups, for the ranks to do the same. Requests that run are not saved any more."""
+        apart = tuple(sorted(former.saves.unequal))
+        facts = {
+            name: replace(rank, groups=store_apart(rank.groups, apart), places=()) for name, rank in self.facts.items()
+        }
+        try:
+            self.parts = parts = self._assemble(facts)
+        except BaseException:
+            self._has_changed = True
+            raise
+        parts.saves.follow(former.saves)
+        self._joins_until_s = self._clock() + JOIN_WAIT_S
+        former.cache.close()
+        return parts, apart
 
     def _judge_weights(self, weights: Mapping[int, tuple[int, bytes]]) -> None:
         """Where they are the same after a sleep, everything has the names that it had before it."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +49,12 @@ class BlockMoves:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def choose(self, mask: npt.NDArray[np.bool_]) -> BlockMoves:
+        """Some of them, in their order."""
+        if mask.all():
+            return self
+        return BlockMoves(self.groups[mask], self.blocks[mask], self.addresses[mask])
+
 
 @dataclass(frozen=True, eq=False)
 class WantedDigests:
@@ -75,6 +81,10 @@ class SaveJob:
     job: int
     place: Place
     moves: BlockMoves
+    writers: npt.NDArray[np.uint8] | None = None
+    """For each move, which of the ranks that hold the same bytes writes the record. None: no ranks do."""
+    compared: npt.NDArray[np.bool_] | None = None
+    """Records of which all ranks that hold the same bytes make digests. None: those who write alone."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +103,13 @@ class StepPlan(KVConnectorMetadata):
     """A number that every rank reports with what this step has ended; 0: nobody wants to know."""
     sample: int = 0
     """A number with which every rank reports a proof of the weights that this step computes with; 0: nobody asks."""
+    apart: tuple[int, ...] = ()
+    """Groups of which every rank stores its own bytes from here on, in another session. No job is on its way."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing is to be done. The step may be one that is measured."""
-        return not (self.loads or self.saves or self.doomed or self.retired)
+        return not (self.loads or self.saves or self.doomed or self.retired or self.apart)
 
 
 NOTHING_TO_DO = StepPlan()
@@ -114,7 +126,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     failed: frozenset[int] = frozenset()
     """Those of them that failed anywhere."""
     digests: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
-    """By job and shard: two 64-bit halves of the digest sum of each record."""
+    """By job and rank: two 64-bit halves of the digest sum of each record that it made one of, as the job has them."""
     places: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
     """By rank, if it has changed: where it may copy."""
     copied_s: Mapping[str, float] = field(default_factory=dict)
@@ -134,9 +146,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
         saved = dict(self.saved)
         for job, ranks in other.saved.items():
             saved[job] = saved.get(job, 0) + ranks
-        digests = {job: dict(shards) for job, shards in self.digests.items()}
-        for job, shards in other.digests.items():
-            digests.setdefault(job, {}).update(shards)
+        digests = {job: dict(by_rank) for job, by_rank in self.digests.items()}
+        for job, by_rank in other.digests.items():
+            digests.setdefault(job, {}).update(by_rank)
         copied_s = self.copied_s
         if other.copied_s:
             slowest = {name: max(s, copied_s.get(name, 0.0)) for name, s in other.copied_s.items()}
@@ -163,6 +175,13 @@ class GroupFacts:
     name: str
     rule: GroupRule
     record_bytes: int
+    replicas: int = 1
+    """Tensor ranks in a row that hold the same bytes of it."""
+
+
+def store_apart(groups: Sequence[GroupFacts], apart: Collection[int]) -> tuple[GroupFacts, ...]:
+    """Returns the groups with every rank's own bytes stored of some of them, by their numbers among these."""
+    return tuple(replace(one, replicas=1) if number in apart else one for number, one in enumerate(groups))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
+from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
 from kvoffload.connector.cache_client import CopyPlaces
 from kvoffload.connector.engine.host_memory import HostMemory, RegisteringEngine
 from kvoffload.connector.engine.pipeline import Exchange, Pipeline, Stage, combine_weights, name_pipeline
-from kvoffload.connector.identity.agreement import SharingTerms, add_report, describe_weights, make_register
+from kvoffload.connector.identity.agreement import (
+    SharingTerms,
+    add_report,
+    combine_groups,
+    describe_weights,
+    make_register,
+    name_division,
+)
+from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -24,6 +35,7 @@ from kvoffload.connector.step_plan import (
     WeightDigests,
     WorkerFacts,
     WorkerReport,
+    store_apart,
 )
 from kvoffload.errors import KVOffloadError, NativeError, RegistrationError, StorageError
 from kvoffload.keys.identity import Identity
@@ -39,6 +51,7 @@ from kvoffload.transfer import (
     run_copy_self_test,
 )
 from kvoffload.transfer.copy_engine import CopyTicket, Marked, StreamPoint
+from kvoffload.types import Fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +85,9 @@ class _Copy:
 
     job: SaveJob | LoadJob
     memory: SegmentMap
+    records: RankRecords
+    scratch: npt.NDArray[np.uint8] | None = None
+    """Slots of records that are only compared."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,13 @@ class WorkerSide:
         self.cache: CopyPlaces | None = None
         self.records: RankRecords | None = None
         """Known when the cache is joined."""
+        self._groups: tuple[GroupFacts, ...] = ()
+        """Of the session: with what all ranks have in common."""
+        self._apart: set[int] = set()
+        """Groups of which every rank stores its own bytes, whatever their layers say."""
+        self._name = Fingerprint(b"")
+        self._weights = b""
+        """Of all ranks together."""
         self._identity = b""
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
         self._told: tuple[Place, ...] | None = ()
@@ -148,8 +171,12 @@ class WorkerSide:
         scale_views: Mapping[str, torch.Tensor],
         identify: Callable[[KVGeometry], Identity],
         weights: WeightDigests = _NO_WEIGHTS,
+        replicas: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Checks, proves, self-tests; raises what is wrong, and then holds nothing. Again after `unregister`."""
+        """Checks, proves, self-tests; raises what is wrong, and then holds nothing. Again after `unregister`.
+
+        `replicas`: by layer, how many tensor ranks in a row hold the same bytes of it. Layers that are not in it: one.
+        """
         device = next(iter(tensors.values())).device
         identity = identify(geometry)
         opened: list[CopyEngine] = []
@@ -164,7 +191,7 @@ class WorkerSide:
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
         self.group_numbers = np.array(stored, np.int64)
-        groups = tuple(_group_facts(geometry, index) for index in stored)
+        groups = store_apart([_group_facts(geometry, index, replicas) for index in stored], self._apart)
         self.record_bytes = [group.record_bytes for group in groups]
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
@@ -233,6 +260,8 @@ class WorkerSide:
         for memory_id in plan.retired:
             if self.cache is not None:
                 self.cache.retire(memory_id)
+        if plan.apart:
+            self._store_apart(plan.apart)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
@@ -261,7 +290,7 @@ class WorkerSide:
                 if one.fault:
                     failed_saves.add(one.job.job)
                 elif one.digests:
-                    digests[one.job.job] = {self.terms.sharing.shard_of(self.terms.rank): one.digests}
+                    digests[one.job.job] = {self.terms.rank: one.digests}
         report = WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places), copied_s)
         return finished, failed, report
 
@@ -319,57 +348,84 @@ class WorkerSide:
         weights: WeightDigests,
     ) -> None:
         """The engine's session, whose memory blocks are copied to and from; once."""
-        if self.cache is not None:
+        if self.records is not None:
             return
-        terms = self.terms
         ranks = self._pipeline.meet(
-            Stage(fingerprint=fingerprint, record_bytes=tuple(self.record_bytes), weights=weights.name)
+            Stage(
+                fingerprint=fingerprint,
+                record_bytes=tuple(self.record_bytes),
+                replicas=tuple(group.replicas for group in groups),
+                weights=weights.name,
+            )
         )
-        sizes = [max(of_group) for of_group in zip(*(rank.record_bytes for rank in ranks), strict=True)]
-        together = combine_weights([rank.weights for rank in ranks])
+        self._weights = combine_weights([rank.weights for rank in ranks])
+        self._name = name_pipeline(
+            [rank.fingerprint for rank in ranks[:: self.terms.sharing.tensor_ranks]], self._weights
+        )
+        self.cache = self._open_session(
+            combine_groups(groups, [_take_sizes(groups, rank) for rank in ranks]), description
+        )
+
+    def _open_session(self, groups: tuple[GroupFacts, ...], description: Mapping[str, object]) -> CopyPlaces:
+        """As the engine that all ranks are together, with these groups."""
+        self._groups = groups
         register = make_register(
-            name_pipeline([rank.fingerprint for rank in ranks[:: terms.sharing.tensor_ranks]], together),
-            tuple(replace(group, record_bytes=size) for group, size in zip(groups, sizes, strict=True)),
-            terms.sharing,
-            description=describe_weights(description, together),
-            rank=terms.rank,
+            name_division(self._name, groups),
+            groups,
+            self.terms.sharing,
+            description=describe_weights(description, self._weights),
+            rank=self.terms.rank,
         )
-        self.cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
+        cache = self._open_cache(add_report(register, self._registration.report, self.terms.rank))
         self.records = RankRecords(
-            shard=terms.sharing.shard_of(terms.rank),
+            RankPart.find(self.terms.rank, groups),
             fingerprint=register.fingerprint,
             record_bytes=self.record_bytes,
-            slot_bytes=sizes,
+            slot_bytes=[group.record_bytes for group in groups],
         )
+        return cache
+
+    def _store_apart(self, apart: tuple[int, ...]) -> None:
+        """Of these groups the ranks do not hold the same bytes: each stores its own, in a session of its own. Without
+        one nothing is copied any more."""
+        if self._facts is None:
+            return
+        former, cache = self.cache, None
+        self._apart.update(apart)
+        self._facts = replace(self._facts, groups=store_apart(self._facts.groups, apart))
+        try:
+            cache = self._open_session(store_apart(self._groups, apart), self._facts.description)
+        except Exception as fault:  # noqa: BLE001  (this is a step of an engine that runs)
+            self._note_line("ranks are not stored apart", str(fault) or type(fault).__name__)
+        self.cache = cache
+        if self._host_memory is not None and cache is not None:
+            self._host_memory.follow(cache)
+        if former is not None:
+            former.close()
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""
         if self.engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
-        sharing = self.terms.sharing
-        if isinstance(job, SaveJob) and not sharing.is_writer(self.terms.rank):
-            self._ended.append(_Ended(job, ""))
-            return
         if self.cache is None or self.records is None or not self.cache.may_copy(job.place):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
-        memory = self.cache.memory(job.place.memory_id)
-        items = CopyItems(
-            group=self.group_numbers[job.moves.groups],
-            block=job.moves.blocks,
-            slot=self.records.find_slots(memory, job.moves),
-        )
+        memory, scratch = self.cache.memory(job.place.memory_id), None
         if isinstance(job, SaveJob):
             direction, has_digests = CopyDirection.SAVE, True
-            self.records.clear_tails(memory, job.moves)
+            moves, slots, scratch = self.records.plan_save(memory, job)
+            if not len(moves):
+                self._ended.append(_Ended(job, ""))
+                return
         else:
             direction, has_digests = CopyDirection.LOAD, job.wanted is not None
+            moves, slots = job.moves, self.records.find_slots(memory, job.moves)
         ticket = self.engine.submit(
             direction,
-            items,
+            CopyItems(group=self.group_numbers[moves.groups], block=moves.blocks, slot=slots),
             has_digests=has_digests,
             after=self._find_point(direction, before_forward),
         )
-        self._copies[ticket] = _Copy(job, memory)
+        self._copies[ticket] = _Copy(job, memory, self.records, scratch)
 
     def _find_point(self, direction: CopyDirection, before_forward: StreamPoint | None) -> Marked:
         """Returns what a job's copies come after."""
@@ -397,8 +453,8 @@ class WorkerSide:
         if isinstance(job, SaveJob):
             digests = b"" if finished.digests is None else finished.digests.tobytes()
             return _Ended(job, fault, digests)
-        if not fault and finished.digests is not None and self.records is not None:
-            fault = self.records.compare(job, finished.digests)
+        if not fault and finished.digests is not None:
+            fault = copy.records.compare(job, finished.digests)
         return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
 
     def _find_places(self) -> tuple[Place, ...]:
@@ -434,13 +490,22 @@ class WorkerSide:
             logger.warning("%s: %s%s", what, why, last)
 
 
-def _group_facts(geometry: KVGeometry, index: int) -> GroupFacts:
+def _group_facts(geometry: KVGeometry, index: int, replicas: Mapping[str, int]) -> GroupFacts:
     group = geometry.groups[index]
     return GroupFacts(
         index=index,
         name=group.name,
         rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
         record_bytes=group.record_bytes,
+        replicas=gcd(*(replicas.get(layer.name, 1) for layer in group.layers if not layer.alias_of)),
+    )
+
+
+def _take_sizes(groups: tuple[GroupFacts, ...], rank: Stage) -> tuple[GroupFacts, ...]:
+    """The groups as another rank has them."""
+    return tuple(
+        replace(group, record_bytes=size, replicas=replicas)
+        for group, size, replicas in zip(groups, rank.record_bytes, rank.replicas, strict=True)
     )
 
 

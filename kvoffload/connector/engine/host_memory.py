@@ -69,7 +69,7 @@ class HostMemory:
         idle_wait_s: float = IDLE_WAIT_S,
     ) -> None:
         self._engine = engine
-        self._cache = cache
+        self._cache = self._followed = cache
         self._clock = clock
         self._idle_wait_s = idle_wait_s
         self._places: Places = ()
@@ -97,6 +97,11 @@ class HostMemory:
         self._wakes.set()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_WAIT_S)
+
+    def follow(self, cache: CopyPlaces) -> None:
+        """The memory of another client is registered from here on, and the former's no longer."""
+        self._cache = cache
+        self._wakes.set()
 
     def wake(self) -> None:
         """Is told that something has changed: a new memory, or a former one that was retired."""
@@ -139,7 +144,11 @@ class HostMemory:
     def _update_once(self) -> None:
         """Tries again what the engine refused, told once for as long as it says the same."""
         try:
-            self.update(self._cache.places())
+            if self._followed is not self._cache:
+                # Memories of one number lie elsewhere for each client.
+                self._follow(())
+                self._followed = self._cache
+            self.update(self._followed.places())
             self._refusal = ""
         except KVOffloadError as fault:
             if str(fault) != self._refusal:
@@ -152,7 +161,7 @@ class HostMemory:
             self._remove(self._memories.pop(memory_id))
         for memory_id in sorted(present - self._memories.keys()):
             try:
-                segments = self._cache.memory(memory_id)
+                segments = self._followed.memory(memory_id)
             except ValueError:
                 continue  # it has gone since `places` was read
             self._memories[memory_id] = _Memory(segments, segments.ranges()[::-1])
@@ -165,7 +174,7 @@ class HostMemory:
         if memory is None:
             return False
         try:
-            ready_bytes = self._cache.ready_bytes(memory_id)
+            ready_bytes = self._followed.ready_bytes(memory_id)
         except ValueError:
             return True  # it has gone, which `places` is about to say
         while memory.waiting and memory.told_bytes + memory.waiting[-1][1] <= ready_bytes:

@@ -34,6 +34,8 @@ class Stage:
     fault: str = ""
     weights: bytes = b""
     """`WeightDigests.name`."""
+    replicas: tuple[int, ...] = ()
+    """By group: tensor ranks in a row that hold the same bytes."""
 
 
 class Pipeline:
@@ -78,7 +80,7 @@ def combine_weights(ranks: Sequence[bytes]) -> bytes:
 
 
 def encode_stage(stage: Stage) -> bytes:
-    packed: bytes = msgpack.packb((stage.fingerprint, stage.record_bytes, stage.fault, stage.weights))
+    packed: bytes = msgpack.packb((stage.fingerprint, stage.record_bytes, stage.fault, stage.weights, stage.replicas))
     if _LENGTH_BYTES + len(packed) > FRAME_BYTES:
         raise RegistrationError(
             f"{len(stage.record_bytes)} KV cache groups are too many for an engine of several ranks", remedy=""
@@ -90,7 +92,7 @@ def decode_stage(frame: bytes) -> Stage:
     """Reads what a rank has sent. RegistrationError: it is no stage."""
     length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
     try:
-        fingerprint, record_bytes, fault, weights = msgpack.unpackb(
+        fingerprint, record_bytes, fault, weights, replicas = msgpack.unpackb(
             frame[_LENGTH_BYTES : _LENGTH_BYTES + length],
             use_list=False,
             max_bin_len=HASH_BYTES,
@@ -102,7 +104,10 @@ def decode_stage(frame: bytes) -> Stage:
     except (ValueError, TypeError) as broken:
         raise RegistrationError(f"a rank of the engine said what is none: {broken}", remedy="") from broken
     are_bytes = isinstance(fingerprint, bytes) and isinstance(weights, bytes)
-    is_stage = are_bytes and isinstance(fault, str) and isinstance(record_bytes, tuple)
-    if not is_stage or not all(isinstance(size, int) and size >= 0 for size in record_bytes):
+    is_stage = are_bytes and isinstance(fault, str) and isinstance(record_bytes, tuple) and isinstance(replicas, tuple)
+    if not is_stage or len(record_bytes) != len(replicas):
         raise RegistrationError("a rank of the engine said what is none", remedy="")
-    return Stage(fingerprint=fingerprint, record_bytes=record_bytes, fault=fault, weights=weights)
+    are_sizes = all(isinstance(size, int) and size >= 0 for size in record_bytes)
+    if not are_sizes or not all(isinstance(one, int) and one > 0 for one in replicas):
+        raise RegistrationError("a rank of the engine said what is none", remedy="")
+    return Stage(fingerprint=fingerprint, record_bytes=record_bytes, replicas=replicas, fault=fault, weights=weights)

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import re
 import threading
+from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.engine import vllm_compat
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 WINDOWS = 8
 """Whole windows for which slots are held ready: prompts that end in one step."""
 _LITTLE_SHARE = 0.5
+_SHOWN_DIGITS = 8
 
 _DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
 """What vLLM puts after the name that the engines of one deployment share."""
@@ -61,6 +63,8 @@ class EngineStart:
             engine_bytes=self._cached_bytes(sum(tensor.size for tensor in cache.kv_cache_tensors[:1])),
         )
         self._starting: threading.Thread | None = None
+        self._fingerprint = b""
+        """That it registered first."""
 
     def begin_for_worker(self) -> None:
         """A private server begins to start, beside what the engine does until its caches are registered."""
@@ -101,7 +105,7 @@ class EngineStart:
         """The first rank of an engine without a shared server starts its private one, or has begun to."""
         if self._starting is not None:
             self._starting.join()
-        return self.access.open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
+        return self._open(register, role=Role.WORKER, rank=self._config.parallel_config.rank)
 
     def exchange(self, frame: bytes) -> Sequence[bytes]:
         """Gives all ranks' frames for one's own, as `pipeline.Exchange` says."""
@@ -115,11 +119,22 @@ class EngineStart:
             step_tokens=self._config.scheduler_config.max_num_batched_tokens,
             steps_under_way=vllm_compat.steps_under_way(self._config),
         )
-        client = self.access.open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
+        is_first = not self._fingerprint
+        client = self._open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
             client.subscribe()
-        self._tell(client, engine)
+        if is_first:
+            self._tell(client, engine)
         return client
+
+    def _open(self, register: Register, **given: Any) -> Client:
+        """An engine that divides its blocks otherwise than when it started is another one to its server, which knows
+        one identity of each. It runs by then."""
+        self._fingerprint = self._fingerprint or register.fingerprint
+        if register.fingerprint == self._fingerprint:
+            return self.access.open(register, **given)
+        access = replace(self.access, engine=f"{self.access.engine} {register.fingerprint.hex()[:_SHOWN_DIGITS]}")
+        return access.open(register, **given, waits=False)
 
     def _start_private(self) -> None:
         # Who opens it meets what is wrong again, and then it is the engine's to hear.
@@ -128,9 +143,12 @@ class EngineStart:
 
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """One line that says what is kept, and where."""
-        shards = self._sharing_terms().shards
-        per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
-        own = self._cached_bytes(engine.cache_bytes // self._sharing_terms().ranks)
+        sharing, deployed = self._sharing_terms(), max(self._config.parallel_config.data_parallel_size_local, 1)
+        block_bytes = [sharing.shards_of(group) * group.record_bytes for group in engine.groups]
+        per_token = sum(n / group.rule.block_size for n, group in zip(block_bytes, engine.groups, strict=True))
+        # Ranks that hold the same bytes count once.
+        all_bytes = sum(sharing.ranks * group.record_bytes / group.rule.block_size for group in engine.groups)
+        own = int(engine.cache_bytes * deployed * per_token / all_bytes)
         share = None
         try:
             pool = client.stats().capacity_bytes
@@ -145,9 +163,8 @@ class EngineStart:
             where,
             self._settings.server or _name_private(client),
             ", ".join(
-                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, "
-                f"{group.record_bytes * shards:,} bytes)"
-                for group in engine.groups
+                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, {size:,} bytes)"
+                for group, size in zip(engine.groups, block_bytes, strict=True)
             ),
             per_token,
             "what it has" if share is None else f"{share:.0%}",
@@ -161,8 +178,10 @@ class EngineStart:
             )
 
     def _cached_bytes(self, rank_bytes: int) -> int:
-        """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once."""
-        return rank_bytes * self._sharing_terms().shards * max(self._config.parallel_config.data_parallel_size_local, 1)
+        """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once, as
+        far as the configuration shows them."""
+        engine = rank_bytes * self._sharing_terms().ranks // vllm_compat.kv_replicas(self._cache)
+        return engine * max(self._config.parallel_config.data_parallel_size_local, 1)
 
     def _sharing_terms(self) -> SharingTerms:
         parallel = self._config.parallel_config
@@ -172,7 +191,6 @@ class EngineStart:
             hash_seed=vllm_compat.hash_seed(self._config),
             tensor_ranks=parallel.tensor_parallel_size,
             pipeline_ranks=parallel.pipeline_parallel_size,
-            replicas=vllm_compat.kv_replicas(self._cache),
         )
 
 

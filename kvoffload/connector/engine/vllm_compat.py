@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
@@ -122,8 +122,38 @@ def frees_after_steps(config: VllmConfig, cache: KVCacheConfig) -> bool:
 
 
 def kv_replicas(cache: KVCacheConfig) -> int:
-    """Tensor ranks in a row that hold identical KV."""
+    """Tensor ranks in a row that hold identical KV of all layers, as far as vLLM says so."""
     return int(getattr(cache, "kv_tp_replicas", None) or 1)
+
+
+def most_shards(spec: Any) -> int | None:
+    """Tensor ranks that hold different bytes of a layer's pages, at most, where vLLM says so; 0.31 does not."""
+    said = getattr(spec, "max_tp_shards", None)
+    return None if said is None else int(said)
+
+
+def has_latent(layer: Any) -> bool:
+    """Whether this is one of vLLM's MLA layers: what they keep is computed alike by all tensor ranks."""
+    from vllm.model_executor.layers.attention import MLAAttention
+
+    return isinstance(layer, MLAAttention)
+
+
+def find_projections(modules: Iterable[torch.nn.Module]) -> dict[int, Any]:
+    """By the id of an attention layer: what projects to its queries, keys and values, and so knows how heads are
+    divided. Only where a module of the model has one of each, as otherwise it may be another's."""
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.linear import QKVParallelLinear
+
+    found = {}
+    for module in modules:
+        # An adapter takes the place of a projection, and keeps it.
+        children = [getattr(child, "base_layer", child) for child in module.children()]
+        layers = [child for child in children if isinstance(child, Attention)]
+        projections = [child for child in children if isinstance(child, QKVParallelLinear)]
+        if len(layers) == len(projections) == 1:
+            found[id(layers[0])] = projections[0]
+    return found
 
 
 def exchange_between_ranks(config: VllmConfig, frame: bytes) -> Sequence[bytes]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import gcd
 from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
@@ -22,6 +23,7 @@ SHOWN_LETTERS = 120
 """Of a part of an identity; of longer ones a digest is told."""
 Rank = tuple[int, int]
 """(pipeline rank, tensor rank)."""
+_DIVISION_TAG = b"kvoffload division of blocks 1\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +35,14 @@ class SharingTerms:
     hash_seed: str
     tensor_ranks: int
     pipeline_ranks: int = 1
-    replicas: int = 1
-    """Tensor ranks in a row that hold the same bytes."""
 
     @property
     def ranks(self) -> int:
         return self.tensor_ranks * self.pipeline_ranks
 
-    @property
-    def shards(self) -> int:
-        """Ranks that hold different bytes of a block."""
-        return self.ranks // self.replicas
-
-    def shard_of(self, rank: int) -> int:
-        return rank // self.replicas
-
-    def is_writer(self, rank: int) -> bool:
-        """Of the ranks that hold a shard, the one that saves it."""
-        return rank % self.replicas == 0
+    def shards_of(self, group: GroupFacts) -> int:
+        """Says how many ranks hold different bytes of a block of this group."""
+        return self.ranks // group.replicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +80,44 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
                 f"ranks {first_rank} and {rank} have different KV cache groups",
                 remedy="start all ranks with the same model and settings",
             )
-    record_bytes = [max(rank.groups[i].record_bytes for rank in facts.values()) for i in range(len(first.groups))]
+        if [group.replicas for group in other.groups] != [group.replicas for group in stage.groups]:
+            raise IdentityError(
+                f"ranks {stage_rank} and {rank} do not agree which of their KV cache groups hold the same bytes",
+                remedy="start all ranks with the same model and settings",
+            )
     weights = combine_weights([rank.weights.name for _, rank in ordered])
+    stages = [stage for _, (_, stage) in sorted(firsts.items())]
+    groups = combine_groups(first.groups, [rank.groups for rank in facts.values()])
     return EngineFacts(
-        fingerprint=name_pipeline([stage.fingerprint for _, (_, stage) in sorted(firsts.items())], weights),
+        fingerprint=name_division(name_pipeline([stage.fingerprint for stage in stages], weights), groups),
         description=describe_weights(first.description, weights),
-        groups=tuple(replace(g, record_bytes=size) for g, size in zip(first.groups, record_bytes, strict=True)),
+        groups=groups,
         num_blocks=first.num_blocks,
         cache_bytes=sum(rank.cache_bytes for rank in facts.values()),
     )
+
+
+def combine_groups(groups: Sequence[GroupFacts], ranks: Sequence[Sequence[GroupFacts]]) -> tuple[GroupFacts, ...]:
+    """Returns the groups with the largest record of any rank, and as many equal ranks in a row as there are in each."""
+    return tuple(
+        replace(
+            group,
+            record_bytes=max(one.record_bytes for one in of_ranks),
+            replicas=gcd(*(one.replicas for one in of_ranks)),
+        )
+        for group, *of_ranks in zip(groups, *ranks, strict=True)
+    )
+
+
+def name_division(name: Fingerprint, groups: Sequence[GroupFacts]) -> Fingerprint:
+    """The name of what an engine holds whose ranks store their blocks like this; where each stores its own, as it is.
+
+    Slots of one name are divided alike, whatever a later version finds out about a model.
+    """
+    replicas = [group.replicas for group in groups]
+    if set(replicas) <= {1}:
+        return name
+    return Fingerprint(sha256(_DIVISION_TAG + name + b"".join(one.to_bytes(4, "little") for one in replicas)).digest())
 
 
 def describe_weights(description: Mapping[str, object], weights: bytes) -> Mapping[str, object]:
@@ -132,7 +153,8 @@ def make_register(
     geometry = CacheGeometry(
         hash_block_size=terms.hash_block_size,
         groups=tuple(
-            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards) for group in groups
+            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards_of(group))
+            for group in groups
         ),
     )
     return describe_blocks(

@@ -41,7 +41,6 @@ PARKED_SHARE = 2
 class RestoreTerms:
     """What one engine's loads go by."""
 
-    shards: int
     verify_always: bool = False
     always: bool = False
     """Whatever is there, also where computing it takes less time."""
@@ -224,7 +223,7 @@ class Restores:
             reason=self._explain_rest(boundary, found.boundary, limit),
             lower=max(boundary - max(question.pending.in_memory, local), 0),
         )
-        size_bytes = self.terms.shards * sum(self._groups.facts[group].record_bytes for group in moves.groups.tolist())
+        size_bytes = sum(self._groups.stored_bytes[group] for group in moves.groups.tolist())
         self.loads[request_id] = _Load(
             found, tuple(names), len(moves), size_bytes, self._clock(), tracked.request.trace_headers
         )
@@ -344,7 +343,7 @@ class Restores:
                 local=local,
                 limit=limit,
                 alignment=self._groups.alignment,
-                shards=range(self.terms.shards) if self.terms.verify_always else (),
+                shards=range(max(self._groups.shards)) if self.terms.verify_always else (),
             ),
             far=far,
         )
@@ -451,9 +450,9 @@ class Restores:
         if self.terms.always:
             return None
         size_bytes = 0
-        for leased, facts in zip(found.groups, self._groups.facts, strict=True):
-            needed = needed_blocks(facts.rule, local=local, boundary=found.boundary)
-            size_bytes += self.terms.shards * facts.record_bytes * min(len(needed), len(leased.addresses))
+        for leased, rule, stored_bytes in zip(found.groups, self._groups.rules, self._groups.stored_bytes, strict=True):
+            needed = needed_blocks(rule, local=local, boundary=found.boundary)
+            size_bytes += stored_bytes * min(len(needed), len(leased.addresses))
         rest = question.num_tokens - found.boundary
         is_faster = self._judge.favours_load(found.boundary - local, size_bytes, rest=rest)
         return None if is_faster else MissReason.SLOWER_THAN_COMPUTING

@@ -45,12 +45,10 @@ class KeptPrefixes:
         cache: CacheClient,
         groups: GroupTable,
         *,
-        shards: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._groups = groups
-        self._shards = shards
         self._clock = clock
         self._waiting: list[_Prefix] = []
         self._kept: list[_Kept] = []
@@ -113,9 +111,9 @@ class KeptPrefixes:
         self._kept.clear()
 
     def _hold(self, found: AcquiredBlocks, lease: BlockLease, seconds: float) -> None:
-        size_bytes = self._shards * sum(
-            len(leased.addresses) * facts.record_bytes
-            for leased, facts in zip(found.groups, self._groups.facts, strict=True)
+        size_bytes = sum(
+            len(leased.addresses) * stored_bytes
+            for leased, stored_bytes in zip(found.groups, self._groups.stored_bytes, strict=True)
         )
         room_bytes = self._cache.memory(lease.memory_id).size_bytes // KEPT_SHARE
         if size_bytes + sum(one.size_bytes for one in self._kept) > room_bytes:

@@ -22,6 +22,7 @@ from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import SavePolicy
+from kvoffload.connector.saves.rank_digests import RankDigests
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
 from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
@@ -39,8 +40,6 @@ failed."""
 MAX_STEPS_WAITED = 200
 """Steps after which the engine is no longer asked to wait for what a save has pinned."""
 NoteSaved = Callable[[TrackedRequest, int, range, bytes], None]
-_DIGEST_BYTES = 16
-"""Of a record's digest sum, as workers report it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +52,14 @@ class _GroupSave:
     is_next: bool = False
     """The engine was about to take these blocks."""
     begin: int = 0
-    """Its digests begin there among those of its job."""
+    """Its records begin there among those of its job."""
 
 
 @dataclass(eq=False)
 class _Job:
     """A save on its way: what to publish and unpin when `waiting_ranks` have reported."""
 
+    sent: SaveJob
     parts: list[_GroupSave]
     told: list[_GroupSave]
     """These are the same parts in the order in which they are published."""
@@ -69,6 +69,7 @@ class _Job:
     is_dropped: bool = False
     """It failed somewhere, or nobody wants it any more."""
     digests: dict[int, bytes] = field(default_factory=dict)
+    """By rank, as reported."""
 
 
 @dataclass(eq=False)
@@ -86,7 +87,6 @@ class SaveTerms:
 
     fingerprint: Fingerprint
     ranks: int
-    shards: int
     report_wait_s: float = REPORT_WAIT_S
 
 
@@ -124,6 +124,10 @@ class Saves:
         self._worth = worth
         self._pins = pins
         self._terms = terms
+        self._rank_digests = RankDigests(groups.facts, ranks=terms.ranks)
+        self.unequal: dict[int, list[int]] = {}
+        """Groups of which ranks hold other bytes than those that they should have in common, and which ranks: from then
+        on nothing is published."""
         self._jobs: dict[int, _Job] = {}
         """In the order in which they began."""
         self._overdue: dict[int, _Job] = {}
@@ -264,15 +268,16 @@ class Saves:
                 continue
             del self._jobs[number]
             # Without the digests of every shard nobody could ever check these records.
-            size_bytes = _DIGEST_BYTES * sum(len(part.slots) for part in job.parts)
-            job.is_dropped |= any(len(job.digests.get(at, b"")) != size_bytes for at in range(self._terms.shards))
+            sums = None if job.is_dropped else self._rank_digests.gather(job.sent, job.digests)
+            if sums is not None:
+                self._note_unequal(self._rank_digests.find_unequal(job.sent, job.digests, sums))
             if number in report.failed:
                 self._measures.count("kvoffload_failed_saves_total")
-            if job.is_dropped:
+            if sums is None or self.unequal:
                 self._give_up(job.parts)
             else:
                 try:
-                    self._publish(job)
+                    self._publish(job, sums)
                 finally:
                     self._forget(job.parts)
 
@@ -299,7 +304,12 @@ class Saves:
         for job in self._jobs.values():
             self._drop(job)
         self._take_ended()
+        self._rank_digests.compare_again()
         self.version += 1
+
+    def follow(self, former: Saves) -> None:
+        """Goes on with the numbers of others, whose jobs some rank may still report."""
+        self._numbers = former._numbers
 
     # ---- inside ----
 
@@ -308,6 +318,19 @@ class Saves:
         job.is_dropped = True
         self._forget(job.parts)
         job.parts = [_without_blocks(part) for part in job.parts]
+
+    def _note_unequal(self, unequal: Mapping[int, list[int]]) -> None:
+        if not unequal or self.unequal:
+            return
+        self.unequal = dict(unequal)
+        for group, ranks in unequal.items():
+            logger.warning(
+                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
+                "from here on every rank's own are stored, under other names",
+                self.groups.facts[group].name,
+                ", ".join(map(str, ranks)),
+            )
+        self.drop_all()
 
     def _may_save(self, tracked: TrackedRequest) -> bool:
         if tracked.request.lora_request is not None and not self._is_known(tracked):
@@ -481,13 +504,16 @@ class Saves:
                 mine = _join_parts(mine)
                 told = sorted(_place(mine), key=self._is_published_later)
             number = next(self._numbers)
-            self._jobs[number] = _Job(mine, told, self._terms.ranks, self.clock(), self.step)
             moves = BlockMoves(
                 np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
                 np.concatenate([part.named.blocks for part in mine]),
                 np.concatenate([part.slots.addresses for part in mine]),
             )
-            jobs.append(SaveJob(number, place, moves))
+            names = [part.named.hashes for part in mine]
+            writers, compared = self._rank_digests.choose_writers(moves.groups, names)
+            job = SaveJob(number, place, moves, writers, compared)
+            self._jobs[number] = _Job(job, mine, told, self._terms.ranks, self.clock(), self.step)
+            jobs.append(job)
         return tuple(jobs)
 
     def _is_published_later(self, part: _GroupSave) -> bool:
@@ -495,15 +521,15 @@ class Saves:
         blocks of full attention come before them."""
         return part.named.group not in self.groups.prefixes
 
-    def _publish(self, job: _Job) -> None:
-        shards, fingerprint = self._terms.shards, self._terms.fingerprint
+    def _publish(self, job: _Job, sums: npt.NDArray[np.uint64]) -> None:
+        fingerprint = self._terms.fingerprint
         self._measures.observe("kvoffload_save_seconds", self.clock() - job.begun_s)
         for part in job.told:
             named, records = part.named, len(part.slots)
-            record_bytes = self.groups.facts[named.group].record_bytes
+            record_bytes, shards = self.groups.facts[named.group].record_bytes, self.groups.shards[named.group]
             digests = b"".join(
                 finish_digests(
-                    job.digests[shard][part.begin : part.begin + records * _DIGEST_BYTES],
+                    sums[shard, part.begin : part.begin + records].tobytes(),
                     record_bytes,
                     fingerprint=fingerprint,
                     block_hashes=named.hashes,
@@ -550,11 +576,11 @@ def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
 
 
 def _place(parts: Sequence[_GroupSave]) -> Iterator[_GroupSave]:
-    """The parts of a job, with where their digests begin among its own."""
+    """The parts of a job, with where their records begin among its own."""
     begin = 0
     for part in parts:
         yield replace(part, begin=begin)
-        begin += len(part.slots) * _DIGEST_BYTES
+        begin += len(part.slots)
 
 
 def _join(parts: Sequence[_GroupSave]) -> _GroupSave:

@@ -28,6 +28,7 @@ from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.identity.agreement import agree, make_register
+from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -40,6 +41,7 @@ from kvoffload.connector.step_plan import (
     WorkerReport,
 )
 from kvoffload.kvspec import KVGeometry
+from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, make_config, make_tensors, make_vllm_config, window
 from tests.kit.connector.local_client import MEMORY, LocalClient
 
@@ -67,7 +69,12 @@ def make_request(
 
 
 def make_facts(
-    geometry: KVGeometry, *, rank: int = 0, fingerprint: bytes = b"f" * 32, places: Sequence[Place] = ()
+    geometry: KVGeometry,
+    *,
+    rank: int = 0,
+    fingerprint: bytes = b"f" * 32,
+    places: Sequence[Place] = (),
+    replicas: int = 1,
 ) -> WorkerFacts:
     """What a rank that registered this geometry tells the scheduler side."""
     return WorkerFacts(
@@ -80,6 +87,7 @@ def make_facts(
                 name=group.name,
                 rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
                 record_bytes=group.record_bytes,
+                replicas=replicas,
             )
             for index, group in enumerate(geometry.groups)
             if group.is_stored
@@ -141,7 +149,6 @@ class ScriptedEngine:
         self.config = make_config(*groups, num_blocks=num_blocks)
         if drafting_group is not None:
             self.config.kv_cache_groups[drafting_group].is_eagle_group = True
-        self.config.kv_tp_replicas = replicas
         self.config.prefix_cache_retention_interval = retention_interval
         self.tensors = make_tensors(self.config)
         assert self.config.hash_block_size is not None
@@ -165,7 +172,9 @@ class ScriptedEngine:
         self.vllm_config.cache_config.prefix_cache_retention_interval = retention_interval
         scheduler_terms = EngineStart.scheduler_terms
         with (
-            patch.object(EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.cache),
+            patch.object(
+                EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.open_cache(register)
+            ),
             patch.object(
                 EngineStart,
                 "scheduler_terms",
@@ -185,9 +194,12 @@ class ScriptedEngine:
             )
         )
         self.sharing = self.side.terms.sharing
-        facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
+        facts = {(0, rank): make_facts(self.geometry, rank=rank, replicas=replicas) for rank in range(ranks)}
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
+        self.former: list[LocalClient] = []
+        """Of sessions that the engine has left, for one in which ranks store apart what they do not have in common."""
+        self._memory = memory
         self.cache = LocalClient(make_register(engine.fingerprint, engine.groups, self.sharing), memory)
         facts = {name: replace(rank, places=self.places) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
@@ -200,6 +212,12 @@ class ScriptedEngine:
         self._scheduled: dict[str, int] = {}
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
+
+    def open_cache(self, register: Register) -> LocalClient:
+        if register.fingerprint != self.cache.register.fingerprint:
+            self.former.append(self.cache)
+            self.cache = LocalClient(register, self._memory)
+        return self.cache
 
     @property
     def side(self) -> Any:
@@ -327,7 +345,7 @@ class ScriptedEngine:
         report = report or WorkerReport()
         report = replace(report, step=max((plan.step for plan in plans), default=report.step))
         for save in (save for plan in plans for save in plan.saves):
-            report = report.aggregate(self._end_save(save.job, len(save.moves), ranks, is_bad=bad_saves))
+            report = report.aggregate(self._end_save(save, ranks, is_bad=bad_saves))
         waiting_failures = failing & set(self.loading)
         for request_id in waiting_failures:
             self.loading[request_id].num_computed_tokens = 0
@@ -351,16 +369,20 @@ class ScriptedEngine:
             )
         )
 
-    def _end_save(self, job: int, blocks: int, ranks: int | None, *, is_bad: bool) -> WorkerReport:
-        first = self._reported.get(job, 0)
+    def _end_save(self, save: SaveJob, ranks: int | None, *, is_bad: bool) -> WorkerReport:
+        job, first = save.job, self._reported.get(save.job, 0)
         last = first + (ranks or self.ranks)
         self._reported[job] = last
         digests = {
-            self.sharing.shard_of(rank): bytes(DIGEST_BYTES * blocks)
+            rank: bytes(DIGEST_BYTES * int(self.part_of(rank).find_digested(save).sum()))
             for rank in range(first, last)
-            if self.sharing.is_writer(rank) and not is_bad
+            if not is_bad
         }
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
+
+    def part_of(self, rank: int) -> RankPart:
+        """What this rank has of a block, as the engine stores it now."""
+        return RankPart.find(rank, self.parts.groups.facts)
 
     def preempt(self, request: Request) -> None:
         """Preempts a request; no hook is called."""

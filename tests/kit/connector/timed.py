@@ -138,7 +138,7 @@ class TimedEngine(ScriptedEngine):
         self.now_s = began_s
         for load in plan.loads:
             copy_s = max(began_s, self._link_free_s)
-            size_bytes = self.sharing.shards * len(load.moves) * self.geometry.groups[0].record_bytes
+            size_bytes = self.parts.groups.stored_bytes[0] * len(load.moves)
             self._link_free_s = copy_s + self.true_load_s(size_bytes)
             self._copies.append((load, copy_s, self._link_free_s))
         costs = self.costs

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvoffload import native
 from kvoffload.cache import SegmentMap
+from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.native import finish_digests
@@ -22,7 +23,8 @@ SLOT_BYTES = (152, 256)
 
 
 def make_records(*, shard: int = 1, record_bytes: tuple[int, int] = SLOT_BYTES) -> RankRecords:
-    return RankRecords(shard=shard, fingerprint=FINGERPRINT, record_bytes=record_bytes, slot_bytes=SLOT_BYTES)
+    part = RankPart(shard, np.full(2, shard), np.zeros(2, np.int64))
+    return RankRecords(part, fingerprint=FINGERPRINT, record_bytes=record_bytes, slot_bytes=SLOT_BYTES)
 
 
 def make_memory() -> tuple[SharedCache, SegmentMap]:

@@ -19,8 +19,8 @@ from kvoffload.connector.engine.pipeline import (
 )
 from kvoffload.errors import IdentityError, RegistrationError
 
-STAGE = Stage(fingerprint=b"f" * 32, record_bytes=(64, 1 << 40))
-OTHER = Stage(fingerprint=b"g" * 32, record_bytes=(65, 1))
+STAGE = Stage(fingerprint=b"f" * 32, record_bytes=(64, 1 << 40), replicas=(2, 1))
+OTHER = Stage(fingerprint=b"g" * 32, record_bytes=(65, 1), replicas=(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,10 @@ OTHER = Stage(fingerprint=b"g" * 32, record_bytes=(65, 1))
         STAGE,
         Stage(fault="no memory"),
         Stage(fault="\N{PILE OF POO}" * MAX_FAULT_LETTERS),
-        Stage(fingerprint=b"f" * 32, record_bytes=(1 << 40,) * MAX_GROUPS, weights=b"w" * 32),
-        Stage(fingerprint=b"f" * 32, record_bytes=(1,), weights=b"w" * 32),
+        Stage(
+            fingerprint=b"f" * 32, record_bytes=(1 << 40,) * MAX_GROUPS, weights=b"w" * 32, replicas=(8,) * MAX_GROUPS
+        ),
+        Stage(fingerprint=b"f" * 32, record_bytes=(1,), weights=b"w" * 32, replicas=(1,)),
     ],
     ids=["stage", "fault", "long-fault", "many-groups", "weights"],
 )
@@ -52,17 +54,21 @@ def test_more_groups_than_a_frame_holds_are_refused() -> None:
         b"\xc1",
         b"\x94\xc4\x00\x90",
         b"\x92\xc4\x00\x90",
-        b"\x94\xa0\x90\xa0\xc4\x00",
-        b"\x94\xc4\x00\x91\xff\xa0\xc4\x00",
-        b"\x94\xc4\x00\x91\xa0\xa0\xc4\x00",
-        b"\x94\xc4\x21" + b"f" * 33 + b"\x90\xa0\xc4\x00",
-        b"\x94\xc4\x00\xdd\xff\xff\xff\xff\xa0\xc4\x00",
-        b"\x94\xc4\x00\x90\xa0\xa0",
-        b"\x94\xc4\x00\x90\xa0\xc4\x21" + b"w" * 33,
+        b"\x95\xa0\x90\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\xff\xa0\xc4\x00\x91\x01",
+        b"\x95\xc4\x00\x91\xa0\xa0\xc4\x00\x91\x01",
+        b"\x95\xc4\x21" + b"f" * 33 + b"\x90\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\xdd\xff\xff\xff\xff\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x90\xa0\xa0\x90",
+        b"\x95\xc4\x00\x90\xa0\xc4\x21" + b"w" * 33 + b"\x90",
+        b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x91\x00",
+        b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x91\xa1\x31",
+        b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x90\xa0\xc4\x00\x01",
     ],
     ids=[
         *("empty", "no-msgpack", "cut", "two", "text", "negative", "text-size", "long-name", "huge-array"),
-        *("weights-text", "long-weights"),
+        *("weights-text", "long-weights", "no-replica", "replicas-text", "fewer-replicas", "replicas-number"),
     ],
 )
 def test_what_is_no_stage_is_refused(content: bytes) -> None:
@@ -75,7 +81,7 @@ def test_stages_meet_in_their_order() -> None:
 
 
 def test_stages_with_other_groups_are_refused() -> None:
-    less = Stage(fingerprint=b"g" * 32, record_bytes=(64,))
+    less = Stage(fingerprint=b"g" * 32, record_bytes=(64,), replicas=(1,))
     with pytest.raises(IdentityError, match="rank 1 of the engine has 1 KV cache groups, this one 2"):
         Pipeline(lambda frame: [frame, encode_stage(less)]).meet(STAGE)
 

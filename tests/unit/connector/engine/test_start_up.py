@@ -52,15 +52,15 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
     assert make_start().scheduler_terms().verify_always is False
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 6)])
-def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int, shards: int) -> None:
+@pytest.mark.parametrize(("tensor", "pipeline", "ranks"), [(4, 1, 4), (2, 3, 6)])
+def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, ranks: int) -> None:
     config = make_vllm_config()
     config.parallel_config.tensor_parallel_size = tensor
     config.parallel_config.pipeline_parallel_size = pipeline
     config.parallel_config.rank = 1
-    start = make_start(config, replicas=replicas, self_test=False, copy_threads=3)
+    start = make_start(config, self_test=False, copy_threads=3)
     sharing = start.scheduler_terms().sharing
-    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.shards) == (tensor, pipeline, shards)
+    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.ranks) == (tensor, pipeline, ranks)
     assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
 
 

@@ -81,13 +81,14 @@ def test_digests_of_all_shards_are_published(ranks: int) -> None:
     assert engine.cache.stats().readable == len(save.moves)
 
 
-def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_are_waited_for() -> None:
+def test_ranks_that_hold_the_same_bytes_write_one_shard_and_all_are_waited_for() -> None:
     engine = make_engine(ranks=2, replicas=2)
-    (save,) = save_prompt(engine, "a", range(30)).saves
-    engine.hear(WorkerReport({save.job: 1}, digests={save.job: {0: bytes(DIGEST_BYTES * 7)}}))
+    plan = save_prompt(engine, "a", range(30))
+    engine.report(plan, ranks=1)
     assert (engine.pinned, engine.cache.stats().readable) == (7, 0)
-    engine.hear(WorkerReport({save.job: 1}))
+    engine.report(plan, ranks=1)
     assert (engine.pinned, engine.cache.stats().readable) == (0, 7)
+    assert {one.shard for one in engine.cache.published} == {0}
 
 
 def test_a_request_that_wishes_no_save_saves_nothing() -> None:

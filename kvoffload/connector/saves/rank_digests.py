@@ -1,0 +1,89 @@
+"""What the ranks of an engine report of a save: who writes which record, and whether ranks that should hold equal bytes
+do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.connector.rank_part import RankPart
+from kvoffload.connector.step_plan import GroupFacts, SaveJob
+from kvoffload.types import HASH_BYTES
+
+COMPARED_RECORDS = 64
+"""Of each group, before its ranks count as equal. Every save until then has some."""
+COMPARED_AT_ONCE = 8
+"""Of a group in one save: each rank that compares holds as many records in memory of its own."""
+
+Sums = npt.NDArray[np.uint64]
+"""By shard and move: the two halves of a record's digest sum."""
+
+
+class RankDigests:
+    """Owned by the scheduler's thread."""
+
+    def __init__(self, groups: Sequence[GroupFacts], *, ranks: int) -> None:
+        self._parts = [RankPart.find(rank, groups) for rank in range(ranks)]
+        self._replicas = np.array([group.replicas for group in groups], np.int64)
+        self._has_replicas = bool((self._replicas > 1).any())
+        self._shards = max(ranks // min(group.replicas for group in groups), 1)
+        self._left: list[int] = []
+        """Of each group, records that are still to be compared."""
+        self.compare_again()
+
+    def compare_again(self) -> None:
+        """Nothing is known of what ranks hold from here on: the weights have changed."""
+        self._left = [COMPARED_RECORDS if replicas > 1 else 0 for replicas in self._replicas.tolist()]
+
+    def choose_writers(
+        self, groups: npt.NDArray[np.int64], names: Sequence[bytes]
+    ) -> tuple[npt.NDArray[np.uint8] | None, npt.NDArray[np.bool_] | None]:
+        """Who writes the records of blocks of these groups, with these names; and which ones are compared."""
+        if not self._has_replicas:
+            return None, None
+        words = np.frombuffer(b"".join(names), np.uint64)[:: HASH_BYTES // 8]
+        writers = (words % self._replicas.astype(np.uint64)[groups]).astype(np.uint8)
+        compared = np.zeros(len(groups), np.bool_)
+        for group, left in enumerate(self._left):
+            compared[np.flatnonzero(groups == group)[: min(left, COMPARED_AT_ONCE)]] = True
+        return writers, compared if compared.any() else None
+
+    def gather(self, job: SaveJob, reported: Mapping[int, bytes]) -> Sums | None:
+        """Puts together what ranks reported, by rank. None: some of it is missing."""
+        groups = job.moves.groups
+        sums = np.zeros((self._shards, len(groups), 2), np.uint64)
+        for part in self._parts:
+            digested, written = part.find_digested(job), part.find_written(job)
+            rows = _read_rows(reported.get(part.rank, b""), int(digested.sum()))
+            if rows is None:
+                return None
+            sums[part.shards[groups[written]], np.flatnonzero(written)] = rows[written[digested]]
+        return sums
+
+    def find_unequal(self, job: SaveJob, reported: Mapping[int, bytes], sums: Sums) -> dict[int, list[int]]:
+        """Returns the groups of which ranks hold other bytes than the one that writes, each with the ranks that should
+        hold the same."""
+        if job.compared is None:
+            return {}
+        shards: set[tuple[int, int]] = set()
+        at = np.flatnonzero(job.compared)
+        groups = job.moves.groups[at]
+        for part in self._parts:
+            digested = part.find_digested(job)
+            rows = _read_rows(reported[part.rank], int(digested.sum()))
+            assert rows is not None, "it was gathered"
+            bad = (rows[job.compared[digested]] != sums[part.shards[groups], at]).any(axis=1)
+            shards |= {(group, int(part.shards[group])) for group in groups[bad].tolist()}
+        unequal: dict[int, list[int]] = {}
+        for group, shard in sorted(shards):
+            unequal.setdefault(group, []).extend(part.rank for part in self._parts if part.shards[group] == shard)
+        for group in set(groups.tolist()) - unequal.keys():
+            self._left[group] = max(self._left[group] - int((groups == group).sum()), 0)
+        return unequal
+
+
+def _read_rows(reported: bytes, count: int) -> npt.NDArray[np.uint64] | None:
+    """Two words for each record; None where there are not so many."""
+    return np.frombuffer(reported, np.uint64).reshape(-1, 2) if len(reported) == 16 * count else None
