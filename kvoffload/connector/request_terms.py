@@ -21,6 +21,8 @@ class RequestTerms:
     """Save nothing that this request computes."""
     max_load_tokens: int | None = None
     """At most so many tokens from the cache; None for no limit."""
+    expect_tokens: int = 0
+    """Another engine has computed so many of its first tokens, and saves them: they are waited for."""
     pin_s: float = 0.0
     """How long its blocks should be kept from eviction."""
     tenant: str = ""
@@ -51,6 +53,7 @@ _TERMS = {
     "skip_load": _Term("true or false", _is_flag),
     "skip_save": _Term("true or false", _is_flag),
     "max_load_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "expect_tokens": _Term("a whole number, 0 or more", _is_token_count),
     "pin_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
     "tenant": _Term(f"a text of at most {MAX_TENANT_LENGTH} characters", _is_tenant),
 }

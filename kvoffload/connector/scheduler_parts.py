@@ -58,6 +58,11 @@ class SchedulerTerms:
     verify_always: bool = False
     load_always: bool = False
     promote_wait_s: float = 0.0
+    arrival_wait_s: float = 0.0
+    saves: bool = True
+    """The engine saves what it computes."""
+    hands_over: bool = False
+    """It computes prompts for others, which are told what to expect."""
     save_policy: PolicyName = "auto"
     traces_endpoint: str | None = None
     """Where the engine sends what it traces; None: nowhere."""
@@ -179,6 +184,7 @@ def assemble(
             verify_always=terms.verify_always,
             always=terms.load_always,
             promote_wait_s=terms.promote_wait_s,
+            arrival_wait_s=terms.arrival_wait_s,
         ),
         judge=judge,
         notes=PromptNotes(cache, judge, measures, open_traces(terms.traces_endpoint), clock),
@@ -206,6 +212,8 @@ def _make_policy(
     terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, cache: CacheClient
 ) -> SavePolicy:
     name = choose_policy(terms.save_policy, has_prefix_cache=terms.has_prefix_cache)
+    if terms.hands_over or not terms.saves:
+        name = "eager"  # somebody waits for it; or there is nothing to watch for
     if name == "second_use":
         return SecondUse(limit=max(SEEN_PER_BLOCK * engine.num_blocks, 2))
     if name == "eager":

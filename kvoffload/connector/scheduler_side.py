@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
@@ -180,6 +181,8 @@ class SchedulerSide:
         if complaint and self._notes < MAX_NOTES:
             self._notes += 1
             logger.warning("request %s: %s", request.request_id, complaint)
+        if not self.terms.saves:
+            terms = replace(terms, skip_save=True)
         mask = self.masks.find(request, terms)
         tracked = TrackedRequest(
             request,
@@ -307,21 +310,23 @@ class SchedulerSide:
                 if report.saved:
                     parts.saves.end_jobs(report)
 
-    def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-        """It has finished or was aborted; its blocks are freed after this."""
+    def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> int:
+        """It has finished or was aborted; its blocks are freed after this. Returns how many of its tokens another
+        engine may expect in the cache, if this one computes prompts for others."""
         self._rest = 0
         tracked, parts = self.requests.pop(request.request_id, None), self.parts
         if parts is None or tracked is None:
-            return
+            return 0
         parts.restores.forget(request.request_id)
         parts.saves.end_request(tracked, block_ids if tracked.has_run else ())
         if not tracked.has_run:
             # Its blocks may not hold yet what the engine counts as computed: a load, of ours or of another connector.
-            return
+            return 0
         if tracked.terms.pin_s and not tracked.is_tainted:
             tracked.chain.follow(request.block_hashes)
             tokens = min(request.num_computed_tokens, tracked.chain.tokens)
             parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
+        return parts.saves.find_saved(tracked) if self.terms.hands_over else 0
 
     def _judge_weights(self, weights: Mapping[int, tuple[int, bytes]]) -> None:
         """Where they are the same after a sleep, everything has the names that it had before it."""

@@ -48,6 +48,12 @@ class TrackedRequest:
     """That the engine had of it when it was asked for last."""
     was_promoted: bool = False
     """Slower tiers were asked for it."""
+    awaited_since_s: float | None = None
+    """When what it expects was looked for first."""
+    looks_again_s: float = 0.0
+    """When slower tiers are asked again for what it expects."""
+    has_arrived: bool = False
+    """What it expects is there, or is not waited for any more."""
     was_skipped: bool = False
     """That it is not loaded was noted."""
     is_tainted: bool = False

@@ -50,10 +50,11 @@ class EngineStart:
     def __init__(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig) -> None:
         _refuse_unsupported(config)
         assert config.kv_transfer_config is not None
+        self._transfer = config.kv_transfer_config
         self._settings = settings
         self._config = config
         self._cache = cache
-        engine = str(config.kv_transfer_config.engine_id)
+        engine = str(self._transfer.engine_id)
         self.access = CacheAccess(
             settings=settings,
             engine=engine,
@@ -75,6 +76,9 @@ class EngineStart:
             verify_always=self._settings.verify == "always",
             load_always=self._settings.load_policy == "always",
             promote_wait_s=self._settings.promote_deadline,
+            arrival_wait_s=self._settings.arrival_deadline,
+            saves=self._saves,
+            hands_over=not self._transfer.is_kv_consumer,
             has_events=vllm_compat.wants_events(self._config),
             save_policy=self._settings.save_policy,
             traces_endpoint=self._config.observability_config.otlp_traces_endpoint,
@@ -110,16 +114,25 @@ class EngineStart:
     def open_for_scheduler(
         self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
     ) -> Client:
-        stock_slots = plan_stock(
-            engine.groups,
-            step_tokens=self._config.scheduler_config.max_num_batched_tokens,
-            steps_under_way=vllm_compat.steps_under_way(self._config),
+        stock_slots = (
+            plan_stock(
+                engine.groups,
+                step_tokens=self._config.scheduler_config.max_num_batched_tokens,
+                steps_under_way=vllm_compat.steps_under_way(self._config),
+            )
+            if self._saves
+            else ()
         )
         client = self.access.open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
             client.subscribe()
         self._tell(client, engine)
         return client
+
+    @property
+    def _saves(self) -> bool:
+        """An engine that only decodes takes no slots."""
+        return bool(self._transfer.is_kv_producer)
 
     def _start_private(self) -> None:
         # Who opens it meets what is wrong again, and then it is the engine's to hear.

@@ -247,6 +247,15 @@ class Saves:
             for one in self.policy.choose(self._collect(tracked, computed, tables)):
                 self._pin_ended(one)
 
+    def find_saved(self, tracked: TrackedRequest) -> int:
+        """Returns how many tokens of a request that has ended are saved, or on their way."""
+        if not self._may_save(tracked):
+            return 0
+        tokens = min(tracked.request.num_computed_tokens, tracked.chain.tokens)
+        if self.groups.with_states:
+            tokens = min(tokens, tracked.progress.states_end)
+        return self.groups.align(tokens)
+
     def end_jobs(self, report: WorkerReport) -> None:
         """Takes what ranks have done since the last report. The last rank's word publishes, or aborts if any rank
         failed."""
