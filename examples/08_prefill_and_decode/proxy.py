@@ -3,8 +3,8 @@
     python examples/08_prefill_and_decode/proxy.py --listen 127.0.0.1:8000 \\
         --prefill http://127.0.0.1:8001 --decode http://127.0.0.1:8002
 
-The first engine is asked for one token. Its answer's `kv_transfer_params` say what it has saved, or is saving; they go to
-the second engine with the request itself, which restores the prompt. Where no prefill engine answers, the second one
+The first engine is asked for one token. The `kv_transfer_params` of its answer say what it has saved, or is saving, and
+go to the second engine with the request itself. That engine restores the prompt. Where no prefill engine answers, it
 computes the prompt.
 """
 

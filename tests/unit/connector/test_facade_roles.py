@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from tests.kit.connector.saving import DENSE, TWO_SIZES, names_of
+from tests.kit.connector.saving import DENSE, HYBRID, TWO_SIZES, names_of
 from tests.kit.connector.scripted import Admission, ScriptedEngine
 
 PROMPT = range(30)
@@ -45,6 +45,16 @@ def test_every_role_restores(role: str) -> None:
 )
 def test_a_producer_tells_what_to_expect(role: str, told: dict[str, int] | None) -> None:
     assert served(role).told == {"first": told}
+
+
+def test_of_a_model_with_states_a_producer_tells_the_last_of_them() -> None:
+    """Also where it had that one itself, and hands off nothing."""
+    engine = ScriptedEngine(*HYBRID, role="kv_producer")
+    engine.serve("first", range(31))
+    engine.serve("second", range(31))
+    assert engine.told == {"first": {"expect_tokens": 28}, "second": {"expect_tokens": 28}}
+    engine.forget()
+    assert engine.match(engine.arrive("third", range(31), expect_tokens=28)) == 28
 
 
 def test_a_prompt_shorter_than_a_block_is_nothing_to_expect() -> None:

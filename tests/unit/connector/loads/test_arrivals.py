@@ -12,7 +12,7 @@ from kvoffload.connector.loads.arrivals import LOOK_S
 from kvoffload.connector.loads.judge import MIN_SAMPLES
 from kvoffload.connector.step_plan import StepPlan
 from tests.kit.connector.measured import take
-from tests.kit.connector.saving import DENSE, HYBRID, TWO_SIZES
+from tests.kit.connector.saving import DENSE, TWO_SIZES
 from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine
 from tests.kit.connector.warm import leave_free, warm_engine
 
@@ -186,9 +186,3 @@ def test_a_draft_models_last_block_has_to_be_there_too() -> None:
     assert engine.match(request) is None
     engine.report(plan)
     assert engine.match(request) == 24
-
-
-def test_a_model_with_states_is_told_the_last_of_them() -> None:
-    engine = ScriptedEngine(*HYBRID, role="kv_producer")
-    engine.serve("first", PROMPT)
-    assert engine.told["first"] == {"expect_tokens": 28}
