@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 PIN_SHARE, MOST_PIN_SHARE = 8, 4
 """At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
+PRODUCER_PIN_SHARE = 2
+"""The same where somebody waits for each block: its engine has little else to keep blocks for."""
 SAVING_STEPS = 2
 """From the plan of a save to its end, for each step that is under way."""
 STEPS_AHEAD = 4
@@ -203,9 +205,11 @@ def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:
 
 
 def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> int:
-    """One block in eight, or in four where the steps that a save takes fill more than that; and one of each group."""
+    """One block in eight, or in four (a producer's: in two) where the steps that a save takes fill more than that; and
+    one of each group."""
     wanted = SAVING_STEPS * terms.steps_under_way * _blocks_a_step(terms, groups)
-    return max(len(groups), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
+    most_share = PRODUCER_PIN_SHARE if terms.hands_over else MOST_PIN_SHARE
+    return max(len(groups), num_blocks // PIN_SHARE, min(wanted, num_blocks // most_share))
 
 
 def _make_policy(

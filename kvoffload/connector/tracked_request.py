@@ -54,6 +54,8 @@ class TrackedRequest:
     """When slower tiers are asked again for what it expects."""
     has_arrived: bool = False
     """What it expects is there, or is not waited for any more."""
+    lost_from: int = NEVER
+    """Tokens from which on blocks were not saved when it ended, as too many were being saved."""
     was_skipped: bool = False
     """That it is not loaded was noted."""
     is_tainted: bool = False

@@ -90,6 +90,20 @@ def test_a_producer_saves_at_once_whatever_the_policy(policy: str) -> None:
     assert len(save.moves) == 7
 
 
+def test_a_producer_may_pin_half_of_its_blocks_and_tells_of_no_more_than_it_could() -> None:
+    engines = [ScriptedEngine(*DENSE, role=role, num_blocks=8) for role in ("kv_both", "kv_producer")]
+    assert [engine.parts.pins.limit for engine in engines] == [2, 4]
+    for engine in engines:
+        request = engine.arrive("first", range(24))
+        engine.admit(request)
+        plan = engine.step()
+        engine.finish(request)
+        engine.report(plan)
+        assert len(names_of(engine)) == engine.parts.pins.limit
+        engine.assert_at_rest()
+    assert [engine.told["first"] for engine in engines] == [None, {"expect_tokens": 16}]
+
+
 def test_a_consumer_can_load_all_that_a_producer_tells() -> None:
     """Where windows are saved, and where a hit of the same prompt ends, has to fit."""
     for groups in (DENSE, TWO_SIZES):
