@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 PIN_SHARE, MOST_PIN_SHARE = 8, 4
 """At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
-PRODUCER_PIN_SHARE = 2
-"""The same where somebody waits for each block: its engine has little else to keep blocks for."""
 SAVING_STEPS = 2
 """From the plan of a save to its end, for each step that is under way."""
 STEPS_AHEAD = 4
@@ -205,19 +203,16 @@ def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:
 
 
 def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> int:
-    """One block in eight, or in four (a producer's: in two) where the steps that a save takes fill more than that; and
-    one of each group."""
+    """One block in eight, or in four where the steps that a save takes fill more than that; and one of each group."""
     wanted = SAVING_STEPS * terms.steps_under_way * _blocks_a_step(terms, groups)
-    most_share = PRODUCER_PIN_SHARE if terms.hands_over else MOST_PIN_SHARE
-    return max(len(groups), num_blocks // PIN_SHARE, min(wanted, num_blocks // most_share))
+    return max(len(groups), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
 
 
 def _make_policy(
     terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, cache: CacheClient
 ) -> SavePolicy:
-    name = choose_policy(terms.save_policy, has_prefix_cache=terms.has_prefix_cache)
-    if terms.hands_over or not terms.saves:
-        name = "eager"  # somebody waits for it; or there is nothing to watch for
+    wish = "auto" if terms.hands_over else terms.save_policy if terms.saves else "eager"
+    name = choose_policy(wish, has_prefix_cache=terms.has_prefix_cache)
     if name == "second_use":
         return SecondUse(limit=max(SEEN_PER_BLOCK * engine.num_blocks, 2))
     if name == "eager":
@@ -225,4 +220,5 @@ def _make_policy(
     look_ahead = min(STEPS_AHEAD * terms.steps_under_way * _blocks_a_step(terms, groups), engine.num_blocks)
     if name == "on_evict":
         return EvictionWatch(pool, groups, look_ahead=look_ahead)
-    return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: cache.has_room)
+    # Somebody waits for what a producer saves, whatever that displaces.
+    return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: terms.hands_over or cache.has_room)

@@ -90,18 +90,29 @@ def test_a_producer_saves_at_once_whatever_the_policy(policy: str) -> None:
     assert len(save.moves) == 7
 
 
-def test_a_producer_may_pin_half_of_its_blocks_and_tells_of_no_more_than_it_could() -> None:
-    engines = [ScriptedEngine(*DENSE, role=role, num_blocks=8) for role in ("kv_both", "kv_producer")]
-    assert [engine.parts.pins.limit for engine in engines] == [2, 4]
-    for engine in engines:
-        request = engine.arrive("first", range(24))
-        engine.admit(request)
-        plan = engine.step()
-        engine.finish(request)
+def test_a_producer_saves_later_what_it_could_not_pin_at_once() -> None:
+    engine = ScriptedEngine(*DENSE, role="kv_producer", num_blocks=8)
+    request = engine.arrive("first", range(24))
+    engine.admit(request)
+    plan = engine.step()
+    engine.finish(request)
+    assert engine.told == {"first": {"expect_tokens": 24}}
+    while engine.connector.has_pending_push_work():
         engine.report(plan)
-        assert len(names_of(engine)) == engine.parts.pins.limit
-        engine.assert_at_rest()
-    assert [engine.told["first"] for engine in engines] == [None, {"expect_tokens": 16}]
+        plan = engine.step()
+    assert len(names_of(engine)) == 6
+    engine.assert_at_rest()
+
+
+def test_a_producer_tells_of_no_more_than_it_could_pin() -> None:
+    """What is to be kept for a while has to be pinned at once."""
+    engine = ScriptedEngine(*DENSE, role="kv_producer", num_blocks=8)
+    request = engine.arrive("first", range(24), pin_s=5)
+    engine.admit(request)
+    engine.step()
+    engine.finish(request)
+    assert engine.parts.pins.limit == 2
+    assert engine.told == {"first": {"expect_tokens": 8}}
 
 
 def test_a_consumer_can_load_all_that_a_producer_tells() -> None:
