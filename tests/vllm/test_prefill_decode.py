@@ -73,7 +73,7 @@ def proxied(folder: Path, model: Path) -> Iterator[tuple[Service, Service, Servi
         server = stack.enter_context(serving(folder))
         services = []
         for role in ("kv_producer", "kv_consumer"):
-            extra = {"server": str(server.socket), **probe.PATIENCE, "arrival_deadline": "60s"}
+            extra = {"server": str(server.socket), **probe.PATIENCE, "arrival_deadline": "30s"}
             connector = CONNECTOR | {"kv_role": role, "kv_connector_extra_config": extra}
             services.append(stack.enter_context(serving_http(model, folder / f"log-{role}", connector=connector)))
         port = free_port()
