@@ -365,6 +365,15 @@ class Settings(BaseModel):
         ge=0.0,
         le=60.0,
     )
+    arrival_deadline: Duration = _setting(
+        2.0,
+        room="connector",
+        allowed="a duration from 0s to 60s; 0 for not at all",
+        description="How long a request waits for blocks that another engine has computed for it and is saving; what "
+        "has come by then is used.",
+        ge=0.0,
+        le=60.0,
+    )
     save_policy: Literal["auto", "eager", "on_evict", "second_use"] = _setting(
         "auto",
         room="connector",

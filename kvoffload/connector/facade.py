@@ -350,10 +350,13 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks are never held back: saves pin their own, and an aborted load is reported like any other."""
+        """Blocks are never held back: saves pin their own, and an aborted load is reported like any other.
+
+        What the answer tells a proxy is for the engine that decodes: `expect_tokens` is one of our own request terms.
+        """
         assert self.scheduler_side is not None
-        self.scheduler_side.end_request(request, block_ids)
-        return False, None
+        tokens = self.scheduler_side.end_request(request, block_ids)
+        return False, {"expect_tokens": tokens} if tokens else None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

@@ -60,6 +60,11 @@ class SchedulerTerms:
     verify_always: bool = False
     load_always: bool = False
     promote_wait_s: float = 0.0
+    arrival_wait_s: float = 0.0
+    saves: bool = True
+    """The engine saves what it computes."""
+    hands_over: bool = False
+    """It computes prompts for others, which are told what to expect."""
     save_policy: PolicyName = "auto"
     traces_endpoint: str | None = None
     """Where the engine sends what it traces; None: nowhere."""
@@ -185,6 +190,7 @@ def assemble(
             verify_always=terms.verify_always,
             always=terms.load_always,
             promote_wait_s=terms.promote_wait_s,
+            arrival_wait_s=terms.arrival_wait_s,
         ),
         judge=judge,
         notes=PromptNotes(cache, judge, measures, open_traces(terms.traces_endpoint), clock),
@@ -211,7 +217,8 @@ def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> i
 def _make_policy(
     terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, cache: CacheClient
 ) -> SavePolicy:
-    name = choose_policy(terms.save_policy, has_prefix_cache=terms.has_prefix_cache)
+    wish = "auto" if terms.hands_over else terms.save_policy if terms.saves else "eager"
+    name = choose_policy(wish, has_prefix_cache=terms.has_prefix_cache)
     if name == "second_use":
         return SecondUse(limit=max(SEEN_PER_BLOCK * engine.num_blocks, 2))
     if name == "eager":
@@ -219,4 +226,5 @@ def _make_policy(
     look_ahead = min(STEPS_AHEAD * terms.steps_under_way * _blocks_a_step(terms, groups), engine.num_blocks)
     if name == "on_evict":
         return EvictionWatch(pool, groups, look_ahead=look_ahead)
-    return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: cache.has_room)
+    # Somebody waits for what a producer saves, whatever that displaces.
+    return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: terms.hands_over or cache.has_room)

@@ -202,6 +202,8 @@ class SchedulerSide:
         if complaint and self._notes < MAX_NOTES:
             self._notes += 1
             logger.warning("request %s: %s", request.request_id, complaint)
+        if not self.terms.saves:
+            terms = replace(terms, skip_save=True)
         mask = self.masks.find(request, terms)
         tracked = TrackedRequest(
             request,
@@ -343,21 +345,23 @@ class SchedulerSide:
                     if self._is_parting and not was_parting:
                         self._begin_parting(parts)
 
-    def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-        """It has finished or was aborted; its blocks are freed after this."""
+    def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> int:
+        """It has finished or was aborted; its blocks are freed after this. Returns how many of its tokens another
+        engine may expect in the cache, if this one computes prompts for others."""
         self._rest = 0
         tracked, parts = self.requests.pop(request.request_id, None), self.parts
         if parts is None or tracked is None:
-            return
+            return 0
         parts.restores.forget(request.request_id)
         parts.saves.end_request(tracked, block_ids if tracked.has_run else ())
         if not tracked.has_run:
             # Its blocks may not hold yet what the engine counts as computed: a load, of ours or of another connector.
-            return
+            return 0
         if tracked.terms.pin_s and not tracked.is_tainted:
             tracked.chain.follow(request.block_hashes)
             tokens = min(request.num_computed_tokens, tracked.chain.tokens)
             parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
+        return parts.saves.find_saved(tracked) if self.terms.hands_over else 0
 
     def _begin_parting(self, parts: SchedulerParts) -> None:
         """Nothing is begun any more in the session that all of it went to so far."""

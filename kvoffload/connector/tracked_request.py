@@ -50,6 +50,14 @@ class TrackedRequest:
     """That the engine had of it when it was asked for last."""
     was_promoted: bool = False
     """Slower tiers were asked for it."""
+    awaited_since_s: float | None = None
+    """When what it expects was looked for first."""
+    looks_again_s: float = 0.0
+    """When slower tiers are asked again for what it expects."""
+    has_arrived: bool = False
+    """What it expects is there, or is not waited for any more."""
+    lost_from: int = NEVER
+    """Tokens from which on blocks were not saved when it ended, as too many were being saved."""
     was_skipped: bool = False
     """That it is not loaded was noted."""
     is_tainted: bool = False

@@ -10,6 +10,21 @@ _SPEED_BUCKETS = (1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11)
 
 ENGINE_METRICS: tuple[Metric, ...] = (
     Metric(
+        name="kvoffload_arrival_seconds",
+        kind=Kind.HISTOGRAM,
+        unit=Unit.SECONDS,
+        help="Time that a request waited for blocks that another engine computed for it.",
+        labels={},
+        buckets=_TRANSFER_BUCKETS,
+    ),
+    Metric(
+        name="kvoffload_arrivals_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Requests that expected blocks of another engine, by whether these came in time.",
+        labels={"outcome": "arrived or late"},
+    ),
+    Metric(
         name="kvoffload_dropped_saves_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,

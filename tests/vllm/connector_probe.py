@@ -30,11 +30,12 @@ SERVED_TIMEOUT_S = 120.0
 
 
 def transfer(**overrides: object) -> dict[str, object]:
-    """The engine argument that selects our connector with these settings. `policy` is kv_load_failure_policy."""
-    policy = overrides.pop("policy", None)
+    """The engine argument that selects our connector with these settings. `policy` is kv_load_failure_policy, `role` is
+    kv_role."""
+    policy, role = overrides.pop("policy", None), overrides.pop("role", "kv_both")
     return {
         "kv_connector": "KVOffloadConnector",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_connector_extra_config": {"memory": "512MiB", **PATIENCE, **overrides},
         **({"kv_load_failure_policy": policy} if policy else {}),
     }

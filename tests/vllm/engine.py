@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput
+    from vllm import LLM, RequestOutput, SamplingParams
     from vllm.v1.engine.core import EngineCore
 
     from tests.vllm.tiny_models import GroupShape, TinyModel
@@ -70,6 +70,20 @@ def make_prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(FIRST_PROMPT_TOKEN, VOCAB_SIZE), k=length)
 
 
+def make_sampling(*, max_tokens: int, logprobs: int | None = None, **wishes: Json) -> SamplingParams:
+    """Makes parameters of a greedy request for exactly `max_tokens` tokens."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        logprobs=logprobs,
+        detokenize=False,
+        extra_args={"kv_transfer_params": wishes} if wishes else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineKey:
     """Two requests for an engine with equal keys get the same one."""
@@ -95,16 +109,7 @@ class Engine:
         self, prompt: list[int], *, max_tokens: int = 8, logprobs: int | None = None, **wishes: Json
     ) -> RequestOutput:
         """Greedy, exactly `max_tokens` tokens. `wishes` are the request's kv_transfer_params."""
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            logprobs=logprobs,
-            detokenize=False,
-            extra_args={"kv_transfer_params": wishes} if wishes else None,
-        )
+        sampling = make_sampling(max_tokens=max_tokens, logprobs=logprobs, **wishes)
         return self.llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
 
     def ask_workers(self, function: Callable[..., Json], *args: object) -> list[Any]:

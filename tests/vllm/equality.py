@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.tiny_models import DENSE, GDN, MLA, SLIDING, TinyModel
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
 
 LENGTHS = (129, 255, 256, 257, 640, 641, 1280, 1281, 2700)
 
@@ -114,7 +117,11 @@ class Answer:
 
 def answer(engine: Engine, prompt: list[int], *, max_tokens: int = 8) -> Answer:
     """Several tokens, so that what was restored is read again and again."""
-    output = engine.generate(prompt, max_tokens=max_tokens, logprobs=3)
+    return read_answer(engine.generate(prompt, max_tokens=max_tokens, logprobs=3), max_tokens=max_tokens)
+
+
+def read_answer(output: RequestOutput, *, max_tokens: int = 8) -> Answer:
+    """Returns what an engine has said. Its request has asked for logprobs."""
     completion = output.outputs[0]
     assert len(completion.token_ids) == max_tokens
     assert completion.logprobs is not None

@@ -96,13 +96,13 @@ class Service:
 
 
 @contextmanager
-def serving(model: Path, log: Path, *arguments: str) -> Iterator[Service]:
+def serving(model: Path, log: Path, *arguments: str, connector: Mapping[str, object] = CONNECTOR) -> Iterator[Service]:
     """Of the dense tiny model in this folder, with an engine's cache for two prompts or so."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", DENSE.name, "--enforce-eager"]
     command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20)]
-    command += ["--kv-transfer-config", json.dumps(CONNECTOR), *arguments]
+    command += ["--kv-transfer-config", json.dumps(connector), *arguments]
     # It logs and has the processes that it has for a user who has said nothing of that, whatever engines began before.
     told = ("VLLM_LOGGING_", "VLLM_ENABLE_V1_MULTIPROCESSING")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(told)}

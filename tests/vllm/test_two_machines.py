@@ -20,6 +20,7 @@ from tests.kit.machines import Machine, Network, two_machines, why_not
 from tests.kit.tiers.mooncake_server import add_libraries, serve_mooncake
 from tests.kit.tiers.valkey_server import environment, find_program
 from tests.vllm import connector_probe as probe
+from tests.vllm.apart import Waiting, engine_of
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.disk_servers import stats_of
 from tests.vllm.engine import Engine, EnginePool, make_prompt
@@ -188,3 +189,30 @@ def test_the_first_request_on_another_machine_hits(
             assert probe.faults(engine) == {}
         finally:
             engine.close()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["valkey", "peer"])
+def test_a_decoder_on_another_machine_waits_for_what_is_computed_here(
+    engines: EnginePool, tmp_path: Path, kind: str
+) -> None:
+    engines.leave_process()
+    with (
+        two_machines() as network,
+        KINDS[kind](tmp_path, network) as (here, there),
+        engine_of(engines, "kv_consumer", there, DENSE) as consumer,
+        engine_of(engines, "kv_producer", here, DENSE, has_own_processes=True, **probe.INSPECTED) as producer,
+    ):
+        await_ready(consumer)
+        for seed in SEEDS:
+            prompt = make_prompt(seed=seed, length=LENGTH)
+            waiting = Waiting(consumer, prompt, expect_tokens=LENGTH)
+            waiting.stay()
+            assert producer.generate(prompt, max_tokens=1).kv_transfer_params == {
+                "expect_tokens": LENGTH // DENSE.block_size * DENSE.block_size
+            }
+            restored = waiting.wait()
+            assert restored.cached == restorable(DENSE, LENGTH)
+            assert restored == answer(consumer, prompt)
+        assert stats_of(consumer).traffic[kind]["promoted"] > 0
+        assert probe.faults(consumer) == {}

@@ -52,10 +52,11 @@ class EngineStart:
     def __init__(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig) -> None:
         _refuse_unsupported(config)
         assert config.kv_transfer_config is not None
+        self._transfer = config.kv_transfer_config
         self._settings = settings
         self._config = config
         self._cache = cache
-        engine = str(config.kv_transfer_config.engine_id)
+        engine = str(self._transfer.engine_id)
         self.access = CacheAccess(
             settings=settings,
             engine=engine,
@@ -80,6 +81,9 @@ class EngineStart:
             load_always=self._settings.load_policy == "always",
             promote_wait_s=self._settings.promote_deadline,
             event_kinds=vllm_compat.group_kinds(self._cache) if vllm_compat.wants_events(self._config) else None,
+            arrival_wait_s=self._settings.arrival_deadline,
+            saves=self._saves,
+            hands_over=not self._transfer.is_kv_consumer,
             save_policy=self._settings.save_policy,
             traces_endpoint=self._config.observability_config.otlp_traces_endpoint,
             has_prefix_cache=bool(self._config.cache_config.enable_prefix_caching),
@@ -114,10 +118,14 @@ class EngineStart:
     def open_for_scheduler(
         self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
     ) -> Client:
-        stock_slots = plan_stock(
-            engine.groups,
-            step_tokens=self._config.scheduler_config.max_num_batched_tokens,
-            steps_under_way=vllm_compat.steps_under_way(self._config),
+        stock_slots = (
+            plan_stock(
+                engine.groups,
+                step_tokens=self._config.scheduler_config.max_num_batched_tokens,
+                steps_under_way=vllm_compat.steps_under_way(self._config),
+            )
+            if self._saves
+            else ()
         )
         is_first = not self._fingerprint
         client = self._open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
@@ -135,6 +143,11 @@ class EngineStart:
             return self.access.open(register, **given)
         access = replace(self.access, engine=f"{self.access.engine} {register.fingerprint.hex()[:_SHOWN_DIGITS]}")
         return access.open(register, **given, waits=False)
+
+    @property
+    def _saves(self) -> bool:
+        """An engine that only decodes takes no slots."""
+        return bool(self._transfer.is_kv_producer)
 
     def _start_private(self) -> None:
         # Who opens it meets what is wrong again, and then it is the engine's to hear.

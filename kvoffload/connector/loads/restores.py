@@ -15,6 +15,7 @@ from kvoffload.client import FarTerms, PendingAcquire
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.loads.admission import LoadAdmission
+from kvoffload.connector.loads.arrivals import Arrivals
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import MissReason, PromptNotes
@@ -46,6 +47,8 @@ class RestoreTerms:
     """Whatever is there, also where computing it takes less time."""
     promote_wait_s: float = 0.0
     """How long a request waits for what lies below the server's memory."""
+    arrival_wait_s: float = 0.0
+    """How long it waits for what another engine is saving for it."""
 
 
 @dataclass(eq=False)
@@ -108,6 +111,7 @@ class Restores:
         self.notes = notes
         self._is_ready = is_ready
         self._engine_prefix = EnginePrefix(pool, groups)
+        self._arrivals = Arrivals(cache, groups, wait_s=terms.arrival_wait_s, measures=self._measures, clock=clock)
         self.admission = LoadAdmission([rule.block_size for rule in groups.rules])
         self.questions: dict[str, _Question] = {}
         self.loads: dict[str, _Load] = {}
@@ -151,6 +155,8 @@ class Restores:
         if not tracked.may_load or len(self.questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
+        if self._arrivals.are_awaited(tracked, local=0, limit=limit):
+            return
         if self._cache.has_tiers:
             local = self._engine_prefix.find(tracked.request.block_hashes, limit)
             if local < limit:
@@ -168,6 +174,8 @@ class Restores:
             return None
         if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
+        if self._arrivals.are_awaited(tracked, local=local, limit=self._find_limit(tracked, local)):
+            return None
         question = self.questions.get(request_id)
         if question is None or not self._holds(question, tracked, local, version):
             question = self._ask_anew(tracked, local, version)
@@ -178,9 +186,7 @@ class Restores:
             question = self._ask_anew(tracked, local, version)
             if not self._is_answered(question, tracked, local, version):
                 return None
-        if question.miss is not None:
-            return 0
-        return self._promise(question, tracked, local)
+        return 0 if question.miss is not None else self._promise(question, tracked, local)
 
     def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
         """The engine has allocated blocks for the hit that `match` reported, or for the beginning of it: the job is
@@ -334,7 +340,7 @@ class Restores:
             limit = self._drop_last(tracked, limit)
         far = None
         if self._cache.has_tiers and self.terms.promote_wait_s and not tracked.was_promoted:
-            token_ns = 0 if self.terms.always else self._judge.token_ns
+            token_ns = 0 if self._is_always_loaded(tracked) else self._judge.token_ns
             far = FarTerms(wait_s=self.terms.promote_wait_s, token_ns=token_ns)
             tracked.was_promoted = True
         pending = self._cache.start_acquire(
@@ -414,7 +420,10 @@ class Restores:
         if self.admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
             return False  # the null block is nobody's
         if question.room_until_s is None:
-            question.room_until_s = self._clock() + tokens * self._judge.token_ns / 1e9
+            wait_s = tokens * self._judge.token_ns / 1e9
+            if tracked.terms.expect_tokens:
+                wait_s = max(wait_s, self.terms.arrival_wait_s)
+            question.room_until_s = self._clock() + wait_s
         if self._clock() >= question.room_until_s:
             return False
         self._next = self._next or question
@@ -447,7 +456,7 @@ class Restores:
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
-        if self.terms.always:
+        if self._is_always_loaded(tracked):
             return None
         size_bytes = 0
         for leased, rule, stored_bytes in zip(found.groups, self._groups.rules, self._groups.stored_bytes, strict=True):
@@ -456,6 +465,10 @@ class Restores:
         rest = question.num_tokens - found.boundary
         is_faster = self._judge.favours_load(found.boundary - local, size_bytes, rest=rest)
         return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
+
+    def _is_always_loaded(self, tracked: TrackedRequest) -> bool:
+        """What was computed for this request elsewhere is not to be computed here, however fast that would be."""
+        return self.terms.always or tracked.terms.expect_tokens > 0
 
     def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason:
         pending = question.pending

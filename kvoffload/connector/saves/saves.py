@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import Publication, ReservedSlots
+from kvoffload.cache import Ask, Publication, ReservedSlots
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
@@ -251,6 +251,18 @@ class Saves:
             for one in self.policy.choose(self._collect(tracked, computed, tables)):
                 self._pin_ended(one)
 
+    def find_saved(self, tracked: TrackedRequest) -> int:
+        """Returns how many tokens of a request that has ended are saved, or on their way."""
+        if not self._may_save(tracked):
+            return 0
+        most = min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.lost_from)
+        tokens = self.groups.align(most)
+        if not self.groups.with_states or not tokens:
+            return tokens
+        # Where states are is up to the engine, and what it had itself it does not hand off again.
+        there = self._cache.find_boundary(Ask(tracked.chain.data, limit=tokens, alignment=self.groups.alignment))
+        return max(there, self.groups.align(min(tokens, tracked.progress.states_end)))
+
     def end_jobs(self, report: WorkerReport) -> None:
         """Takes what ranks have done since the last report. The last rank's word publishes, or aborts if any rank
         failed."""
@@ -398,11 +410,20 @@ class Saves:
         if len(blocks) > room:
             if not self.policy.keep([candidates]):
                 self._measures.count("kvoffload_dropped_saves_total", len(blocks) - room, reason="no_pin")
+                self._note_lost(candidates, room)
             candidates = candidates.keep_first(room)
             blocks = blocks[:room]
         if blocks:
             self._pins.pin(blocks)
             self._ended.append(candidates)
+
+    def _note_lost(self, candidates: Candidates, room: int) -> None:
+        """Without a block of a window its boundary is lost; what lies before it was saved for other boundaries."""
+        at = 0
+        if candidates.group in self.groups.prefixes:
+            at = candidates.positions[int(np.flatnonzero(candidates.blocks != NULL_BLOCK)[room])]
+        tokens = at * self.groups.rules[candidates.group].block_size
+        candidates.tracked.lost_from = min(candidates.tracked.lost_from, tokens)
 
     def _take_ended(self) -> list[Candidates]:
         """Takes what ended requests have left, without its pins: nothing takes a block before this returns to the

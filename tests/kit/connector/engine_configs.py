@@ -120,7 +120,9 @@ class AttentionLayer:
         vars(self).update(more)
 
 
-def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, Any] | None = None) -> Any:
+def make_vllm_config(
+    *, extra: dict[str, Any] | None = None, layers: dict[str, Any] | None = None, role: str = "kv_both"
+) -> Any:
     """Returns as much of VllmConfig as the connector reads. Each part may be changed afterwards."""
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -159,7 +161,7 @@ def make_vllm_config(*, extra: dict[str, Any] | None = None, layers: dict[str, A
         kv_events_config=None,
         kv_transfer_config=KVTransferConfig(
             kv_connector="KVOffloadConnector",
-            kv_role="kv_both",
+            kv_role=role,
             kv_connector_extra_config={"memory": "64MiB", **(extra or {})},
         ),
     )

@@ -85,6 +85,7 @@ class LocalClient:
         """Nothing more is to be had without displacing something, whatever there is."""
         self.has_tiers = False
         """(local, limit) of everything that a server would have heard."""
+        self.prefetched: list[tuple[int, int]] = []
         self.published: list[Published] = []
         self.aborted: list[ReservedSlots] = []
         self.notes: list[PromptNote] = []
@@ -190,6 +191,9 @@ class LocalClient:
         if self.answers_when_waited:
             self.answer()
         return pending.found
+
+    def prefetch(self, ask: Ask) -> None:
+        self.prefetched.append((ask.local, ask.limit))
 
     def cancel(self, pending: PendingAcquire) -> None:
         if pending.request is not None:

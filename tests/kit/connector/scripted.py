@@ -137,6 +137,7 @@ class ScriptedEngine:
         memory: CacheTerms = MEMORY,
         retention_interval: int | None = None,
         extra: dict[str, Any] | None = None,
+        role: str = "kv_both",
         round_steps: int = 1,
         gathered_tokens: int = 1,
         max_model_len: int = 256,
@@ -164,7 +165,7 @@ class ScriptedEngine:
         )
         self.pool = self.manager.block_pool
         self.now_s = 0.0
-        self.vllm_config = make_vllm_config(extra=extra)
+        self.vllm_config = make_vllm_config(extra=extra, role=role)
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
         self.vllm_config.speculative_config = SimpleNamespace(
             num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
@@ -209,6 +210,8 @@ class ScriptedEngine:
         self.requests: dict[str, Request] = {}
         self.loading: dict[str, Request] = {}
         self.all_free = self.pool.get_num_free_blocks()
+        self.told: dict[str, dict[str, Any] | None] = {}
+        """By request that has ended: what goes to the client with its answer."""
         self._scheduled: dict[str, int] = {}
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
@@ -397,8 +400,8 @@ class ScriptedEngine:
         self._scheduled.pop(request.request_id, None)
         self.manager.remove_skipped_blocks(request.request_id, request.num_computed_tokens)
         blocks = self.manager.get_block_ids_for_computed_tokens(request.request_id, request.num_computed_tokens)
-        answer = self.connector.request_finished_all_groups(request, blocks)
-        assert answer == (False, None)
+        is_delayed, self.told[request.request_id] = self.connector.request_finished_all_groups(request, blocks)
+        assert not is_delayed
         if request.request_id not in self.loading:
             self.manager.free(request)
 

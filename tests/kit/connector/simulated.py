@@ -26,6 +26,8 @@ MAX_RUNNING = 6
 MAX_CHUNK = 24
 PATIENCE_STEPS = 500
 COPY_TIMEOUT_S = 60.0
+EXPECTING = 0.1
+"""This share of requests."""
 
 
 class NothingMovesError(AssertionError):
@@ -96,7 +98,9 @@ class SimulatedEngine(ScriptedEngine):
 
     def come(self, tokens: list[int], decode: int) -> None:
         self.arrived += 1
-        request = self.arrive(f"r{self.arrived}", tokens)
+        # Somebody says of some that they are being computed elsewhere; of what does not come they wait in vain.
+        wishes = {"expect_tokens": len(tokens)} if self.random.random() < EXPECTING else {}
+        request = self.arrive(f"r{self.arrived}", tokens, **wishes)
         self.to_decode[request.request_id] = decode
         self.waiting.append(request)
 

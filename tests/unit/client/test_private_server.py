@@ -218,6 +218,7 @@ NOT_SERVED = {
     # Of the engine's own processes.
     *(
         "promote_deadline",
+        "arrival_deadline",
         "save_policy",
         "load_policy",
         "whole_prompts",

@@ -26,6 +26,7 @@ def test_settings_are_frozen() -> None:
         ("remote_timeout", "10ms", "60s"),
         ("remote_connections", 1, 64),
         ("promote_deadline", "0s", "60s"),
+        ("arrival_deadline", "0s", "60s"),
         ("valkey_ttl", "0s", "8760h"),
     ],
 )

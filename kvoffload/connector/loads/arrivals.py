@@ -1,0 +1,65 @@
+"""Prompts that another engine has computed: a request waits while their blocks are on the way to the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvoffload.cache import Ask
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.tracked_request import TrackedRequest
+
+LOOK_S = 0.05
+"""How often slower tiers are asked for what a request waits for. Memory is looked at whenever the engine asks."""
+
+
+class Arrivals:
+    """Owned by the scheduler's thread. A request that expects tokens waits for them once, `wait_s` from its arrival at
+    most; after that what has come is used, and the rest is computed."""
+
+    def __init__(
+        self,
+        cache: CacheClient,
+        groups: GroupTable,
+        *,
+        wait_s: float,
+        measures: Measures,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._groups = groups
+        self._wait_s = wait_s
+        self._measures = measures
+        self._clock = clock
+
+    def are_awaited(self, tracked: TrackedRequest, *, local: int, limit: int) -> bool:
+        """Says whether to ask for the request again later. A hit of it has `limit` tokens at most, of which the engine
+        has `local` itself."""
+        if tracked.has_arrived or not tracked.terms.expect_tokens:
+            return False
+        end = self._find_end(tracked, limit)
+        if end <= local:
+            return False
+        now_s = self._clock()
+        if tracked.awaited_since_s is None:
+            tracked.awaited_since_s = now_s
+        waited_s = now_s - tracked.awaited_since_s
+        ask = Ask(tracked.chain.data, local=local, limit=end, alignment=self._groups.alignment)
+        is_there = self._cache.find_boundary(ask) >= end
+        if not is_there and waited_s < self._wait_s and self._cache.is_served:
+            if self._cache.has_tiers and now_s >= tracked.looks_again_s:
+                tracked.looks_again_s = now_s + LOOK_S
+                self._cache.prefetch(ask)
+            return True
+        tracked.has_arrived = True
+        self._measures.count("kvoffload_arrivals_total", outcome="arrived" if is_there else "late")
+        self._measures.observe("kvoffload_arrival_seconds", waited_s)
+        return False
+
+    def _find_end(self, tracked: TrackedRequest, limit: int) -> int:
+        """Where what the request can use ends: where a draft model costs the last block of a hit, that has to be there
+        as well."""
+        most = limit + (self._groups.dropped_tokens if self._groups.is_all_prefix else 0)
+        return self._groups.align(min(tracked.terms.expect_tokens, most, tracked.chain.tokens))
